@@ -1,0 +1,78 @@
+//! Segue's TOML file as types, and every mistake in it by line and column.
+//!
+//! For: turning a file, the `SEGUE__SECTION__KEY` variables and the host's name into one [`Config`], checked as a whole
+//! before anything is bound or connected. Not for: carrying settings out, reading the files that settings name, or
+//! watching the file for changes.
+//!
+//! ```text
+//! text + variables ──(raw, keys)──► values with their places ──(reader, units)──► types ──(validate)──► Config
+//!                        └─────────────────────┴── problems, all of them ──────────────────┴──► Errors
+//! ```
+//!
+//! What must stay true: [`parse`] is pure and panics on no input; it reports all mistakes of one reading together; a
+//! setting is refused or obeyed, never ignored. `segue.example.toml` beside this crate explains each key and shows its
+//! default; a test keeps the two equal.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod error;
+mod keys;
+mod raw;
+mod reader;
+mod units;
+mod validate;
+mod validated;
+
+pub use error::{Errors, LoadError, Problem};
+pub use validated::{
+    Admin, Config, Coordinator, Credentials, Drain, Hash, Hooks, KeySource, Limits, Log, LogFormat, LogLevel, Mode,
+    OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Pod, Protocol, Router, Stash, Store, StoreKind, Strategy,
+    Upstream,
+};
+
+use std::path::Path;
+
+/// Checks `text` and the variables among `env` that begin with `SEGUE__`.
+///
+/// `file_name` is only used in the places of problems. `hostname` names the roles that the file leaves without a name.
+///
+/// # Errors
+///
+/// Every mistake of the text, of the variables and of the relations between settings, in the order of the file. After a
+/// mistake that leaves the rest of the file in doubt, such as a section header without its `]`, only what comes before
+/// it is judged.
+pub fn parse(
+    file_name: &str,
+    text: &str,
+    env: impl IntoIterator<Item = (String, String)>,
+    hostname: &str,
+) -> Result<Config, Errors> {
+    let (raw, reading) = raw::Raw::read(file_name, text, env);
+    let (config, mut problems) = validate::config(&raw, hostname);
+    if let Some(line) = reading.doubtful_from {
+        problems.retain(|problem| problem.is_before(line));
+    }
+    problems.extend(reading.problems);
+    if problems.is_empty() { Ok(config) } else { Err(Errors::new(problems)) }
+}
+
+/// Reads the file at `path`, with this process's environment and this host's name, and checks it as [`parse`] does.
+///
+/// # Errors
+///
+/// The file cannot be read or is not UTF-8, or it says something wrong.
+pub fn load(path: impl AsRef<Path>) -> Result<Config, LoadError> {
+    let path = path.as_ref();
+    let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+    // Lossy, because a variable of ours that is not UTF-8 should be reported like any other bad value, and
+    // `std::env::vars` panics on a foreign one.
+    let env = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
+    Ok(parse(&path.display().to_string(), &text, env, &hostname())?)
+}
+
+/// The host's name; empty if there is none, which only matters to a role without a name of its own.
+fn hostname() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
+    name.unwrap_or_default().trim().to_owned()
+}

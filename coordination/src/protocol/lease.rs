@@ -1,0 +1,55 @@
+//! How long a participant may trust its lease, by its own clock alone.
+//!
+//! Pure arithmetic on microseconds of one monotonic clock. The promise: whoever asks before acting never acts on a lease
+//! that the store may already have ended. A keepalive counts from when it was *sent*, since the store may have renewed
+//! the lease then and no earlier. Trust ends a third of the TTL before the lease can, so that work begun in time has
+//! that third to end.
+
+/// A lease's times, in microseconds of the participant's monotonic clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LeaseTimes {
+    /// New work may begin before this moment.
+    pub trusted_until: u64,
+    /// The lease stands at least until this moment: nothing may take effect after it.
+    pub stands_until: u64,
+}
+
+impl LeaseTimes {
+    /// The times of a lease of `ttl` microseconds whose last confirmed keepalive (or grant) was sent at `sent`.
+    pub fn confirmed(sent: u64, ttl: u64) -> Self {
+        LeaseTimes {
+            trusted_until: sent.saturating_add(ttl / 3 * 2),
+            stands_until: sent.saturating_add(ttl),
+        }
+    }
+}
+
+/// When the next keepalive is due: a sixth of the TTL after the last one was sent, so that three may be lost in a row
+/// and a fourth still arrives within the trusted two thirds.
+pub fn keepalive_interval(ttl: u64) -> u64 {
+    ttl / 6
+}
+
+/// Whether the participant's loop has made progress lately enough for its lease to be kept alive. A loop that is stuck
+/// for half the TTL gives its lease up; with the margin of [`LeaseTimes`] it fences before the lease ends.
+pub fn has_made_progress(now: u64, last_progress: u64, ttl: u64) -> bool {
+    now.saturating_sub(last_progress) <= ttl / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trust_counts_from_when_the_keepalive_was_sent_and_ends_a_third_before_the_lease() {
+        let times = LeaseTimes::confirmed(1_000_000, 15_000_000);
+        assert_eq!(times.trusted_until, 11_000_000);
+        assert_eq!(times.stands_until, 16_000_000);
+    }
+
+    #[test]
+    fn three_lost_keepalives_do_not_cost_the_lease() {
+        let ttl = 15_000_000;
+        assert!(3 * keepalive_interval(ttl) < LeaseTimes::confirmed(0, ttl).trusted_until);
+    }
+}

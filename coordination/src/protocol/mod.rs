@@ -1,0 +1,9 @@
+//! The handoff protocol as decisions: pure functions over a [`View`](view::View) of the store, and the transactions they
+//! want. No I/O, no clock, no task; the shells carry out what these say.
+
+pub mod advance;
+pub mod lease;
+pub mod pod;
+pub mod records;
+pub mod router;
+pub mod view;

@@ -1,0 +1,169 @@
+//! What a pod must do with a partition, and which epoch it may accept requests of.
+//!
+//! Pure and level-triggered, like [`router`](super::router): a shell compares the [`Duty`] with what it is doing and
+//! makes the two agree. Promise: at any revision at most one pod is told to serve a partition, and an old owner is told
+//! to refuse before a new one is told to serve.
+
+use super::advance::old_confirms;
+use super::records::{Epoch, Handoff, Mode, Phase, PodAckKind};
+use super::view::{Stamped, View};
+use crate::store::data::{Compare, Op, Revision, Txn};
+use crate::store::keys::Partition;
+
+/// What a pod has to do with a partition now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Duty {
+    /// Nothing: it neither owns the partition nor is it to get it. State that it holds can go.
+    Idle,
+    /// Copy the state, then move the handoff to `Ready` ([`warmed`]).
+    Warm {
+        /// The handoff.
+        handoff: Revision,
+        /// The epoch that the pod will have.
+        epoch: Epoch,
+    },
+    /// Keep what was copied; others are at work.
+    Stand {
+        /// The handoff.
+        handoff: Revision,
+        /// The epoch that the pod will have.
+        epoch: Epoch,
+    },
+    /// The log is at rest: read what is missing, then say `synced`.
+    Sync {
+        /// The handoff.
+        handoff: Revision,
+        /// The epoch that the pod will have.
+        epoch: Epoch,
+    },
+    /// Accept requests that carry this epoch.
+    Serve {
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// `independent` mode: read the tail, then accept requests that carry this epoch.
+    SyncAndServe {
+        /// The handoff.
+        handoff: Revision,
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// Refuse new requests, let what goes on end, then say `drained`.
+    Drain {
+        /// The handoff.
+        handoff: Revision,
+        /// The epoch that ends.
+        epoch: Epoch,
+    },
+    /// Let go of the state, then say `released`.
+    Release {
+        /// The handoff.
+        handoff: Revision,
+    },
+}
+
+/// What the pod `me`, in the life `incarnation`, has to do with a partition.
+pub fn duty(view: &View, me: &str, incarnation: Revision, partition: Partition) -> Duty {
+    let Some(record) = view.live_pod(me, incarnation) else {
+        return Duty::Idle;
+    };
+    if view.is_malformed(partition) {
+        return Duty::Idle;
+    }
+    let assigned = view
+        .assignments
+        .get(&partition)
+        .map(|assignment| &assignment.value)
+        .filter(|assignment| assignment.owner == me && assignment.incarnation == incarnation);
+    let Some(Stamped {
+        create_revision: handoff,
+        value,
+        ..
+    }) = view.handoffs.get(&partition)
+    else {
+        return assigned.map_or(Duty::Idle, |assignment| Duty::Serve {
+            epoch: assignment.epoch,
+        });
+    };
+    let (handoff, epoch) = (*handoff, value.epoch);
+    let is_new = value.new_owner == me && value.new_incarnation == incarnation;
+    let is_old = value.old_owner.as_deref() == Some(me) && value.old_incarnation == incarnation;
+    let said = |kind| view.pod_ack(partition, me, kind, handoff).is_some();
+    match (value.phase, value.mode) {
+        (Phase::Warming, _) if is_new => Duty::Warm { handoff, epoch },
+        (Phase::Ready, Mode::Independent) if is_new && value.old_owner.is_some() => {
+            if record.capabilities.sync {
+                Duty::SyncAndServe { handoff, epoch }
+            } else {
+                Duty::Serve { epoch }
+            }
+        }
+        (Phase::Syncing, _) if is_new => {
+            let due = record.capabilities.sync && !said(PodAckKind::Synced) && log_at_rest(view, value, handoff);
+            if due {
+                Duty::Sync { handoff, epoch }
+            } else {
+                Duty::Stand { handoff, epoch }
+            }
+        }
+        (Phase::Ready, _) if is_new => Duty::Stand { handoff, epoch },
+        (Phase::Syncing, _) if is_old && record.capabilities.drained => match assigned {
+            Some(assignment) => Duty::Drain {
+                handoff,
+                epoch: assignment.epoch,
+            },
+            None => Duty::Idle,
+        },
+        (Phase::Switching, _) if is_old => Duty::Stand { handoff, epoch },
+        (Phase::Complete, _) if is_old && record.capabilities.released && !said(PodAckKind::Released) => {
+            Duty::Release { handoff }
+        }
+        _ => assigned.map_or(Duty::Idle, |assignment| Duty::Serve {
+            epoch: assignment.epoch,
+        }),
+    }
+}
+
+/// The transaction by which a new owner says that it is warm: `Warming` → `Ready`. `None` if there is no such handoff.
+pub fn warmed(
+    view: &View,
+    me: &str,
+    incarnation: Revision,
+    handoff: Revision,
+    partition: Partition,
+    now: u64,
+) -> Option<Txn> {
+    let record = view
+        .handoffs
+        .get(&partition)
+        .filter(|record| record.create_revision == handoff)?;
+    if record.value.phase != Phase::Warming {
+        return None;
+    }
+    let ready = Handoff {
+        phase: Phase::Ready,
+        phase_entered_at: now,
+        ..record.value.clone()
+    };
+    let key = view.keys().handoff(partition);
+    Some(Txn {
+        when: vec![
+            Compare::unchanged_since(key.clone(), record.mod_revision),
+            Compare::created_at(view.keys().pod(me), incarnation),
+        ],
+        then: vec![Op::Put {
+            key,
+            value: super::records::encode(&ready),
+            lease: None,
+        }],
+        otherwise: None,
+    })
+}
+
+/// Whether nobody appends to the partition's log any more: the old owner has said so, is dead, or cannot say.
+fn log_at_rest(view: &View, handoff: &Handoff, id: Revision) -> bool {
+    let Some(old) = handoff.old_owner.as_deref().filter(|_| old_confirms(view, handoff)) else {
+        return true;
+    };
+    view.pod_ack(handoff.partition, old, PodAckKind::Drained, id).is_some()
+}

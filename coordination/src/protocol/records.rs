@@ -1,0 +1,415 @@
+//! The values that stand in the store, as JSON: who is there, who owns what, what moves, who has acknowledged.
+//!
+//! Readers ignore fields that they do not know and give absent ones their default, so that versions can be mixed.
+//! Timestamps are Unix milliseconds, for people only: no decision compares the clocks of two machines.
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::data::Revision;
+use crate::store::keys::Partition;
+
+/// The number of an ownership. Grows with every change of owner; never reused; a fencing token.
+pub type Epoch = u64;
+
+/// `config`: what belongs to the keyspace itself.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KeyspaceConfig {
+    /// Partitions are numbered `0..partitions`. May grow, never shrink.
+    pub partitions: u32,
+}
+
+/// A non-negative factor, kept in thousandths so that views can be compared and hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "f64", into = "f64")]
+pub struct Thousandths(pub u32);
+
+impl From<f64> for Thousandths {
+    fn from(value: f64) -> Self {
+        // The cast saturates, and takes NaN to 0.
+        Thousandths((value * 1000.0).round() as u32)
+    }
+}
+
+impl From<Thousandths> for f64 {
+    fn from(value: Thousandths) -> f64 {
+        f64::from(value.0) / 1000.0
+    }
+}
+
+/// Whether a pod takes partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum PodStatus {
+    /// It does.
+    #[default]
+    Ready,
+    /// It gives up what it has and gets no more.
+    Draining,
+}
+
+/// What a pod is able to do in a handoff; on the wire a list of the names of those that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(from = "Vec<String>", into = "Vec<String>")]
+pub struct Capabilities {
+    /// As a new owner it reads the tail of the log and says `synced`.
+    pub sync: bool,
+    /// As an old owner it refuses the partition, ends what it works on and says `drained`.
+    pub drained: bool,
+    /// It says `released` once it has let go of a partition's state.
+    pub released: bool,
+    /// It refuses requests of another epoch, and all of them past its lease clock.
+    pub fence: bool,
+}
+
+impl Capabilities {
+    /// All four.
+    pub const ALL: Capabilities = Capabilities {
+        sync: true,
+        drained: true,
+        released: true,
+        fence: true,
+    };
+}
+
+impl From<Vec<String>> for Capabilities {
+    fn from(names: Vec<String>) -> Self {
+        let has = |name: &str| names.iter().any(|have| have == name);
+        Capabilities {
+            sync: has("sync"),
+            drained: has("drained"),
+            released: has("released"),
+            fence: has("fence"),
+        }
+    }
+}
+
+impl From<Capabilities> for Vec<String> {
+    fn from(have: Capabilities) -> Self {
+        [
+            ("sync", have.sync),
+            ("drained", have.drained),
+            ("released", have.released),
+            ("fence", have.fence),
+        ]
+        .into_iter()
+        .filter(|(_, has)| *has)
+        .map(|(name, _)| name.to_owned())
+        .collect()
+    }
+}
+
+/// `pods/{pod}`, leased: a pod's registration. Its `create_revision` is the pod's incarnation.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PodRecord {
+    /// The pod's name, as in the key.
+    pub pod_name: String,
+    /// Where routers reach it: `host:port`.
+    pub address: String,
+    /// Whether it takes partitions.
+    #[serde(default)]
+    pub status: PodStatus,
+    /// For people.
+    #[serde(default)]
+    pub registered_at: u64,
+    /// For people: when the record was last written. That the pod lives is shown by its lease, not by this.
+    #[serde(default)]
+    pub last_heartbeat: u64,
+    /// Its share of the partitions relative to the others'; 1.0 is usual.
+    #[serde(default = "unit_weight")]
+    pub weight: Thousandths,
+    /// Where it runs.
+    #[serde(default)]
+    pub zone: Option<String>,
+    /// How busy it says it is.
+    #[serde(default)]
+    pub load: Option<Thousandths>,
+    /// What it can do in a handoff.
+    #[serde(default)]
+    pub capabilities: Capabilities,
+}
+
+fn unit_weight() -> Thousandths {
+    Thousandths(1000)
+}
+
+/// `routers/{router}`, leased: a router's registration.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RouterRecord {
+    /// The router's name, as in the key.
+    pub router_name: String,
+    /// For people.
+    #[serde(default)]
+    pub registered_at: u64,
+    /// For people.
+    #[serde(default)]
+    pub last_heartbeat: u64,
+}
+
+/// The state of an assignment. There is one; the field leaves room for more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum AssignmentStatus {
+    /// The owner serves the partition.
+    #[default]
+    Active,
+}
+
+/// `assignments/{partition}`: who owns a partition.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Assignment {
+    /// The partition, as in the key.
+    pub partition: Partition,
+    /// The owning pod.
+    pub owner: String,
+    /// Which life of that pod: a pod of this name with another incarnation does not own the partition.
+    pub incarnation: Revision,
+    /// Always `Active`.
+    #[serde(default)]
+    pub status: AssignmentStatus,
+    /// The number of this ownership.
+    pub epoch: Epoch,
+}
+
+/// Where a handoff is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Phase {
+    /// The new owner copies state while the old one serves.
+    Warming,
+    /// Routers stop, stash and drain.
+    Ready,
+    /// The old owner confirms that it has ended, the new one reads the tail.
+    Syncing,
+    /// The assignment has flipped; routers switch and flush. No way back.
+    Switching,
+    /// All routers have cut over; the old owner releases.
+    Complete,
+}
+
+impl Phase {
+    /// Every phase, in order.
+    pub const ALL: [Phase; 5] = [
+        Phase::Warming,
+        Phase::Ready,
+        Phase::Syncing,
+        Phase::Switching,
+        Phase::Complete,
+    ];
+
+    /// The phase as metrics and logs name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Phase::Warming => "Warming",
+            Phase::Ready => "Ready",
+            Phase::Syncing => "Syncing",
+            Phase::Switching => "Switching",
+            Phase::Complete => "Complete",
+        }
+    }
+}
+
+/// Whether routers wait for each other before they switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// All routers drain before any of them switches. The default and the promise.
+    #[default]
+    Barrier,
+    /// Each router switches by itself; for a site with one router only.
+    Independent,
+}
+
+/// `handoffs/{partition}`: one move of one partition. Its identity is the `create_revision` of its key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Handoff {
+    /// The partition, as in the key.
+    pub partition: Partition,
+    /// Who gives the partition up; `None` for the very first placement.
+    #[serde(default)]
+    pub old_owner: Option<String>,
+    /// Which life of the old owner; 0 without one.
+    #[serde(default)]
+    pub old_incarnation: Revision,
+    /// Who gets it.
+    pub new_owner: String,
+    /// Which life of the new owner.
+    pub new_incarnation: Revision,
+    /// Where the move is.
+    pub phase: Phase,
+    /// The epoch that the new owner will have.
+    pub epoch: Epoch,
+    /// How routers cut over.
+    #[serde(default)]
+    pub mode: Mode,
+    /// For people.
+    #[serde(default)]
+    pub started_at: u64,
+    /// For people.
+    #[serde(default)]
+    pub phase_entered_at: u64,
+    /// Why the move was planned, in words.
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// `handoff_drains/{partition}/{router}`: nothing of the partition is in flight through this router any more.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RouterDrainedAck {
+    /// The router, as in the key.
+    pub router_name: String,
+    /// The partition, as in the key.
+    pub partition: Partition,
+    /// The handoff that this is for.
+    pub handoff: Revision,
+    /// For people.
+    #[serde(default)]
+    pub acked_at: u64,
+    /// How many exchanges were severed to get there.
+    #[serde(default)]
+    pub severed: u64,
+    /// The drain did not end and severing would not be safe: the router asks for the handoff to be cancelled.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gave_up: bool,
+}
+
+/// `handoff_acks/{partition}/{router}`: this router routes to the new owner and has flushed its stash.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RouterCutoverAck {
+    /// The router, as in the key.
+    pub router_name: String,
+    /// The partition, as in the key.
+    pub partition: Partition,
+    /// The handoff that this is for.
+    pub handoff: Revision,
+    /// For people.
+    #[serde(default)]
+    pub acked_at: u64,
+    /// How many requests waited in the stash.
+    #[serde(default)]
+    pub stashed: u64,
+    /// From the stop until nothing was in flight, microseconds.
+    #[serde(default)]
+    pub drain_us: u64,
+    /// From the stop until the first request could reach the new owner, microseconds.
+    #[serde(default)]
+    pub pause_us: u64,
+    /// From the switch until the stash was empty and the gate open, microseconds.
+    #[serde(default)]
+    pub flush_us: u64,
+}
+
+/// What a pod can say about a handoff.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PodAckKind {
+    /// The old owner: I refuse the partition and nothing of it goes on in me.
+    Drained,
+    /// The new owner: I have read the log to its end.
+    Synced,
+    /// The old owner: I have let go of the state.
+    Released,
+}
+
+impl PodAckKind {
+    /// The last part of the ack's key.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PodAckKind::Drained => "drained",
+            PodAckKind::Synced => "synced",
+            PodAckKind::Released => "released",
+        }
+    }
+
+    /// The inverse of [`as_str`](Self::as_str).
+    pub fn parse(name: &str) -> Option<Self> {
+        [PodAckKind::Drained, PodAckKind::Synced, PodAckKind::Released]
+            .into_iter()
+            .find(|kind| kind.as_str() == name)
+    }
+}
+
+/// `pod_acks/{partition}/{pod}/{ack}`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PodAck {
+    /// The pod, as in the key.
+    pub pod_name: String,
+    /// The partition, as in the key.
+    pub partition: Partition,
+    /// The handoff that this is for.
+    pub handoff: Revision,
+    /// What it says.
+    pub ack: PodAckKind,
+    /// For people.
+    #[serde(default)]
+    pub acked_at: u64,
+}
+
+/// `coordinator/leader`, leased: who leads.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Leader {
+    /// The coordinator's name.
+    pub holder: String,
+    /// Its lease.
+    #[serde(default)]
+    pub lease_id: i64,
+}
+
+/// A record as JSON, ready to be put.
+pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    // Records are structs of numbers, strings and lists with string keys: serialising them to memory has no way to fail.
+    serde_json::to_vec(record).expect("a record serialises")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_says_little_gets_the_defaults() {
+        let pod: PodRecord = serde_json::from_str(
+            r#"{"pod_name":"w","address":"10.0.0.1:80","capabilities":["fence","teleport"],"news":1}"#,
+        )
+        .unwrap();
+        assert_eq!(pod.weight, Thousandths(1000));
+        assert_eq!(pod.status, PodStatus::Ready);
+        assert_eq!(
+            pod.capabilities,
+            Capabilities {
+                fence: true,
+                ..Capabilities::default()
+            }
+        );
+    }
+
+    #[test]
+    fn records_have_the_wire_form_of_the_protocol() {
+        let handoff = Handoff {
+            partition: 7,
+            old_owner: None,
+            old_incarnation: 0,
+            new_owner: "w-1".into(),
+            new_incarnation: 12,
+            phase: Phase::Warming,
+            epoch: 3,
+            mode: Mode::Barrier,
+            started_at: 1,
+            phase_entered_at: 2,
+            reason: "first placement".into(),
+        };
+        assert_eq!(
+            String::from_utf8(encode(&handoff)).unwrap(),
+            r#"{"partition":7,"old_owner":null,"old_incarnation":0,"new_owner":"w-1","new_incarnation":12,"phase":"Warming","epoch":3,"mode":"barrier","started_at":1,"phase_entered_at":2,"reason":"first placement"}"#
+        );
+        assert_eq!(
+            serde_json::to_string(&Capabilities::ALL).unwrap(),
+            r#"["sync","drained","released","fence"]"#
+        );
+    }
+
+    #[test]
+    fn odd_weights_become_numbers_that_planning_can_use() {
+        for (text, expected) in [("0.5", 500), ("-3", 0), ("1e300", u32::MAX)] {
+            assert_eq!(
+                serde_json::from_str::<Thousandths>(text).unwrap(),
+                Thousandths(expected)
+            );
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! etcd.
+/// etcd.
+#[derive(Debug)]
+pub struct EtcdStore;

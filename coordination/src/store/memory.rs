@@ -1,0 +1,4 @@
+//! The embedded store.
+/// The embedded store.
+#[derive(Debug)]
+pub struct MemoryStore;
