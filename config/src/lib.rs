@@ -39,21 +39,22 @@ use std::path::Path;
 /// # Errors
 ///
 /// Every mistake of the text, of the variables and of the relations between settings, in the order of the file. After a
-/// mistake that leaves the rest of the file in doubt, such as a section header without its `]`, only what comes before
-/// it is judged.
+/// mistake that leaves the rest of the file in doubt, such as a section header without its `]`, only the single
+/// values in front of it are judged.
 pub fn parse(
     file_name: &str,
     text: &str,
     env: impl IntoIterator<Item = (String, String)>,
     hostname: &str,
 ) -> Result<Config, Errors> {
-    let (raw, reading) = raw::Raw::read(file_name, text, env);
-    let (config, mut problems) = validate::config(&raw, hostname);
-    if let Some(line) = reading.doubtful_from {
-        problems.retain(|problem| problem.is_before(line));
+    let (raw, mut problems) = raw::Raw::read(file_name, text, env);
+    let (config, invalid) = validate::config(&raw, hostname);
+    problems.extend(invalid);
+    if problems.is_empty() {
+        Ok(config)
+    } else {
+        Err(Errors::new(problems))
     }
-    problems.extend(reading.problems);
-    if problems.is_empty() { Ok(config) } else { Err(Errors::new(problems)) }
 }
 
 /// Reads the file at `path`, with this process's environment and this host's name, and checks it as [`parse`] does.
@@ -63,11 +64,18 @@ pub fn parse(
 /// The file cannot be read or is not UTF-8, or it says something wrong.
 pub fn load(path: impl AsRef<Path>) -> Result<Config, LoadError> {
     let path = path.as_ref();
-    let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+    let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
     // Lossy, because a variable of ours that is not UTF-8 should be reported like any other bad value, and
     // `std::env::vars` panics on a foreign one.
-    let env = std::env::vars_os()
-        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
+    let env = std::env::vars_os().map(|(name, value)| {
+        (
+            name.to_string_lossy().into_owned(),
+            value.to_string_lossy().into_owned(),
+        )
+    });
     Ok(parse(&path.display().to_string(), &text, env, &hostname())?)
 }
 

@@ -1,0 +1,283 @@
+//! What the file and the variables say, as written.
+//!
+//! For: every known key with its value and its place, and a problem for everything else: bad TOML, unknown keys, unknown
+//! variables, keys of the wrong shape. Not for: what a value means (`reader`) and whether values fit together
+//! (`validate`).
+//!
+//! The document is walked instead of deserialized with serde, because serde ends at the first mistake.
+//!
+//! What must stay true: each key of the file ends up either in the values or in a problem. A variable overrides a key but
+//! never starts a role: a setting meant for another process must not make this one, say, a pod.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use toml::de::{DeTable, DeValue};
+
+use crate::error::{Place, Problem, Wrong, bare, nearest, quoted};
+use crate::keys;
+
+/// A value as written.
+#[derive(Debug)]
+pub(crate) enum Value {
+    Text(String),
+    Integer(i64),
+    Float(f64),
+    List(Vec<Value>),
+    /// Of no use to any key; with how to call it in a message.
+    Other(String),
+    /// From a variable: text, or TOML where the key wants another type.
+    Variable(String),
+}
+
+impl Value {
+    fn new(value: &DeValue<'_>) -> Self {
+        match value {
+            DeValue::String(text) => Self::Text(text.clone().into_owned()),
+            DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
+                Ok(number) => Self::Integer(number),
+                Err(_) => Self::Other(bare(&number.to_string())),
+            },
+            DeValue::Float(number) => match number.as_str().parse() {
+                Ok(number) => Self::Float(number),
+                Err(_) => Self::Other("a number".to_owned()),
+            },
+            DeValue::Boolean(value) => Self::Other(value.to_string()),
+            DeValue::Datetime(date) => Self::Other(date.to_string()),
+            DeValue::Array(items) => Self::List(items.iter().map(|item| Self::new(item.get_ref())).collect()),
+            DeValue::Table(_) => Self::Other("a table".to_owned()),
+        }
+    }
+
+    /// Reads TOML, as variables may hold it for a number or a list.
+    pub(crate) fn from_toml(text: &str) -> Option<Self> {
+        DeValue::parse(text.trim()).ok().map(|value| Self::new(value.get_ref()))
+    }
+}
+
+/// A known key with its value.
+#[derive(Debug)]
+pub(crate) struct Given {
+    pub(crate) value: Value,
+    pub(crate) key_place: Place,
+    pub(crate) value_place: Place,
+}
+
+/// A section that the file has.
+#[derive(Debug)]
+pub(crate) struct Section {
+    pub(crate) place: Place,
+    pub(crate) is_empty: bool,
+}
+
+/// Everything known that was given.
+#[derive(Debug, Default)]
+pub(crate) struct Raw {
+    pub(crate) file: Arc<str>,
+    pub(crate) values: BTreeMap<&'static str, Given>,
+    pub(crate) sections: BTreeMap<String, Section>,
+    /// The line from which on the file may have been misunderstood.
+    pub(crate) doubtful_from: Option<usize>,
+}
+
+impl Raw {
+    pub(crate) fn read(
+        file: &str,
+        text: &str,
+        env: impl IntoIterator<Item = (String, String)>,
+    ) -> (Self, Vec<Problem>) {
+        let file: Arc<str> = file.into();
+        let (document, errors) = DeTable::parse_recoverable(text);
+        let raw = Self {
+            file: file.clone(),
+            ..Self::default()
+        };
+        let mut walk = Walk {
+            lines: Lines::new(file, text),
+            raw,
+            problems: Vec::new(),
+        };
+        walk.table("", document.get_ref());
+        for (name, value) in env {
+            walk.variable(name, value);
+        }
+        walk.raw.doubtful_from = errors.iter().filter_map(|error| walk.doubtful_after(error)).min();
+        if let Some(line) = walk.raw.doubtful_from {
+            walk.problems.retain(|problem| problem.is_before(line));
+        }
+        walk.problems
+            .extend(errors.iter().map(|error| syntax_problem(&walk.lines, error)));
+        (walk.raw, walk.problems)
+    }
+}
+
+struct Walk<'a> {
+    lines: Lines<'a>,
+    raw: Raw,
+    problems: Vec<Problem>,
+}
+
+impl Walk<'_> {
+    fn table(&mut self, section: &str, table: &DeTable<'_>) {
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            let path = join(section, name);
+            let key_place = self.lines.place(key.span());
+            if let Some(known) = keys::known(&path) {
+                let value_place = self.lines.place(value.span());
+                let value = Value::new(value.get_ref());
+                self.raw.values.insert(
+                    known,
+                    Given {
+                        value,
+                        key_place,
+                        value_place,
+                    },
+                );
+            } else if !keys::is_section(&path) {
+                let expected = format!("expected one of {}", keys::children(section).join(", "));
+                let wrong = Wrong::new("unknown key", expected).did_you_mean(keys::nearest_key(section, name));
+                self.problems.push(Problem::new(key_place, path, wrong));
+            } else if let DeValue::Table(inner) = value.get_ref() {
+                let place = key_place;
+                self.raw.sections.insert(
+                    path.clone(),
+                    Section {
+                        place,
+                        is_empty: inner.is_empty(),
+                    },
+                );
+                self.table(&path, inner);
+            } else {
+                let wrong = Wrong::new(
+                    "not a section",
+                    format!("expected a table of {}", keys::children(&path).join(", ")),
+                );
+                self.problems
+                    .push(Problem::new(self.lines.place(value.span()), path, wrong));
+            }
+        }
+    }
+
+    /// The line from which on the document is in doubt after this error; none if the parser is sure to have recovered.
+    fn doubtful_after(&self, error: &toml::de::Error) -> Option<usize> {
+        match (Syntax::of(error), self.lines.place(error.span().unwrap_or_default())) {
+            (Syntax::Other, Place::File { line, .. }) => Some(line),
+            _ => None,
+        }
+    }
+
+    fn variable(&mut self, name: String, value: String) {
+        let Some(rest) = name.strip_prefix(keys::VARIABLE_PREFIX) else {
+            return;
+        };
+        let place = Place::Variable(name.clone());
+        let Some(key) = keys::KEYS.iter().find(|key| keys::variable(key) == rest) else {
+            let known: Vec<_> = keys::KEYS.iter().map(|key| keys::variable(key)).collect();
+            let near = nearest(&rest.to_uppercase(), known.iter().map(String::as_str));
+            let near = near.map(|near| format!("{}{near}", keys::VARIABLE_PREFIX));
+            let remedy = "expected SEGUE__SECTION__KEY with the name of a key";
+            let wrong = Wrong::new("names no known key", remedy).did_you_mean(near);
+            self.problems.push(Problem::new(place, "variable", wrong));
+            return;
+        };
+        let section = key.split('.').next().unwrap_or_default();
+        if keys::ROLES.contains(&section) && !self.raw.sections.contains_key(section) {
+            let fact = format!("{} has no section [{section}]", self.raw.file);
+            let remedy = "expected it there: the file says which roles run, variables only override their keys";
+            self.problems.push(Problem::new(place, *key, Wrong::new(fact, remedy)));
+            return;
+        }
+        let given = Given {
+            value: Value::Variable(value),
+            key_place: place.clone(),
+            value_place: place,
+        };
+        self.raw.values.insert(key, given);
+    }
+}
+
+/// What kind of bad TOML it is.
+#[derive(Debug, PartialEq)]
+enum Syntax {
+    /// A bare word where a string should be; the parser goes on as if it had quotes.
+    Unquoted,
+    /// A key given twice; the parser keeps the first.
+    Duplicate,
+    /// Anything else; what follows may have been misunderstood.
+    Other,
+}
+
+impl Syntax {
+    /// The parser tells only by its words; a test notices if a new version of it chooses others.
+    fn of(error: &toml::de::Error) -> Self {
+        match error.message() {
+            "duplicate key" => Self::Duplicate,
+            message if message.starts_with("string values must be quoted") => Self::Unquoted,
+            _ => Self::Other,
+        }
+    }
+}
+
+fn syntax_problem(lines: &Lines<'_>, error: &toml::de::Error) -> Problem {
+    let span = error.span().unwrap_or_default();
+    let place = lines.place(span.clone());
+    let text = lines.text.get(span).unwrap_or_default();
+    let wrong = match Syntax::of(error) {
+        Syntax::Unquoted => Wrong::new(
+            format!("the text {} has no quotes", bare(text)),
+            "expected a quoted string",
+        )
+        .did_you_mean(Some(quoted(text))),
+        Syntax::Duplicate => Wrong::new(format!("the key {} is given twice", quoted(text)), "expected it once"),
+        Syntax::Other => {
+            let message = error.message().replace(['\n', '\r'], " ");
+            match message.split_once(", expected ") {
+                Some((fact, expected)) => Wrong::new(fact, format!("expected {expected}")),
+                None => Wrong::new(message, "expected TOML"),
+            }
+        }
+    };
+    Problem::new(place, "syntax", wrong)
+}
+
+/// `section.name`, the name quoted if it could not stand bare: a dot in it must not make it pass for a path.
+fn join(section: &str, name: &str) -> String {
+    let is_bare = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    let name = if is_bare { name.to_owned() } else { quoted(name) };
+    if section.is_empty() {
+        name
+    } else {
+        format!("{section}.{name}")
+    }
+}
+
+/// Finds lines and columns.
+struct Lines<'a> {
+    file: Arc<str>,
+    text: &'a str,
+    /// Where each line begins, in bytes.
+    starts: Vec<usize>,
+}
+
+impl<'a> Lines<'a> {
+    fn new(file: Arc<str>, text: &'a str) -> Self {
+        let starts = std::iter::once(0)
+            .chain(text.match_indices('\n').map(|(i, _)| i + 1))
+            .collect();
+        Self { file, text, starts }
+    }
+
+    fn place(&self, span: Range<usize>) -> Place {
+        let line = self.starts.partition_point(|start| *start <= span.start).max(1);
+        let start = self.starts.get(line - 1).copied().unwrap_or_default();
+        let before = self.text.get(start..).unwrap_or_default().char_indices();
+        let column = before.take_while(|(i, _)| start + i < span.start).count() + 1;
+        Place::File {
+            file: self.file.clone(),
+            line,
+            column,
+        }
+    }
+}

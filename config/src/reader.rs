@@ -1,0 +1,388 @@
+//! Reads one key at a time as the type that the program wants.
+//!
+//! For: value, or default, or a problem at the value's place; and the checks that two keys share. Not for: knowing keys.
+//!
+//! What must stay true: a value that was refused stands as its default from then on, so that reading goes on and finds
+//! the other mistakes; no relation that it takes part in is reported. Such a value never leaves [`crate::parse`].
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use http::HeaderName;
+
+use crate::error::{Place, Problem, Wrong, nearest, quoted};
+use crate::keys;
+use crate::raw::{Raw, Value};
+use crate::units;
+
+/// The longest name: as long as a host's can be.
+const LONGEST_NAME: usize = 253;
+
+pub(crate) struct Reader<'a> {
+    raw: &'a Raw,
+    hostname: &'a str,
+    problems: Vec<Problem>,
+    refused: BTreeSet<&'static str>,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(raw: &'a Raw, hostname: &'a str) -> Self {
+        Self {
+            raw,
+            hostname,
+            problems: Vec::new(),
+            refused: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn into_problems(self) -> Vec<Problem> {
+        self.problems
+    }
+
+    pub(crate) fn has_section(&self, section: &str) -> bool {
+        self.raw.sections.contains_key(section)
+    }
+
+    pub(crate) fn is_given(&self, key: &str) -> bool {
+        self.raw.values.contains_key(key)
+    }
+
+    /// Whether the value was given and could not be read.
+    pub(crate) fn is_refused(&self, key: &str) -> bool {
+        self.refused.contains(key)
+    }
+
+    /// Whether anything stands in `section`, from the file or from variables; with its place.
+    pub(crate) fn anything_in(&self, section: &str) -> Option<Place> {
+        let header = self.raw.sections.get(section).map(|section| section.place.clone());
+        let value = || {
+            self.raw
+                .values
+                .iter()
+                .find(|(key, _)| keys::within(key, section).is_some())
+        };
+        header.or_else(|| value().map(|(_, given)| given.key_place.clone()))
+    }
+
+    /// The place of a section that the file has with nothing in it.
+    pub(crate) fn empty_section(&self, section: &str) -> Option<Place> {
+        let section = self.raw.sections.get(section)?;
+        section.is_empty.then(|| section.place.clone())
+    }
+
+    /// Where a key was written, for the text of a problem.
+    pub(crate) fn origin(&self, key: &str) -> String {
+        self.raw
+            .values
+            .get(key)
+            .map_or("the default".to_owned(), |given| given.key_place.to_string())
+    }
+
+    /// A problem of the key itself.
+    pub(crate) fn report_key(&mut self, key: &'static str, wrong: Wrong) {
+        let place = self.raw.values.get(key).map(|given| given.key_place.clone());
+        self.report(place, key, wrong);
+    }
+
+    /// A problem of the key's value.
+    pub(crate) fn report_value(&mut self, key: &'static str, wrong: Wrong) {
+        let place = self.raw.values.get(key).map(|given| given.value_place.clone());
+        self.report(place, key, wrong);
+    }
+
+    /// A problem at `place`, or at the section of `key`, or at the file's beginning.
+    ///
+    /// Dropped if a part of the file was not understood: what seems to be missing may stand there.
+    pub(crate) fn report(&mut self, place: Option<Place>, key: &str, wrong: Wrong) {
+        if self.raw.doubtful_from.is_some() {
+            return;
+        }
+        let section = || {
+            let mut parents = key
+                .rmatch_indices('.')
+                .filter_map(|(i, _)| self.raw.sections.get(&key[..i]));
+            parents.next().map(|section| section.place.clone())
+        };
+        let place = place.or_else(section);
+        let place = place.unwrap_or_else(|| Place::File {
+            file: self.raw.file.clone(),
+            line: 1,
+            column: 1,
+        });
+        self.problems.push(Problem::new(place, key, wrong));
+    }
+
+    /// The value of `key` as `parse` understands it; none if it is absent or refused.
+    pub(crate) fn read<T>(&mut self, key: &'static str, parse: impl FnOnce(&Value) -> Result<T, Wrong>) -> Option<T> {
+        debug_assert!(keys::known(key).is_some(), "{key} is missing in the table of keys");
+        let given = self.raw.values.get(key)?;
+        match parse(&given.value) {
+            Ok(value) => Some(value),
+            Err(wrong) => {
+                self.refused.insert(key);
+                let problem = Problem::new(given.value_place.clone(), key, wrong);
+                if self.raw.doubtful_from.is_none_or(|line| problem.is_before(line)) {
+                    self.problems.push(problem);
+                }
+                None
+            }
+        }
+    }
+
+    pub(crate) fn duration(&mut self, key: &'static str, default: Duration) -> Duration {
+        let read = self.read(key, |value| match duration(value)? {
+            Duration::ZERO => Err(Wrong::new("zero", "expected more than that")),
+            length => Ok(length),
+        });
+        read.unwrap_or(default)
+    }
+
+    pub(crate) fn duration_or_zero(&mut self, key: &'static str, default: Duration) -> Duration {
+        self.read(key, duration).unwrap_or(default)
+    }
+
+    /// etcd grants whole seconds, and a second alone leaves no room to renew in.
+    pub(crate) fn lease(&mut self, key: &'static str, default: Duration) -> Duration {
+        let read = self.read(key, |value| match duration(value)? {
+            ttl if ttl < Duration::from_secs(2) => Err(Wrong::new(
+                format!("{} is too short for a lease", units::show_duration(ttl)),
+                "expected at least 2s",
+            )),
+            ttl if ttl.subsec_nanos() > 0 => {
+                let fact = format!("{} is not a whole number of seconds", units::show_duration(ttl));
+                let near = quoted(&format!("{}s", ttl.as_secs() + 1));
+                Err(Wrong::new(fact, "expected whole seconds, as etcd grants no others").did_you_mean(Some(near)))
+            }
+            ttl => Ok(ttl),
+        });
+        read.unwrap_or(default)
+    }
+
+    pub(crate) fn size(&mut self, key: &'static str, default: usize) -> usize {
+        let read = self.read(key, |value| match value {
+            Value::Integer(number) => Err(without_unit(*number, "B", units::EXPECTED_SIZE)),
+            value => match units::size(text(value, units::EXPECTED_SIZE)?)? {
+                0 => Err(Wrong::new("zero", "expected more than that")),
+                bytes => Ok(bytes),
+            },
+        });
+        read.unwrap_or(default)
+    }
+
+    /// A whole number within `range`.
+    pub(crate) fn integer<T: TryFrom<i64>>(&mut self, key: &'static str, range: RangeInclusive<i64>, default: T) -> T {
+        let expected = match (range.start(), range.end()) {
+            (start, &i64::MAX) => format!("expected a whole number of at least {start}"),
+            (start, end) => format!("expected a whole number from {start} to {end}"),
+        };
+        let read = self.read(key, |value| {
+            let fits = |number: i64| T::try_from(number).ok().filter(|_| range.contains(&number));
+            match toml(value).as_ref().unwrap_or(value) {
+                Value::Integer(number) => {
+                    fits(*number).ok_or_else(|| Wrong::new(format!("{number} is out of range"), &*expected))
+                }
+                other => Err(Wrong::new(format!("{} is not a whole number", show(other)), &*expected)),
+            }
+        });
+        read.unwrap_or(default)
+    }
+
+    /// A finite number above zero.
+    pub(crate) fn weight(&mut self, key: &'static str, default: f64) -> f64 {
+        let read = self.read(key, |value| {
+            #[allow(clippy::cast_precision_loss, reason = "a weight of 2^53 is as good as its neighbour")]
+            let number = match toml(value).as_ref().unwrap_or(value) {
+                Value::Integer(number) => Some(*number as f64),
+                Value::Float(number) => Some(*number),
+                _ => None,
+            };
+            let wrong = || {
+                Wrong::new(
+                    format!("{} is not a weight", show(value)),
+                    "expected a number above zero, such as 1.0",
+                )
+            };
+            number
+                .filter(|number| number.is_finite() && *number > 0.0)
+                .ok_or_else(wrong)
+        });
+        read.unwrap_or(default)
+    }
+
+    /// One of the names in `choices`.
+    pub(crate) fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)], default: T) -> T {
+        self.read(key, |value| choice(value, choices)).unwrap_or(default)
+    }
+
+    pub(crate) fn listen(&mut self, key: &'static str, default: SocketAddr) -> SocketAddr {
+        const EXPECTED: &str = "expected an IP address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"";
+        let read = self.read(key, |value| {
+            let text = text(value, EXPECTED)?;
+            let any = text.strip_prefix(':').or(text.strip_prefix("*:"));
+            let near = any.map(|port| quoted(&format!("0.0.0.0:{port}")));
+            let near = near.or_else(|| {
+                text.strip_prefix("localhost:")
+                    .map(|port| quoted(&format!("127.0.0.1:{port}")))
+            });
+            let wrong = || Wrong::new(format!("{} is not an address to listen at", quoted(text)), EXPECTED);
+            text.parse().map_err(|_| wrong().did_you_mean(near))
+        });
+        read.unwrap_or(default)
+    }
+
+    /// Text that is not empty.
+    pub(crate) fn text(&mut self, key: &'static str) -> Option<String> {
+        const EXPECTED: &str = "expected text that is not empty";
+        self.read(key, |value| match text(value, EXPECTED)? {
+            "" => Err(Wrong::new("empty", EXPECTED)),
+            text => Ok(text.to_owned()),
+        })
+    }
+
+    /// A name that becomes part of keys in the store.
+    pub(crate) fn name(&mut self, key: &'static str) -> Option<String> {
+        self.read(key, |value| name(text(value, EXPECTED_NAME)?))
+    }
+
+    /// A role's name: given, or the host's.
+    pub(crate) fn role_name(&mut self, key: &'static str) -> String {
+        if self.is_given(key) {
+            return self.name(key).unwrap_or_default();
+        }
+        name(self.hostname).unwrap_or_else(|_| {
+            let fact = format!(
+                "not given, and the host's name {} cannot stand in for it",
+                quoted(self.hostname)
+            );
+            self.report(None, key, Wrong::new(fact, EXPECTED_NAME));
+            String::new()
+        })
+    }
+
+    pub(crate) fn header(&mut self, key: &'static str) -> Option<HeaderName> {
+        const EXPECTED: &str = "expected the name of a header, such as \"x-key\"";
+        self.read(key, |value| {
+            let text = text(value, EXPECTED)?;
+            let wrong = |_| Wrong::new(format!("{} is not the name of a header", quoted(text)), EXPECTED);
+            HeaderName::try_from(text).map_err(wrong)
+        })
+    }
+
+    /// `low` must not exceed `high`, or, if `strictly`, must stay below it. Points at the one that was given; at `low` if
+    /// both were.
+    pub(crate) fn ordered<T: PartialOrd + Copy>(
+        &mut self,
+        (low_key, low): (&'static str, T),
+        (high_key, high): (&'static str, T),
+        strictly: bool,
+        show: impl Fn(T) -> String,
+    ) {
+        let holds = if strictly { low < high } else { low <= high };
+        if holds || self.is_refused(low_key) || self.is_refused(high_key) {
+            return;
+        }
+        let (low, high) = (show(low), show(high));
+        if self.is_given(low_key) {
+            let (relation, bound) = if strictly {
+                ("not below", "less than")
+            } else {
+                ("above", "at most")
+            };
+            let fact = format!(
+                "{low} is {relation} {high_key}, which is {high} ({})",
+                self.origin(high_key)
+            );
+            self.report_value(low_key, Wrong::new(fact, format!("expected {bound} {high}")));
+        } else {
+            let (relation, bound) = if strictly {
+                ("not above", "more than")
+            } else {
+                ("below", "at least")
+            };
+            let fact = format!(
+                "{high} is {relation} {low_key}, which is {low} ({})",
+                self.origin(low_key)
+            );
+            self.report_value(high_key, Wrong::new(fact, format!("expected {bound} {low}")));
+        }
+    }
+}
+
+const EXPECTED_NAME: &str = "expected letters, digits, '.', '_' and '-', 253 at most";
+
+fn name(text: &str) -> Result<String, Wrong> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if text.is_empty() || text.len() > LONGEST_NAME || !text.chars().all(allowed) {
+        return Err(Wrong::new(format!("{} cannot be a name", quoted(text)), EXPECTED_NAME));
+    }
+    Ok(text.to_owned())
+}
+
+pub(crate) fn choice<T: Copy>(value: &Value, choices: &[(&str, T)]) -> Result<T, Wrong> {
+    let names = || choices.iter().map(|(name, _)| *name);
+    let expected = format!("expected one of {}", names().collect::<Vec<_>>().join(", "));
+    let text = text(value, &expected)?;
+    let chosen = choices.iter().find(|(name, _)| *name == text);
+    chosen.map(|(_, choice)| *choice).ok_or_else(|| {
+        let near = nearest(&text.to_lowercase(), names()).map(str::to_owned);
+        Wrong::new(format!("{} is not known", quoted(text)), expected).did_you_mean(near)
+    })
+}
+
+pub(crate) fn text<'v>(value: &'v Value, expected: &str) -> Result<&'v str, Wrong> {
+    match value {
+        Value::Text(text) | Value::Variable(text) => Ok(text),
+        other => Err(Wrong::new(format!("{} is not a string", show(other)), expected)),
+    }
+}
+
+/// The strings of a list; a variable may hold TOML or items between commas.
+pub(crate) fn list(value: &Value, expected: &str) -> Result<Vec<String>, Wrong> {
+    let parsed = match value {
+        Value::Variable(written) if !written.trim_start().starts_with('[') => {
+            let items = written.split(',').map(str::trim).filter(|item| !item.is_empty());
+            return Ok(items.map(str::to_owned).collect());
+        }
+        value => toml(value),
+    };
+    match parsed.as_ref().unwrap_or(value) {
+        Value::List(items) => items
+            .iter()
+            .map(|item| text(item, expected).map(str::to_owned))
+            .collect(),
+        other => Err(Wrong::new(format!("{} is not a list", show(other)), expected)),
+    }
+}
+
+fn duration(value: &Value) -> Result<Duration, Wrong> {
+    match value {
+        Value::Integer(number) => Err(without_unit(*number, "s", units::EXPECTED_DURATION)),
+        value => units::duration(text(value, units::EXPECTED_DURATION)?),
+    }
+}
+
+fn without_unit(number: i64, unit: &str, expected: &str) -> Wrong {
+    let near = (number >= 0).then(|| quoted(&format!("{number}{unit}")));
+    Wrong::new(format!("{number} has no unit"), expected).did_you_mean(near)
+}
+
+/// What a variable holds, for a key whose type is not text.
+fn toml(value: &Value) -> Option<Value> {
+    match value {
+        Value::Variable(text) => Value::from_toml(text),
+        _ => None,
+    }
+}
+
+/// A value as a problem names it.
+fn show(value: &Value) -> String {
+    match value {
+        Value::Text(text) | Value::Variable(text) => quoted(text),
+        Value::Integer(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::List(_) => "a list".to_owned(),
+        Value::Other(what) => what.clone(),
+    }
+}

@@ -1,0 +1,329 @@
+//! From values to a [`Config`]: every default, and every rule about one section or several.
+//!
+//! For: what a whole configuration must satisfy. Not for: rules of the router's section (`validate/router.rs`), and how
+//! one value is read (`reader`).
+//!
+//! What must stay true: a combination that cannot work is refused here, before anything is bound; what is parsed but not
+//! built yet is refused as well and says so.
+
+mod router;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use http::Uri;
+
+use crate::error::{Problem, Wrong, quoted};
+use crate::keys;
+use crate::raw::{Raw, Value};
+use crate::reader::{self, Reader, text};
+use crate::units::show_duration;
+use crate::validated::{
+    Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Mode, Pod, Store, StoreKind, Strategy,
+};
+
+/// The configuration, which only counts if there are no problems.
+pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
+    let mut reader = Reader::new(raw, hostname);
+    let r = &mut reader;
+    let config = Config {
+        keyspace: r.name("keyspace").unwrap_or_else(|| "default".to_owned()),
+        store: store(r),
+        router: r.has_section("router").then(|| router::router(r)),
+        coordinator: r.has_section("coordinator").then(|| coordinator(r)),
+        pod: r.has_section("pod").then(|| pod(r)),
+        admin: r.anything_in("admin").map(|_| Admin {
+            listen: r.listen("admin.listen", local(9090)),
+        }),
+        log: log(r),
+    };
+    a_role_is_there(r);
+    drain_fits_into_a_phase(r, &config);
+    listeners_are_apart(r, &config);
+    tls_is_not_asked_for(r);
+    (config, reader.into_problems())
+}
+
+fn a_role_is_there(r: &mut Reader<'_>) {
+    if !keys::ROLES.iter().any(|role| r.has_section(role)) {
+        let remedy = "expected at least one of the sections [router], [coordinator], [pod]";
+        r.report(
+            None,
+            "router, coordinator, pod",
+            Wrong::new("there is no role to run", remedy),
+        );
+    }
+}
+
+/// A drain that may outlast the phase it belongs to would always end in a cancelled handoff.
+fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
+    if let (Some(router), Some(coordinator)) = (&config.router, &config.coordinator) {
+        let drain = ("router.drain.timeout", router.drain.timeout);
+        r.ordered(
+            drain,
+            ("coordinator.phase_timeout", coordinator.phase_timeout),
+            true,
+            show_duration,
+        );
+    }
+}
+
+fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
+    let listeners = [
+        ("router.listen", config.router.as_ref().map(|router| router.listen)),
+        (
+            "coordinator.listen",
+            config.coordinator.as_ref().map(|coordinator| coordinator.listen),
+        ),
+        ("pod.listen", config.pod.as_ref().map(|pod| pod.listen)),
+        ("admin.listen", config.admin.as_ref().map(|admin| admin.listen)),
+    ];
+    for (i, &(a_key, a)) in listeners.iter().enumerate() {
+        for &(b_key, b) in &listeners[i + 1..] {
+            let collide = a.zip(b).is_some_and(|(a, b)| overlap(a, b));
+            if !collide || r.is_refused(a_key) || r.is_refused(b_key) {
+                continue;
+            }
+            // Points at what was given; of two, at the later section.
+            let (key, other) = if r.is_given(b_key) {
+                (b_key, a_key)
+            } else {
+                (a_key, b_key)
+            };
+            let fact = format!("the same address as {other} ({})", r.origin(other));
+            r.report_value(key, Wrong::new(fact, "expected an address of its own"));
+        }
+    }
+}
+
+/// Whether two listeners cannot both be bound. Port 0 is another free port each time.
+fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    let covers = |a: IpAddr, b: IpAddr| a == b || (a.is_unspecified() && (a.is_ipv6() || b.is_ipv4()));
+    a.port() == b.port() && a.port() != 0 && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
+}
+
+fn tls_is_not_asked_for(r: &mut Reader<'_>) {
+    for section in ["store.tls", "router.tls", "router.upstream.tls"] {
+        if let Some(place) = r.anything_in(section) {
+            let remedy = "remove it, and keep this traffic inside a network that you trust";
+            r.report(Some(place), section, Wrong::new(NO_TLS, remedy));
+        }
+    }
+}
+
+const NO_TLS: &str = "TLS is not supported yet by this version";
+
+fn store(r: &mut Reader<'_>) -> Store {
+    let kind = r.choice(
+        "store.kind",
+        &[("etcd", StoreKind::Etcd), ("memory", StoreKind::Memory)],
+        StoreKind::Etcd,
+    );
+    let endpoints = r.read("store.endpoints", |value| {
+        const EXPECTED: &str = "expected a list of URLs, such as [\"http://127.0.0.1:2379\"]";
+        let endpoints = reader::list(value, EXPECTED)?;
+        if endpoints.is_empty() {
+            return Err(Wrong::new("names no endpoint", EXPECTED));
+        }
+        endpoints.iter().try_for_each(|endpoint| http_uri(endpoint).map(drop))?;
+        Ok(endpoints)
+    });
+    let prefix = r.read("store.prefix", |value| {
+        const EXPECTED: &str = "expected a prefix that begins and ends with '/'";
+        let prefix = text(value, EXPECTED)?;
+        if prefix.starts_with('/') && prefix.ends_with('/') {
+            return Ok(prefix.to_owned());
+        }
+        let near = format!("/{}/", prefix.trim_matches('/')).replace("//", "/");
+        let fact = format!("{} does not begin and end with '/'", quoted(prefix));
+        Err(Wrong::new(fact, EXPECTED).did_you_mean(Some(quoted(&near))))
+    });
+    let username = r.text(USERNAME);
+    let password_file = r.text(PASSWORD_FILE);
+    for (given, missing) in [(USERNAME, PASSWORD_FILE), (PASSWORD_FILE, USERNAME)] {
+        if r.is_given(given) && !r.is_given(missing) {
+            r.report_key(
+                given,
+                Wrong::new(format!("given without {missing}"), "expected both or neither"),
+            );
+        }
+    }
+    Store {
+        kind,
+        endpoints: endpoints.unwrap_or_else(|| vec!["http://127.0.0.1:2379".to_owned()]),
+        prefix: prefix.unwrap_or_else(|| "/segue/".to_owned()),
+        credentials: username.zip(password_file).map(|(username, file)| Credentials {
+            username,
+            password_file: file.into(),
+        }),
+    }
+}
+
+const USERNAME: &str = "store.username";
+const PASSWORD_FILE: &str = "store.password_file";
+
+fn coordinator(r: &mut Reader<'_>) -> Coordinator {
+    let modes = [("barrier", Mode::Barrier), ("independent", Mode::Independent)];
+    let coordinator = Coordinator {
+        name: r.role_name("coordinator.name"),
+        partitions: r.integer("coordinator.partitions", 1..=65536, 64),
+        strategy: r.read("coordinator.strategy", strategy).unwrap_or(Strategy::Sticky),
+        lease_ttl: r.lease("coordinator.lease_ttl", seconds(10)),
+        settle: r.duration_or_zero("coordinator.settle", seconds(1)),
+        settle_max: r.duration_or_zero("coordinator.settle_max", seconds(5)),
+        min_interval: r.duration_or_zero("coordinator.min_interval", seconds(2)),
+        heartbeat: r.duration("coordinator.heartbeat", seconds(30)),
+        max_concurrent_handoffs: r.integer("coordinator.max_concurrent_handoffs", 1..=i64::MAX, 64),
+        mode: r.choice("coordinator.mode", &modes, Mode::Barrier),
+        warm_timeout: r.duration("coordinator.warm_timeout", seconds(300)),
+        phase_timeout: r.duration("coordinator.phase_timeout", seconds(60)),
+        listen: r.listen("coordinator.listen", local(7070)),
+    };
+    let settle = ("coordinator.settle", coordinator.settle);
+    r.ordered(
+        settle,
+        ("coordinator.settle_max", coordinator.settle_max),
+        false,
+        show_duration,
+    );
+    coordinator
+}
+
+fn strategy(value: &Value) -> Result<Strategy, Wrong> {
+    if matches!(value, Value::Text(name) | Value::Variable(name) if name == "ring") {
+        return Err(Wrong::new("\"ring\" is not available yet", "use sticky or jump"));
+    }
+    reader::choice(value, &[("sticky", Strategy::Sticky), ("jump", Strategy::Jump)])
+}
+
+fn pod(r: &mut Reader<'_>) -> Pod {
+    let listen = r.listen("pod.listen", local(8181));
+    let advertise = r.read("pod.advertise", |value| {
+        let address = host_and_port(value)?;
+        match address.parse() {
+            Ok(ip) if IpAddr::is_unspecified(&SocketAddr::ip(&ip)) => {
+                let fact = format!("{} is no address that a router could connect to", quoted(&address));
+                Err(Wrong::new(fact, EXPECTED_ADDRESS))
+            }
+            _ => Ok(address),
+        }
+    });
+    if !r.is_given("pod.advertise") && (listen.ip().is_unspecified() || listen.port() == 0) {
+        let fact = format!("not given, and no router could connect to pod.listen, {listen}");
+        r.report(None, "pod.advertise", Wrong::new(fact, EXPECTED_ADDRESS));
+    }
+    let upstream = r
+        .read("pod.upstream", host_and_port)
+        .unwrap_or_else(|| local(8182).to_string());
+    if upstream.parse() == Ok(listen) {
+        let fact = format!("the same as pod.listen ({})", r.origin("pod.listen"));
+        r.report_value(
+            "pod.upstream",
+            Wrong::new(fact, "expected the address of the service itself"),
+        );
+    }
+    Pod {
+        name: r.role_name("pod.name"),
+        listen,
+        advertise: advertise.unwrap_or_else(|| listen.to_string()),
+        upstream,
+        lease_ttl: r.lease("pod.lease_ttl", seconds(15)),
+        weight: r.weight("pod.weight", 1.0),
+        zone: r.text("pod.zone"),
+        hooks: Hooks {
+            warm: hook(r, "pod.warm_url"),
+            sync: hook(r, "pod.sync_url"),
+            release: hook(r, "pod.release_url"),
+        },
+        shutdown_timeout: r.duration("pod.shutdown_timeout", seconds(60)),
+    }
+}
+
+const EXPECTED_ADDRESS: &str = "expected a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"";
+
+/// An address to connect to: a name or an IP address, and a port above zero.
+fn host_and_port(value: &Value) -> Result<String, Wrong> {
+    let text = text(value, EXPECTED_ADDRESS)?;
+    let is_name = |host: &str| {
+        !host.is_empty()
+            && host
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
+    };
+    let is_address = match text.parse::<SocketAddr>() {
+        Ok(address) => address.port() > 0,
+        Err(_) => text
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| is_name(host) && port.parse::<u16>().is_ok_and(|port| port > 0)),
+    };
+    let wrong = || Wrong::new(format!("{} is not a host and a port", quoted(text)), EXPECTED_ADDRESS);
+    is_address.then(|| text.to_owned()).ok_or_else(wrong)
+}
+
+fn hook(r: &mut Reader<'_>, key: &'static str) -> Option<Uri> {
+    r.read(key, |value| http_uri(text(value, EXPECTED_URL)?))
+}
+
+const EXPECTED_URL: &str = "expected a URL that begins with http://";
+
+fn http_uri(text: &str) -> Result<Uri, Wrong> {
+    if text.starts_with("https://") {
+        return Err(Wrong::new(format!("{}: {NO_TLS}", quoted(text)), "use an http:// URL"));
+    }
+    let uri = text.parse::<Uri>().ok();
+    let uri = uri.filter(|uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty()));
+    uri.ok_or_else(|| {
+        let near = (!text.contains("://") && text.contains(':')).then(|| quoted(&format!("http://{text}")));
+        Wrong::new(format!("{} is not a URL of this kind", quoted(text)), EXPECTED_URL).did_you_mean(near)
+    })
+}
+
+fn log(r: &mut Reader<'_>) -> Log {
+    let levels = [
+        ("error", LogLevel::Error),
+        ("warn", LogLevel::Warn),
+        ("info", LogLevel::Info),
+        ("debug", LogLevel::Debug),
+        ("trace", LogLevel::Trace),
+    ];
+    Log {
+        level: r.choice("log.level", &levels, LogLevel::Info),
+        format: r.choice(
+            "log.format",
+            &[("text", LogFormat::Text), ("json", LogFormat::Json)],
+            LogFormat::Text,
+        ),
+    }
+}
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A date suits no key, so a key that draws no problem is never read.
+    #[test]
+    fn every_known_key_is_read() {
+        for key in keys::KEYS {
+            let role = if keys::ROLES.iter().any(|role| keys::within(key, role).is_some()) {
+                ""
+            } else {
+                "[pod]\n"
+            };
+            let text = format!("{key} = 1979-05-27\n{role}");
+            let errors = crate::parse("f", &text, [], "host-1").unwrap_err();
+            let expected = match key.rsplit_once(".tls.") {
+                Some((section, _)) => format!(" {section}.tls: {NO_TLS}"),
+                None => format!(" {key}: 1979-05-27 is not a "),
+            };
+            assert!(errors.to_string().contains(&expected), "{key}: {errors}");
+        }
+    }
+}

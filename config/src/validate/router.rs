@@ -1,0 +1,221 @@
+//! The router's section.
+//!
+//! For: its defaults and the rules within it, above all that a request's partition comes from one source. Not for: rules
+//! that join it to other sections.
+//!
+//! What must stay true: of two sources neither is preferred; the file must choose.
+
+use std::num::NonZeroUsize;
+
+use http::HeaderName;
+
+use super::{local, seconds};
+use crate::error::{Wrong, quoted};
+use crate::reader::{Reader, text};
+use crate::units::{show_duration, show_size};
+use crate::validated::{
+    Drain, Hash, KeySource, Limits, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Protocol, Router, Stash,
+    Upstream,
+};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+pub(super) fn router(r: &mut Reader<'_>) -> Router {
+    let on_store_loss = [
+        ("auto", OnStoreLoss::Auto),
+        ("fence", OnStoreLoss::Fence),
+        ("serve", OnStoreLoss::Serve),
+    ];
+    Router {
+        name: r.role_name("router.name"),
+        listen: r.listen("router.listen", local(8080)),
+        lease_ttl: r.lease("router.lease_ttl", seconds(15)),
+        on_store_loss: r.choice("router.on_store_loss", &on_store_loss, OnStoreLoss::Auto),
+        workers: NonZeroUsize::new(r.integer("router.workers", 0..=1024, 0)),
+        partition: partition(r),
+        stash: stash(r),
+        drain: drain(r),
+        upstream: upstream(r),
+        limits: limits(r),
+    }
+}
+
+const HEADER: &str = "router.partition.header";
+const ORDER_BY: &str = "router.partition.order_by.header";
+const HASH: &str = "router.partition.hash";
+const KEY_HEADER: &str = "router.partition.key.header";
+const KEY_PATH: &str = "router.partition.key.path";
+const KEY_QUERY: &str = "router.partition.key.query";
+const KEY_COOKIE: &str = "router.partition.key.cookie";
+
+fn partition(r: &mut Reader<'_>) -> Partition {
+    let hashes = [
+        ("murmur2", Hash::Murmur2),
+        ("crc32", Hash::Crc32),
+        ("fnv1a", Hash::Fnv1a),
+        ("xxh3", Hash::Xxh3),
+    ];
+    let header = r.header(HEADER);
+    let order_by = r.header(ORDER_BY);
+    let hash = r.choice(HASH, &hashes, Hash::Murmur2);
+    // Each is read, so that a mistake in any is found, before it is asked whether there are too many.
+    let keys = [
+        r.header(KEY_HEADER).map(KeySource::Header),
+        r.read(KEY_PATH, |value| path_template(text(value, EXPECTED_TEMPLATE)?))
+            .map(KeySource::Path),
+        r.text(KEY_QUERY).map(KeySource::Query),
+        cookie(r).map(KeySource::Cookie),
+    ];
+    one_source(r);
+    match keys.into_iter().flatten().next() {
+        Some(source) => Partition::Key { source, hash },
+        None => Partition::Number {
+            header: header.unwrap_or(HeaderName::from_static("x-partition")),
+            order_by,
+        },
+    }
+}
+
+fn one_source(r: &mut Reader<'_>) {
+    let is_given = |key: &&'static str| r.is_given(key);
+    let given: Vec<_> = [HEADER, KEY_HEADER, KEY_PATH, KEY_QUERY, KEY_COOKIE]
+        .into_iter()
+        .filter(is_given)
+        .collect();
+    let is_keyed = given.iter().any(|key| *key != HEADER);
+    if let [first, others @ ..] = &*given {
+        for other in others {
+            let fact = format!("a second source of the partition beside {first} ({})", r.origin(first));
+            r.report_key(other, Wrong::new(fact, "expected exactly one"));
+        }
+    }
+    for (section, expected) in [
+        ("key", "expected one of header, path, query, cookie"),
+        ("order_by", "expected header"),
+    ] {
+        let section = format!("router.partition.{section}");
+        if let Some(place) = r.empty_section(&section) {
+            r.report(Some(place), &section, Wrong::new("empty", expected));
+        }
+    }
+    // With two sources it is not known which one the file will keep.
+    if given.len() > 1 {
+        return;
+    }
+    if r.is_given(HASH) && !is_keyed && r.empty_section("router.partition.key").is_none() {
+        let fact = "given without router.partition.key; the header's number is the partition, and nothing is hashed";
+        r.report_key(HASH, Wrong::new(fact, "expected a key, or no hash"));
+    }
+    if r.is_given(ORDER_BY) && is_keyed {
+        let fact = "given beside router.partition.key, which is what requests are ordered by";
+        r.report_key(
+            ORDER_BY,
+            Wrong::new(fact, "expected it only with router.partition.header"),
+        );
+    }
+}
+
+const EXPECTED_TEMPLATE: &str = "expected a path with one segment {key}, such as \"/persons/{key}\"";
+
+fn path_template(text: &str) -> Result<PathTemplate, Wrong> {
+    let wrong = |why: &str| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_TEMPLATE);
+    let path = text.strip_prefix('/').ok_or_else(|| wrong("does not begin with '/'"))?;
+    let segments: Vec<&str> = path.split('/').collect();
+    let mut keys = segments
+        .iter()
+        .enumerate()
+        .filter(|(_, segment)| **segment == "{key}")
+        .map(|(i, _)| i);
+    let at = keys.next().ok_or_else(|| wrong("has no segment {key}"))?;
+    if keys.next().is_some() {
+        return Err(wrong("has more than one segment {key}"));
+    }
+    let (before, after) = (&segments[..at], &segments[at + 1..]);
+    let is_literal = |segment: &&str| {
+        !segment.is_empty()
+            && segment
+                .chars()
+                .all(|c| c.is_ascii_graphic() && !matches!(c, '{' | '}' | '?' | '#'))
+    };
+    if !before.iter().chain(after).all(is_literal) {
+        return Err(wrong("has a segment that no path has"));
+    }
+    let owned = |segments: &[&str]| segments.iter().map(|segment| (*segment).to_owned()).collect();
+    Ok(PathTemplate {
+        before: owned(before),
+        after: owned(after),
+    })
+}
+
+fn cookie(r: &mut Reader<'_>) -> Option<String> {
+    const EXPECTED: &str = "expected the name of a cookie, such as \"sid\"";
+    r.read(KEY_COOKIE, |value| {
+        let text = text(value, EXPECTED)?;
+        // Cookies and headers are named by the same characters, but a cookie's name keeps its case.
+        let is_name = HeaderName::try_from(text).is_ok();
+        let wrong = || Wrong::new(format!("{} is not the name of a cookie", quoted(text)), EXPECTED);
+        is_name.then(|| text.to_owned()).ok_or_else(wrong)
+    })
+}
+
+fn stash(r: &mut Reader<'_>) -> Stash {
+    let stash = Stash {
+        max_requests: r.integer("router.stash.max_requests", 1..=i64::MAX, 10_000),
+        max_bytes: r.size("router.stash.max_bytes", 64 * MIB),
+        max_total_bytes: r.size("router.stash.max_total_bytes", 512 * MIB),
+        max_wait: r.duration("router.stash.max_wait", seconds(30)),
+        flush_concurrency: r.integer("router.stash.flush_concurrency", 1..=i64::MAX, 64),
+    };
+    let each = ("router.stash.max_bytes", stash.max_bytes);
+    r.ordered(
+        each,
+        ("router.stash.max_total_bytes", stash.max_total_bytes),
+        false,
+        show_size,
+    );
+    stash
+}
+
+fn drain(r: &mut Reader<'_>) -> Drain {
+    let on_timeout = [
+        ("auto", OnDrainTimeout::Auto),
+        ("sever", OnDrainTimeout::Sever),
+        ("cancel", OnDrainTimeout::Cancel),
+    ];
+    Drain {
+        timeout: r.duration("router.drain.timeout", seconds(30)),
+        on_timeout: r.choice("router.drain.on_timeout", &on_timeout, OnDrainTimeout::Auto),
+    }
+}
+
+fn upstream(r: &mut Reader<'_>) -> Upstream {
+    let protocols = [
+        ("auto", Protocol::Auto),
+        ("http1", Protocol::Http1),
+        ("http2", Protocol::Http2),
+    ];
+    let upstream = Upstream {
+        protocol: r.choice("router.upstream.protocol", &protocols, Protocol::Auto),
+        connect_timeout: r.duration("router.upstream.connect_timeout", seconds(1)),
+        request_timeout: r.duration("router.upstream.request_timeout", seconds(60)),
+        idle_timeout: r.duration("router.upstream.idle_timeout", seconds(300)),
+        max_idle_per_pod: r.integer("router.upstream.max_idle_per_pod", 0..=i64::MAX, 256),
+    };
+    let connect = ("router.upstream.connect_timeout", upstream.connect_timeout);
+    r.ordered(
+        connect,
+        ("router.upstream.request_timeout", upstream.request_timeout),
+        false,
+        show_duration,
+    );
+    upstream
+}
+
+fn limits(r: &mut Reader<'_>) -> Limits {
+    Limits {
+        max_connections: r.integer("router.limits.max_connections", 1..=i64::MAX, 10_000),
+        header_read_timeout: r.duration("router.limits.header_read_timeout", seconds(10)),
+        max_header_bytes: r.size("router.limits.max_header_bytes", 64 * KIB),
+    }
+}

@@ -1,0 +1,348 @@
+//! The configuration as the program sees it.
+//!
+//! For: plain values in the types they are used in; a value of these types from [`crate::parse`] has been checked, alone
+//! and against the others. Not for: names and defaults of keys, which are in `validate` and `segue.example.toml`.
+//!
+//! What must stay true: nothing here needs to be parsed again, except host names, which are resolved when connecting.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{HeaderName, Uri};
+
+/// Everything that a file says, defaults filled in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The named set of partitions that all roles here take part in; part of the keys in the store.
+    pub keyspace: String,
+    /// Where the cluster's state is kept.
+    pub store: Store,
+    /// This process routes requests.
+    pub router: Option<Router>,
+    /// This process takes part in the election of a coordinator.
+    pub coordinator: Option<Coordinator>,
+    /// This process is the sidecar of a writer pod.
+    pub pod: Option<Pod>,
+    /// This process serves health, metrics and status.
+    pub admin: Option<Admin>,
+    /// What is logged and how.
+    pub log: Log,
+}
+
+/// Where the cluster's state is kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Store {
+    /// What keeps it.
+    pub kind: StoreKind,
+    /// etcd's client URLs, each `http://host:port`; at least one.
+    pub endpoints: Vec<String>,
+    /// What all keys begin with; begins and ends with `/`.
+    pub prefix: String,
+    /// How to log in to etcd; none for an etcd without authentication.
+    pub credentials: Option<Credentials>,
+}
+
+/// What keeps the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreKind {
+    /// An etcd cluster.
+    Etcd,
+    /// This process itself, for as long as it runs.
+    Memory,
+}
+
+/// A user of etcd.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Credentials {
+    /// The user's name.
+    pub username: String,
+    /// The file that holds the password; not read yet.
+    pub password_file: PathBuf,
+}
+
+/// The role that routes requests to pods.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Router {
+    /// Its name among the routers of the keyspace.
+    pub name: String,
+    /// Where clients reach it.
+    pub listen: SocketAddr,
+    /// The life of its registration without renewal; whole seconds, at least two.
+    pub lease_ttl: Duration,
+    /// What it does when it can no longer renew its registration.
+    pub on_store_loss: OnStoreLoss,
+    /// Threads that serve requests; none: one per core.
+    pub workers: Option<NonZeroUsize>,
+    /// What tells the partition of a request.
+    pub partition: Partition,
+    /// Bounds of what is held during a cutover.
+    pub stash: Stash,
+    /// How long requests in flight may delay a cutover.
+    pub drain: Drain,
+    /// The connections to pods.
+    pub upstream: Upstream,
+    /// Bounds of what clients may do.
+    pub limits: Limits,
+}
+
+/// What a router does without the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnStoreLoss {
+    /// Serve owners that fence by themselves and confirm that they have drained; fence towards the others.
+    Auto,
+    /// Route nothing once the lease may have ended.
+    Fence,
+    /// Go on with the table as last seen.
+    Serve,
+}
+
+/// What tells the partition of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Partition {
+    /// The request carries the partition's number.
+    Number {
+        /// The header with the number.
+        header: HeaderName,
+        /// The header with the key whose requests stay in order across a cutover; none: order of arrival.
+        order_by: Option<HeaderName>,
+    },
+    /// The partition is computed from a key, which is also what requests stay in order by.
+    Key {
+        /// Where the key stands.
+        source: KeySource,
+        /// What makes a number of it.
+        hash: Hash,
+    },
+}
+
+/// Where the key of a request stands.
+#[derive(Debug, Clone, PartialEq)]
+pub enum KeySource {
+    /// The value of a header.
+    Header(HeaderName),
+    /// A segment of the path.
+    Path(PathTemplate),
+    /// The value of a parameter of the query.
+    Query(String),
+    /// The value of a cookie.
+    Cookie(String),
+}
+
+/// A path with one segment that is the key, such as `/persons/{key}/events`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PathTemplate {
+    /// The segments in front of the key, as written: `["persons"]`.
+    pub before: Vec<String>,
+    /// The segments behind it, as written: `["events"]`.
+    pub after: Vec<String>,
+}
+
+/// What makes a partition's number of a key; each as the producers of that family do it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hash {
+    /// Kafka's Java client.
+    Murmur2,
+    /// librdkafka's `consistent`.
+    Crc32,
+    /// Sarama.
+    Fnv1a,
+    /// xxHash, 64 bits of XXH3.
+    Xxh3,
+}
+
+/// Bounds of what a router holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stash {
+    /// Requests held per partition; at least one.
+    pub max_requests: usize,
+    /// Bytes held per partition.
+    pub max_bytes: usize,
+    /// Bytes held over all partitions; at least `max_bytes`.
+    pub max_total_bytes: usize,
+    /// How long one request is held before it is answered with 503.
+    pub max_wait: Duration,
+    /// Requests of different keys in flight while a partition is flushed; at least one.
+    pub flush_concurrency: usize,
+}
+
+/// How long requests in flight may delay a cutover.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Drain {
+    /// How long a router waits for what is in flight to the old owner; below the coordinator's `phase_timeout`.
+    pub timeout: Duration,
+    /// What happens then.
+    pub on_timeout: OnDrainTimeout,
+}
+
+/// What happens when a drain takes too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnDrainTimeout {
+    /// Sever where that is safe, cancel elsewhere.
+    Auto,
+    /// End the exchanges that are left and go on.
+    Sever,
+    /// Give the handoff up.
+    Cancel,
+}
+
+/// The connections of a router to pods.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Upstream {
+    /// What is spoken to pods.
+    pub protocol: Protocol,
+    /// How long a connection may take to come up; at most `request_timeout`.
+    pub connect_timeout: Duration,
+    /// How long a pod may take to begin its answer, and to end an exchange whose client is gone.
+    pub request_timeout: Duration,
+    /// How long a stream may be open with nothing flowing.
+    pub idle_timeout: Duration,
+    /// Unused connections kept per pod; zero: none is kept.
+    pub max_idle_per_pod: usize,
+}
+
+/// What is spoken to pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// What the client spoke.
+    Auto,
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 with prior knowledge.
+    Http2,
+}
+
+/// Bounds of what clients may do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limits {
+    /// Connections of clients at one time; at least one.
+    pub max_connections: usize,
+    /// How long a client may take to send a request's head.
+    pub header_read_timeout: Duration,
+    /// Bytes of a request's head.
+    pub max_header_bytes: usize,
+}
+
+/// The role that decides which pod owns which partition.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Coordinator {
+    /// Its name among the candidates.
+    pub name: String,
+    /// How many partitions the keyspace has, 1 to 65536.
+    pub partitions: u32,
+    /// Which pod gets which partition.
+    pub strategy: Strategy,
+    /// The life of its leadership without renewal; whole seconds, at least two.
+    pub lease_ttl: Duration,
+    /// How long membership must be quiet before a plan is made.
+    pub settle: Duration,
+    /// How long a plan may be put off by membership that is not quiet; at least `settle`.
+    pub settle_max: Duration,
+    /// The least time between two plans.
+    pub min_interval: Duration,
+    /// The longest time between two plans.
+    pub heartbeat: Duration,
+    /// Handoffs under way at one time; at least one.
+    pub max_concurrent_handoffs: usize,
+    /// Whether routers wait for each other at a cutover.
+    pub mode: Mode,
+    /// How long a new owner may take to get ready.
+    pub warm_timeout: Duration,
+    /// How long any other phase may take.
+    pub phase_timeout: Duration,
+    /// Where pods reach its gRPC service.
+    pub listen: SocketAddr,
+}
+
+/// Which pod gets which partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strategy {
+    /// Balanced, with the fewest moves.
+    Sticky,
+    /// Jump consistent hash.
+    Jump,
+}
+
+/// Whether routers wait for each other at a cutover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// No router sends to the new owner before all have stopped sending to the old one.
+    Barrier,
+    /// Each router cuts over by itself.
+    Independent,
+}
+
+/// The role of a sidecar in front of a writer pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pod {
+    /// Its name among the pods of the keyspace.
+    pub name: String,
+    /// Where routers reach it.
+    pub listen: SocketAddr,
+    /// What it tells routers to connect to, `host:port`; never an unspecified address or port 0.
+    pub advertise: String,
+    /// The service itself, `host:port`; never `listen`.
+    pub upstream: String,
+    /// The life of its registration without renewal; whole seconds, at least two.
+    pub lease_ttl: Duration,
+    /// Its share of the partitions in proportion to the other pods' weights; above zero.
+    pub weight: f64,
+    /// The failure domain that it runs in.
+    pub zone: Option<String>,
+    /// What it calls in the service.
+    pub hooks: Hooks,
+    /// How long it waits to be emptied when it is told to stop.
+    pub shutdown_timeout: Duration,
+}
+
+/// URLs of the service that a sidecar posts to, each plain `http://`; none: there is nothing to do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hooks {
+    /// Get ready to own a partition.
+    pub warm: Option<Uri>,
+    /// Catch up with what the old owner wrote; one that is given makes the pod capable of `sync`.
+    pub sync: Option<Uri>,
+    /// A partition is gone.
+    pub release: Option<Uri>,
+}
+
+/// Health, metrics and status over HTTP.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Admin {
+    /// Where it is served.
+    pub listen: SocketAddr,
+}
+
+/// What is logged and how.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Log {
+    /// The least important level that is still logged.
+    pub level: LogLevel,
+    /// The form of a line.
+    pub format: LogFormat,
+}
+
+/// How important a line is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLevel {
+    /// Something failed.
+    Error,
+    /// Something may fail.
+    Warn,
+    /// What an operator follows.
+    Info,
+    /// What a developer follows.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+/// The form of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// An object per line.
+    Json,
+}

@@ -1,0 +1,161 @@
+//! The example files: what they show is what the program does.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use segue_config::{
+    Admin, Config, Coordinator, Drain, Hooks, KeySource, Limits, Log, LogFormat, LogLevel, Mode, OnDrainTimeout,
+    OnStoreLoss, Partition, Pod, Protocol, Router, Stash, Store, StoreKind, Strategy, Upstream, parse,
+};
+
+const EXAMPLE: &str = include_str!("../segue.example.toml");
+
+fn accepted(file: &str, text: &str) -> Config {
+    parse(file, text, [], "host-1").unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+#[test]
+fn the_example_shows_the_defaults() {
+    assert_eq!(
+        accepted("example", EXAMPLE),
+        accepted("empty", "[router]\n[coordinator]\n[pod]\n[admin]\n")
+    );
+}
+
+#[test]
+fn the_defaults_are_those_that_users_were_told() {
+    let seconds = Duration::from_secs;
+    let told = Config {
+        keyspace: "default".to_owned(),
+        store: Store {
+            kind: StoreKind::Etcd,
+            endpoints: vec!["http://127.0.0.1:2379".to_owned()],
+            prefix: "/segue/".to_owned(),
+            credentials: None,
+        },
+        router: Some(Router {
+            name: "host-1".to_owned(),
+            listen: "127.0.0.1:8080".parse().unwrap(),
+            lease_ttl: seconds(15),
+            on_store_loss: OnStoreLoss::Auto,
+            workers: None,
+            partition: Partition::Number {
+                header: "x-partition".parse().unwrap(),
+                order_by: None,
+            },
+            stash: Stash {
+                max_requests: 10_000,
+                max_bytes: 64 << 20,
+                max_total_bytes: 512 << 20,
+                max_wait: seconds(30),
+                flush_concurrency: 64,
+            },
+            drain: Drain {
+                timeout: seconds(30),
+                on_timeout: OnDrainTimeout::Auto,
+            },
+            upstream: Upstream {
+                protocol: Protocol::Auto,
+                connect_timeout: seconds(1),
+                request_timeout: seconds(60),
+                idle_timeout: seconds(300),
+                max_idle_per_pod: 256,
+            },
+            limits: Limits {
+                max_connections: 10_000,
+                header_read_timeout: seconds(10),
+                max_header_bytes: 64 << 10,
+            },
+        }),
+        coordinator: Some(Coordinator {
+            name: "host-1".to_owned(),
+            partitions: 64,
+            strategy: Strategy::Sticky,
+            lease_ttl: seconds(10),
+            settle: seconds(1),
+            settle_max: seconds(5),
+            min_interval: seconds(2),
+            heartbeat: seconds(30),
+            max_concurrent_handoffs: 64,
+            mode: Mode::Barrier,
+            warm_timeout: seconds(300),
+            phase_timeout: seconds(60),
+            listen: "127.0.0.1:7070".parse().unwrap(),
+        }),
+        pod: Some(Pod {
+            name: "host-1".to_owned(),
+            listen: "127.0.0.1:8181".parse().unwrap(),
+            advertise: "127.0.0.1:8181".to_owned(),
+            upstream: "127.0.0.1:8182".to_owned(),
+            lease_ttl: seconds(15),
+            weight: 1.0,
+            zone: None,
+            hooks: Hooks {
+                warm: None,
+                sync: None,
+                release: None,
+            },
+            shutdown_timeout: seconds(60),
+        }),
+        admin: Some(Admin {
+            listen: "127.0.0.1:9090".parse().unwrap(),
+        }),
+        log: Log {
+            level: LogLevel::Info,
+            format: LogFormat::Text,
+        },
+    };
+    assert_eq!(accepted("example", EXAMPLE), told);
+}
+
+#[test]
+fn each_commented_key_of_the_example_is_accepted_or_refused_as_the_comment_says() {
+    let commented = EXAMPLE
+        .lines()
+        .filter(|line| line.starts_with("# ") && line.contains(" = "));
+    let mut tried = 0;
+    for line in commented.filter(|line| !line.contains('`')) {
+        let bare = line.trim_start_matches("# ");
+        let mut text = EXAMPLE.replace(&format!("\n{line}\n"), &format!("\n{bare}\n"));
+        assert_ne!(text, EXAMPLE, "{line}");
+        if bare.starts_with("key = ") || bare.starts_with("hash = ") {
+            text = text.replace("\nheader = \"x-partition\"\n", "\n");
+        }
+        if bare.starts_with("hash = ") {
+            text = text.replace("\n# key = { query", "\nkey = { query");
+        }
+        if bare.starts_with("username = ") || bare.starts_with("password_file = ") {
+            text = text
+                .replace("\n# username", "\nusername")
+                .replace("\n# password_file", "\npassword_file");
+        }
+        match parse("example", &text, [], "host-1") {
+            Ok(_) => assert!(!bare.starts_with("tls"), "{line}"),
+            Err(errors) => assert!(
+                bare.starts_with("tls") && errors.iter().count() == 1,
+                "{line}: {errors}"
+            ),
+        }
+        tried += 1;
+    }
+    assert_eq!(tried, 19);
+}
+
+#[test]
+fn the_examples_of_single_roles_are_accepted() {
+    let router = accepted("router", include_str!("../examples/router.toml"));
+    let partition = router.router.unwrap().partition;
+    assert!(matches!(
+        partition,
+        Partition::Key {
+            source: KeySource::Header(_),
+            ..
+        }
+    ));
+    assert!(router.coordinator.is_none() && router.pod.is_none());
+    let coordinator = accepted("coordinator", include_str!("../examples/coordinator.toml"));
+    assert_eq!(coordinator.coordinator.unwrap().partitions, 256);
+    let pod = accepted("pod", include_str!("../examples/pod.toml"));
+    assert_eq!(pod.pod.unwrap().advertise, "writer-0.writers:8181");
+}

@@ -1,0 +1,221 @@
+//! What a file must satisfy as a whole, and the exact text if it does not.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use segue_config::parse;
+use support::{assert_accepted, assert_refused, refused};
+
+#[test]
+fn a_file_without_a_role_is_refused() {
+    let expected = "segue.toml:1:1: router, coordinator, pod: there is no role to run; expected at least one of the \
+                    sections [router], [coordinator], [pod]";
+    assert_refused("", &[expected]);
+    assert_refused("keyspace = \"orders\"\n[admin]\n", &[expected]);
+}
+
+#[test]
+fn two_sources_of_the_partition_point_at_both() {
+    assert_refused(
+        "[router.partition]\nheader = \"x-partition\"\nkey = { path = \"/persons/{key}\", cookie = \"sid\" }\n",
+        &[
+            "segue.toml:3:9: router.partition.key.path: a second source of the partition beside \
+             router.partition.header (segue.toml:2:1); expected exactly one",
+            "segue.toml:3:34: router.partition.key.cookie: a second source of the partition beside \
+             router.partition.header (segue.toml:2:1); expected exactly one",
+        ],
+    );
+}
+
+#[test]
+fn a_key_or_an_order_that_names_nothing_is_refused() {
+    assert_refused(
+        "[router.partition]\nkey = {}\norder_by = {}\n",
+        &[
+            "segue.toml:2:1: router.partition.key: empty; expected one of header, path, query, cookie",
+            "segue.toml:3:1: router.partition.order_by: empty; expected header",
+        ],
+    );
+}
+
+#[test]
+fn a_hash_needs_a_key_and_an_order_needs_none() {
+    assert_refused(
+        "[router.partition]\nhash = \"crc32\"\n",
+        &[
+            "segue.toml:2:1: router.partition.hash: given without router.partition.key; the header's number is the \
+           partition, and nothing is hashed; expected a key, or no hash",
+        ],
+    );
+    assert_refused(
+        "[router.partition]\nkey = { query = \"id\" }\norder_by = { header = \"x-key\" }\n",
+        &[
+            "segue.toml:3:14: router.partition.order_by.header: given beside router.partition.key, which is what \
+           requests are ordered by; expected it only with router.partition.header",
+        ],
+    );
+}
+
+#[test]
+fn tls_is_refused_wherever_it_is_asked_for() {
+    let refused = |place: &str| {
+        format!(
+            "segue.toml:{place}: TLS is not supported yet by this version; remove it, and keep this traffic inside a \
+             network that you trust"
+        )
+    };
+    assert_refused(
+        "[store]\ntls = { ca = \"a\" }\n[router.tls]\ncert = \"a\"\nkey = \"b\"\n[router.upstream]\ntls = {}\n",
+        &[
+            &refused("2:1: store.tls"),
+            &refused("3:9: router.tls"),
+            &refused("7:1: router.upstream.tls"),
+        ],
+    );
+    assert_refused(
+        "[store]\nendpoints = [\"https://etcd:2379\"]\n[pod]\n",
+        &[
+            "segue.toml:2:13: store.endpoints: \"https://etcd:2379\": TLS is not supported yet by this version; use an \
+           http:// URL",
+        ],
+    );
+}
+
+#[test]
+fn bounds_in_the_wrong_order_point_at_the_one_that_was_given() {
+    assert_refused(
+        "[coordinator]\nsettle = \"10s\"\nsettle_max = \"5s\"\n",
+        &[
+            "segue.toml:2:10: coordinator.settle: 10s is above coordinator.settle_max, which is 5s (segue.toml:3:1); \
+           expected at most 5s",
+        ],
+    );
+    assert_refused(
+        "[coordinator]\nsettle_max = \"500ms\"\n",
+        &[
+            "segue.toml:2:14: coordinator.settle_max: 500ms is below coordinator.settle, which is 1s (the default); \
+           expected at least 1s",
+        ],
+    );
+    assert_refused(
+        "[router]\nstash.max_bytes = \"1GiB\"\nupstream.request_timeout = \"100ms\"\n",
+        &[
+            "segue.toml:2:19: router.stash.max_bytes: 1GiB is above router.stash.max_total_bytes, which is 512MiB (the \
+             default); expected at most 512MiB",
+            "segue.toml:3:28: router.upstream.request_timeout: 100ms is below router.upstream.connect_timeout, which \
+             is 1s (the default); expected at least 1s",
+        ],
+    );
+    assert_accepted("[coordinator]\nsettle = \"5s\"\nmin_interval = \"0s\"\n");
+}
+
+#[test]
+fn a_drain_must_end_before_its_phase_where_both_roles_are_in_the_file() {
+    assert_refused(
+        "[router.drain]\ntimeout = \"60s\"\n[coordinator]\n",
+        &[
+            "segue.toml:2:11: router.drain.timeout: 1m is not below coordinator.phase_timeout, which is 1m (the \
+           default); expected less than 1m",
+        ],
+    );
+    assert_refused(
+        "[router]\n[coordinator]\nphase_timeout = \"10s\"\n",
+        &[
+            "segue.toml:3:17: coordinator.phase_timeout: 10s is not above router.drain.timeout, which is 30s (the \
+           default); expected more than 30s",
+        ],
+    );
+    assert_accepted("[router.drain]\ntimeout = \"60s\"\n");
+}
+
+#[test]
+fn a_value_that_was_refused_causes_no_further_complaint() {
+    assert_refused(
+        "[coordinator]\nsettle = \"soon\"\nsettle_max = \"500ms\"\n",
+        &[
+            "segue.toml:2:10: coordinator.settle: \"soon\" is not a duration; expected a duration such as \"250ms\", \
+           \"10s\", \"5m\" or \"1h\"",
+        ],
+    );
+}
+
+#[test]
+fn two_roles_cannot_listen_at_one_address() {
+    assert_refused(
+        "[router]\nlisten = \"127.0.0.1:9000\"\n[pod]\nlisten = \"127.0.0.1:9000\"\n[admin]\nlisten = \"0.0.0.0:7070\"\n\
+         [coordinator]\n",
+        &[
+            "segue.toml:4:10: pod.listen: the same address as router.listen (segue.toml:2:1); expected an address of \
+             its own",
+            "segue.toml:6:10: admin.listen: the same address as coordinator.listen (the default); expected an address \
+             of its own",
+        ],
+    );
+    assert_accepted("[router]\nlisten = \"127.0.0.1:0\"\n[coordinator]\nlisten = \"127.0.0.1:0\"\n");
+    assert_accepted("[router]\nlisten = \"127.0.0.1:80\"\n[coordinator]\nlisten = \"127.0.0.2:80\"\n");
+}
+
+#[test]
+fn a_pod_needs_an_address_that_routers_can_connect_to() {
+    assert_refused(
+        "[pod]\nlisten = \"0.0.0.0:8181\"\n",
+        &[
+            "segue.toml:1:2: pod.advertise: not given, and no router could connect to pod.listen, 0.0.0.0:8181; expected \
+           a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"",
+        ],
+    );
+    for bad in [
+        "writer-0",
+        "writer-0:0",
+        "writer-0:http",
+        ":8181",
+        "a b:1",
+        "::1:80",
+        "127.0.0.1:0",
+    ] {
+        assert_refused(
+            &format!("[pod]\nadvertise = \"{bad}\"\n"),
+            &[&format!(
+                "segue.toml:2:13: pod.advertise: \"{bad}\" is not a host and a port; expected a host and a port, such \
+                 as \"10.0.0.7:8181\" or \"writer-0:8181\""
+            )],
+        );
+    }
+    assert!(refused("[pod]\nadvertise = \"[::]:8181\"\n").contains("is no address that a router could connect to"));
+    assert_accepted("[pod]\nlisten = \"[::]:8181\"\nadvertise = \"[2001:db8::7]:8181\"\n");
+}
+
+#[test]
+fn a_sidecar_is_not_in_front_of_itself() {
+    assert_refused(
+        "[pod]\nupstream = \"127.0.0.1:8181\"\n",
+        &[
+            "segue.toml:2:12: pod.upstream: the same as pod.listen (the default); expected the address of the service itself",
+        ],
+    );
+}
+
+#[test]
+fn the_store_is_told_completely() {
+    assert_refused(
+        "[store]\nendpoints = []\nprefix = \"segue\"\nusername = \"u\"\n[pod]\n",
+        &[
+            "segue.toml:2:13: store.endpoints: names no endpoint; expected a list of URLs, such as \
+             [\"http://127.0.0.1:2379\"]",
+            "segue.toml:3:10: store.prefix: \"segue\" does not begin and end with '/'; expected a prefix that begins \
+             and ends with '/'; did you mean \"/segue/\"",
+            "segue.toml:4:1: store.username: given without store.password_file; expected both or neither",
+        ],
+    );
+}
+
+#[test]
+fn a_host_without_a_usable_name_must_name_its_roles() {
+    let errors = parse("segue.toml", "[router]\n[coordinator]\nname = \"c\"\n", [], "").unwrap_err();
+    assert_eq!(
+        errors.to_string(),
+        "segue.toml:1:2: router.name: not given, and the host's name \"\" cannot stand in for it; expected letters, \
+         digits, '.', '_' and '-', 253 at most"
+    );
+}
