@@ -7,6 +7,12 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+#[cfg(feature = "shell")]
+pub mod coordinator;
+#[cfg(feature = "shell")]
+pub mod participant;
 pub mod planning;
 pub mod protocol;
+#[cfg(feature = "shell")]
+pub mod router;
 pub mod store;

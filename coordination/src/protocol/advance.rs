@@ -72,9 +72,7 @@ pub struct Advance {
 
 /// Who the partition's handoff is waiting for. Empty: the phase can move on, or there is no handoff.
 pub fn waiting_for(view: &View, partition: Partition) -> Vec<Waiting> {
-    view.handoffs
-        .get(&partition)
-        .map_or_else(Vec::new, |handoff| waiting(view, handoff, None))
+    view.handoffs.get(&partition).map_or_else(Vec::new, |handoff| waiting(view, handoff, None))
 }
 
 /// The next move of the partition's handoff, if nothing is being waited for. `now` is written for people.
@@ -89,41 +87,20 @@ pub fn advance(view: &View, partition: Partition, now: u64) -> Option<Advance> {
 pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Revision, now: u64) -> Txn {
     let keys = view.keys();
     let (partition, handoff, key, value) = match ack {
-        Ack::RouterDrained(ack) => (
-            ack.partition,
-            ack.handoff,
-            keys.router_drained(ack.partition, &ack.router_name),
-            encode(ack),
-        ),
-        Ack::RouterCutover(ack) => (
-            ack.partition,
-            ack.handoff,
-            keys.router_cutover(ack.partition, &ack.router_name),
-            encode(ack),
-        ),
-        Ack::Pod(ack) => (
-            ack.partition,
-            ack.handoff,
-            keys.pod_ack(ack.partition, &ack.pod_name, ack.ack),
-            encode(ack),
-        ),
+        Ack::RouterDrained(ack) => {
+            (ack.partition, ack.handoff, keys.router_drained(ack.partition, &ack.router_name), encode(ack))
+        }
+        Ack::RouterCutover(ack) => {
+            (ack.partition, ack.handoff, keys.router_cutover(ack.partition, &ack.router_name), encode(ack))
+        }
+        Ack::Pod(ack) => (ack.partition, ack.handoff, keys.pod_ack(ack.partition, &ack.pod_name, ack.ack), encode(ack)),
     };
     let alone = Txn {
-        when: vec![
-            Compare::created_at(keys.handoff(partition), handoff),
-            Compare::created_at(writer, incarnation),
-        ],
-        then: vec![Op::Put {
-            key,
-            value,
-            lease: None,
-        }],
+        when: vec![Compare::created_at(keys.handoff(partition), handoff), Compare::created_at(writer, incarnation)],
+        then: vec![Op::Put { key, value, lease: None }],
         otherwise: None,
     };
-    let record = view
-        .handoffs
-        .get(&partition)
-        .filter(|record| record.create_revision == handoff);
+    let record = view.handoffs.get(&partition).filter(|record| record.create_revision == handoff);
     match record.and_then(|record| step(view, record, Some(ack), now)) {
         // The move that ends a handoff deletes its acks, and a key cannot be put and deleted in one transaction.
         Some(Advance { to: Some(_), txn, .. }) => Txn {
@@ -138,10 +115,7 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Revision
 /// The writes that end a handoff: its record and all acks, at once.
 pub(crate) fn delete_handoff(view: &View, partition: Partition) -> Vec<Op> {
     let record = Op::Delete(Keys::One(view.keys().handoff(partition)));
-    let acks = view
-        .keys()
-        .acks_of(partition)
-        .map(|prefix| Op::Delete(Keys::Prefix(prefix)));
+    let acks = view.keys().acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
     std::iter::once(record).chain(acks).collect()
 }
 
@@ -161,10 +135,7 @@ fn step(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>, now: u64) -
         (Phase::Switching, _) => Some(Phase::Complete),
         (Phase::Complete, _) => None,
     };
-    let mut when = vec![Compare::unchanged_since(
-        keys.handoff(record.partition),
-        handoff.mod_revision,
-    )];
+    let mut when = vec![Compare::unchanged_since(keys.handoff(record.partition), handoff.mod_revision)];
     // A router that registered since this view has acknowledged nothing; one that left is not waited for.
     when.push(Compare::none_created_after(keys.routers(), view.revision));
     if let Some(old) = &record.old_owner {
@@ -175,23 +146,11 @@ fn step(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>, now: u64) -
         return Some(Advance {
             from: record.phase,
             to: None,
-            txn: Txn {
-                when,
-                then: delete_handoff(view, record.partition),
-                otherwise: None,
-            },
+            txn: Txn { when, then: delete_handoff(view, record.partition), otherwise: None },
         });
     };
-    let moved = Handoff {
-        phase: to,
-        phase_entered_at: now,
-        ..record.clone()
-    };
-    let mut then = vec![Op::Put {
-        key: keys.handoff(record.partition),
-        value: encode(&moved),
-        lease: None,
-    }];
+    let moved = Handoff { phase: to, phase_entered_at: now, ..record.clone() };
+    let mut then = vec![Op::Put { key: keys.handoff(record.partition), value: encode(&moved), lease: None }];
     let flips = to == Phase::Switching
         || (to == Phase::Complete && record.mode == Mode::Independent && record.phase == Phase::Ready);
     if flips {
@@ -200,24 +159,13 @@ fn step(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>, now: u64) -
         when.push(assigned);
         then.push(flip);
     }
-    Some(Advance {
-        from: record.phase,
-        to: Some(to),
-        txn: Txn {
-            when,
-            then,
-            otherwise: None,
-        },
-    })
+    Some(Advance { from: record.phase, to: Some(to), txn: Txn { when, then, otherwise: None } })
 }
 
 /// The change of owner, and the guard that the assignment is still the one that was seen.
 pub(crate) fn flip(view: &View, handoff: &Handoff) -> (Compare, Op) {
     let key = view.keys().assignment(handoff.partition);
-    let seen = view
-        .assignments
-        .get(&handoff.partition)
-        .map_or(0, |assignment| assignment.mod_revision);
+    let seen = view.assignments.get(&handoff.partition).map_or(0, |assignment| assignment.mod_revision);
     let assignment = Assignment {
         partition: handoff.partition,
         owner: handoff.new_owner.clone(),
@@ -225,14 +173,7 @@ pub(crate) fn flip(view: &View, handoff: &Handoff) -> (Compare, Op) {
         status: AssignmentStatus::Active,
         epoch: handoff.epoch,
     };
-    (
-        Compare::unchanged_since(key.clone(), seen),
-        Op::Put {
-            key,
-            value: encode(&assignment),
-            lease: None,
-        },
-    )
+    (Compare::unchanged_since(key.clone(), seen), Op::Put { key, value: encode(&assignment), lease: None })
 }
 
 /// Whether `Syncing` has anything to wait for.
@@ -259,11 +200,9 @@ fn waiting(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>) -> Vec<W
     match (record.phase, record.mode) {
         (Phase::Warming, _) => vec![Waiting::Warm(record.new_owner.clone())],
         (Phase::Ready, _) if record.old_owner.is_none() => Vec::new(),
-        (Phase::Ready, Mode::Barrier) => view
-            .routers
-            .keys()
-            .filter_map(|router| not_drained(view, record.partition, router, id, plus))
-            .collect(),
+        (Phase::Ready, Mode::Barrier) => {
+            view.routers.keys().filter_map(|router| not_drained(view, record.partition, router, id, plus)).collect()
+        }
         (Phase::Ready, Mode::Independent) | (Phase::Switching, _) => view
             .routers
             .keys()

@@ -17,10 +17,7 @@ pub struct LeaseTimes {
 impl LeaseTimes {
     /// The times of a lease of `ttl` microseconds whose last confirmed keepalive (or grant) was sent at `sent`.
     pub fn confirmed(sent: u64, ttl: u64) -> Self {
-        LeaseTimes {
-            trusted_until: sent.saturating_add(ttl / 3 * 2),
-            stands_until: sent.saturating_add(ttl),
-        }
+        LeaseTimes { trusted_until: sent.saturating_add(ttl / 3 * 2), stands_until: sent.saturating_add(ttl) }
     }
 }
 

@@ -75,15 +75,8 @@ pub fn duty(view: &View, me: &str, incarnation: Revision, partition: Partition) 
         .get(&partition)
         .map(|assignment| &assignment.value)
         .filter(|assignment| assignment.owner == me && assignment.incarnation == incarnation);
-    let Some(Stamped {
-        create_revision: handoff,
-        value,
-        ..
-    }) = view.handoffs.get(&partition)
-    else {
-        return assigned.map_or(Duty::Idle, |assignment| Duty::Serve {
-            epoch: assignment.epoch,
-        });
+    let Some(Stamped { create_revision: handoff, value, .. }) = view.handoffs.get(&partition) else {
+        return assigned.map_or(Duty::Idle, |assignment| Duty::Serve { epoch: assignment.epoch });
     };
     let (handoff, epoch) = (*handoff, value.epoch);
     let is_new = value.new_owner == me && value.new_incarnation == incarnation;
@@ -100,27 +93,18 @@ pub fn duty(view: &View, me: &str, incarnation: Revision, partition: Partition) 
         }
         (Phase::Syncing, _) if is_new => {
             let due = record.capabilities.sync && !said(PodAckKind::Synced) && log_at_rest(view, value, handoff);
-            if due {
-                Duty::Sync { handoff, epoch }
-            } else {
-                Duty::Stand { handoff, epoch }
-            }
+            if due { Duty::Sync { handoff, epoch } } else { Duty::Stand { handoff, epoch } }
         }
         (Phase::Ready, _) if is_new => Duty::Stand { handoff, epoch },
         (Phase::Syncing, _) if is_old && record.capabilities.drained => match assigned {
-            Some(assignment) => Duty::Drain {
-                handoff,
-                epoch: assignment.epoch,
-            },
+            Some(assignment) => Duty::Drain { handoff, epoch: assignment.epoch },
             None => Duty::Idle,
         },
         (Phase::Switching, _) if is_old => Duty::Stand { handoff, epoch },
         (Phase::Complete, _) if is_old && record.capabilities.released && !said(PodAckKind::Released) => {
             Duty::Release { handoff }
         }
-        _ => assigned.map_or(Duty::Idle, |assignment| Duty::Serve {
-            epoch: assignment.epoch,
-        }),
+        _ => assigned.map_or(Duty::Idle, |assignment| Duty::Serve { epoch: assignment.epoch }),
     }
 }
 
@@ -133,29 +117,18 @@ pub fn warmed(
     partition: Partition,
     now: u64,
 ) -> Option<Txn> {
-    let record = view
-        .handoffs
-        .get(&partition)
-        .filter(|record| record.create_revision == handoff)?;
+    let record = view.handoffs.get(&partition).filter(|record| record.create_revision == handoff)?;
     if record.value.phase != Phase::Warming {
         return None;
     }
-    let ready = Handoff {
-        phase: Phase::Ready,
-        phase_entered_at: now,
-        ..record.value.clone()
-    };
+    let ready = Handoff { phase: Phase::Ready, phase_entered_at: now, ..record.value.clone() };
     let key = view.keys().handoff(partition);
     Some(Txn {
         when: vec![
             Compare::unchanged_since(key.clone(), record.mod_revision),
             Compare::created_at(view.keys().pod(me), incarnation),
         ],
-        then: vec![Op::Put {
-            key,
-            value: super::records::encode(&ready),
-            lease: None,
-        }],
+        then: vec![Op::Put { key, value: super::records::encode(&ready), lease: None }],
         otherwise: None,
     })
 }

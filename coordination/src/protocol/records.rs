@@ -62,38 +62,23 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// All four.
-    pub const ALL: Capabilities = Capabilities {
-        sync: true,
-        drained: true,
-        released: true,
-        fence: true,
-    };
+    pub const ALL: Capabilities = Capabilities { sync: true, drained: true, released: true, fence: true };
 }
 
 impl From<Vec<String>> for Capabilities {
     fn from(names: Vec<String>) -> Self {
         let has = |name: &str| names.iter().any(|have| have == name);
-        Capabilities {
-            sync: has("sync"),
-            drained: has("drained"),
-            released: has("released"),
-            fence: has("fence"),
-        }
+        Capabilities { sync: has("sync"), drained: has("drained"), released: has("released"), fence: has("fence") }
     }
 }
 
 impl From<Capabilities> for Vec<String> {
     fn from(have: Capabilities) -> Self {
-        [
-            ("sync", have.sync),
-            ("drained", have.drained),
-            ("released", have.released),
-            ("fence", have.fence),
-        ]
-        .into_iter()
-        .filter(|(_, has)| *has)
-        .map(|(name, _)| name.to_owned())
-        .collect()
+        [("sync", have.sync), ("drained", have.drained), ("released", have.released), ("fence", have.fence)]
+            .into_iter()
+            .filter(|(_, has)| *has)
+            .map(|(name, _)| name.to_owned())
+            .collect()
     }
 }
 
@@ -185,13 +170,7 @@ pub enum Phase {
 
 impl Phase {
     /// Every phase, in order.
-    pub const ALL: [Phase; 5] = [
-        Phase::Warming,
-        Phase::Ready,
-        Phase::Syncing,
-        Phase::Switching,
-        Phase::Complete,
-    ];
+    pub const ALL: [Phase; 5] = [Phase::Warming, Phase::Ready, Phase::Syncing, Phase::Switching, Phase::Complete];
 
     /// The phase as metrics and logs name it.
     pub fn as_str(self) -> &'static str {
@@ -319,9 +298,7 @@ impl PodAckKind {
 
     /// The inverse of [`as_str`](Self::as_str).
     pub fn parse(name: &str) -> Option<Self> {
-        [PodAckKind::Drained, PodAckKind::Synced, PodAckKind::Released]
-            .into_iter()
-            .find(|kind| kind.as_str() == name)
+        [PodAckKind::Drained, PodAckKind::Synced, PodAckKind::Released].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
@@ -369,13 +346,7 @@ mod tests {
         .unwrap();
         assert_eq!(pod.weight, Thousandths(1000));
         assert_eq!(pod.status, PodStatus::Ready);
-        assert_eq!(
-            pod.capabilities,
-            Capabilities {
-                fence: true,
-                ..Capabilities::default()
-            }
-        );
+        assert_eq!(pod.capabilities, Capabilities { fence: true, ..Capabilities::default() });
     }
 
     #[test]
@@ -397,19 +368,13 @@ mod tests {
             String::from_utf8(encode(&handoff)).unwrap(),
             r#"{"partition":7,"old_owner":null,"old_incarnation":0,"new_owner":"w-1","new_incarnation":12,"phase":"Warming","epoch":3,"mode":"barrier","started_at":1,"phase_entered_at":2,"reason":"first placement"}"#
         );
-        assert_eq!(
-            serde_json::to_string(&Capabilities::ALL).unwrap(),
-            r#"["sync","drained","released","fence"]"#
-        );
+        assert_eq!(serde_json::to_string(&Capabilities::ALL).unwrap(), r#"["sync","drained","released","fence"]"#);
     }
 
     #[test]
     fn odd_weights_become_numbers_that_planning_can_use() {
         for (text, expected) in [("0.5", 500), ("-3", 0), ("1e300", u32::MAX)] {
-            assert_eq!(
-                serde_json::from_str::<Thousandths>(text).unwrap(),
-                Thousandths(expected)
-            );
+            assert_eq!(serde_json::from_str::<Thousandths>(text).unwrap(), Thousandths(expected));
         }
     }
 }

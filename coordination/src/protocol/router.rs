@@ -100,53 +100,25 @@ pub fn route(view: &View, partition: Partition, trust: Trust) -> Route {
         return Route::Hold(HoldCause::NoOwner);
     }
     let (target, capabilities) = match view.handoffs.get(&partition).map(|handoff| &handoff.value) {
-        Some(Handoff {
-            phase: Phase::Ready | Phase::Syncing,
-            mode: Mode::Barrier,
-            ..
-        }) => {
+        Some(Handoff { phase: Phase::Ready | Phase::Syncing, mode: Mode::Barrier, .. }) => {
             return Route::Hold(HoldCause::Handoff);
         }
-        Some(Handoff {
-            phase: Phase::Ready | Phase::Syncing,
-            old_owner: None,
-            ..
-        }) => {
+        Some(Handoff { phase: Phase::Ready | Phase::Syncing, old_owner: None, .. }) => {
             return Route::Hold(HoldCause::Handoff);
         }
-        Some(
-            handoff @ Handoff {
-                phase: Phase::Ready | Phase::Syncing,
-                mode: Mode::Independent,
-                ..
-            },
-        ) => {
+        Some(handoff @ Handoff { phase: Phase::Ready | Phase::Syncing, mode: Mode::Independent, .. }) => {
             let Some(pod) = view.live_new_owner(handoff) else {
                 return Route::Hold(HoldCause::NoOwner);
             };
             let (pod_name, incarnation) = (handoff.new_owner.clone(), handoff.new_incarnation);
-            (
-                Target {
-                    pod: pod_name,
-                    incarnation,
-                    epoch: handoff.epoch,
-                },
-                pod.capabilities,
-            )
+            (Target { pod: pod_name, incarnation, epoch: handoff.epoch }, pod.capabilities)
         }
         _ => {
             let Some((assignment, pod)) = view.live_owner(partition) else {
                 return Route::Hold(HoldCause::NoOwner);
             };
             let (pod_name, incarnation) = (assignment.owner.clone(), assignment.incarnation);
-            (
-                Target {
-                    pod: pod_name,
-                    incarnation,
-                    epoch: assignment.epoch,
-                },
-                pod.capabilities,
-            )
+            (Target { pod: pod_name, incarnation, epoch: assignment.epoch }, pod.capabilities)
         }
     };
     match trust {
@@ -183,22 +155,14 @@ pub fn next_step(
 }
 
 fn drained_due(view: &View, me: &str, partition: Partition) -> Option<Revision> {
-    let Stamped {
-        create_revision: id,
-        value: handoff,
-        ..
-    } = view.handoffs.get(&partition)?;
+    let Stamped { create_revision: id, value: handoff, .. } = view.handoffs.get(&partition)?;
     let due = handoff.phase == Phase::Ready && handoff.mode == Mode::Barrier && handoff.old_owner.is_some();
     let said = view.drained_ack(partition, me, *id).is_some_and(|ack| !ack.gave_up);
     (due && !said).then_some(*id)
 }
 
 fn cutover_due(view: &View, me: &str, partition: Partition, at: &Target) -> Option<Revision> {
-    let Stamped {
-        create_revision: id,
-        value: handoff,
-        ..
-    } = view.handoffs.get(&partition)?;
+    let Stamped { create_revision: id, value: handoff, .. } = view.handoffs.get(&partition)?;
     let due = match handoff.mode {
         Mode::Barrier => handoff.phase == Phase::Switching,
         Mode::Independent => matches!(handoff.phase, Phase::Ready | Phase::Switching),
@@ -235,11 +199,7 @@ pub enum OnDrainTimeout {
 pub fn drain_timed_out(view: &View, partition: Partition, policy: OnDrainTimeout, old_had_fence: bool) -> DrainTimeout {
     let Some(handoff) = view.handoffs.get(&partition).map(|handoff| &handoff.value) else {
         // The owner is gone and nothing is planned yet.
-        return if old_had_fence || policy == OnDrainTimeout::Sever {
-            DrainTimeout::Sever
-        } else {
-            DrainTimeout::Wait
-        };
+        return if old_had_fence || policy == OnDrainTimeout::Sever { DrainTimeout::Sever } else { DrainTimeout::Wait };
     };
     match (policy, view.live_old_owner(handoff)) {
         (OnDrainTimeout::Sever, _) => DrainTimeout::Sever,

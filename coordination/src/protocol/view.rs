@@ -141,15 +141,15 @@ impl View {
             KeyName::Router(router) => read().into_map(&mut self.routers, router),
             KeyName::Assignment(partition) => read().into_map(&mut self.assignments, partition),
             KeyName::Handoff(partition) => read().into_map(&mut self.handoffs, partition),
-            KeyName::RouterDrained(partition, router) => read()
-                .parse()
-                .map(|ack| drop(self.acks.entry(partition).or_default().drained.insert(router, ack))),
-            KeyName::RouterCutover(partition, router) => read()
-                .parse()
-                .map(|ack| drop(self.acks.entry(partition).or_default().cutover.insert(router, ack))),
-            KeyName::PodAck(partition, pod, kind) => read()
-                .parse()
-                .map(|ack| drop(self.acks.entry(partition).or_default().pods.insert((pod, kind), ack))),
+            KeyName::RouterDrained(partition, router) => {
+                read().parse().map(|ack| drop(self.acks.entry(partition).or_default().drained.insert(router, ack)))
+            }
+            KeyName::RouterCutover(partition, router) => {
+                read().parse().map(|ack| drop(self.acks.entry(partition).or_default().cutover.insert(router, ack)))
+            }
+            KeyName::PodAck(partition, pod, kind) => {
+                read().parse().map(|ack| drop(self.acks.entry(partition).or_default().pods.insert((pod, kind), ack)))
+            }
         };
         if let Err(reason) = result {
             malformed.insert(keys.clone(), reason);
@@ -192,10 +192,7 @@ impl View {
 
     /// The registration of this very life of a pod.
     pub fn live_pod(&self, pod: &str, incarnation: Revision) -> Option<&PodRecord> {
-        self.pods
-            .get(pod)
-            .filter(|record| record.create_revision == incarnation)
-            .map(|record| &record.value)
+        self.pods.get(pod).filter(|record| record.create_revision == incarnation).map(|record| &record.value)
     }
 
     /// The incarnation that stands under a pod's name; 0 if none does. What a guard "still as I saw it" compares.
@@ -221,20 +218,12 @@ impl View {
 
     /// The router's word that it has drained for this very handoff.
     pub fn drained_ack(&self, partition: Partition, router: &str, handoff: Revision) -> Option<&RouterDrainedAck> {
-        self.acks
-            .get(&partition)?
-            .drained
-            .get(router)
-            .filter(|ack| ack.handoff == handoff)
+        self.acks.get(&partition)?.drained.get(router).filter(|ack| ack.handoff == handoff)
     }
 
     /// The router's word that it has cut over in this very handoff.
     pub fn cutover_ack(&self, partition: Partition, router: &str, handoff: Revision) -> Option<&RouterCutoverAck> {
-        self.acks
-            .get(&partition)?
-            .cutover
-            .get(router)
-            .filter(|ack| ack.handoff == handoff)
+        self.acks.get(&partition)?.cutover.get(router).filter(|ack| ack.handoff == handoff)
     }
 
     /// The pod's word about this very handoff.
@@ -329,12 +318,7 @@ mod tests {
     #[test]
     fn a_repeated_batch_changes_nothing() {
         let mut seen = view(vec![entry("pods/w", POD, 3, 3)], 5);
-        let batch = Batch {
-            revision: 4,
-            events: vec![Event::Delete {
-                key: "/segue/default/pods/w".into(),
-            }],
-        };
+        let batch = Batch { revision: 4, events: vec![Event::Delete { key: "/segue/default/pods/w".into() }] };
         assert_eq!(seen.apply(batch), Touched::default());
         assert_eq!(seen.pods.len(), 1);
     }
@@ -342,17 +326,11 @@ mod tests {
     #[test]
     fn a_value_that_cannot_be_read_is_kept_apart_and_not_taken_for_absent() {
         let mut seen = view(vec![entry("assignments/0", OWNED, 4, 4)], 4);
-        let batch = Batch {
-            revision: 5,
-            events: vec![Event::Put(entry("assignments/0", "{", 4, 5))],
-        };
+        let batch = Batch { revision: 5, events: vec![Event::Put(entry("assignments/0", "{", 4, 5))] };
         let touched = seen.apply(batch);
         assert!(touched.partitions.contains(&0));
         assert!(seen.is_malformed(0) && seen.assignments.is_empty());
-        seen.apply(Batch {
-            revision: 6,
-            events: vec![Event::Put(entry("assignments/0", OWNED, 4, 6))],
-        });
+        seen.apply(Batch { revision: 6, events: vec![Event::Put(entry("assignments/0", OWNED, 4, 6))] });
         assert!(!seen.is_malformed(0) && seen.assignments.len() == 1);
     }
 

@@ -1,0 +1,344 @@
+//! The coordinator as a shell: gets elected, follows the store, asks [`planning`](crate::planning) what to do and
+//! [`advance`](crate::protocol::advance) which phases can move on, and writes what they say.
+//!
+//! Level-triggered: a new leader derives everything from its first snapshot, which is taken after its election. Every
+//! write carries the guard that it still leads, so one that lost its lease without knowing cannot write.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::participant::{Follow, Registration, Update, register, unix_millis};
+use crate::planning::{Memory, Notice, Policy, RoundCause, plan, txn};
+use crate::protocol::advance::{advance, waiting_for};
+use crate::protocol::records::{Epoch, Leader, Phase, encode};
+use crate::protocol::view::View;
+use crate::store::data::{Compare, Revision, Txn, TxnOutcome};
+use crate::store::keys::{Keyspace, Partition};
+use crate::store::{Store, StoreError};
+
+/// Most writes under way at a time: etcd's throughput hardly grows beyond.
+const MAX_WRITES: usize = 64;
+
+/// How a coordinator takes part.
+#[derive(Debug, Clone)]
+pub struct CoordinatorSettings {
+    /// Its name, unique in the keyspace.
+    pub name: String,
+    /// How long a dead leader stands in the way of the next.
+    pub lease_ttl: Duration,
+    /// What it is to bring about.
+    pub policy: Policy,
+}
+
+/// How a handoff ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum HandoffResult {
+    /// The partition has its new owner.
+    Completed,
+    /// The partition stayed where it was.
+    Cancelled,
+}
+
+/// Observes what a leader does.
+pub trait CoordinatorObserver: Send + Sync + 'static {
+    /// It leads now, or no longer.
+    fn leads(&self, leads: bool);
+    /// A round of planning closed.
+    fn round(&self, cause: RoundCause);
+    /// A phase ended after so long.
+    fn phase_ended(&self, phase: Phase, lasted: Duration);
+    /// A handoff ended.
+    fn handoff_ended(&self, partition: Partition, result: HandoffResult);
+    /// The leader's view has changed.
+    fn view_changed(&self, view: &View);
+    /// The store was lost from sight.
+    fn resync(&self, cause: &StoreError);
+}
+
+/// What others may know about a running coordinator.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CoordinatorStatus {
+    /// Whether it leads.
+    pub leads: bool,
+    /// It follows the store; else why not.
+    pub not_ready: Option<String>,
+    /// What an operator should know, in words.
+    pub notices: Vec<String>,
+}
+
+/// Runs a coordinator until `shutdown`: a standby until it is elected, then the leader. A leader that ends resigns.
+pub async fn run_coordinator(
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    settings: CoordinatorSettings,
+    observer: Arc<dyn CoordinatorObserver>,
+    status: watch::Sender<CoordinatorStatus>,
+    shutdown: CancellationToken,
+) {
+    let holder = settings.name.clone();
+    let record = move |lease_id| encode(&Leader { holder: holder.clone(), lease_id });
+    loop {
+        let key = keys.leader();
+        let elected = tokio::select! {
+            elected = register(&store, &key, &record, settings.lease_ttl) => elected,
+            () = shutdown.cancelled() => return,
+        };
+        info!(name = settings.name, "leading");
+        observer.leads(true);
+        let mut reign = Reign::new(&store, &keys, &settings, &*observer, &status, &elected);
+        reign.rule(&elected, &shutdown).await;
+        // Writes that are under way may still be committed: the lease, and with it their guard, stands until here.
+        reign.writes.shutdown().await;
+        drop(reign);
+        observer.leads(false);
+        status.send_modify(|status| status.leads = false);
+        if let Err(error) = elected.lease.revoke().await {
+            warn!(%error, "could not resign; the lease ends by itself");
+        }
+        if shutdown.is_cancelled() {
+            return;
+        }
+        info!(name = settings.name, "no longer leading");
+    }
+}
+
+/// What a write is about: at most one is under way for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Subject {
+    Config,
+    Partition(Partition),
+}
+
+struct Reign<'a> {
+    store: &'a Arc<dyn Store>,
+    keys: &'a Keyspace,
+    policy: Policy,
+    observer: &'a dyn CoordinatorObserver,
+    status: &'a watch::Sender<CoordinatorStatus>,
+    leader: (String, Revision),
+    view: View,
+    memory: Memory,
+    began: Instant,
+    writes: JoinSet<(Subject, Result<TxnOutcome, StoreError>)>,
+    under_way: BTreeSet<Partition>,
+    /// What was written is in the view from this revision on.
+    seen_at: Revision,
+    /// After a failed write nothing is tried before then.
+    not_before: Instant,
+    next_wake: Option<Instant>,
+    flights: HashMap<Partition, Flight>,
+    notices: Vec<Notice>,
+}
+
+/// A handoff as it was last seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Flight {
+    id: Revision,
+    phase: Phase,
+    since: Instant,
+    epoch: Epoch,
+}
+
+impl<'a> Reign<'a> {
+    fn new(
+        store: &'a Arc<dyn Store>,
+        keys: &'a Keyspace,
+        settings: &CoordinatorSettings,
+        observer: &'a dyn CoordinatorObserver,
+        status: &'a watch::Sender<CoordinatorStatus>,
+        elected: &Registration,
+    ) -> Self {
+        let now = Instant::now();
+        Reign {
+            store,
+            keys,
+            policy: settings.policy.clone(),
+            observer,
+            status,
+            leader: (elected.key.clone(), elected.incarnation),
+            view: View::empty(keys.clone()),
+            memory: Memory::default(),
+            began: now,
+            writes: JoinSet::new(),
+            under_way: BTreeSet::new(),
+            seen_at: 0,
+            not_before: now,
+            next_wake: None,
+            flights: HashMap::new(),
+            notices: Vec::new(),
+        }
+    }
+
+    async fn rule(&mut self, elected: &Registration, shutdown: &CancellationToken) {
+        let mut lease = elected.lease.state();
+        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut synced = false;
+        loop {
+            elected.lease.made_progress();
+            let state = *lease.borrow_and_update();
+            if state.lost {
+                warn!("the leader's lease is gone");
+                return;
+            }
+            let now = Instant::now();
+            let tick = now + (state.stands_until - state.trusted_until) / 2;
+            let wake = self.next_wake.unwrap_or(tick).max(self.not_before).min(tick);
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                update = follow.next() => match update {
+                    Update::Snapshot(view) => {
+                        self.view = *view;
+                        synced = true;
+                        self.status.send_modify(|status| (status.leads, status.not_ready) = (true, None));
+                    }
+                    Update::Batch(batch) if synced => {
+                        self.view.apply(batch);
+                        while let Some(Update::Batch(batch)) = follow.try_next() {
+                            self.view.apply(batch);
+                        }
+                    }
+                    Update::Batch(_) => {}
+                    Update::Lost(error) => {
+                        warn!(%error, "lost sight of the store");
+                        self.observer.resync(&error);
+                        self.status.send_modify(|status| status.not_ready = Some(error.to_string()));
+                        continue;
+                    }
+                },
+                Some(Ok((subject, result))) = self.writes.join_next(), if !self.writes.is_empty() => self.written(subject, result),
+                () = sleep_until(wake) => {}
+                changed = lease.changed() => if changed.is_err() { return },
+            }
+            if !synced {
+                continue;
+            }
+            if self.view.leader.as_ref().is_none_or(|leader| leader.create_revision != self.leader.1) {
+                warn!("another coordinator leads");
+                return;
+            }
+            self.observe();
+            self.act();
+        }
+    }
+
+    fn observe(&mut self) {
+        let now = Instant::now();
+        let mut flights = HashMap::with_capacity(self.view.handoffs.len());
+        for (partition, handoff) in &self.view.handoffs {
+            let seen = Flight {
+                id: handoff.create_revision,
+                phase: handoff.value.phase,
+                since: now,
+                epoch: handoff.value.epoch,
+            };
+            let known = self.flights.get(partition).filter(|known| known.id == seen.id);
+            flights.insert(*partition, known.filter(|known| known.phase == seen.phase).copied().unwrap_or(seen));
+        }
+        for (partition, known) in &self.flights {
+            let is = flights.get(partition).filter(|is| is.id == known.id);
+            if is.is_none_or(|is| is.phase != known.phase) {
+                self.observer.phase_ended(known.phase, now - known.since);
+            }
+            if is.is_none() {
+                let moved = self.view.assignments.get(partition).is_some_and(|at| at.value.epoch >= known.epoch);
+                let result = if moved { HandoffResult::Completed } else { HandoffResult::Cancelled };
+                self.observer.handoff_ended(*partition, result);
+            }
+        }
+        self.flights = flights;
+        self.observer.view_changed(&self.view);
+    }
+
+    fn act(&mut self) {
+        let now = Instant::now();
+        // Decided on a view that lacks one's own writes, what is under way would be taken for not begun.
+        if now < self.not_before || self.view.revision < self.seen_at {
+            return;
+        }
+        let millis = unix_millis();
+        if self.writes.is_empty() {
+            self.plan(now, millis);
+        }
+        self.advance(millis);
+    }
+
+    fn plan(&mut self, now: Instant, millis: u64) {
+        let plan = plan(&self.view, &self.policy, &mut self.memory, now - self.began);
+        self.next_wake = plan.next_wake.map(|wake| self.began + wake);
+        if let Some(cause) = plan.round {
+            debug!(?cause, actions = plan.actions.len(), "round");
+            self.observer.round(cause);
+        }
+        self.tell(plan.notices);
+        for action in &plan.actions {
+            info!("{action}");
+            let subject = action.partition().map_or(Subject::Config, Subject::Partition);
+            if let Some(txn) = txn(&self.view, action, self.leader.1, millis) {
+                self.write(subject, txn);
+            }
+        }
+    }
+
+    /// The fallback of the fast commit: moves on what nobody has moved on yet.
+    fn advance(&mut self, millis: u64) {
+        let idle = |partition: &&Partition| !self.under_way.contains(*partition);
+        let partitions: Vec<Partition> = self.view.handoffs.keys().filter(idle).copied().collect();
+        for partition in partitions {
+            if let Some(step) = advance(&self.view, partition, millis) {
+                let mut guarded = step.txn;
+                guarded.when.push(Compare::created_at(self.leader.0.clone(), self.leader.1));
+                self.write(Subject::Partition(partition), guarded);
+            }
+        }
+    }
+
+    fn tell(&mut self, notices: Vec<Notice>) {
+        if notices == self.notices {
+            return;
+        }
+        for notice in notices.iter().filter(|notice| !self.notices.contains(notice)) {
+            warn!("{notice}");
+        }
+        self.status.send_modify(|status| status.notices = notices.iter().map(ToString::to_string).collect());
+        self.notices = notices;
+    }
+
+    fn write(&mut self, subject: Subject, txn: Txn) {
+        if self.writes.len() >= MAX_WRITES {
+            // The rest is decided again when these are done.
+            return;
+        }
+        if let Subject::Partition(partition) = subject {
+            self.under_way.insert(partition);
+        }
+        let store = self.store.clone();
+        self.writes.spawn(async move { (subject, store.commit(txn).await) });
+    }
+
+    fn written(&mut self, subject: Subject, result: Result<TxnOutcome, StoreError>) {
+        if let Subject::Partition(partition) = subject {
+            self.under_way.remove(&partition);
+        }
+        match result {
+            Ok(outcome) => self.seen_at = self.seen_at.max(outcome.revision),
+            Err(error) => {
+                warn!(%error, ?subject, "a write failed; trying again");
+                self.not_before = Instant::now() + Duration::from_millis(250);
+            }
+        }
+    }
+}
+
+/// Who the handoffs of a view wait for, in words: for logs and `segue status`.
+pub fn describe_waits(view: &View, partition: Partition) -> String {
+    let waits: Vec<String> = waiting_for(view, partition).iter().map(ToString::to_string).collect();
+    waits.join(", ")
+}

@@ -1,0 +1,120 @@
+//! A lease that is kept alive as long as its holder's loop makes progress, and what the holder may believe about it.
+//!
+//! Keepalives run in a task of their own, so a slow store call in the holder's loop costs no lease; but they are sent
+//! only while that loop has reported progress lately, so a holder that is stuck loses its lease instead of blocking
+//! every handoff. A store that cannot be reached is no lost lease: keepalives are tried on until the lease has surely ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{debug, warn};
+
+use crate::protocol::lease::{LeaseTimes, has_made_progress, keepalive_interval};
+use crate::store::data::LeaseId;
+use crate::store::{Store, StoreError};
+
+/// What is known of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseState {
+    /// New work may begin before this moment.
+    pub trusted_until: Instant,
+    /// The lease stands at least until this moment.
+    pub stands_until: Instant,
+    /// The store has said that the lease is gone, or it has ended unconfirmed.
+    pub lost: bool,
+}
+
+/// A lease together with the task that keeps it alive. Dropping it stops the task and leaves the lease to end by itself.
+#[derive(Debug)]
+pub struct KeptLease {
+    id: LeaseId,
+    store: Arc<dyn Store>,
+    state: watch::Receiver<LeaseState>,
+    progress: Arc<AtomicU64>,
+    base: Instant,
+    _keeper: AbortOnDropHandle<()>,
+}
+
+impl KeptLease {
+    /// Gets a lease of `ttl` and keeps it alive.
+    pub async fn grant(store: Arc<dyn Store>, ttl: Duration) -> Result<Self, StoreError> {
+        let base = Instant::now();
+        let id = store.grant(ttl).await?;
+        let (sender, state) = watch::channel(state_of(base, 0, ttl));
+        let progress = Arc::new(AtomicU64::new(0));
+        let keeper = tokio::spawn(keep(store.clone(), id, ttl, base, progress.clone(), sender));
+        Ok(KeptLease { id, store, state, progress, base, _keeper: AbortOnDropHandle::new(keeper) })
+    }
+
+    /// The store's name for it.
+    pub fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    /// The holder's loop has come round.
+    pub fn made_progress(&self) {
+        self.progress.store(micros(self.base, Instant::now()), Relaxed);
+    }
+
+    /// What is known of the lease now, with a channel that tells of changes.
+    pub fn state(&self) -> watch::Receiver<LeaseState> {
+        self.state.clone()
+    }
+
+    /// Ends the lease and deletes its keys. The caller must have fenced itself before.
+    pub async fn revoke(self) -> Result<(), StoreError> {
+        self.store.revoke(self.id).await
+    }
+}
+
+async fn keep(
+    store: Arc<dyn Store>,
+    id: LeaseId,
+    ttl: Duration,
+    base: Instant,
+    progress: Arc<AtomicU64>,
+    state: watch::Sender<LeaseState>,
+) {
+    let ttl_micros = ttl.as_micros() as u64;
+    let interval = Duration::from_micros(keepalive_interval(ttl_micros));
+    loop {
+        sleep(interval).await;
+        let sent = micros(base, Instant::now());
+        let mut known = *state.borrow();
+        if has_made_progress(sent, progress.load(Relaxed), ttl_micros) {
+            // An answer later than the next turn would confirm no more than that turn's does.
+            match timeout(interval.max(Duration::from_millis(500)), store.keep_alive(id)).await {
+                Ok(Ok(())) => {
+                    state.send_replace(state_of(base, sent, ttl));
+                    continue;
+                }
+                Ok(Err(StoreError::LeaseNotFound)) => known.lost = true,
+                Ok(Err(error)) => debug!(%error, "keepalive failed"),
+                Err(_) => debug!("keepalive unanswered"),
+            }
+        } else {
+            warn!(lease = id, "this participant makes no progress: its lease is not kept alive");
+        }
+        if known.lost || Instant::now() >= known.stands_until {
+            state.send_replace(LeaseState { lost: true, ..known });
+            return;
+        }
+    }
+}
+
+fn micros(base: Instant, at: Instant) -> u64 {
+    at.saturating_duration_since(base).as_micros() as u64
+}
+
+fn state_of(base: Instant, sent: u64, ttl: Duration) -> LeaseState {
+    let times = LeaseTimes::confirmed(sent, ttl.as_micros() as u64);
+    LeaseState {
+        trusted_until: base + Duration::from_micros(times.trusted_until),
+        stands_until: base + Duration::from_micros(times.stands_until),
+        lost: false,
+    }
+}

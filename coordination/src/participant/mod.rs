@@ -1,0 +1,39 @@
+//! What every participant does alike, whether router, pod or coordinator: hold a lease, stand under a key, follow the store.
+//!
+//! Shells only; when a lease may be trusted is decided in [`protocol::lease`](crate::protocol::lease).
+
+mod follow;
+mod lease;
+mod register;
+
+pub use follow::{Follow, Update};
+pub use lease::{KeptLease, LeaseState};
+pub use register::{Registration, register};
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rand::RngExt as _;
+
+/// Milliseconds since the Unix epoch, for the timestamps that people read.
+pub fn unix_millis() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Waits that grow from 50 ms to 1 s, each shortened at random by up to a half so that participants which lost the store
+/// together do not come back together.
+#[derive(Debug, Default)]
+pub(crate) struct BackOff {
+    failures: u32,
+}
+
+impl BackOff {
+    pub(crate) fn next(&mut self) -> Duration {
+        let full = Duration::from_millis(50).saturating_mul(1 << self.failures.min(5)).min(Duration::from_secs(1));
+        self.failures += 1;
+        full.mul_f64(rand::rng().random_range(0.5..=1.0))
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.failures = 0;
+    }
+}

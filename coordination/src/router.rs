@@ -1,0 +1,545 @@
+//! The router's side of the protocol as a shell: registers, follows the store, asks [`protocol::router`] what to do with
+//! each partition, and has a [`DataPlane`] do it.
+//!
+//! One task owns the view, so steps never race; writes to the store run beside it. What must stay true: it registers,
+//! then takes its snapshot, then opens its routes; it fences before it gives its registration up.
+//!
+//! [`protocol::router`]: crate::protocol::router
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::participant::{Follow, LeaseState, Registration, Update, register, unix_millis};
+use crate::protocol::advance::{Ack, acknowledge};
+use crate::protocol::records::{Capabilities, PodRecord, RouterCutoverAck, RouterDrainedAck, RouterRecord, encode};
+use crate::protocol::router::{
+    DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out,
+    next_step, route,
+};
+use crate::protocol::view::{Touched, View};
+use crate::store::data::{Revision, TxnOutcome};
+use crate::store::keys::{Keyspace, Partition};
+use crate::store::{Store, StoreError};
+
+/// How a partition's cutover went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CutoverTimes {
+    /// How many requests waited.
+    pub stashed: u64,
+    /// From the stop until nothing was in flight.
+    pub drain: Duration,
+    /// From the stop until the first request could reach a pod again.
+    pub pause: Duration,
+    /// From then until the stash was empty and the gate open.
+    pub flush: Duration,
+}
+
+/// What moves requests, told partition by partition what to do.
+pub trait DataPlane: Send + Sync + 'static {
+    /// There are partitions `0..partitions`. Never fewer than before.
+    fn set_partitions(&self, partitions: u32);
+    /// What it does with a partition, and until when the partition's pod is left alone because it refused.
+    fn stage(&self, partition: Partition) -> (Stage, Option<Instant>);
+    /// Holds requests from here on.
+    fn stop(&self, partition: Partition, cause: HoldCause);
+    /// What holds a partition back that is stopped already.
+    fn name_cause(&self, partition: Partition, cause: HoldCause);
+    /// Sends requests to this pod, those that were held first. `without_lease`: also when this router's lease may have ended.
+    fn switch(&self, partition: Partition, target: &Target, pod: &PodRecord, without_lease: bool);
+    /// Forgets that the partition's pod refused.
+    fn retry_now(&self, partition: Partition);
+    /// Ends everything that is in flight; how many exchanges that were.
+    fn sever(&self, partition: Partition) -> u64;
+    /// The router's lease may be trusted until then.
+    fn trust_until(&self, until: Instant);
+    /// How the last cutover went, if one has ended since this was asked last.
+    fn take_times(&self, partition: Partition) -> Option<CutoverTimes>;
+}
+
+/// How a router takes part.
+#[derive(Debug, Clone)]
+pub struct RouterSettings {
+    /// Its name, unique in the keyspace.
+    pub name: String,
+    /// How long its registration outlives it.
+    pub lease_ttl: Duration,
+    /// What it does when the store is lost.
+    pub on_store_loss: OnStoreLoss,
+    /// How long a drain may last.
+    pub drain_timeout: Duration,
+    /// What it does then.
+    pub on_drain_timeout: OnDrainTimeout,
+}
+
+/// A cutover that has ended, for status and metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cutover {
+    /// Which partition.
+    pub partition: Partition,
+    /// Where it leads now.
+    pub target: Target,
+    /// How it went.
+    pub times: CutoverTimes,
+    /// How many exchanges were severed for it.
+    pub severed: u64,
+}
+
+/// What others may know about a running router.
+#[derive(Debug, Clone, Default)]
+pub struct RouterStatus {
+    /// It is registered, has seen the store and may trust its lease; else why not.
+    pub not_ready: Option<String>,
+    /// Its incarnation; 0 before it is registered.
+    pub incarnation: Revision,
+    /// Until when it may trust its lease.
+    pub trusted_until: Option<Instant>,
+    /// How often it had to take the state anew, by cause.
+    pub resyncs: u64,
+}
+
+/// Observes what a router does.
+pub trait RouterObserver: Send + Sync + 'static {
+    /// A partition's requests flow again after a stop.
+    fn cutover(&self, cutover: &Cutover);
+    /// The store was lost from sight.
+    fn resync(&self, cause: &StoreError);
+}
+
+/// Runs a router's side of the protocol until `shutdown`, then deregisters. Requests must not flow any more by then.
+pub async fn run_router(
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    settings: RouterSettings,
+    plane: Arc<dyn DataPlane>,
+    notices: mpsc::UnboundedReceiver<Partition>,
+    observer: Arc<dyn RouterObserver>,
+    status: watch::Sender<RouterStatus>,
+    shutdown: CancellationToken,
+) {
+    let mut router = Router {
+        view: View::empty(keys.clone()),
+        keys,
+        settings,
+        plane,
+        observer,
+        status,
+        notices,
+        incarnation: 0,
+        trust: Trust::Gone,
+        acks: HashMap::new(),
+        writes: JoinSet::new(),
+        timers: BTreeSet::new(),
+        draining_since: HashMap::new(),
+        severed: HashMap::new(),
+        capabilities: HashMap::new(),
+        times: HashMap::new(),
+        store,
+    };
+    router.publish(Some("not registered yet".to_owned()));
+    loop {
+        let record = |_| {
+            let now = unix_millis();
+            let router_name = router.settings.name.clone();
+            encode(&RouterRecord { router_name, registered_at: now, last_heartbeat: now })
+        };
+        let key = router.keys.router(&router.settings.name);
+        let registered = register(&router.store, &key, record, router.settings.lease_ttl);
+        let registration = tokio::select! {
+            registration = registered => registration,
+            () = shutdown.cancelled() => return,
+        };
+        match router.live(&registration, &shutdown).await {
+            End::Shutdown => {
+                router.fence();
+                if let Err(error) = registration.lease.revoke().await {
+                    warn!(%error, "could not deregister; the registration ends with its lease");
+                }
+                return;
+            }
+            End::RegistrationGone => {
+                // Fenced already. The old key is gone or ends by itself: this process lets its lease go.
+                router.publish(Some("registration lost; registering again".to_owned()));
+                let _ = registration.lease.revoke().await;
+            }
+        }
+    }
+}
+
+enum End {
+    Shutdown,
+    RegistrationGone,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum AckKind {
+    Drained,
+    GaveUp,
+    Cutover,
+}
+
+/// Where the write of an ack is.
+#[derive(Debug, Clone, Copy)]
+enum Written {
+    /// On its way.
+    InFlight,
+    /// Done, or refused: what it led to is seen from this revision on.
+    SeenAt(Revision),
+    /// Failed: to be tried again then.
+    RetryAt(Instant),
+}
+
+type AckId = (Partition, Revision, AckKind);
+
+struct Router {
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    settings: RouterSettings,
+    plane: Arc<dyn DataPlane>,
+    observer: Arc<dyn RouterObserver>,
+    status: watch::Sender<RouterStatus>,
+    notices: mpsc::UnboundedReceiver<Partition>,
+    view: View,
+    incarnation: Revision,
+    trust: Trust,
+    acks: HashMap<AckId, Written>,
+    writes: JoinSet<(AckId, Result<TxnOutcome, StoreError>)>,
+    /// When to look at a partition again.
+    timers: BTreeSet<(Instant, Partition)>,
+    draining_since: HashMap<Partition, Instant>,
+    severed: HashMap<Partition, u64>,
+    /// Of the pod that a partition's requests went to last, as it was then.
+    capabilities: HashMap<Partition, Capabilities>,
+    times: HashMap<Partition, CutoverTimes>,
+}
+
+impl Router {
+    async fn live(&mut self, registration: &Registration, shutdown: &CancellationToken) -> End {
+        let lease = &registration.lease;
+        let mut lease_state = lease.state();
+        self.incarnation = registration.incarnation;
+        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut synced = false;
+        let tick = self.settings.lease_ttl / 6;
+        loop {
+            lease.made_progress();
+            let state = *lease_state.borrow_and_update();
+            if state.lost {
+                warn!("the lease is gone");
+                self.fence();
+                return End::RegistrationGone;
+            }
+            if synced {
+                self.set_trust(state);
+            }
+            let now = Instant::now();
+            let trust_ends = if state.trusted_until > now { state.trusted_until } else { now + tick };
+            let wake = self.timers.first().map_or(now + tick, |(at, _)| *at).min(trust_ends).min(now + tick);
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return End::Shutdown,
+                update = follow.next() => match update {
+                    Update::Snapshot(view) => {
+                        self.view = *view;
+                        synced = true;
+                        if !self.is_registered() { return self.registration_gone(); }
+                        self.set_trust(state);
+                        self.acks.clear();
+                        self.publish(None);
+                        self.reconcile_all();
+                    }
+                    Update::Batch(batch) if synced => {
+                        let mut touched = self.view.apply(batch);
+                        // Whatever has arrived meanwhile is seen in one go.
+                        while let Some(Update::Batch(batch)) = follow.try_next() {
+                            let more = self.view.apply(batch);
+                            touched.partitions.extend(more.partitions);
+                            touched.membership |= more.membership;
+                        }
+                        if !self.is_registered() { return self.registration_gone(); }
+                        self.publish(None);
+                        self.react(touched);
+                    }
+                    Update::Batch(_) => {}
+                    Update::Lost(error) => {
+                        warn!(%error, "lost sight of the store");
+                        self.observer.resync(&error);
+                        self.status.send_modify(|status| status.resyncs += 1);
+                    }
+                },
+                Some(partition) = self.notices.recv() => self.noticed(partition),
+                Some(written) = self.writes.join_next(), if !self.writes.is_empty() => self.written(written),
+                () = sleep_until(wake) => self.due(),
+                changed = lease_state.changed() => if changed.is_err() { self.fence(); return End::RegistrationGone; },
+            }
+        }
+    }
+
+    fn is_registered(&self) -> bool {
+        self.view.routers.get(&self.settings.name).is_some_and(|own| own.create_revision == self.incarnation)
+    }
+
+    fn registration_gone(&mut self) -> End {
+        warn!("this router's registration is gone or replaced: fencing");
+        self.fence();
+        End::RegistrationGone
+    }
+
+    /// Holds everything. The order matters: no request may pass once the registration is given up.
+    fn fence(&mut self) {
+        self.trust = Trust::Gone;
+        self.plane.trust_until(Instant::now());
+        self.reconcile_all();
+        self.publish(Some("fenced".to_owned()));
+    }
+
+    fn set_trust(&mut self, state: LeaseState) {
+        self.plane.trust_until(state.trusted_until);
+        let trust = match Instant::now() < state.trusted_until {
+            true => Trust::Held,
+            false => Trust::RunOut(self.settings.on_store_loss),
+        };
+        self.status.send_if_modified(|status| {
+            let changed = status.trusted_until != Some(state.trusted_until);
+            status.trusted_until = Some(state.trusted_until);
+            changed
+        });
+        if std::mem::replace(&mut self.trust, trust) != trust {
+            match trust {
+                Trust::Held => self.publish(None),
+                _ => {
+                    warn!("the lease clock has run out: the store has not confirmed the lease in time");
+                    self.publish(Some("the store has not confirmed the lease in time".to_owned()));
+                }
+            }
+            self.reconcile_all();
+        }
+    }
+
+    fn publish(&self, not_ready: Option<String>) {
+        self.status.send_modify(|status| {
+            status.not_ready =
+                not_ready.or_else(|| (self.trust != Trust::Held).then(|| "lease not trusted".to_owned()));
+            status.incarnation = self.incarnation;
+        });
+    }
+
+    fn react(&mut self, touched: Touched) {
+        if touched.membership {
+            self.reconcile_all();
+        } else {
+            for partition in touched.partitions {
+                self.plane_retry(partition);
+                self.reconcile(partition);
+            }
+        }
+    }
+
+    fn plane_retry(&self, partition: Partition) {
+        if partition < self.view.partitions() {
+            self.plane.retry_now(partition);
+        }
+    }
+
+    fn reconcile_all(&mut self) {
+        let partitions = self.view.partitions();
+        self.plane.set_partitions(partitions);
+        for partition in 0..partitions {
+            self.plane.retry_now(partition);
+            self.reconcile(partition);
+        }
+    }
+
+    fn noticed(&mut self, partition: Partition) {
+        if let Some(times) = self.plane.take_times(partition) {
+            if let (Stage::Open(target), _) = self.plane.stage(partition) {
+                let severed = self.severed.get(&partition).copied().unwrap_or(0);
+                let cutover = Cutover { partition, target, times, severed };
+                debug!(partition, pod = cutover.target.pod, epoch = cutover.target.epoch, ?times, "requests flow");
+                self.observer.cutover(&cutover);
+            }
+            self.times.insert(partition, times);
+        }
+        self.reconcile(partition);
+    }
+
+    fn due(&mut self) {
+        let now = Instant::now();
+        while let Some(&(at, partition)) = self.timers.first().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, partition));
+            self.reconcile(partition);
+        }
+    }
+
+    /// Does everything that is to be done for a partition now.
+    fn reconcile(&mut self, partition: Partition) {
+        if partition >= self.view.partitions() {
+            return;
+        }
+        let plane = self.plane.clone();
+        let wanted = route(&self.view, partition, self.trust);
+        loop {
+            let (stage, retry_at) = plane.stage(partition);
+            let backing_off = retry_at.filter(|at| *at > Instant::now());
+            if let Some(at) = backing_off {
+                self.timers.insert((at, partition));
+            }
+            let me = &self.settings.name;
+            match next_step(&self.view, me, partition, self.trust, &stage, backing_off.is_some()) {
+                Some(Step::Stop) => {
+                    let cause = match wanted {
+                        Route::Hold(cause) => cause,
+                        Route::To(_) => HoldCause::Handoff,
+                    };
+                    plane.stop(partition, cause);
+                }
+                Some(Step::Switch(target)) => {
+                    let Some(pod) = self.view.live_pod(&target.pod, target.incarnation) else {
+                        break;
+                    };
+                    let without_lease = serves_without_lease(self.settings.on_store_loss, pod.capabilities);
+                    self.capabilities.insert(partition, pod.capabilities);
+                    plane.switch(partition, &target, pod, without_lease);
+                }
+                Some(Step::AckDrained(handoff)) => {
+                    self.write((partition, handoff, AckKind::Drained));
+                    break;
+                }
+                Some(Step::AckCutover(handoff)) => {
+                    self.write((partition, handoff, AckKind::Cutover));
+                    break;
+                }
+                None => break,
+            }
+        }
+        if let Route::Hold(cause) = wanted {
+            plane.name_cause(partition, cause);
+        }
+        self.watch_drain(partition);
+    }
+
+    fn watch_drain(&mut self, partition: Partition) {
+        let (Stage::Draining(_), retry_at) = self.plane.stage(partition) else {
+            self.draining_since.remove(&partition);
+            return;
+        };
+        // A pod that refused is only given a pause; nothing has to end.
+        if retry_at.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        let since = *self.draining_since.entry(partition).or_insert(now);
+        let deadline = since + self.settings.drain_timeout;
+        if now < deadline {
+            self.timers.insert((deadline, partition));
+            return;
+        }
+        let had_fence = self.capabilities.get(&partition).is_some_and(|capabilities| capabilities.fence);
+        match drain_timed_out(&self.view, partition, self.settings.on_drain_timeout, had_fence) {
+            DrainTimeout::Sever => {
+                let severed = self.plane.sever(partition);
+                if severed > 0 {
+                    warn!(partition, severed, "the drain did not end in time: severed what was in flight");
+                }
+                *self.severed.entry(partition).or_default() += severed;
+                self.timers.insert((now + Duration::from_millis(100), partition));
+            }
+            DrainTimeout::GiveUp => {
+                let said = |handoff| self.view.drained_ack(partition, &self.settings.name, handoff).is_some();
+                let handoff = self.view.handoffs.get(&partition).map(|handoff| handoff.create_revision);
+                if let Some(handoff) = handoff.filter(|handoff| !said(*handoff)) {
+                    self.write((partition, handoff, AckKind::GaveUp));
+                }
+            }
+            DrainTimeout::Wait => {
+                self.timers.insert((now + self.settings.drain_timeout, partition));
+            }
+        }
+    }
+
+    fn write(&mut self, id: AckId) {
+        let now = Instant::now();
+        match self.acks.get(&id) {
+            Some(Written::InFlight) => return,
+            Some(Written::SeenAt(revision)) if self.view.revision < *revision => return,
+            Some(Written::RetryAt(at)) if now < *at => {
+                self.timers.insert((*at, id.0));
+                return;
+            }
+            _ => {}
+        }
+        let txn = acknowledge(
+            &self.view,
+            &self.ack(id),
+            self.keys.router(&self.settings.name),
+            self.incarnation,
+            unix_millis(),
+        );
+        let store = self.store.clone();
+        self.writes.spawn(async move { (id, store.commit(txn).await) });
+        self.acks.insert(id, Written::InFlight);
+    }
+
+    fn ack(&self, (partition, handoff, kind): AckId) -> Ack {
+        let (router_name, acked_at) = (self.settings.name.clone(), unix_millis());
+        let severed = self.severed.get(&partition).copied().unwrap_or(0);
+        match kind {
+            AckKind::Drained | AckKind::GaveUp => {
+                let gave_up = kind == AckKind::GaveUp;
+                Ack::RouterDrained(RouterDrainedAck { router_name, partition, handoff, acked_at, severed, gave_up })
+            }
+            AckKind::Cutover => {
+                let times = self.times.get(&partition).copied().unwrap_or_default();
+                let micros = |duration: Duration| duration.as_micros() as u64;
+                Ack::RouterCutover(RouterCutoverAck {
+                    router_name,
+                    partition,
+                    handoff,
+                    acked_at,
+                    stashed: times.stashed,
+                    drain_us: micros(times.drain),
+                    pause_us: micros(times.pause),
+                    flush_us: micros(times.flush),
+                })
+            }
+        }
+    }
+
+    fn written(&mut self, written: Result<(AckId, Result<TxnOutcome, StoreError>), tokio::task::JoinError>) {
+        let Ok((id, result)) = written else { return };
+        let state = match result {
+            Ok(outcome) => {
+                if outcome.committed() && id.2 == AckKind::Cutover {
+                    self.times.remove(&id.0);
+                    self.severed.remove(&id.0);
+                }
+                Written::SeenAt(outcome.revision)
+            }
+            Err(error) => {
+                info!(partition = id.0, %error, "could not write an acknowledgement; trying again");
+                Written::RetryAt(Instant::now() + Duration::from_millis(100))
+            }
+        };
+        // Handoffs end: what is left of their acks would pile up.
+        let view = &self.view;
+        self.acks.retain(|(partition, handoff, _), _| {
+            view.handoffs.get(partition).is_some_and(|record| record.create_revision == *handoff)
+        });
+        self.acks.insert(id, state);
+        self.reconcile(id.0);
+    }
+}
+
+fn serves_without_lease(policy: OnStoreLoss, capabilities: Capabilities) -> bool {
+    match policy {
+        OnStoreLoss::Auto => capabilities.fence && capabilities.drained,
+        OnStoreLoss::Fence => false,
+        OnStoreLoss::Serve => true,
+    }
+}

@@ -1,0 +1,341 @@
+//! The requests that wait while a partition has no owner to go to: in which order they leave, and how many at a time.
+//!
+//! A plain data structure: no lock, no clock, no I/O; the [`table`](crate::table) drives it under the partition's lock.
+//! Requests with an ordering key form a *line* and leave one at a time, each after the outcome of the one before is
+//! definite; a request without a key is a line of its own. Lines take turns by the arrival of their first request.
+//! What must stay true: nothing of a line starts while an earlier request of it is queued or being tried, unless the
+//! flush has released the rest ([`Stash::begin_flush`]); put back, a request stands at the head of its line again.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// Places below are kept for requests that had already passed the gate when they were put back: they arrived before
+/// everyone who waits.
+const FIRST_ARRIVAL: u64 = 1 << 32;
+
+/// A line of requests that must not overtake each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum LineId {
+    /// All requests with this hash of their ordering key.
+    Key(u64),
+    /// One request without a key, by its sequence number.
+    Alone(u64),
+}
+
+/// A request's place in its line. Kept while it waits and while it is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    line: LineId,
+    seq: u64,
+}
+
+#[derive(Debug)]
+struct Entry<W> {
+    seq: u64,
+    bytes: usize,
+    waiter: W,
+}
+
+#[derive(Debug)]
+struct Line<W> {
+    /// Started and without a definite outcome.
+    trying: usize,
+    queue: VecDeque<Entry<W>>,
+}
+
+/// How a flush goes on.
+#[derive(Debug, Clone, Copy)]
+struct Flush {
+    /// Most requests being tried at a time.
+    concurrency: usize,
+    /// How many may still be started one at a time per key.
+    serial_left: usize,
+}
+
+/// The waiting requests of one partition.
+#[derive(Debug)]
+pub(crate) struct Stash<W> {
+    lines: HashMap<LineId, Line<W>>,
+    /// Lines whose first request may start, by the sequence number of that request.
+    ready: BTreeMap<u64, LineId>,
+    waiting: usize,
+    bytes: usize,
+    trying: usize,
+    trying_in_order: usize,
+    next_arrival: u64,
+    next_put_back: u64,
+    flush: Option<Flush>,
+}
+
+impl<W> Default for Stash<W> {
+    fn default() -> Self {
+        Stash {
+            lines: HashMap::new(),
+            ready: BTreeMap::new(),
+            waiting: 0,
+            bytes: 0,
+            trying: 0,
+            trying_in_order: 0,
+            next_arrival: FIRST_ARRIVAL,
+            next_put_back: 0,
+            flush: None,
+        }
+    }
+}
+
+impl<W> Stash<W> {
+    /// How many wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// What they cost in memory, as their pushers said.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a request behind all others of its key.
+    pub(crate) fn push(&mut self, order: Option<u64>, bytes: usize, waiter: W) -> Place {
+        let seq = self.next_arrival;
+        self.next_arrival += 1;
+        let place = Place { line: order.map_or(LineId::Alone(seq), LineId::Key), seq };
+        self.insert(place, bytes, waiter);
+        place
+    }
+
+    /// Puts a request back that no pod has acted on. One that was flushed gets its old place; one that had passed the
+    /// open gate stands before all that wait.
+    pub(crate) fn put_back(&mut self, place: Option<Place>, order: Option<u64>, bytes: usize, waiter: W) -> Place {
+        let place = place.unwrap_or_else(|| {
+            let seq = self.next_put_back;
+            self.next_put_back += 1;
+            Place { line: order.map_or(LineId::Alone(seq), LineId::Key), seq }
+        });
+        // In this order: ending the try first could let the next of the line start.
+        self.insert(place, bytes, waiter);
+        place
+    }
+
+    /// Takes a request out that waits no longer. `None`: it has been started.
+    pub(crate) fn remove(&mut self, place: Place) -> Option<W> {
+        let line = self.lines.get_mut(&place.line)?;
+        let index = line.queue.binary_search_by_key(&place.seq, |entry| entry.seq).ok()?;
+        let entry = line.queue.remove(index)?;
+        self.waiting -= 1;
+        self.bytes -= entry.bytes;
+        self.ready.remove(&place.seq);
+        self.refresh(place.line);
+        Some(entry.waiter)
+    }
+
+    /// Lets requests start, `concurrency` at a time.
+    ///
+    /// One at a time per key cannot go on for ever: a key whose requests come faster than one after the other can be
+    /// answered would never leave the stash. So the strict order holds for what waits now and as much again; what is
+    /// left then is started at once, in order of arrival.
+    pub(crate) fn begin_flush(&mut self, concurrency: usize) {
+        self.flush = Some(Flush { concurrency: concurrency.max(1), serial_left: 2 * self.waiting + concurrency });
+    }
+
+    /// Lets nothing start any more.
+    pub(crate) fn end_flush(&mut self) {
+        self.flush = None;
+        let lines: Vec<LineId> = self.ready.values().copied().collect();
+        for line in lines {
+            self.refresh(line);
+        }
+    }
+
+    /// The next request that may start now; it is being tried from here on, until [`done`](Self::done) or
+    /// [`put_back`](Self::put_back).
+    pub(crate) fn start_next(&mut self) -> Option<(Place, W)> {
+        let flush = self.flush.as_mut()?;
+        if flush.serial_left > 0 {
+            if self.trying >= flush.concurrency {
+                return None;
+            }
+            flush.serial_left -= 1;
+            if flush.serial_left == 0 {
+                let lines: Vec<LineId> = self.lines.keys().copied().collect();
+                lines.into_iter().for_each(|line| self.refresh(line));
+            }
+        }
+        let (seq, line_id) = self.ready.pop_first()?;
+        let line = self.lines.get_mut(&line_id)?;
+        let entry = line.queue.pop_front()?;
+        line.trying += 1;
+        self.trying += 1;
+        self.trying_in_order += usize::from(matches!(line_id, LineId::Key(_)));
+        self.waiting -= 1;
+        self.bytes -= entry.bytes;
+        self.refresh(line_id);
+        Some((Place { line: line_id, seq }, entry.waiter))
+    }
+
+    /// The outcome of a started request is definite (or it is put back right after): the next of its line may start.
+    pub(crate) fn done(&mut self, place: Place) {
+        let Some(line) = self.lines.get_mut(&place.line) else {
+            return;
+        };
+        line.trying -= 1;
+        self.trying -= 1;
+        self.trying_in_order -= usize::from(matches!(place.line, LineId::Key(_)));
+        self.refresh(place.line);
+    }
+
+    /// Whether newcomers may pass by without overtaking anyone.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.waiting == 0 && (self.trying_in_order == 0 || self.is_releasing())
+    }
+
+    /// Whether nobody waits and nothing is being tried.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting == 0 && self.trying == 0
+    }
+
+    /// Takes out everyone who waits.
+    pub(crate) fn take_all(&mut self) -> Vec<W> {
+        self.ready.clear();
+        self.waiting = 0;
+        self.bytes = 0;
+        let mut entries: Vec<Entry<W>> = self.lines.values_mut().flat_map(|line| line.queue.drain(..)).collect();
+        self.lines.retain(|_, line| line.trying > 0);
+        entries.sort_unstable_by_key(|entry| entry.seq);
+        entries.into_iter().map(|entry| entry.waiter).collect()
+    }
+
+    fn is_releasing(&self) -> bool {
+        self.flush.is_some_and(|flush| flush.serial_left == 0)
+    }
+
+    fn insert(&mut self, place: Place, bytes: usize, waiter: W) {
+        let line = self.lines.entry(place.line).or_insert_with(|| Line { trying: 0, queue: VecDeque::new() });
+        let index = line.queue.partition_point(|entry| entry.seq < place.seq);
+        if index == 0
+            && let Some(head) = line.queue.front()
+        {
+            self.ready.remove(&head.seq);
+        }
+        line.queue.insert(index, Entry { seq: place.seq, bytes, waiter });
+        self.waiting += 1;
+        self.bytes += bytes;
+        self.refresh(place.line);
+    }
+
+    /// Makes `ready` tell the truth about a line, and forgets a line in which there is nothing.
+    fn refresh(&mut self, line_id: LineId) {
+        let releasing = self.is_releasing();
+        let Some(line) = self.lines.get(&line_id) else { return };
+        match line.queue.front() {
+            Some(head) if line.trying == 0 || releasing => drop(self.ready.insert(head.seq, line_id)),
+            Some(head) => drop(self.ready.remove(&head.seq)),
+            None if line.trying == 0 => drop(self.lines.remove(&line_id)),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started(stash: &mut Stash<u32>) -> Vec<(Place, u32)> {
+        std::iter::from_fn(|| stash.start_next()).collect()
+    }
+
+    fn names(started: &[(Place, u32)]) -> Vec<u32> {
+        started.iter().map(|(_, name)| *name).collect()
+    }
+
+    #[test]
+    fn requests_of_one_key_leave_one_at_a_time_and_keys_do_not_wait_for_each_other() {
+        let mut stash = Stash::default();
+        for (order, name) in [(7, 1), (7, 2), (9, 3), (7, 4)] {
+            stash.push(Some(order), 1, name);
+        }
+        stash.begin_flush(64);
+        let first = started(&mut stash);
+        assert_eq!(names(&first), [1, 3]);
+        stash.done(first[1].0);
+        assert_eq!(names(&started(&mut stash)), [] as [u32; 0]);
+        stash.done(first[0].0);
+        let second = started(&mut stash);
+        assert_eq!(names(&second), [2]);
+        stash.done(second[0].0);
+        assert_eq!(names(&started(&mut stash)), [4]);
+        assert!(!stash.is_flushed(), "the last one is still being tried");
+    }
+
+    #[test]
+    fn requests_without_a_key_start_in_order_of_arrival_and_do_not_wait() {
+        let mut stash = Stash::default();
+        (0..5).for_each(|name| drop(stash.push(None, 1, name)));
+        stash.begin_flush(64);
+        assert_eq!(names(&started(&mut stash)), [0, 1, 2, 3, 4]);
+        assert!(stash.is_flushed());
+    }
+
+    #[test]
+    fn concurrency_bounds_a_flush() {
+        let mut stash = Stash::default();
+        (0..10).for_each(|name| drop(stash.push(None, 1, name)));
+        stash.begin_flush(3);
+        let first = started(&mut stash);
+        assert_eq!(first.len(), 3);
+        stash.done(first[0].0);
+        assert_eq!(started(&mut stash).len(), 1);
+    }
+
+    #[test]
+    fn a_request_put_back_stands_at_the_head_of_its_line() {
+        let mut stash = Stash::default();
+        stash.push(Some(7), 1, 1);
+        stash.push(Some(7), 1, 2);
+        stash.begin_flush(64);
+        let (place, name) = stash.start_next().unwrap();
+        stash.end_flush();
+        stash.put_back(Some(place), Some(7), 1, name);
+        stash.done(place);
+        // One that had passed the open gate came before both.
+        stash.put_back(None, Some(7), 1, 0);
+        stash.begin_flush(64);
+        let mut order = Vec::new();
+        while let Some((place, name)) = stash.start_next() {
+            order.push(name);
+            stash.done(place);
+        }
+        assert_eq!(order, [0, 1, 2]);
+        assert!(stash.is_flushed() && stash.lines.is_empty() && stash.bytes() == 0);
+    }
+
+    #[test]
+    fn a_key_that_never_rests_is_released_in_order_after_a_bounded_number() {
+        let mut stash = Stash::default();
+        stash.push(Some(7), 1, 0);
+        stash.begin_flush(1);
+        let mut name = 0;
+        // One more arrives whenever one is answered.
+        for _ in 0..10 {
+            let Some((place, _)) = stash.start_next() else { break };
+            name += 1;
+            stash.push(Some(7), 1, name);
+            name += 1;
+            stash.push(Some(7), 1, name);
+            stash.done(place);
+        }
+        let rest = started(&mut stash);
+        assert!(names(&rest).is_sorted());
+        assert!(stash.waiting() == 0 && stash.is_flushed());
+    }
+
+    #[test]
+    fn one_that_gives_up_leaves_no_trace() {
+        let mut stash = Stash::default();
+        let first = stash.push(Some(7), 10, 1);
+        stash.push(Some(7), 20, 2);
+        assert_eq!(stash.remove(first), Some(1));
+        assert_eq!(stash.remove(first), None);
+        assert_eq!((stash.waiting(), stash.bytes()), (1, 20));
+        stash.begin_flush(64);
+        assert_eq!(names(&started(&mut stash)), [2]);
+    }
+}

@@ -1,0 +1,242 @@
+//! What a request holds while it goes through the table: a [`Ticket`] while it waits, a [`Pass`] while it is in flight.
+//!
+//! Both undo themselves when dropped: a client that hangs up while held takes its place along, an exchange that ends in
+//! any way leaves the gate. Each belongs to one worker thread.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use segue_coordination::protocol::router::HoldCause;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::stash::Place;
+use crate::table::{Pod, Refusal, Table};
+
+/// One worker thread's access to the table.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    inner: Rc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    table: Arc<Table>,
+    index: usize,
+}
+
+/// What became of a request at the gate.
+#[derive(Debug)]
+pub enum Admission {
+    /// It may go to the pod.
+    Pass(Pass),
+    /// It waits.
+    Held(Ticket),
+}
+
+impl Table {
+    /// The access of worker number `index`, to be made on that worker's thread.
+    pub fn worker(self: &Arc<Self>, index: usize) -> Worker {
+        Worker { inner: Rc::new(Inner { table: self.clone(), index }) }
+    }
+}
+
+impl Worker {
+    /// How many partitions there are; 0 until the store was seen.
+    #[inline]
+    pub fn partitions(&self) -> u32 {
+        self.inner.table.partitions()
+    }
+
+    /// Whether the router is ending.
+    pub fn shutting_down(&self) -> bool {
+        self.inner.table.is_shutting_down()
+    }
+
+    /// A request arrives at the gate of `partition`, which must be below [`partitions`](Self::partitions). Requests with
+    /// the same `order` never overtake each other while they wait; `bytes` is what waiting costs in memory.
+    #[inline]
+    pub fn enter(&self, partition: u32, order: Option<u64>, bytes: usize, now: Instant) -> Result<Admission, Refusal> {
+        let request = Request { worker: self.clone(), partition, order, bytes, held_since: None };
+        match self.inner.table.try_pass(self.inner.index, partition, now) {
+            Some((slot, epoch)) => Ok(Admission::Pass(Pass { request: Some(request), slot, epoch, place: None })),
+            None => self.wait(request, now),
+        }
+    }
+
+    #[cold]
+    fn wait(&self, mut request: Request, now: Instant) -> Result<Admission, Refusal> {
+        let table = &self.inner.table;
+        Ok(match table.wait(self.inner.index, request.partition, request.order, request.bytes, now)? {
+            None => Admission::Pass(Pass::inside(request, None)),
+            Some((place, grant)) => {
+                request.held_since = Some(now);
+                Admission::Held(Ticket::new(request, place, grant))
+            }
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Request {
+    worker: Worker,
+    partition: u32,
+    order: Option<u64>,
+    bytes: usize,
+    held_since: Option<Instant>,
+}
+
+impl Request {
+    fn table(&self) -> &Arc<Table> {
+        &self.worker.inner.table
+    }
+}
+
+/// A request that waits for its turn. Resolves to a [`Pass`], or to why it waits no longer. Dropped, it is taken out.
+#[derive(Debug)]
+pub struct Ticket {
+    request: Option<Request>,
+    place: Place,
+    grant: oneshot::Receiver<()>,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl Ticket {
+    fn new(request: Request, place: Place, grant: oneshot::Receiver<()>) -> Self {
+        let since = request.held_since.unwrap_or_else(Instant::now);
+        let deadline = Box::pin(tokio::time::sleep_until(since + request.table().max_wait()));
+        Ticket { request: Some(request), place, grant, deadline }
+    }
+}
+
+impl Future for Ticket {
+    type Output = Result<Pass, Refusal>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match Pin::new(&mut self.grant).poll(context) {
+            Poll::Ready(Ok(())) => {
+                let Some(request) = self.request.take() else {
+                    return Poll::Pending;
+                };
+                let pass = Pass::inside(request, Some(self.place));
+                if pass.request().table().may_pass(pass.slot, Instant::now()) {
+                    return Poll::Ready(Ok(pass));
+                }
+                *self = pass.back(Some(HoldCause::Fenced));
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Poll::Ready(Err(_)) => {
+                self.request = None;
+                return Poll::Ready(Err(Refusal::Shutdown));
+            }
+            Poll::Pending => {}
+        }
+        ready!(self.deadline.as_mut().poll(context));
+        let Some(request) = self.request.as_ref() else {
+            return Poll::Pending;
+        };
+        match request.table().give_up(request.partition, self.place) {
+            Some(cause) => {
+                self.request = None;
+                Poll::Ready(Err(Refusal::Waited(cause)))
+            }
+            // Let in at this very moment: the grant is there.
+            None => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let Some(request) = self.request.take() else { return };
+        self.grant.close();
+        if self.grant.try_recv().is_ok() {
+            drop(Pass::inside(request, Some(self.place)));
+        } else {
+            request.table().give_up(request.partition, self.place);
+        }
+    }
+}
+
+/// A request in flight. It counts for the partition's drain until this is dropped.
+#[derive(Debug)]
+pub struct Pass {
+    request: Option<Request>,
+    slot: u32,
+    epoch: u64,
+    /// Its place in the stash, until its outcome is definite.
+    place: Option<Place>,
+}
+
+impl Pass {
+    fn inside(request: Request, place: Option<Place>) -> Self {
+        let (slot, epoch) = request.table().leads_to(request.partition);
+        Pass { request: Some(request), slot, epoch, place }
+    }
+
+    fn request(&self) -> &Request {
+        // Taken only by `back`, which consumes the pass.
+        self.request.as_ref().expect("a pass that was not put back")
+    }
+
+    /// The request's partition.
+    pub fn partition(&self) -> u32 {
+        self.request().partition
+    }
+
+    /// The epoch to stamp it with.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Where it goes.
+    pub fn pod(&self) -> &Arc<Pod> {
+        self.request().table().pod(self.slot)
+    }
+
+    /// Its outcome is definite: the head of the pod's answer is there, or it failed for good. The next request
+    /// of its key may start.
+    pub fn delivered(&mut self) {
+        if let Some(place) = self.place.take() {
+            self.request().table().done(self.request().partition, place);
+        }
+    }
+
+    /// No pod has acted on it: back to the head of its line. It keeps the deadline that it had.
+    pub fn put_back(self) -> Ticket {
+        self.back(None)
+    }
+
+    fn back(mut self, cause: Option<HoldCause>) -> Ticket {
+        let mut request = self.request.take().expect("a pass that was not put back");
+        request.held_since.get_or_insert_with(Instant::now);
+        let (worker, partition) = (request.worker.inner.index, request.partition);
+        let place = self.place.take();
+        let (place, grant) = request.table().put_back(worker, partition, place, request.order, request.bytes, cause);
+        Ticket::new(request, place, grant)
+    }
+
+    /// Cancelled when the partition's exchanges are severed.
+    pub fn sever_token(&self) -> CancellationToken {
+        let request = self.request();
+        request.table().sever_token(request.worker.inner.index, request.partition)
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let Some(request) = self.request.take() else { return };
+        if let Some(place) = self.place.take() {
+            request.table().done(request.partition, place);
+        }
+        request.table().leave(request.worker.inner.index, request.partition);
+    }
+}
