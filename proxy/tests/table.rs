@@ -1,0 +1,322 @@
+//! The routing table through its public face: requests on workers, a control side that stops and switches.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use segue_coordination::protocol::records::{Capabilities, PodRecord, PodStatus, Thousandths};
+use segue_coordination::protocol::router::{HoldCause, Stage, Target};
+use segue_coordination::router::DataPlane;
+use segue_proxy::table::{Refusal, StashLimits, Table};
+use segue_proxy::ticket::{Admission, Pass, Ticket, Worker};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+
+const LIMITS: StashLimits = StashLimits {
+    max_requests: 100,
+    max_bytes: 10_000,
+    max_total_bytes: 15_000,
+    max_wait: Duration::from_secs(30),
+    flush_concurrency: 64,
+};
+
+fn table(workers: usize) -> (Arc<Table>, UnboundedReceiver<u32>) {
+    let (table, notices) = Table::new(workers, LIMITS);
+    table.set_partitions(8);
+    table.trust_until(Instant::now() + Duration::from_secs(3600));
+    (table, notices)
+}
+
+fn target(pod: &str, epoch: u64) -> Target {
+    Target { pod: pod.to_owned(), incarnation: 1, epoch }
+}
+
+fn switch(table: &Table, partition: u32, pod: &str, epoch: u64) {
+    let record = PodRecord {
+        pod_name: pod.to_owned(),
+        address: format!("{pod}:80"),
+        status: PodStatus::Ready,
+        registered_at: 0,
+        last_heartbeat: 0,
+        weight: Thousandths(1000),
+        zone: None,
+        load: None,
+        capabilities: Capabilities::default(),
+    };
+    DataPlane::switch(table, partition, &target(pod, epoch), &record, false);
+}
+
+fn stage(table: &Table, partition: u32) -> Stage {
+    DataPlane::stage(table, partition).0
+}
+
+fn passes(worker: &Worker, order: Option<u64>) -> Pass {
+    match worker.enter(0, order, 10, Instant::now()).unwrap() {
+        Admission::Pass(pass) => pass,
+        Admission::Held(_) => panic!("held"),
+    }
+}
+
+fn waits(worker: &Worker, order: Option<u64>) -> Ticket {
+    match worker.enter(0, order, 10, Instant::now()).unwrap() {
+        Admission::Held(ticket) => ticket,
+        Admission::Pass(_) => panic!("passed"),
+    }
+}
+
+async fn is_pending(ticket: &mut Ticket) -> bool {
+    tokio::select! {
+        biased;
+        _ = ticket => false,
+        () = std::future::ready(()) => true,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_partition_that_leads_nowhere_holds_and_lets_in_once_it_leads_somewhere() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let ticket = waits(&worker, None);
+    switch(&table, 0, "a", 1);
+    let pass = ticket.await.unwrap();
+    assert_eq!((pass.pod().name.as_str(), pass.epoch()), ("a", 1));
+    assert_eq!(stage(&table, 0), Stage::Open(target("a", 1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_partition_is_empty_only_when_the_last_exchange_has_ended() {
+    let (table, mut notices) = table(1);
+    let worker = table.worker(0);
+    switch(&table, 0, "a", 1);
+    let (first, second) = (passes(&worker, None), passes(&worker, None));
+    while notices.try_recv().is_ok() {}
+    table.stop(0, HoldCause::Handoff);
+    let mut held = waits(&worker, None);
+    drop(first);
+    assert_eq!(stage(&table, 0), Stage::Draining(target("a", 1)));
+    switch(&table, 0, "b", 2);
+    assert_eq!(stage(&table, 0), Stage::Draining(target("a", 1)), "it must not lead elsewhere before it is empty");
+    assert!(is_pending(&mut held).await);
+    drop(second);
+    assert_eq!(stage(&table, 0), Stage::Held);
+    assert_eq!(notices.try_recv(), Ok(0), "the control side is told");
+    switch(&table, 0, "b", 2);
+    assert_eq!(held.await.unwrap().pod().name, "b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_handoff_reopens_while_requests_are_still_in_flight() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    switch(&table, 0, "a", 1);
+    let _in_flight = passes(&worker, None);
+    table.stop(0, HoldCause::Handoff);
+    let held = waits(&worker, None);
+    switch(&table, 0, "a", 1);
+    assert_eq!(held.await.unwrap().epoch(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_one_key_reach_the_pod_in_order_and_newcomers_go_behind() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let first = waits(&worker, Some(7));
+    let mut second = waits(&worker, Some(7));
+    switch(&table, 0, "a", 1);
+    let mut first = first.await.unwrap();
+    assert!(is_pending(&mut second).await);
+    let mut third = waits(&worker, Some(7));
+    first.delivered();
+    let mut second = second.await.unwrap();
+    assert!(is_pending(&mut third).await);
+    second.delivered();
+    let mut third = third.await.unwrap();
+    assert!(matches!(stage(&table, 0), Stage::Flushing(_)), "the last one's outcome is not known yet");
+    third.delivered();
+    assert!(matches!(stage(&table, 0), Stage::Open(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_goes_first_again_and_the_pod_is_left_alone_for_a_while() {
+    let (table, mut notices) = table(1);
+    let worker = table.worker(0);
+    switch(&table, 0, "a", 1);
+    let refused = passes(&worker, Some(7)).put_back();
+    let (at, retry_at) = DataPlane::stage(&*table, 0);
+    assert_eq!(at, Stage::Held);
+    assert_eq!(retry_at, Some(Instant::now() + Duration::from_millis(5)));
+    let mut later = waits(&worker, Some(7));
+    while notices.try_recv().is_ok() {}
+    switch(&table, 0, "a", 1);
+    let again = refused.await.unwrap().put_back();
+    assert_eq!(DataPlane::stage(&*table, 0).1, Some(Instant::now() + Duration::from_millis(10)), "longer each time");
+    switch(&table, 0, "b", 2);
+    let mut pass = again.await.unwrap();
+    assert!(is_pending(&mut later).await);
+    pass.delivered();
+    assert_eq!(later.await.unwrap().pod().name, "b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn past_the_lease_clock_nothing_passes_until_it_is_confirmed() {
+    let (table, mut notices) = table(1);
+    let worker = table.worker(0);
+    switch(&table, 0, "a", 1);
+    while notices.try_recv().is_ok() {}
+    table.trust_until(Instant::now() + Duration::from_secs(10));
+    drop(passes(&worker, None));
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let held = waits(&worker, None);
+    assert_eq!(notices.try_recv(), Ok(0));
+    table.trust_until(Instant::now() + Duration::from_secs(10));
+    switch(&table, 0, "a", 1);
+    held.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_let_in_after_the_lease_clock_ran_out_goes_back_instead_of_slipping_through() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let mut held = waits(&worker, None);
+    switch(&table, 0, "a", 1);
+    // Let in, but the process sleeps before the request is forwarded.
+    table.trust_until(Instant::now());
+    assert!(is_pending(&mut held).await);
+    assert_eq!(table.in_flight(0), 0);
+    table.trust_until(Instant::now() + Duration::from_secs(10));
+    switch(&table, 0, "a", 1);
+    held.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_held_request_has_its_own_timer_and_is_told_what_held_it() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let held = waits(&worker, None);
+    DataPlane::name_cause(&*table, 0, HoldCause::NoOwner);
+    let begin = Instant::now();
+    assert_eq!(held.await.unwrap_err(), Refusal::Waited(HoldCause::NoOwner));
+    assert_eq!(begin.elapsed().as_secs(), 30);
+    assert_eq!(table.stashed(0), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_hangs_up_takes_its_request_along() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let (first, second) = (waits(&worker, Some(7)), waits(&worker, Some(7)));
+    drop(first);
+    assert_eq!(table.stashed(0), (1, 10));
+    switch(&table, 0, "a", 1);
+    // Also when it was let in and has not noticed yet.
+    drop(second);
+    assert_eq!(table.in_flight(0), 0);
+    assert!(matches!(stage(&table, 0), Stage::Open(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stash_is_bounded_by_count_by_bytes_and_in_total() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let enter = |partition, bytes| worker.enter(partition, None, bytes, Instant::now());
+    let held: Vec<_> = (0..100).map(|_| enter(0, 10).unwrap()).collect();
+    assert_eq!(enter(0, 10).unwrap_err(), Refusal::Full);
+    let large = enter(1, 10_000).unwrap();
+    assert_eq!(enter(1, 1).unwrap_err(), Refusal::Full);
+    assert_eq!(enter(2, 5_000).unwrap_err(), Refusal::Full, "over the total");
+    drop((held, large));
+    enter(2, 5_000).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn ending_refuses_those_who_wait() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let held = waits(&worker, None);
+    table.shut_down();
+    assert_eq!(held.await.unwrap_err(), Refusal::Shutdown);
+    assert_eq!(worker.enter(0, None, 1, Instant::now()).unwrap_err(), Refusal::Shutdown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn severing_reaches_what_is_in_flight_and_nothing_that_comes_later() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    switch(&table, 0, "a", 1);
+    let pass = passes(&worker, None);
+    let token = pass.sever_token();
+    assert_eq!(table.sever(0), 1);
+    assert!(token.is_cancelled());
+    assert!(!passes(&worker, None).sever_token().is_cancelled());
+}
+
+/// Workers hammer one partition from their threads while it moves to and fro: at no time are requests of two epochs in
+/// flight, and everyone gets through.
+#[test]
+fn requests_of_two_owners_are_never_in_flight_together() {
+    const WORKERS: usize = 4;
+    const REQUESTS: usize = 20_000;
+    let limits = StashLimits { max_requests: 1_000_000, max_bytes: usize::MAX, max_total_bytes: usize::MAX, ..LIMITS };
+    let (table, mut notices) = Table::new(WORKERS, limits);
+    table.set_partitions(1);
+    table.trust_until(Instant::now() + Duration::from_secs(3600));
+    switch(&table, 0, "pod", 1);
+    // The epoch in the upper half, how many are in flight in the lower.
+    let in_flight = Arc::new(AtomicU64::new(1 << 32));
+    let ended = Arc::new(AtomicBool::new(false));
+
+    let workers: Vec<_> = (0..WORKERS)
+        .map(|index| {
+            let (table, in_flight) = (table.clone(), in_flight.clone());
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    let worker = table.worker(index);
+                    for number in 0..REQUESTS {
+                        let order = (number % 3 != 0).then_some(number as u64 % 5);
+                        let pass = match worker.enter(0, order, 1, Instant::now()).unwrap() {
+                            Admission::Pass(pass) => pass,
+                            Admission::Held(ticket) => ticket.await.unwrap(),
+                        };
+                        let entered = in_flight.fetch_update(SeqCst, SeqCst, |seen| {
+                            let (epoch, count) = (seen >> 32, seen & 0xffff_ffff);
+                            assert!(epoch == pass.epoch() || count == 0, "{} joins {count} of {epoch}", pass.epoch());
+                            Some((pass.epoch() << 32) | (count + 1))
+                        });
+                        assert!(entered.is_ok());
+                        if number % 7 == 0 {
+                            tokio::task::yield_now().await;
+                        }
+                        in_flight.fetch_sub(1, SeqCst);
+                    }
+                });
+            })
+        })
+        .collect();
+
+    let mover = {
+        let (table, ended) = (table.clone(), ended.clone());
+        std::thread::spawn(move || {
+            let mut epoch = 1;
+            while !ended.load(SeqCst) {
+                table.stop(0, HoldCause::Handoff);
+                while stage(&table, 0) != Stage::Held {
+                    std::hint::spin_loop();
+                }
+                epoch += 1;
+                switch(&table, 0, "pod", epoch);
+                while !matches!(stage(&table, 0), Stage::Open(_)) {
+                    std::thread::yield_now();
+                }
+            }
+            epoch
+        })
+    };
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    ended.store(true, SeqCst);
+    let epochs = mover.join().unwrap();
+    assert!(epochs > 10, "it moved only {epochs} times");
+    assert_eq!((table.in_flight(0), table.stashed(0)), (0, (0, 0)));
+    while notices.try_recv().is_ok() {}
+}
