@@ -2,7 +2,8 @@
 //!
 //! Keepalives run in a task of their own, so a slow store call in the holder's loop costs no lease; but they are sent
 //! only while that loop has reported progress lately, so a holder that is stuck loses its lease instead of blocking
-//! every handoff. A store that cannot be reached is no lost lease: keepalives are tried on until the lease has surely ended.
+//! every handoff. A store that cannot be reached is no lost lease: keepalives are tried on until it says that the lease
+//! is gone, and meanwhile the times tell what the holder may still believe.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,7 +25,8 @@ pub struct LeaseState {
     pub trusted_until: Instant,
     /// The lease stands at least until this moment.
     pub stands_until: Instant,
-    /// The store has said that the lease is gone, or it has ended unconfirmed.
+    /// The store has said that the lease is gone. A store that says nothing leaves this `false` for ever: the times above
+    /// tell what may be believed then.
     pub lost: bool,
 }
 
@@ -99,8 +101,8 @@ async fn keep(
         } else {
             warn!(lease = id, "this participant makes no progress: its lease is not kept alive");
         }
-        if known.lost || Instant::now() >= known.stands_until {
-            state.send_replace(LeaseState { lost: true, ..known });
+        if known.lost {
+            state.send_replace(known);
             return;
         }
     }

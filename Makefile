@@ -1,0 +1,44 @@
+# What a newcomer, CI and the docs call; plain cargo underneath.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+CARGO ?= cargo
+
+.PHONY: help
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
+
+.PHONY: demo
+demo: setup-build ## Watch partitions move under load: builds Segue and runs `segue demo`
+	$(CARGO) run --release --locked --bin segue -- demo $(ARGS)
+
+.PHONY: test
+test: setup-build setup-etcd lint ## Format, lints and every test, against a real etcd
+	$(CARGO) build --workspace --all-targets --locked
+	$(CARGO) test --workspace --locked --no-fail-fast
+
+.PHONY: lint
+lint: setup-build ## Formatting, clippy, and that the protocol's core needs no runtime
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy -p segue-coordination --no-default-features --locked -- -D warnings
+
+.PHONY: bench
+bench: setup-build ## criterion: cutover pause, gate, routing decision
+	$(CARGO) bench --locked $(ARGS)
+
+.PHONY: deny
+deny: ## Licences, advisories and sources of the dependencies (installs cargo-deny if it is missing)
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	cargo-deny --log-level warn check
+
+.PHONY: test-image
+test-image: ## Build the Dockerfile and move partitions between containers under load (needs a Docker engine)
+	tests/image/run.sh
+
+.PHONY: setup-build
+setup-build: # What the build needs beyond a Rust toolchain and a C compiler
+	@scripts/setup protoc
+
+.PHONY: setup-etcd
+setup-etcd: # What the tests need on top
+	@scripts/setup etcd

@@ -1,0 +1,73 @@
+//! How long is the pause of a cutover in process: stop, drain, switch and flush, with so many requests waiting or in flight?
+
+use std::time::{Duration, Instant as StdInstant};
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use segue_coordination::protocol::router::HoldCause;
+use tokio::time::Instant;
+
+mod support;
+use support::{open_table, pass, switch, wait};
+
+/// From the stop until the gate is open again and everyone who waited has been let in.
+fn pause(criterion: &mut Criterion) {
+    // Tickets have timers, so there must be a runtime.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _entered = runtime.enter();
+    let mut group = criterion.benchmark_group("cutover");
+    for stashed in [0_u64, 1, 100, 10_000] {
+        group.throughput(Throughput::Elements(stashed.max(1)));
+        group.bench_with_input(BenchmarkId::new("stashed", stashed), &stashed, |bencher, stashed| {
+            let table = open_table(1);
+            let worker = table.worker(0);
+            let mut epoch = 1;
+            bencher.iter_custom(|iterations| {
+                let mut total = Duration::ZERO;
+                for _ in 0..iterations {
+                    epoch += 1;
+                    let begin = StdInstant::now();
+                    table.stop(0, HoldCause::Handoff);
+                    total += begin.elapsed();
+                    let now = Instant::now();
+                    let waiting: Vec<_> = (0..*stashed).map(|_| wait(&worker, 0, now)).collect();
+                    let begin = StdInstant::now();
+                    switch(&table, 0, "pod", epoch);
+                    // Each is let in and has its outcome; the flush lets the next ones in as they have.
+                    runtime.block_on(async {
+                        for ticket in waiting {
+                            drop(ticket.await.expect("let in"));
+                        }
+                    });
+                    total += begin.elapsed();
+                }
+                total
+            });
+        });
+    }
+    for in_flight in [1_usize, 64] {
+        group.throughput(Throughput::Elements(1));
+        group.bench_with_input(BenchmarkId::new("in flight", in_flight), &in_flight, |bencher, in_flight| {
+            let table = open_table(1);
+            let worker = table.worker(0);
+            let mut epoch = 1;
+            bencher.iter_custom(|iterations| {
+                let mut total = Duration::ZERO;
+                for _ in 0..iterations {
+                    epoch += 1;
+                    let now = Instant::now();
+                    let passes: Vec<_> = (0..*in_flight).map(|_| pass(&worker, 0, now)).collect();
+                    let begin = StdInstant::now();
+                    table.stop(0, HoldCause::Handoff);
+                    drop(passes);
+                    switch(&table, 0, "pod", epoch);
+                    total += begin.elapsed();
+                }
+                total
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, pause);
+criterion_main!(benches);

@@ -1,0 +1,65 @@
+//! A routing table with one pod, as the benches drive it. Each bench uses some of it.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::protocol::records::{Capabilities, PodRecord, PodStatus, Thousandths};
+use segue_coordination::protocol::router::Target;
+use segue_coordination::router::DataPlane;
+use segue_proxy::table::{StashLimits, Table};
+use segue_proxy::ticket::{Admission, Pass, Ticket, Worker};
+use tokio::time::Instant;
+
+/// Partitions of the table.
+pub const PARTITIONS: u32 = 64;
+
+/// A table all of whose partitions lead to one pod.
+pub fn open_table(workers: usize) -> Arc<Table> {
+    let limits = StashLimits {
+        max_requests: 10_000,
+        max_bytes: 64 << 20,
+        max_total_bytes: 512 << 20,
+        max_wait: Duration::from_secs(30),
+        flush_concurrency: 64,
+    };
+    // The receiver goes: nobody has to be told.
+    let (table, _) = Table::new(workers, limits);
+    table.set_partitions(PARTITIONS);
+    table.trust_until(Instant::now() + Duration::from_secs(86_400));
+    (0..PARTITIONS).for_each(|partition| switch(&table, partition, "pod", 1));
+    table
+}
+
+/// Leads a partition to a pod.
+pub fn switch(table: &Table, partition: u32, pod: &str, epoch: u64) {
+    let record = PodRecord {
+        pod_name: pod.to_owned(),
+        address: "127.0.0.1:1".to_owned(),
+        status: PodStatus::Ready,
+        registered_at: 0,
+        last_heartbeat: 0,
+        weight: Thousandths(1000),
+        zone: None,
+        load: None,
+        capabilities: Capabilities::ALL,
+    };
+    let target = Target { pod: pod.to_owned(), incarnation: 1, epoch };
+    DataPlane::switch(table, partition, &target, &record, true);
+}
+
+/// A request that passes.
+pub fn pass(worker: &Worker, partition: u32, now: Instant) -> Pass {
+    match worker.enter(partition, None, 512, now) {
+        Ok(Admission::Pass(pass)) => pass,
+        other => panic!("expected an open gate, found {other:?}"),
+    }
+}
+
+/// A request that waits.
+pub fn wait(worker: &Worker, partition: u32, now: Instant) -> Ticket {
+    match worker.enter(partition, None, 512, now) {
+        Ok(Admission::Held(ticket)) => ticket,
+        other => panic!("expected a closed gate, found {other:?}"),
+    }
+}

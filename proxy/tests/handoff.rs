@@ -1,0 +1,463 @@
+//! Coordinators, routers with real routing tables and pods that do their duty, over the embedded store and a paused
+//! clock: partitions move while requests flow.
+//!
+//! Pods and sockets are left out here: a request goes no further than its [`Pass`], and the pod that it was passed to is
+//! asked whether it would accept it. Whole processes are tested in the root package.
+#![allow(clippy::unwrap_used)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::coordinator::{
+    CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
+};
+use segue_coordination::participant::{Follow, Registration, Update, register};
+use segue_coordination::planning::{Policy, RoundCause, Strategy};
+use segue_coordination::protocol::advance::{Ack, acknowledge};
+use segue_coordination::protocol::pod::{Duty, duty, warmed};
+use segue_coordination::protocol::records::{
+    Capabilities, Epoch, Mode, Phase, PodAck, PodAckKind, PodRecord, PodStatus, Thousandths, encode,
+};
+use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_coordination::protocol::view::View;
+use segue_coordination::router::{Cutover, RouterObserver, RouterSettings, RouterStatus, run_router};
+use segue_coordination::store::data::{Keys, Op, Txn};
+use segue_coordination::store::keys::Keyspace;
+use segue_coordination::store::{MemoryStore, Store, StoreError};
+use segue_proxy::table::{StashLimits, Table};
+use segue_proxy::ticket::{Admission, Worker};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, LocalSet, spawn_local};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+const PARTITIONS: u32 = 16;
+const TTL: Duration = Duration::from_secs(6);
+
+struct Quiet;
+
+impl RouterObserver for Quiet {
+    fn cutover(&self, _: &Cutover) {}
+    fn resync(&self, _: &StoreError) {}
+}
+
+impl CoordinatorObserver for Quiet {
+    fn leads(&self, _: bool) {}
+    fn round(&self, _: RoundCause) {}
+    fn phase_ended(&self, _: Phase, _: Duration) {}
+    fn handoff_ended(&self, _: u32, _: HandoffResult) {}
+    fn view_changed(&self, _: &View) {}
+    fn resync(&self, _: &StoreError) {}
+}
+
+/// What each pod accepts, as the pods themselves believe it.
+type Accepted = Rc<RefCell<HashMap<(String, u32), Epoch>>>;
+
+struct World {
+    store: Arc<MemoryStore>,
+    keys: Keyspace,
+    accepted: Accepted,
+    mode: Mode,
+    served: Rc<Cell<u64>>,
+    dead: RefCell<HashSet<String>>,
+}
+
+struct Router {
+    table: Arc<Table>,
+    shutdown: CancellationToken,
+    task: JoinHandle<()>,
+    _status: watch::Receiver<RouterStatus>,
+}
+
+impl World {
+    fn new(mode: Mode) -> Rc<Self> {
+        Rc::new(World {
+            store: Arc::new(MemoryStore::new()),
+            keys: Keyspace::new("/segue/", "test"),
+            accepted: Accepted::default(),
+            mode,
+            served: Rc::default(),
+            dead: RefCell::default(),
+        })
+    }
+
+    fn coordinator(&self, name: &str) -> (CancellationToken, JoinHandle<()>) {
+        let settings = CoordinatorSettings {
+            name: name.to_owned(),
+            lease_ttl: TTL,
+            policy: Policy {
+                partitions: PARTITIONS,
+                strategy: Strategy::Sticky,
+                mode: self.mode,
+                settle: Duration::from_millis(100),
+                settle_max: Duration::from_secs(1),
+                min_interval: Duration::from_millis(200),
+                heartbeat: Duration::from_secs(5),
+                warm_timeout: Duration::from_secs(30),
+                phase_timeout: Duration::from_secs(20),
+                max_concurrent_handoffs: 8,
+            },
+        };
+        let shutdown = CancellationToken::new();
+        let (status, _) = watch::channel(CoordinatorStatus::default());
+        let store: Arc<dyn Store> = self.store.clone();
+        let run = run_coordinator(store, self.keys.clone(), settings, Arc::new(Quiet), status, shutdown.clone());
+        (shutdown, spawn_local(run))
+    }
+
+    fn router(&self, name: &str) -> Router {
+        let limits = StashLimits {
+            max_requests: 10_000,
+            max_bytes: 1 << 20,
+            max_total_bytes: 1 << 24,
+            max_wait: Duration::from_secs(60),
+            flush_concurrency: 64,
+        };
+        let (table, notices) = Table::new(1, limits);
+        let settings = RouterSettings {
+            name: name.to_owned(),
+            lease_ttl: TTL,
+            on_store_loss: OnStoreLoss::Auto,
+            drain_timeout: Duration::from_secs(5),
+            on_drain_timeout: OnDrainTimeout::Auto,
+        };
+        let (status, watched) = watch::channel(RouterStatus::default());
+        let shutdown = CancellationToken::new();
+        let store: Arc<dyn Store> = self.store.clone();
+        let plane = table.clone();
+        let run =
+            run_router(store, self.keys.clone(), settings, plane, notices, Arc::new(Quiet), status, shutdown.clone());
+        Router { table, shutdown, task: spawn_local(run), _status: watched }
+    }
+
+    fn pod(self: &Rc<Self>, name: &str, capabilities: Capabilities) -> JoinHandle<()> {
+        let (world, name) = (self.clone(), name.to_owned());
+        spawn_local(async move {
+            let store: Arc<dyn Store> = world.store.clone();
+            let record = PodRecord {
+                pod_name: name.clone(),
+                address: format!("{name}:80"),
+                status: PodStatus::Ready,
+                registered_at: 0,
+                last_heartbeat: 0,
+                weight: Thousandths(1000),
+                zone: None,
+                load: None,
+                capabilities,
+            };
+            loop {
+                let registration = register(&store, &world.keys.pod(&name), |_| encode(&record), TTL).await;
+                world.live(&store, &name, &registration).await;
+                world.accepted.borrow_mut().retain(|(pod, _), _| *pod != name);
+            }
+        })
+    }
+
+    /// One life of a pod, until its lease is lost.
+    async fn live(&self, store: &Arc<dyn Store>, name: &str, registration: &Registration) {
+        let mut follow = Follow::start(store.clone(), self.keys.clone());
+        let mut view = View::empty(self.keys.clone());
+        while !registration.lease.state().borrow().lost {
+            registration.lease.made_progress();
+            match timeout(TTL / 6, follow.next()).await {
+                Ok(Update::Snapshot(snapshot)) => view = *snapshot,
+                Ok(Update::Batch(batch)) => drop(view.apply(batch)),
+                Ok(Update::Lost(_)) | Err(_) => {}
+            }
+            for partition in 0..view.partitions() {
+                self.do_duty(&view, name, registration, partition).await;
+            }
+        }
+    }
+
+    async fn do_duty(&self, view: &View, name: &str, registration: &Registration, partition: u32) {
+        let key = (name.to_owned(), partition);
+        let incarnation = registration.incarnation;
+        let now = duty(view, name, incarnation, partition);
+        match now {
+            Duty::Serve { epoch } | Duty::SyncAndServe { epoch, .. } => {
+                self.accepted.borrow_mut().insert(key, epoch);
+            }
+            _ => drop(self.accepted.borrow_mut().remove(&key)),
+        }
+        let say = |kind, handoff| {
+            let ack = PodAck { pod_name: name.to_owned(), partition, handoff, ack: kind, acked_at: 0 };
+            Some(acknowledge(view, &Ack::Pod(ack), registration.key.clone(), incarnation, 0))
+        };
+        let txn = match now {
+            Duty::Warm { handoff, .. } => warmed(view, name, incarnation, handoff, partition, 0),
+            Duty::Drain { handoff, .. } => say(PodAckKind::Drained, handoff),
+            Duty::Sync { handoff, .. } => say(PodAckKind::Synced, handoff),
+            Duty::Release { handoff } => say(PodAckKind::Released, handoff),
+            _ => None,
+        };
+        if let Some(txn) = txn {
+            // Seen from the outside a pod takes its time.
+            sleep(Duration::from_millis(2)).await;
+            // A store that is away is asked again: duties are level-triggered.
+            let _ = self.store.commit(txn).await;
+        }
+    }
+
+    /// A client that sends one request after the other through a router and has each looked at by its pod.
+    fn client(self: &Rc<Self>, router: &Router, number: u32) -> JoinHandle<()> {
+        let (world, worker) = (self.clone(), router.table.worker(0));
+        spawn_local(async move {
+            let mut partition = number % PARTITIONS;
+            while worker.partitions() == 0 {
+                sleep(Duration::from_millis(10)).await;
+            }
+            loop {
+                partition = (partition + 5) % PARTITIONS;
+                world.request(&worker, partition).await;
+                sleep(Duration::from_micros(300)).await;
+            }
+        })
+    }
+
+    async fn request(&self, worker: &Worker, partition: u32) {
+        loop {
+            let mut pass = match worker.enter(partition, Some(7), 100, Instant::now()).unwrap() {
+                Admission::Pass(pass) => pass,
+                Admission::Held(ticket) => ticket.await.unwrap(),
+            };
+            let pod = pass.pod().name.clone();
+            if self.accepted.borrow().get(&(pod.clone(), partition)) != Some(&pass.epoch()) {
+                // The pod has not seen yet that it is the owner, or no longer is: 421.
+                match pass.put_back().await {
+                    Ok(again) => drop(again),
+                    Err(refusal) => panic!("{refusal}"),
+                }
+                continue;
+            }
+            sleep(Duration::from_micros(800)).await;
+            let still = self.accepted.borrow().get(&(pod.clone(), partition)).copied();
+            let died = self.dead.borrow().contains(&pod);
+            assert!(died || still == Some(pass.epoch()), "{pod} lost partition {partition} with work in it");
+            pass.delivered();
+            self.served.set(self.served.get() + 1);
+            return;
+        }
+    }
+
+    /// Watches at every step that no partition is accepted by two pods.
+    fn sentinel(self: &Rc<Self>) -> JoinHandle<()> {
+        let world = self.clone();
+        spawn_local(async move {
+            loop {
+                let mut owners: HashMap<u32, String> = HashMap::new();
+                for (pod, partition) in world.accepted.borrow().keys() {
+                    if let Some(other) = owners.insert(*partition, pod.clone()) {
+                        panic!("partition {partition} is accepted by {pod} and {other}");
+                    }
+                }
+                sleep(Duration::from_micros(100)).await;
+            }
+        })
+    }
+
+    async fn view(&self) -> View {
+        let snapshot = self.store.snapshot(&Keys::Prefix(self.keys.root().to_owned())).await.unwrap();
+        View::from_snapshot(self.keys.clone(), snapshot)
+    }
+
+    /// Waits until every partition has a living owner, the pods have about as many each, and nothing moves.
+    async fn settles(&self, pods: usize) {
+        let settled = async {
+            loop {
+                let view = self.view().await;
+                let mut counts: HashMap<&str, usize> = HashMap::new();
+                let alive = (0..PARTITIONS).filter_map(|partition| view.live_owner(partition));
+                alive.for_each(|(assignment, _)| *counts.entry(&assignment.owner).or_default() += 1);
+                let owned: usize = counts.values().sum();
+                let quota = PARTITIONS as usize / pods;
+                let balanced = counts.len() == pods && counts.values().all(|count| (quota..=quota + 1).contains(count));
+                if view.handoffs.is_empty() && owned == PARTITIONS as usize && balanced {
+                    return;
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        if timeout(Duration::from_secs(120), settled).await.is_err() {
+            let view = self.view().await;
+            panic!("it does not settle: {:#?}\n{:#?}", view.handoffs, view.acks);
+        }
+    }
+}
+
+async fn within(world: impl AsyncFnOnce()) {
+    LocalSet::new().run_until(world()).await;
+}
+
+fn crash(handle: &JoinHandle<()>) {
+    handle.abort();
+}
+
+async fn pods_join_and_leave(mode: Mode, routers: &[&str]) {
+    let world = World::new(mode);
+    let (_stop, _coordinator) = world.coordinator("c-0");
+    let routers: Vec<Router> = routers.iter().map(|name| world.router(name)).collect();
+    let sentinel = world.sentinel();
+    let _a = world.pod("a", Capabilities::ALL);
+    world.settles(1).await;
+    let clients: Vec<_> = routers
+        .iter()
+        .flat_map(|router| (0..8).map(|number| world.client(router, number)).collect::<Vec<_>>())
+        .collect();
+    let _b = world.pod("b", Capabilities::ALL);
+    world.settles(2).await;
+    let c = world.pod("c", Capabilities::ALL);
+    world.settles(3).await;
+    crash(&c);
+    // What the dead pod believed dies with it.
+    world.dead.borrow_mut().insert("c".to_owned());
+    world.accepted.borrow_mut().retain(|(pod, _), _| pod != "c");
+    world.settles(2).await;
+    let before = world.served.get();
+    sleep(Duration::from_secs(2)).await;
+    assert!(world.served.get() > before + 1000, "requests flow: {before} → {}", world.served.get());
+    assert!(clients.iter().all(|client| !client.is_finished()) && !sentinel.is_finished(), "an invariant was broken");
+    for router in routers {
+        assert_eq!((0..PARTITIONS).map(|partition| router.table.stashed(partition).0).sum::<usize>(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn partitions_move_under_load_with_one_writer_at_all_times() {
+    within(async || pods_join_and_leave(Mode::Barrier, &["r-0", "r-1"]).await).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn independent_mode_moves_partitions_with_a_single_router() {
+    within(async || {
+        let world = World::new(Mode::Independent);
+        let (_stop, _coordinator) = world.coordinator("c-0");
+        let router = world.router("r-0");
+        let _a = world.pod("a", Capabilities::ALL);
+        world.settles(1).await;
+        let clients: Vec<_> = (0..8).map(|number| world.client(&router, number)).collect();
+        let _b = world.pod("b", Capabilities::ALL);
+        world.settles(2).await;
+        assert!(world.served.get() > 100);
+        assert!(clients.iter().all(|client| !client.is_finished()));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_goes_on_with_what_a_dead_leader_began() {
+    within(async || {
+        let world = World::new(Mode::Barrier);
+        let (_stop, leader) = world.coordinator("c-0");
+        let _router = world.router("r-0");
+        let _a = world.pod("a", Capabilities::ALL);
+        world.settles(1).await;
+        let (_stop, _standby) = world.coordinator("c-1");
+        let _b = world.pod("b", Capabilities::ALL);
+        // In the middle of the moves.
+        while world.view().await.handoffs.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        crash(&leader);
+        world.settles(2).await;
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_resigns_is_followed_at_once() {
+    within(async || {
+        let world = World::new(Mode::Barrier);
+        let (stop, leader) = world.coordinator("c-0");
+        while world.view().await.leader.is_none() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let (_stop, _standby) = world.coordinator("c-1");
+        sleep(Duration::from_secs(1)).await;
+        stop.cancel();
+        leader.await.unwrap();
+        let resigned = Instant::now();
+        while world.view().await.leader.is_none_or(|leader| leader.value.holder != "c-1") {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert!(resigned.elapsed() < Duration::from_millis(100), "{:?}", resigned.elapsed());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_that_dies_is_waited_for_no_longer_than_its_lease() {
+    within(async || {
+        let world = World::new(Mode::Barrier);
+        let (_stop, _coordinator) = world.coordinator("c-0");
+        let (_alive, dies) = (world.router("r-0"), world.router("r-1"));
+        let _a = world.pod("a", Capabilities::ALL);
+        world.settles(1).await;
+        crash(&dies.task);
+        let died = Instant::now();
+        let _b = world.pod("b", Capabilities::ALL);
+        world.settles(2).await;
+        assert!(died.elapsed() < TTL + Duration::from_secs(4), "{:?}", died.elapsed());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_that_is_deregistered_by_hand_holds_until_it_is_registered_again() {
+    within(async || {
+        let world = World::new(Mode::Barrier);
+        let (_stop, _coordinator) = world.coordinator("c-0");
+        let router = world.router("r-0");
+        let _a = world.pod("a", Capabilities::ALL);
+        world.settles(1).await;
+        let first = world.view().await.routers["r-0"].create_revision;
+        let delete = Op::Delete(Keys::One(world.keys.router("r-0")));
+        world.store.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
+        while world.view().await.routers.get("r-0").is_none_or(|own| own.create_revision == first) {
+            sleep(Duration::from_millis(1)).await;
+        }
+        timeout(Duration::from_secs(10), world.request(&router.table.worker(0), 3)).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn through_a_store_outage_routers_serve_pods_that_fence_and_hold_for_the_others() {
+    within(async || {
+        for (capabilities, serves) in [(Capabilities::ALL, true), (Capabilities::default(), false)] {
+            let world = World::new(Mode::Barrier);
+            let (_stop, _coordinator) = world.coordinator("c-0");
+            let router = world.router("r-0");
+            let _a = world.pod("a", capabilities);
+            world.settles(1).await;
+            world.store.set_available(false);
+            // Past the router's lease clock.
+            sleep(TTL).await;
+            let worker = router.table.worker(0);
+            let answered = timeout(Duration::from_secs(1), world.request(&worker, 3)).await.is_ok();
+            assert_eq!(answered, serves);
+            world.store.set_available(true);
+            timeout(Duration::from_secs(30), world.request(&worker, 3)).await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_that_ends_leaves_the_quorum_at_once() {
+    within(async || {
+        let world = World::new(Mode::Barrier);
+        let (_stop, _coordinator) = world.coordinator("c-0");
+        let router = world.router("r-0");
+        while world.view().await.routers.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        router.shutdown.cancel();
+        router.task.await.unwrap();
+        assert!(world.view().await.routers.is_empty());
+    })
+    .await;
+}

@@ -1,0 +1,100 @@
+//! The coordinator's role: the shell of `segue-coordination` with its metrics and its face at the admin endpoint.
+
+use std::sync::Arc;
+
+use prometheus_client::registry::Registry;
+use segue_config as config;
+use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
+use segue_coordination::planning::{Policy, Strategy};
+use segue_coordination::protocol::records::Mode;
+use segue_coordination::store::Store;
+use segue_coordination::store::keys::Keyspace;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::Part;
+use crate::metrics::{CoordinatorMetrics, ResyncMetrics};
+
+/// A running coordinator.
+#[derive(Debug)]
+pub struct CoordinatorRole {
+    status: watch::Receiver<CoordinatorStatus>,
+    shutdown: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl CoordinatorRole {
+    /// Starts it.
+    pub fn start(
+        store: Arc<dyn Store>,
+        keys: Keyspace,
+        section: &config::Coordinator,
+        registry: &mut Registry,
+        resyncs: ResyncMetrics,
+    ) -> Self {
+        let (sender, status) = watch::channel(CoordinatorStatus::default());
+        let shutdown = CancellationToken::new();
+        let observer = Arc::new(CoordinatorMetrics::new(registry, resyncs));
+        let task = tokio::spawn(run_coordinator(store, keys, settings(section), observer, sender, shutdown.clone()));
+        CoordinatorRole { status, shutdown, task }
+    }
+
+    /// What the admin endpoint shows of it.
+    pub fn part(&self) -> Arc<dyn Part> {
+        Arc::new(CoordinatorPart { status: self.status.clone() })
+    }
+
+    /// Resigns and ends.
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        // It ends by itself now; a panic in it has been reported by the runtime.
+        let _ = self.task.await;
+    }
+}
+
+fn settings(section: &config::Coordinator) -> CoordinatorSettings {
+    CoordinatorSettings {
+        name: section.name.clone(),
+        lease_ttl: section.lease_ttl,
+        policy: Policy {
+            partitions: section.partitions,
+            strategy: match section.strategy {
+                config::Strategy::Sticky => Strategy::Sticky,
+                config::Strategy::Jump => Strategy::Jump,
+            },
+            mode: match section.mode {
+                config::Mode::Barrier => Mode::Barrier,
+                config::Mode::Independent => Mode::Independent,
+            },
+            settle: section.settle,
+            settle_max: section.settle_max,
+            min_interval: section.min_interval,
+            heartbeat: section.heartbeat,
+            warm_timeout: section.warm_timeout,
+            phase_timeout: section.phase_timeout,
+            max_concurrent_handoffs: section.max_concurrent_handoffs,
+        },
+    }
+}
+
+struct CoordinatorPart {
+    status: watch::Receiver<CoordinatorStatus>,
+}
+
+impl Part for CoordinatorPart {
+    fn name(&self) -> &'static str {
+        "coordinator"
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        // A standby is ready: it waits for its turn.
+        self.status.borrow().not_ready.clone().map_or(Ok(()), Err)
+    }
+
+    fn status(&self) -> Value {
+        let status = self.status.borrow();
+        json!({ "leads": status.leads, "not_ready": status.not_ready, "notices": status.notices })
+    }
+}
