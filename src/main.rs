@@ -1,2 +1,23 @@
-//! skeleton
-fn main() {}
+//! The `segue` command: reads its arguments, runs one command, says what went wrong in one line.
+//!
+//! Exit codes: 0 done, 1 the work failed, 2 bad input.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use segue::commands::{Cli, Failure};
+
+fn main() -> ExitCode {
+    match Cli::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::BadInput(text)) => {
+            eprintln!("{}", text.trim_end());
+            ExitCode::from(2)
+        }
+        Err(Failure::Work(error)) => {
+            eprintln!("segue: {error:#}");
+            ExitCode::from(1)
+        }
+        Err(Failure::Told) => ExitCode::from(1),
+    }
+}

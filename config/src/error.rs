@@ -43,11 +43,7 @@ pub(crate) struct Wrong {
 
 impl Wrong {
     pub(crate) fn new(fact: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            fact: fact.into(),
-            remedy: remedy.into(),
-            nearest: None,
-        }
+        Self { fact: fact.into(), remedy: remedy.into(), nearest: None }
     }
 
     pub(crate) fn did_you_mean(mut self, nearest: Option<impl Into<String>>) -> Self {
@@ -68,11 +64,7 @@ pub struct Problem {
 
 impl Problem {
     pub(crate) fn new(place: Place, key: impl Into<String>, wrong: Wrong) -> Self {
-        Self {
-            place,
-            key: key.into(),
-            wrong,
-        }
+        Self { place, key: key.into(), wrong }
     }
 
     /// Whether it stands in the file above `before`.
@@ -169,9 +161,7 @@ pub(crate) fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>)
     if given.len() > LONGEST {
         return None;
     }
-    let near = known
-        .into_iter()
-        .map(|name| (strsim::damerau_levenshtein(given, name), name));
+    let near = known.into_iter().map(|name| (strsim::damerau_levenshtein(given, name), name));
     let (distance, name) = near.min_by_key(|(distance, _)| *distance)?;
     (distance <= (given.len().max(name.len()) / 3).max(1)).then_some(name)
 }

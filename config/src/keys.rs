@@ -95,8 +95,7 @@ pub(crate) fn known(path: &str) -> Option<&'static str> {
 
 /// Whether keys or sections lie under `path`.
 pub(crate) fn is_section(path: &str) -> bool {
-    KEYS.iter()
-        .any(|key| within(key, path).is_some_and(|rest| !rest.is_empty()))
+    KEYS.iter().any(|key| within(key, path).is_some_and(|rest| !rest.is_empty()))
 }
 
 /// The names directly under a section; the empty path is the file itself.
@@ -115,12 +114,8 @@ pub(crate) fn children(section: &str) -> Vec<&'static str> {
 pub(crate) fn nearest_key(section: &str, name: &str) -> Option<String> {
     let here = || nearest(name, children(section)).map(str::to_owned);
     let elsewhere = || {
-        let mut candidates = KEYS
-            .iter()
-            .flat_map(|key| key.match_indices('.').map(|(i, _)| &key[..i]).chain([*key]));
-        candidates
-            .find(|path| path.rsplit('.').next() == Some(name))
-            .map(str::to_owned)
+        let mut candidates = KEYS.iter().flat_map(|key| key.match_indices('.').map(|(i, _)| &key[..i]).chain([*key]));
+        candidates.find(|path| path.rsplit('.').next() == Some(name)).map(str::to_owned)
     };
     here().or_else(elsewhere)
 }
@@ -148,18 +143,11 @@ mod tests {
     fn shown() -> BTreeSet<String> {
         let mut section = "";
         let mut shown = BTreeSet::new();
-        for line in include_str!("../segue.example.toml")
-            .lines()
-            .filter(|line| !line.contains('`'))
-        {
+        for line in include_str!("../segue.example.toml").lines().filter(|line| !line.contains('`')) {
             if let Some(header) = line.strip_prefix('[') {
                 section = header.trim_end_matches(']');
             } else if let Some((name, value)) = line.trim_start_matches("# ").split_once(" = ") {
-                let path = if section.is_empty() {
-                    name.to_owned()
-                } else {
-                    format!("{section}.{name}")
-                };
+                let path = if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") };
                 match value.strip_prefix("{ ") {
                     Some(inner) => {
                         let names = inner.split(", ").filter_map(|pair| Some(pair.split_once(" = ")?.0));

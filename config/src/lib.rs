@@ -50,11 +50,7 @@ pub fn parse(
     let (raw, mut problems) = raw::Raw::read(file_name, text, env);
     let (config, invalid) = validate::config(&raw, hostname);
     problems.extend(invalid);
-    if problems.is_empty() {
-        Ok(config)
-    } else {
-        Err(Errors::new(problems))
-    }
+    if problems.is_empty() { Ok(config) } else { Err(Errors::new(problems)) }
 }
 
 /// Reads the file at `path`, with this process's environment and this host's name, and checks it as [`parse`] does.
@@ -64,18 +60,11 @@ pub fn parse(
 /// The file cannot be read or is not UTF-8, or it says something wrong.
 pub fn load(path: impl AsRef<Path>) -> Result<Config, LoadError> {
     let path = path.as_ref();
-    let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
+    let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
     // Lossy, because a variable of ours that is not UTF-8 should be reported like any other bad value, and
     // `std::env::vars` panics on a foreign one.
-    let env = std::env::vars_os().map(|(name, value)| {
-        (
-            name.to_string_lossy().into_owned(),
-            value.to_string_lossy().into_owned(),
-        )
-    });
+    let env = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     Ok(parse(&path.display().to_string(), &text, env, &hostname())?)
 }
 
@@ -83,4 +72,13 @@ pub fn load(path: impl AsRef<Path>) -> Result<Config, LoadError> {
 fn hostname() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
     name.unwrap_or_default().trim().to_owned()
+}
+
+/// A duration as the file has them (`"250ms"`, `"10s"`, `"5m"`), for command lines.
+///
+/// # Errors
+///
+/// What was wrong and what was expected, in one line.
+pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    units::duration(text).map_err(|wrong| format!("{}; {}", wrong.fact, wrong.remedy))
 }

@@ -89,15 +89,8 @@ impl Raw {
     ) -> (Self, Vec<Problem>) {
         let file: Arc<str> = file.into();
         let (document, errors) = DeTable::parse_recoverable(text);
-        let raw = Self {
-            file: file.clone(),
-            ..Self::default()
-        };
-        let mut walk = Walk {
-            lines: Lines::new(file, text),
-            raw,
-            problems: Vec::new(),
-        };
+        let raw = Self { file: file.clone(), ..Self::default() };
+        let mut walk = Walk { lines: Lines::new(file, text), raw, problems: Vec::new() };
         walk.table("", document.get_ref());
         for (name, value) in env {
             walk.variable(name, value);
@@ -106,8 +99,7 @@ impl Raw {
         if let Some(line) = walk.raw.doubtful_from {
             walk.problems.retain(|problem| problem.is_before(line));
         }
-        walk.problems
-            .extend(errors.iter().map(|error| syntax_problem(&walk.lines, error)));
+        walk.problems.extend(errors.iter().map(|error| syntax_problem(&walk.lines, error)));
         (walk.raw, walk.problems)
     }
 }
@@ -127,35 +119,19 @@ impl Walk<'_> {
             if let Some(known) = keys::known(&path) {
                 let value_place = self.lines.place(value.span());
                 let value = Value::new(value.get_ref());
-                self.raw.values.insert(
-                    known,
-                    Given {
-                        value,
-                        key_place,
-                        value_place,
-                    },
-                );
+                self.raw.values.insert(known, Given { value, key_place, value_place });
             } else if !keys::is_section(&path) {
                 let expected = format!("expected one of {}", keys::children(section).join(", "));
                 let wrong = Wrong::new("unknown key", expected).did_you_mean(keys::nearest_key(section, name));
                 self.problems.push(Problem::new(key_place, path, wrong));
             } else if let DeValue::Table(inner) = value.get_ref() {
                 let place = key_place;
-                self.raw.sections.insert(
-                    path.clone(),
-                    Section {
-                        place,
-                        is_empty: inner.is_empty(),
-                    },
-                );
+                self.raw.sections.insert(path.clone(), Section { place, is_empty: inner.is_empty() });
                 self.table(&path, inner);
             } else {
-                let wrong = Wrong::new(
-                    "not a section",
-                    format!("expected a table of {}", keys::children(&path).join(", ")),
-                );
-                self.problems
-                    .push(Problem::new(self.lines.place(value.span()), path, wrong));
+                let wrong =
+                    Wrong::new("not a section", format!("expected a table of {}", keys::children(&path).join(", ")));
+                self.problems.push(Problem::new(self.lines.place(value.span()), path, wrong));
             }
         }
     }
@@ -189,11 +165,7 @@ impl Walk<'_> {
             self.problems.push(Problem::new(place, *key, Wrong::new(fact, remedy)));
             return;
         }
-        let given = Given {
-            value: Value::Variable(value),
-            key_place: place.clone(),
-            value_place: place,
-        };
+        let given = Given { value: Value::Variable(value), key_place: place.clone(), value_place: place };
         self.raw.values.insert(key, given);
     }
 }
@@ -225,11 +197,8 @@ fn syntax_problem(lines: &Lines<'_>, error: &toml::de::Error) -> Problem {
     let place = lines.place(span.clone());
     let text = lines.text.get(span).unwrap_or_default();
     let wrong = match Syntax::of(error) {
-        Syntax::Unquoted => Wrong::new(
-            format!("the text {} has no quotes", bare(text)),
-            "expected a quoted string",
-        )
-        .did_you_mean(Some(quoted(text))),
+        Syntax::Unquoted => Wrong::new(format!("the text {} has no quotes", bare(text)), "expected a quoted string")
+            .did_you_mean(Some(quoted(text))),
         Syntax::Duplicate => Wrong::new(format!("the key {} is given twice", quoted(text)), "expected it once"),
         Syntax::Other => {
             let message = error.message().replace(['\n', '\r'], " ");
@@ -246,11 +215,7 @@ fn syntax_problem(lines: &Lines<'_>, error: &toml::de::Error) -> Problem {
 fn join(section: &str, name: &str) -> String {
     let is_bare = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
     let name = if is_bare { name.to_owned() } else { quoted(name) };
-    if section.is_empty() {
-        name
-    } else {
-        format!("{section}.{name}")
-    }
+    if section.is_empty() { name } else { format!("{section}.{name}") }
 }
 
 /// Finds lines and columns.
@@ -263,9 +228,7 @@ struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     fn new(file: Arc<str>, text: &'a str) -> Self {
-        let starts = std::iter::once(0)
-            .chain(text.match_indices('\n').map(|(i, _)| i + 1))
-            .collect();
+        let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(i, _)| i + 1)).collect();
         Self { file, text, starts }
     }
 
@@ -274,10 +237,6 @@ impl<'a> Lines<'a> {
         let start = self.starts.get(line - 1).copied().unwrap_or_default();
         let before = self.text.get(start..).unwrap_or_default().char_indices();
         let column = before.take_while(|(i, _)| start + i < span.start).count() + 1;
-        Place::File {
-            file: self.file.clone(),
-            line,
-            column,
-        }
+        Place::File { file: self.file.clone(), line, column }
     }
 }

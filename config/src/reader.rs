@@ -29,12 +29,7 @@ pub(crate) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(raw: &'a Raw, hostname: &'a str) -> Self {
-        Self {
-            raw,
-            hostname,
-            problems: Vec::new(),
-            refused: BTreeSet::new(),
-        }
+        Self { raw, hostname, problems: Vec::new(), refused: BTreeSet::new() }
     }
 
     pub(crate) fn into_problems(self) -> Vec<Problem> {
@@ -57,12 +52,7 @@ impl<'a> Reader<'a> {
     /// Whether anything stands in `section`, from the file or from variables; with its place.
     pub(crate) fn anything_in(&self, section: &str) -> Option<Place> {
         let header = self.raw.sections.get(section).map(|section| section.place.clone());
-        let value = || {
-            self.raw
-                .values
-                .iter()
-                .find(|(key, _)| keys::within(key, section).is_some())
-        };
+        let value = || self.raw.values.iter().find(|(key, _)| keys::within(key, section).is_some());
         header.or_else(|| value().map(|(_, given)| given.key_place.clone()))
     }
 
@@ -74,10 +64,7 @@ impl<'a> Reader<'a> {
 
     /// Where a key was written, for the text of a problem.
     pub(crate) fn origin(&self, key: &str) -> String {
-        self.raw
-            .values
-            .get(key)
-            .map_or("the default".to_owned(), |given| given.key_place.to_string())
+        self.raw.values.get(key).map_or("the default".to_owned(), |given| given.key_place.to_string())
     }
 
     /// A problem of the key itself.
@@ -100,17 +87,11 @@ impl<'a> Reader<'a> {
             return;
         }
         let section = || {
-            let mut parents = key
-                .rmatch_indices('.')
-                .filter_map(|(i, _)| self.raw.sections.get(&key[..i]));
+            let mut parents = key.rmatch_indices('.').filter_map(|(i, _)| self.raw.sections.get(&key[..i]));
             parents.next().map(|section| section.place.clone())
         };
         let place = place.or_else(section);
-        let place = place.unwrap_or_else(|| Place::File {
-            file: self.raw.file.clone(),
-            line: 1,
-            column: 1,
-        });
+        let place = place.unwrap_or_else(|| Place::File { file: self.raw.file.clone(), line: 1, column: 1 });
         self.problems.push(Problem::new(place, key, wrong));
     }
 
@@ -198,15 +179,9 @@ impl<'a> Reader<'a> {
                 Value::Float(number) => Some(*number),
                 _ => None,
             };
-            let wrong = || {
-                Wrong::new(
-                    format!("{} is not a weight", show(value)),
-                    "expected a number above zero, such as 1.0",
-                )
-            };
-            number
-                .filter(|number| number.is_finite() && *number > 0.0)
-                .ok_or_else(wrong)
+            let wrong =
+                || Wrong::new(format!("{} is not a weight", show(value)), "expected a number above zero, such as 1.0");
+            number.filter(|number| number.is_finite() && *number > 0.0).ok_or_else(wrong)
         });
         read.unwrap_or(default)
     }
@@ -222,10 +197,8 @@ impl<'a> Reader<'a> {
             let text = text(value, EXPECTED)?;
             let any = text.strip_prefix(':').or(text.strip_prefix("*:"));
             let near = any.map(|port| quoted(&format!("0.0.0.0:{port}")));
-            let near = near.or_else(|| {
-                text.strip_prefix("localhost:")
-                    .map(|port| quoted(&format!("127.0.0.1:{port}")))
-            });
+            let near =
+                near.or_else(|| text.strip_prefix("localhost:").map(|port| quoted(&format!("127.0.0.1:{port}"))));
             let wrong = || Wrong::new(format!("{} is not an address to listen at", quoted(text)), EXPECTED);
             text.parse().map_err(|_| wrong().did_you_mean(near))
         });
@@ -252,10 +225,7 @@ impl<'a> Reader<'a> {
             return self.name(key).unwrap_or_default();
         }
         name(self.hostname).unwrap_or_else(|_| {
-            let fact = format!(
-                "not given, and the host's name {} cannot stand in for it",
-                quoted(self.hostname)
-            );
+            let fact = format!("not given, and the host's name {} cannot stand in for it", quoted(self.hostname));
             self.report(None, key, Wrong::new(fact, EXPECTED_NAME));
             String::new()
         })
@@ -285,26 +255,12 @@ impl<'a> Reader<'a> {
         }
         let (low, high) = (show(low), show(high));
         if self.is_given(low_key) {
-            let (relation, bound) = if strictly {
-                ("not below", "less than")
-            } else {
-                ("above", "at most")
-            };
-            let fact = format!(
-                "{low} is {relation} {high_key}, which is {high} ({})",
-                self.origin(high_key)
-            );
+            let (relation, bound) = if strictly { ("not below", "less than") } else { ("above", "at most") };
+            let fact = format!("{low} is {relation} {high_key}, which is {high} ({})", self.origin(high_key));
             self.report_value(low_key, Wrong::new(fact, format!("expected {bound} {high}")));
         } else {
-            let (relation, bound) = if strictly {
-                ("not above", "more than")
-            } else {
-                ("below", "at least")
-            };
-            let fact = format!(
-                "{high} is {relation} {low_key}, which is {low} ({})",
-                self.origin(low_key)
-            );
+            let (relation, bound) = if strictly { ("not above", "more than") } else { ("below", "at least") };
+            let fact = format!("{high} is {relation} {low_key}, which is {low} ({})", self.origin(low_key));
             self.report_value(high_key, Wrong::new(fact, format!("expected {bound} {low}")));
         }
     }
@@ -348,10 +304,7 @@ pub(crate) fn list(value: &Value, expected: &str) -> Result<Vec<String>, Wrong> 
         value => toml(value),
     };
     match parsed.as_ref().unwrap_or(value) {
-        Value::List(items) => items
-            .iter()
-            .map(|item| text(item, expected).map(str::to_owned))
-            .collect(),
+        Value::List(items) => items.iter().map(|item| text(item, expected).map(str::to_owned)).collect(),
         other => Err(Wrong::new(format!("{} is not a list", show(other)), expected)),
     }
 }

@@ -22,11 +22,7 @@ const LONGEST: u64 = 365 * 24 * HOUR;
 type Units = [(&'static str, u64, &'static [&'static str])];
 
 const DURATIONS: &Units = &[
-    (
-        "ms",
-        MILLISECOND,
-        &["msec", "msecs", "millis", "millisecond", "milliseconds"],
-    ),
+    ("ms", MILLISECOND, &["msec", "msecs", "millis", "millisecond", "milliseconds"]),
     ("s", SECOND, &["", "sec", "secs", "second", "seconds"]),
     ("m", MINUTE, &["min", "mins", "minute", "minutes"]),
     ("h", HOUR, &["hr", "hrs", "hour", "hours"]),
@@ -45,10 +41,7 @@ pub(crate) const EXPECTED_SIZE: &str = r#"expected a size such as "512B", "64KiB
 pub(crate) fn duration(text: &str) -> Result<Duration, Wrong> {
     match amount(text, DURATIONS, "a duration", EXPECTED_DURATION)? {
         Some(millis) if millis <= LONGEST => Ok(Duration::from_millis(millis)),
-        _ => Err(Wrong::new(
-            format!("{} is too long", quoted(text)),
-            "expected at most a year, \"8760h\"",
-        )),
+        _ => Err(Wrong::new(format!("{} is too long", quoted(text)), "expected at most a year, \"8760h\"")),
     }
 }
 
@@ -77,23 +70,15 @@ fn amount(text: &str, units: &Units, what: &str, expected: &str) -> Result<Optio
         return Err(wrong());
     }
     if let Some((_, factor, _)) = units.iter().find(|(name, ..)| *name == unit) {
-        return Ok(number
-            .parse::<u64>()
-            .ok()
-            .and_then(|number| number.checked_mul(*factor)));
+        return Ok(number.parse::<u64>().ok().and_then(|number| number.checked_mul(*factor)));
     }
     let alias = unit.trim().to_lowercase();
-    let meant = units
-        .iter()
-        .find(|(name, _, aliases)| name.to_lowercase() == alias || aliases.contains(&&*alias));
+    let meant = units.iter().find(|(name, _, aliases)| name.to_lowercase() == alias || aliases.contains(&&*alias));
     Err(wrong().did_you_mean(meant.map(|(name, ..)| quoted(&format!("{number}{name}")))))
 }
 
 fn show(amount: u64, units: &Units) -> String {
-    let largest = units
-        .iter()
-        .rev()
-        .find(|(_, factor, _)| amount > 0 && amount.is_multiple_of(*factor));
+    let largest = units.iter().rev().find(|(_, factor, _)| amount > 0 && amount.is_multiple_of(*factor));
     let (name, factor, _) = largest.unwrap_or(&units[0]);
     format!("{}{name}", amount / factor)
 }
@@ -105,40 +90,18 @@ mod tests {
 
     #[test]
     fn each_unit_counts_what_it_says() {
-        for (text, millis) in [
-            ("0s", 0),
-            ("250ms", 250),
-            ("10s", 10_000),
-            ("5m", 300_000),
-            ("2h", 7_200_000),
-        ] {
+        for (text, millis) in [("0s", 0), ("250ms", 250), ("10s", 10_000), ("5m", 300_000), ("2h", 7_200_000)] {
             assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
-        for (text, bytes) in [
-            ("0B", 0),
-            ("512B", 512),
-            ("64KiB", 65_536),
-            ("64MiB", 67_108_864),
-            ("1GiB", 1 << 30),
-        ] {
+        for (text, bytes) in [("0B", 0), ("512B", 512), ("64KiB", 65_536), ("64MiB", 67_108_864), ("1GiB", 1 << 30)] {
             assert_eq!(size(text), Ok(bytes), "{text}");
         }
     }
 
     #[test]
     fn other_spellings_of_a_unit_are_refused_and_the_right_one_is_offered() {
-        for (text, meant) in [
-            ("10", "10s"),
-            ("10sec", "10s"),
-            ("5 min", "5m"),
-            ("3MS", "3ms"),
-            ("1H", "1h"),
-        ] {
-            assert_eq!(
-                duration(text).unwrap_err().nearest,
-                Some(format!("{meant:?}")),
-                "{text}"
-            );
+        for (text, meant) in [("10", "10s"), ("10sec", "10s"), ("5 min", "5m"), ("3MS", "3ms"), ("1H", "1h")] {
+            assert_eq!(duration(text).unwrap_err().nearest, Some(format!("{meant:?}")), "{text}");
         }
         for (text, meant) in [("64", "64B"), ("64kb", "64KiB"), ("64 MB", "64MiB"), ("1g", "1GiB")] {
             assert_eq!(size(text).unwrap_err().nearest, Some(format!("{meant:?}")), "{text}");

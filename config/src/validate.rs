@@ -32,9 +32,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
         router: r.has_section("router").then(|| router::router(r)),
         coordinator: r.has_section("coordinator").then(|| coordinator(r)),
         pod: r.has_section("pod").then(|| pod(r)),
-        admin: r.anything_in("admin").map(|_| Admin {
-            listen: r.listen("admin.listen", local(9090)),
-        }),
+        admin: r.anything_in("admin").map(|_| Admin { listen: r.listen("admin.listen", local(9090)) }),
         log: log(r),
     };
     a_role_is_there(r);
@@ -47,11 +45,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
 fn a_role_is_there(r: &mut Reader<'_>) {
     if !keys::ROLES.iter().any(|role| r.has_section(role)) {
         let remedy = "expected at least one of the sections [router], [coordinator], [pod]";
-        r.report(
-            None,
-            "router, coordinator, pod",
-            Wrong::new("there is no role to run", remedy),
-        );
+        r.report(None, "router, coordinator, pod", Wrong::new("there is no role to run", remedy));
     }
 }
 
@@ -59,22 +53,14 @@ fn a_role_is_there(r: &mut Reader<'_>) {
 fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
     if let (Some(router), Some(coordinator)) = (&config.router, &config.coordinator) {
         let drain = ("router.drain.timeout", router.drain.timeout);
-        r.ordered(
-            drain,
-            ("coordinator.phase_timeout", coordinator.phase_timeout),
-            true,
-            show_duration,
-        );
+        r.ordered(drain, ("coordinator.phase_timeout", coordinator.phase_timeout), true, show_duration);
     }
 }
 
 fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
     let listeners = [
         ("router.listen", config.router.as_ref().map(|router| router.listen)),
-        (
-            "coordinator.listen",
-            config.coordinator.as_ref().map(|coordinator| coordinator.listen),
-        ),
+        ("coordinator.listen", config.coordinator.as_ref().map(|coordinator| coordinator.listen)),
         ("pod.listen", config.pod.as_ref().map(|pod| pod.listen)),
         ("admin.listen", config.admin.as_ref().map(|admin| admin.listen)),
     ];
@@ -85,11 +71,7 @@ fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
                 continue;
             }
             // Points at what was given; of two, at the later section.
-            let (key, other) = if r.is_given(b_key) {
-                (b_key, a_key)
-            } else {
-                (a_key, b_key)
-            };
+            let (key, other) = if r.is_given(b_key) { (b_key, a_key) } else { (a_key, b_key) };
             let fact = format!("the same address as {other} ({})", r.origin(other));
             r.report_value(key, Wrong::new(fact, "expected an address of its own"));
         }
@@ -114,11 +96,7 @@ fn tls_is_not_asked_for(r: &mut Reader<'_>) {
 const NO_TLS: &str = "TLS is not supported yet by this version";
 
 fn store(r: &mut Reader<'_>) -> Store {
-    let kind = r.choice(
-        "store.kind",
-        &[("etcd", StoreKind::Etcd), ("memory", StoreKind::Memory)],
-        StoreKind::Etcd,
-    );
+    let kind = r.choice("store.kind", &[("etcd", StoreKind::Etcd), ("memory", StoreKind::Memory)], StoreKind::Etcd);
     let endpoints = r.read("store.endpoints", |value| {
         const EXPECTED: &str = "expected a list of URLs, such as [\"http://127.0.0.1:2379\"]";
         let endpoints = reader::list(value, EXPECTED)?;
@@ -142,20 +120,16 @@ fn store(r: &mut Reader<'_>) -> Store {
     let password_file = r.text(PASSWORD_FILE);
     for (given, missing) in [(USERNAME, PASSWORD_FILE), (PASSWORD_FILE, USERNAME)] {
         if r.is_given(given) && !r.is_given(missing) {
-            r.report_key(
-                given,
-                Wrong::new(format!("given without {missing}"), "expected both or neither"),
-            );
+            r.report_key(given, Wrong::new(format!("given without {missing}"), "expected both or neither"));
         }
     }
     Store {
         kind,
         endpoints: endpoints.unwrap_or_else(|| vec!["http://127.0.0.1:2379".to_owned()]),
         prefix: prefix.unwrap_or_else(|| "/segue/".to_owned()),
-        credentials: username.zip(password_file).map(|(username, file)| Credentials {
-            username,
-            password_file: file.into(),
-        }),
+        credentials: username
+            .zip(password_file)
+            .map(|(username, file)| Credentials { username, password_file: file.into() }),
     }
 }
 
@@ -180,12 +154,7 @@ fn coordinator(r: &mut Reader<'_>) -> Coordinator {
         listen: r.listen("coordinator.listen", local(7070)),
     };
     let settle = ("coordinator.settle", coordinator.settle);
-    r.ordered(
-        settle,
-        ("coordinator.settle_max", coordinator.settle_max),
-        false,
-        show_duration,
-    );
+    r.ordered(settle, ("coordinator.settle_max", coordinator.settle_max), false, show_duration);
     coordinator
 }
 
@@ -212,15 +181,10 @@ fn pod(r: &mut Reader<'_>) -> Pod {
         let fact = format!("not given, and no router could connect to pod.listen, {listen}");
         r.report(None, "pod.advertise", Wrong::new(fact, EXPECTED_ADDRESS));
     }
-    let upstream = r
-        .read("pod.upstream", host_and_port)
-        .unwrap_or_else(|| local(8182).to_string());
+    let upstream = r.read("pod.upstream", host_and_port).unwrap_or_else(|| local(8182).to_string());
     if upstream.parse() == Ok(listen) {
         let fact = format!("the same as pod.listen ({})", r.origin("pod.listen"));
-        r.report_value(
-            "pod.upstream",
-            Wrong::new(fact, "expected the address of the service itself"),
-        );
+        r.report_value("pod.upstream", Wrong::new(fact, "expected the address of the service itself"));
     }
     Pod {
         name: r.role_name("pod.name"),
@@ -245,10 +209,7 @@ const EXPECTED_ADDRESS: &str = "expected a host and a port, such as \"10.0.0.7:8
 fn host_and_port(value: &Value) -> Result<String, Wrong> {
     let text = text(value, EXPECTED_ADDRESS)?;
     let is_name = |host: &str| {
-        !host.is_empty()
-            && host
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
+        !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
     };
     let is_address = match text.parse::<SocketAddr>() {
         Ok(address) => address.port() > 0,
@@ -288,11 +249,7 @@ fn log(r: &mut Reader<'_>) -> Log {
     ];
     Log {
         level: r.choice("log.level", &levels, LogLevel::Info),
-        format: r.choice(
-            "log.format",
-            &[("text", LogFormat::Text), ("json", LogFormat::Json)],
-            LogFormat::Text,
-        ),
+        format: r.choice("log.format", &[("text", LogFormat::Text), ("json", LogFormat::Json)], LogFormat::Text),
     }
 }
 
@@ -312,11 +269,7 @@ mod tests {
     #[test]
     fn every_known_key_is_read() {
         for key in keys::KEYS {
-            let role = if keys::ROLES.iter().any(|role| keys::within(key, role).is_some()) {
-                ""
-            } else {
-                "[pod]\n"
-            };
+            let role = if keys::ROLES.iter().any(|role| keys::within(key, role).is_some()) { "" } else { "[pod]\n" };
             let text = format!("{key} = 1979-05-27\n{role}");
             let errors = crate::parse("f", &text, [], "host-1").unwrap_err();
             let expected = match key.rsplit_once(".tls.") {

@@ -17,10 +17,7 @@ fn accepted(file: &str, text: &str) -> Config {
 
 #[test]
 fn the_example_shows_the_defaults() {
-    assert_eq!(
-        accepted("example", EXAMPLE),
-        accepted("empty", "[router]\n[coordinator]\n[pod]\n[admin]\n")
-    );
+    assert_eq!(accepted("example", EXAMPLE), accepted("empty", "[router]\n[coordinator]\n[pod]\n[admin]\n"));
 }
 
 #[test]
@@ -40,10 +37,7 @@ fn the_defaults_are_those_that_users_were_told() {
             lease_ttl: seconds(15),
             on_store_loss: OnStoreLoss::Auto,
             workers: None,
-            partition: Partition::Number {
-                header: "x-partition".parse().unwrap(),
-                order_by: None,
-            },
+            partition: Partition::Number { header: "x-partition".parse().unwrap(), order_by: None },
             stash: Stash {
                 max_requests: 10_000,
                 max_bytes: 64 << 20,
@@ -51,10 +45,7 @@ fn the_defaults_are_those_that_users_were_told() {
                 max_wait: seconds(30),
                 flush_concurrency: 64,
             },
-            drain: Drain {
-                timeout: seconds(30),
-                on_timeout: OnDrainTimeout::Auto,
-            },
+            drain: Drain { timeout: seconds(30), on_timeout: OnDrainTimeout::Auto },
             upstream: Upstream {
                 protocol: Protocol::Auto,
                 connect_timeout: seconds(1),
@@ -62,11 +53,7 @@ fn the_defaults_are_those_that_users_were_told() {
                 idle_timeout: seconds(300),
                 max_idle_per_pod: 256,
             },
-            limits: Limits {
-                max_connections: 10_000,
-                header_read_timeout: seconds(10),
-                max_header_bytes: 64 << 10,
-            },
+            limits: Limits { max_connections: 10_000, header_read_timeout: seconds(10), max_header_bytes: 64 << 10 },
         }),
         coordinator: Some(Coordinator {
             name: "host-1".to_owned(),
@@ -91,29 +78,18 @@ fn the_defaults_are_those_that_users_were_told() {
             lease_ttl: seconds(15),
             weight: 1.0,
             zone: None,
-            hooks: Hooks {
-                warm: None,
-                sync: None,
-                release: None,
-            },
+            hooks: Hooks { warm: None, sync: None, release: None },
             shutdown_timeout: seconds(60),
         }),
-        admin: Some(Admin {
-            listen: "127.0.0.1:9090".parse().unwrap(),
-        }),
-        log: Log {
-            level: LogLevel::Info,
-            format: LogFormat::Text,
-        },
+        admin: Some(Admin { listen: "127.0.0.1:9090".parse().unwrap() }),
+        log: Log { level: LogLevel::Info, format: LogFormat::Text },
     };
     assert_eq!(accepted("example", EXAMPLE), told);
 }
 
 #[test]
 fn each_commented_key_of_the_example_is_accepted_or_refused_as_the_comment_says() {
-    let commented = EXAMPLE
-        .lines()
-        .filter(|line| line.starts_with("# ") && line.contains(" = "));
+    let commented = EXAMPLE.lines().filter(|line| line.starts_with("# ") && line.contains(" = "));
     let mut tried = 0;
     for line in commented.filter(|line| !line.contains('`')) {
         let bare = line.trim_start_matches("# ");
@@ -126,16 +102,11 @@ fn each_commented_key_of_the_example_is_accepted_or_refused_as_the_comment_says(
             text = text.replace("\n# key = { query", "\nkey = { query");
         }
         if bare.starts_with("username = ") || bare.starts_with("password_file = ") {
-            text = text
-                .replace("\n# username", "\nusername")
-                .replace("\n# password_file", "\npassword_file");
+            text = text.replace("\n# username", "\nusername").replace("\n# password_file", "\npassword_file");
         }
         match parse("example", &text, [], "host-1") {
             Ok(_) => assert!(!bare.starts_with("tls"), "{line}"),
-            Err(errors) => assert!(
-                bare.starts_with("tls") && errors.iter().count() == 1,
-                "{line}: {errors}"
-            ),
+            Err(errors) => assert!(bare.starts_with("tls") && errors.iter().count() == 1, "{line}: {errors}"),
         }
         tried += 1;
     }
@@ -146,13 +117,7 @@ fn each_commented_key_of_the_example_is_accepted_or_refused_as_the_comment_says(
 fn the_examples_of_single_roles_are_accepted() {
     let router = accepted("router", include_str!("../examples/router.toml"));
     let partition = router.router.unwrap().partition;
-    assert!(matches!(
-        partition,
-        Partition::Key {
-            source: KeySource::Header(_),
-            ..
-        }
-    ));
+    assert!(matches!(partition, Partition::Key { source: KeySource::Header(_), .. }));
     assert!(router.coordinator.is_none() && router.pod.is_none());
     let coordinator = accepted("coordinator", include_str!("../examples/coordinator.toml"));
     assert_eq!(coordinator.coordinator.unwrap().partitions, 256);

@@ -98,14 +98,8 @@ fn columns_count_characters() {
 #[test]
 fn a_section_that_is_no_table_is_refused() {
     let text = refused("router = 1\n[[pod]]\n");
-    assert!(
-        text.contains("segue.toml:1:10: router: not a section; expected a table of name, listen,"),
-        "{text}"
-    );
-    assert!(
-        text.contains("segue.toml:2:1: pod: not a section; expected a table of name,"),
-        "{text}"
-    );
+    assert!(text.contains("segue.toml:1:10: router: not a section; expected a table of name, listen,"), "{text}");
+    assert!(text.contains("segue.toml:2:1: pod: not a section; expected a table of name,"), "{text}");
 }
 
 #[test]
@@ -168,10 +162,8 @@ fn names_of_headers_and_cookies_are_checked() {
     );
     assert_refused(
         "[router.partition.key]\ncookie = \"a=b\"\n",
-        &[
-            "segue.toml:2:10: router.partition.key.cookie: \"a=b\" is not the name of a cookie; expected the name of a \
-           cookie, such as \"sid\"",
-        ],
+        &["segue.toml:2:10: router.partition.key.cookie: \"a=b\" is not the name of a cookie; expected the name of a \
+           cookie, such as \"sid\""],
     );
 }
 
@@ -188,9 +180,7 @@ fn a_lease_is_whole_seconds_and_at_least_two() {
     for section in ["router", "coordinator", "pod"] {
         assert_refused(
             &format!("[{section}]\nlease_ttl = \"1s\"\n"),
-            &[&format!(
-                "segue.toml:2:13: {section}.lease_ttl: 1s is too short for a lease; expected at least 2s"
-            )],
+            &[&format!("segue.toml:2:13: {section}.lease_ttl: 1s is too short for a lease; expected at least 2s")],
         );
         assert_refused(
             &format!("[{section}]\nlease_ttl = \"2500ms\"\n"),
@@ -222,10 +212,7 @@ fn urls_are_plain_http() {
 fn a_weight_is_a_number_above_zero() {
     for bad in ["0", "-1.5", "nan", "inf", "\"1\"", "99999999999999999999"] {
         let text = refused(&format!("[pod]\nweight = {bad}\n"));
-        assert!(
-            text.ends_with("is not a weight; expected a number above zero, such as 1.0"),
-            "{text}"
-        );
+        assert!(text.ends_with("is not a weight; expected a number above zero, such as 1.0"), "{text}");
     }
     assert_accepted("[pod]\nweight = 2\n");
 }

@@ -43,17 +43,13 @@ fn a_key_or_an_order_that_names_nothing_is_refused() {
 fn a_hash_needs_a_key_and_an_order_needs_none() {
     assert_refused(
         "[router.partition]\nhash = \"crc32\"\n",
-        &[
-            "segue.toml:2:1: router.partition.hash: given without router.partition.key; the header's number is the \
-           partition, and nothing is hashed; expected a key, or no hash",
-        ],
+        &["segue.toml:2:1: router.partition.hash: given without router.partition.key; the header's number is the \
+           partition, and nothing is hashed; expected a key, or no hash"],
     );
     assert_refused(
         "[router.partition]\nkey = { query = \"id\" }\norder_by = { header = \"x-key\" }\n",
-        &[
-            "segue.toml:3:14: router.partition.order_by.header: given beside router.partition.key, which is what \
-           requests are ordered by; expected it only with router.partition.header",
-        ],
+        &["segue.toml:3:14: router.partition.order_by.header: given beside router.partition.key, which is what \
+           requests are ordered by; expected it only with router.partition.header"],
     );
 }
 
@@ -67,18 +63,12 @@ fn tls_is_refused_wherever_it_is_asked_for() {
     };
     assert_refused(
         "[store]\ntls = { ca = \"a\" }\n[router.tls]\ncert = \"a\"\nkey = \"b\"\n[router.upstream]\ntls = {}\n",
-        &[
-            &refused("2:1: store.tls"),
-            &refused("3:9: router.tls"),
-            &refused("7:1: router.upstream.tls"),
-        ],
+        &[&refused("2:1: store.tls"), &refused("3:9: router.tls"), &refused("7:1: router.upstream.tls")],
     );
     assert_refused(
         "[store]\nendpoints = [\"https://etcd:2379\"]\n[pod]\n",
-        &[
-            "segue.toml:2:13: store.endpoints: \"https://etcd:2379\": TLS is not supported yet by this version; use an \
-           http:// URL",
-        ],
+        &["segue.toml:2:13: store.endpoints: \"https://etcd:2379\": TLS is not supported yet by this version; use an \
+           http:// URL"],
     );
 }
 
@@ -86,17 +76,13 @@ fn tls_is_refused_wherever_it_is_asked_for() {
 fn bounds_in_the_wrong_order_point_at_the_one_that_was_given() {
     assert_refused(
         "[coordinator]\nsettle = \"10s\"\nsettle_max = \"5s\"\n",
-        &[
-            "segue.toml:2:10: coordinator.settle: 10s is above coordinator.settle_max, which is 5s (segue.toml:3:1); \
-           expected at most 5s",
-        ],
+        &["segue.toml:2:10: coordinator.settle: 10s is above coordinator.settle_max, which is 5s (segue.toml:3:1); \
+           expected at most 5s"],
     );
     assert_refused(
         "[coordinator]\nsettle_max = \"500ms\"\n",
-        &[
-            "segue.toml:2:14: coordinator.settle_max: 500ms is below coordinator.settle, which is 1s (the default); \
-           expected at least 1s",
-        ],
+        &["segue.toml:2:14: coordinator.settle_max: 500ms is below coordinator.settle, which is 1s (the default); \
+           expected at least 1s"],
     );
     assert_refused(
         "[router]\nstash.max_bytes = \"1GiB\"\nupstream.request_timeout = \"100ms\"\n",
@@ -114,17 +100,13 @@ fn bounds_in_the_wrong_order_point_at_the_one_that_was_given() {
 fn a_drain_must_end_before_its_phase_where_both_roles_are_in_the_file() {
     assert_refused(
         "[router.drain]\ntimeout = \"60s\"\n[coordinator]\n",
-        &[
-            "segue.toml:2:11: router.drain.timeout: 1m is not below coordinator.phase_timeout, which is 1m (the \
-           default); expected less than 1m",
-        ],
+        &["segue.toml:2:11: router.drain.timeout: 1m is not below coordinator.phase_timeout, which is 1m (the \
+           default); expected less than 1m"],
     );
     assert_refused(
         "[router]\n[coordinator]\nphase_timeout = \"10s\"\n",
-        &[
-            "segue.toml:3:17: coordinator.phase_timeout: 10s is not above router.drain.timeout, which is 30s (the \
-           default); expected more than 30s",
-        ],
+        &["segue.toml:3:17: coordinator.phase_timeout: 10s is not above router.drain.timeout, which is 30s (the \
+           default); expected more than 30s"],
     );
     assert_accepted("[router.drain]\ntimeout = \"60s\"\n");
 }
@@ -133,10 +115,8 @@ fn a_drain_must_end_before_its_phase_where_both_roles_are_in_the_file() {
 fn a_value_that_was_refused_causes_no_further_complaint() {
     assert_refused(
         "[coordinator]\nsettle = \"soon\"\nsettle_max = \"500ms\"\n",
-        &[
-            "segue.toml:2:10: coordinator.settle: \"soon\" is not a duration; expected a duration such as \"250ms\", \
-           \"10s\", \"5m\" or \"1h\"",
-        ],
+        &["segue.toml:2:10: coordinator.settle: \"soon\" is not a duration; expected a duration such as \"250ms\", \
+           \"10s\", \"5m\" or \"1h\""],
     );
 }
 
@@ -165,15 +145,7 @@ fn a_pod_needs_an_address_that_routers_can_connect_to() {
            a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"",
         ],
     );
-    for bad in [
-        "writer-0",
-        "writer-0:0",
-        "writer-0:http",
-        ":8181",
-        "a b:1",
-        "::1:80",
-        "127.0.0.1:0",
-    ] {
+    for bad in ["writer-0", "writer-0:0", "writer-0:http", ":8181", "a b:1", "::1:80", "127.0.0.1:0"] {
         assert_refused(
             &format!("[pod]\nadvertise = \"{bad}\"\n"),
             &[&format!(

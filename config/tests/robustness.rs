@@ -56,23 +56,14 @@ fn deep_nesting_is_refused() {
 
 #[test]
 fn a_file_may_begin_with_a_byte_order_mark_and_end_its_lines_as_windows_does() {
-    parse(
-        "segue.toml",
-        "\u{feff}[router]\r\nlisten = \"127.0.0.1:80\"\r\n",
-        [],
-        "host-1",
-    )
-    .unwrap();
+    parse("segue.toml", "\u{feff}[router]\r\nlisten = \"127.0.0.1:80\"\r\n", [], "host-1").unwrap();
 }
 
 #[test]
 fn a_file_that_cannot_be_read_is_named() {
     let error = load("/nowhere/segue.toml").unwrap_err();
     assert!(matches!(error, LoadError::Read { .. }));
-    assert!(
-        error.to_string().starts_with("/nowhere/segue.toml: cannot be read: "),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("/nowhere/segue.toml: cannot be read: "), "{error}");
 }
 
 #[test]
@@ -83,8 +74,5 @@ fn a_file_is_loaded_under_its_path() {
     assert_eq!(load(&path).unwrap().router.unwrap().name, "r");
     std::fs::write(&path, "[router]\nname = \"\"\n").unwrap();
     let error = load(&path).unwrap_err().to_string();
-    assert!(
-        error.starts_with(&format!("{}:2:8: router.name: ", path.display())),
-        "{error}"
-    );
+    assert!(error.starts_with(&format!("{}:2:8: router.name: ", path.display())), "{error}");
 }

@@ -7,9 +7,7 @@ use std::time::Duration;
 use segue_config::{Config, Errors, KeySource, Partition, parse};
 
 fn with(variables: &[(&str, &str)], text: &str) -> Result<Config, Errors> {
-    let env = variables
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let env = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     parse("segue.toml", text, env, "host-1")
 }
 
@@ -31,11 +29,7 @@ fn a_variable_overrides_the_file() {
         ("SEGUE_CONFIG", "not ours"),
         ("HOME", "/root"),
     ];
-    let config = with(
-        &variables,
-        "keyspace = \"a\"\n[router]\nstash.max_wait = \"soon\"\n[pod]\n",
-    )
-    .unwrap();
+    let config = with(&variables, "keyspace = \"a\"\n[router]\nstash.max_wait = \"soon\"\n[pod]\n").unwrap();
     let (router, pod) = (config.router.unwrap(), config.pod.unwrap());
     assert_eq!(config.keyspace, "orders");
     assert_eq!(router.stash.max_wait, Duration::from_secs(5));
@@ -51,11 +45,8 @@ fn a_list_is_toml_or_items_between_commas() {
         assert_eq!(config.store.endpoints, ["http://a:1", "http://b:2"], "{written}");
     }
     let expected = "expected a list of URLs, such as [\"http://127.0.0.1:2379\"]";
-    for (written, fact) in [
-        ("", "names no endpoint"),
-        ("[1]", "1 is not a string"),
-        ("[\"", "\"[\\\"\" is not a list"),
-    ] {
+    for (written, fact) in [("", "names no endpoint"), ("[1]", "1 is not a string"), ("[\"", "\"[\\\"\" is not a list")]
+    {
         let problem = format!("SEGUE__STORE__ENDPOINTS: store.endpoints: {fact}; {expected}");
         assert_refused(&[("SEGUE__STORE__ENDPOINTS", written)], "[pod]\n", &[&problem]);
     }
@@ -85,10 +76,7 @@ fn a_variable_that_names_no_key_is_refused_with_the_nearest() {
 #[test]
 fn a_bad_value_names_its_variable() {
     assert_refused(
-        &[
-            ("SEGUE__COORDINATOR__PARTITIONS", "many"),
-            ("SEGUE__COORDINATOR__SETTLE", "1m"),
-        ],
+        &[("SEGUE__COORDINATOR__PARTITIONS", "many"), ("SEGUE__COORDINATOR__SETTLE", "1m")],
         "[coordinator]\nsettle_max = \"5s\"\npartitions = 0\n",
         &[
             "SEGUE__COORDINATOR__PARTITIONS: coordinator.partitions: \"many\" is not a whole number; expected a whole \
@@ -135,9 +123,7 @@ fn tls_from_a_variable_is_refused() {
     assert_refused(
         &[("SEGUE__ROUTER__TLS__CERT", "/a.pem")],
         "[router]\n",
-        &[
-            "SEGUE__ROUTER__TLS__CERT: router.tls: TLS is not supported yet by this version; remove it, and keep this \
-           traffic inside a network that you trust",
-        ],
+        &["SEGUE__ROUTER__TLS__CERT: router.tls: TLS is not supported yet by this version; remove it, and keep this \
+           traffic inside a network that you trust"],
     );
 }

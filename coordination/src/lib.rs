@@ -12,6 +12,8 @@ pub mod coordinator;
 #[cfg(feature = "shell")]
 pub mod participant;
 pub mod planning;
+#[cfg(feature = "shell")]
+pub mod pod;
 pub mod protocol;
 #[cfg(feature = "shell")]
 pub mod router;

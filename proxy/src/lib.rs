@@ -7,9 +7,26 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod answer;
+mod flight;
+pub mod forward;
 mod gate;
+pub mod hash;
+mod headers;
+mod local;
+pub mod metrics;
+pub mod partition;
 mod plane;
+mod request_body;
+pub mod respond;
 mod segments;
+pub mod server;
+pub mod settings;
+pub mod sidecar;
 mod stash;
 pub mod table;
 pub mod ticket;
+mod upgrade;
+mod upstream;
+mod vigil;
+mod watch;

@@ -22,11 +22,7 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 pub(super) fn router(r: &mut Reader<'_>) -> Router {
-    let on_store_loss = [
-        ("auto", OnStoreLoss::Auto),
-        ("fence", OnStoreLoss::Fence),
-        ("serve", OnStoreLoss::Serve),
-    ];
+    let on_store_loss = [("auto", OnStoreLoss::Auto), ("fence", OnStoreLoss::Fence), ("serve", OnStoreLoss::Serve)];
     Router {
         name: r.role_name("router.name"),
         listen: r.listen("router.listen", local(8080)),
@@ -50,39 +46,27 @@ const KEY_QUERY: &str = "router.partition.key.query";
 const KEY_COOKIE: &str = "router.partition.key.cookie";
 
 fn partition(r: &mut Reader<'_>) -> Partition {
-    let hashes = [
-        ("murmur2", Hash::Murmur2),
-        ("crc32", Hash::Crc32),
-        ("fnv1a", Hash::Fnv1a),
-        ("xxh3", Hash::Xxh3),
-    ];
+    let hashes = [("murmur2", Hash::Murmur2), ("crc32", Hash::Crc32), ("fnv1a", Hash::Fnv1a), ("xxh3", Hash::Xxh3)];
     let header = r.header(HEADER);
     let order_by = r.header(ORDER_BY);
     let hash = r.choice(HASH, &hashes, Hash::Murmur2);
     // Each is read, so that a mistake in any is found, before it is asked whether there are too many.
     let keys = [
         r.header(KEY_HEADER).map(KeySource::Header),
-        r.read(KEY_PATH, |value| path_template(text(value, EXPECTED_TEMPLATE)?))
-            .map(KeySource::Path),
+        r.read(KEY_PATH, |value| path_template(text(value, EXPECTED_TEMPLATE)?)).map(KeySource::Path),
         r.text(KEY_QUERY).map(KeySource::Query),
         cookie(r).map(KeySource::Cookie),
     ];
     one_source(r);
     match keys.into_iter().flatten().next() {
         Some(source) => Partition::Key { source, hash },
-        None => Partition::Number {
-            header: header.unwrap_or(HeaderName::from_static("x-partition")),
-            order_by,
-        },
+        None => Partition::Number { header: header.unwrap_or(HeaderName::from_static("x-partition")), order_by },
     }
 }
 
 fn one_source(r: &mut Reader<'_>) {
     let is_given = |key: &&'static str| r.is_given(key);
-    let given: Vec<_> = [HEADER, KEY_HEADER, KEY_PATH, KEY_QUERY, KEY_COOKIE]
-        .into_iter()
-        .filter(is_given)
-        .collect();
+    let given: Vec<_> = [HEADER, KEY_HEADER, KEY_PATH, KEY_QUERY, KEY_COOKIE].into_iter().filter(is_given).collect();
     let is_keyed = given.iter().any(|key| *key != HEADER);
     if let [first, others @ ..] = &*given {
         for other in others {
@@ -90,10 +74,8 @@ fn one_source(r: &mut Reader<'_>) {
             r.report_key(other, Wrong::new(fact, "expected exactly one"));
         }
     }
-    for (section, expected) in [
-        ("key", "expected one of header, path, query, cookie"),
-        ("order_by", "expected header"),
-    ] {
+    for (section, expected) in [("key", "expected one of header, path, query, cookie"), ("order_by", "expected header")]
+    {
         let section = format!("router.partition.{section}");
         if let Some(place) = r.empty_section(&section) {
             r.report(Some(place), &section, Wrong::new("empty", expected));
@@ -109,10 +91,7 @@ fn one_source(r: &mut Reader<'_>) {
     }
     if r.is_given(ORDER_BY) && is_keyed {
         let fact = "given beside router.partition.key, which is what requests are ordered by";
-        r.report_key(
-            ORDER_BY,
-            Wrong::new(fact, "expected it only with router.partition.header"),
-        );
+        r.report_key(ORDER_BY, Wrong::new(fact, "expected it only with router.partition.header"));
     }
 }
 
@@ -122,30 +101,20 @@ fn path_template(text: &str) -> Result<PathTemplate, Wrong> {
     let wrong = |why: &str| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_TEMPLATE);
     let path = text.strip_prefix('/').ok_or_else(|| wrong("does not begin with '/'"))?;
     let segments: Vec<&str> = path.split('/').collect();
-    let mut keys = segments
-        .iter()
-        .enumerate()
-        .filter(|(_, segment)| **segment == "{key}")
-        .map(|(i, _)| i);
+    let mut keys = segments.iter().enumerate().filter(|(_, segment)| **segment == "{key}").map(|(i, _)| i);
     let at = keys.next().ok_or_else(|| wrong("has no segment {key}"))?;
     if keys.next().is_some() {
         return Err(wrong("has more than one segment {key}"));
     }
     let (before, after) = (&segments[..at], &segments[at + 1..]);
     let is_literal = |segment: &&str| {
-        !segment.is_empty()
-            && segment
-                .chars()
-                .all(|c| c.is_ascii_graphic() && !matches!(c, '{' | '}' | '?' | '#'))
+        !segment.is_empty() && segment.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '{' | '}' | '?' | '#'))
     };
     if !before.iter().chain(after).all(is_literal) {
         return Err(wrong("has a segment that no path has"));
     }
     let owned = |segments: &[&str]| segments.iter().map(|segment| (*segment).to_owned()).collect();
-    Ok(PathTemplate {
-        before: owned(before),
-        after: owned(after),
-    })
+    Ok(PathTemplate { before: owned(before), after: owned(after) })
 }
 
 fn cookie(r: &mut Reader<'_>) -> Option<String> {
@@ -168,21 +137,13 @@ fn stash(r: &mut Reader<'_>) -> Stash {
         flush_concurrency: r.integer("router.stash.flush_concurrency", 1..=i64::MAX, 64),
     };
     let each = ("router.stash.max_bytes", stash.max_bytes);
-    r.ordered(
-        each,
-        ("router.stash.max_total_bytes", stash.max_total_bytes),
-        false,
-        show_size,
-    );
+    r.ordered(each, ("router.stash.max_total_bytes", stash.max_total_bytes), false, show_size);
     stash
 }
 
 fn drain(r: &mut Reader<'_>) -> Drain {
-    let on_timeout = [
-        ("auto", OnDrainTimeout::Auto),
-        ("sever", OnDrainTimeout::Sever),
-        ("cancel", OnDrainTimeout::Cancel),
-    ];
+    let on_timeout =
+        [("auto", OnDrainTimeout::Auto), ("sever", OnDrainTimeout::Sever), ("cancel", OnDrainTimeout::Cancel)];
     Drain {
         timeout: r.duration("router.drain.timeout", seconds(30)),
         on_timeout: r.choice("router.drain.on_timeout", &on_timeout, OnDrainTimeout::Auto),
@@ -190,11 +151,7 @@ fn drain(r: &mut Reader<'_>) -> Drain {
 }
 
 fn upstream(r: &mut Reader<'_>) -> Upstream {
-    let protocols = [
-        ("auto", Protocol::Auto),
-        ("http1", Protocol::Http1),
-        ("http2", Protocol::Http2),
-    ];
+    let protocols = [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("http2", Protocol::Http2)];
     let upstream = Upstream {
         protocol: r.choice("router.upstream.protocol", &protocols, Protocol::Auto),
         connect_timeout: r.duration("router.upstream.connect_timeout", seconds(1)),
@@ -203,12 +160,7 @@ fn upstream(r: &mut Reader<'_>) -> Upstream {
         max_idle_per_pod: r.integer("router.upstream.max_idle_per_pod", 0..=i64::MAX, 256),
     };
     let connect = ("router.upstream.connect_timeout", upstream.connect_timeout);
-    r.ordered(
-        connect,
-        ("router.upstream.request_timeout", upstream.request_timeout),
-        false,
-        show_duration,
-    );
+    r.ordered(connect, ("router.upstream.request_timeout", upstream.request_timeout), false, show_duration);
     upstream
 }
 

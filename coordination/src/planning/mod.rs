@@ -1,1 +1,239 @@
 //! Placement and the coordinator's decisions: which partitions move where, when, and which moves are given up.
+//!
+//! [`plan`] is the whole of it: a view of the keyspace in, [`Action`]s out, each with its reason, and the moment at which
+//! to ask again. [`txn`] makes an action a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
+//! moves are planned, strategies ([`placement`], [`sticky`], [`jump`]) *where to*, [`budget`] *how many* at a time,
+//! [`flight`] which handoffs are given up.
+//!
+//! Pure: no clock, no randomness, no I/O, no log; the same view, policy, memory and moment give the same plan.
+//!
+//! # How it is driven
+//!
+//! A leader starts with `Memory::default()`. It calls [`plan`] after every change of its view and at `next_wake`, carries
+//! the actions out in any order, each as its own transaction, and calls again once its view is at or past the revision
+//! of what it committed (earlier, moves that are under way would not be counted against the budget). An action that
+//! failed is no error: it comes again while its cause stands.
+//!
+//! # What stays true
+//!
+//! * A partition whose handoff stands is pinned: it counts as moved and no second handoff is planned for it.
+//! * Nothing but the store is needed to go on: a new leader with an empty memory only measures its times anew.
+//! * Past the point of no return ([`flight::past_no_return`]) nothing is cancelled.
+//!
+//! Not here: moving a phase on ([`advance`](crate::protocol::advance)).
+
+use std::time::Duration;
+
+use crate::protocol::records::{KeyspaceConfig, Mode};
+use crate::protocol::view::View;
+use crate::store::data::Revision;
+
+mod actions;
+mod backoff;
+pub mod budget;
+pub mod flight;
+pub mod jump;
+mod moves;
+mod notice;
+pub mod placement;
+pub mod round;
+pub mod sticky;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::actions::{Action, CancelReason, Standing, txn};
+pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
+pub use self::budget::MoveCause;
+pub use self::notice::{Assurance, Notice};
+pub use self::round::RoundCause;
+
+/// The pause after which an action that may have failed is tried again, at least.
+const MIN_RETRY: Duration = Duration::from_millis(100);
+
+/// What the operator wants of the coordinator: section `[coordinator]` of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Policy {
+    /// How many partitions the keyspace is to have. More than it has: it grows. Fewer: refused.
+    pub partitions: u32,
+    /// Where partitions belong.
+    pub strategy: Strategy,
+    /// How routers cut over; `Independent` only while fewer than two routers are registered.
+    pub mode: Mode,
+    /// A round closes once nothing has changed for this long …
+    pub settle: Duration,
+    /// … and at the latest this long after the first change.
+    pub settle_max: Duration,
+    /// Rounds are at least this far apart.
+    pub min_interval: Duration,
+    /// Without any change there is a round this long after the last.
+    pub heartbeat: Duration,
+    /// How long a new owner may take to get warm.
+    pub warm_timeout: Duration,
+    /// How long any later phase may take.
+    pub phase_timeout: Duration,
+    /// How many moves of one kind are in flight at a time: this many that nobody waits for, and, apart from them, this
+    /// many of partitions that nobody alive owns ([`budget`]).
+    pub max_concurrent_handoffs: usize,
+}
+
+/// Where partitions belong, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Strategy {
+    /// [`sticky`]: balanced to the quota with the fewest moves; weights and zones.
+    #[default]
+    Sticky,
+    /// [`jump`]: jump consistent hash; no weights.
+    Jump,
+}
+
+impl Strategy {
+    /// The name in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Strategy::Sticky => "sticky",
+            Strategy::Jump => "jump",
+        }
+    }
+
+    /// The inverse of [`as_str`](Self::as_str).
+    pub fn parse(name: &str) -> Option<Self> {
+        [Strategy::Sticky, Strategy::Jump].into_iter().find(|strategy| strategy.as_str() == name)
+    }
+
+    /// The function behind the name.
+    pub fn placement(self) -> &'static dyn placement::Placement {
+        match self {
+            Strategy::Sticky => &sticky::Sticky,
+            Strategy::Jump => &jump::Jump,
+        }
+    }
+}
+
+/// What the planner remembers from call to call: when it first saw what it times, and what failed how often. May be lost
+/// at any moment: the times begin anew and failed moves are tried again sooner.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Memory {
+    rounds: round::Rounds,
+    flights: flight::Flights,
+    backoffs: backoff::BackOffs,
+    rest: moves::Rest,
+}
+
+/// What to do now, and when to ask again.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// What to write, each in a transaction of its own ([`txn`]). What ends handoffs comes before what begins them.
+    pub actions: Vec<Action>,
+    /// When to ask again although nothing has changed, on the clock of `now`. Always later than `now`.
+    pub next_wake: Option<Duration>,
+    /// The round that closed with this plan, if one did.
+    pub round: Option<RoundCause>,
+    /// How many moves are wanted but wait: for a place in the budget, a back-off, or the end of a handoff. As of the last
+    /// time that moves were computed.
+    pub waiting: usize,
+    /// What an operator should know. Repeated in every plan as long as it is so.
+    pub notices: Vec<Notice>,
+}
+
+/// Decides what the leader does about this view. `now` is the time since some fixed moment of this process.
+pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) -> Plan {
+    let mut plan = Plan { notices: notice::about(view, policy), ..Plan::default() };
+    memory.rounds.observe(view, policy, now);
+    if memory.flights.observe(view, &mut memory.backoffs, now) {
+        memory.rest.a_handoff_ended();
+    }
+    memory.backoffs.forget_old(view, now);
+
+    plan.actions.extend(write_config(view, policy));
+    let ending = end_handoffs(view, policy, memory, now, &mut plan);
+
+    let retry_at = now + retry_pause(policy);
+    plan.round = memory.rounds.close(policy, now);
+    if plan.round.is_some() || (!memory.rounds.is_settling() && memory.rest.is_due(now)) {
+        memory.rest = match partitions(view) {
+            Some(count) => moves::create(view, policy, count, &memory.backoffs, now, retry_at, &mut plan.actions),
+            None => moves::Rest::default(),
+        };
+    }
+    if ending {
+        memory.rest.try_again_at(retry_at);
+    }
+    if plan.round == Some(RoundCause::Heartbeat) {
+        plan.actions.extend(flight::sweep(view));
+    }
+    plan.waiting = memory.rest.waiting();
+    plan.notices.extend(memory.backoffs.notices(now));
+    plan.next_wake = next_wake(policy, memory, now, !plan.actions.is_empty());
+    plan
+}
+
+/// How many partitions there are, if that is known. While the settings are absent or cannot be read no partition is
+/// planned, and none is "beyond" them either.
+fn partitions(view: &View) -> Option<u32> {
+    let readable = view.malformed.is_empty() || !view.malformed.contains_key(&view.keys().config());
+    let config = view.config.as_ref().filter(|_| readable)?;
+    Some(config.value.partitions)
+}
+
+fn write_config(view: &View, policy: &Policy) -> Option<Action> {
+    let wanted = policy.partitions;
+    let seen = match &view.config {
+        _ if view.malformed.contains_key(&view.keys().config()) => return None,
+        Some(config) if config.value.partitions >= wanted => return None,
+        Some(config) => config.mod_revision,
+        // Settings that were deleted by hand must not come back smaller than what they were the settings of.
+        None if notice::assigned_beyond(view, wanted).is_some() => return None,
+        None => 0,
+    };
+    Some(Action::WriteConfig { config: KeyspaceConfig { partitions: wanted }, seen })
+}
+
+/// Gives up and tidies away what has to be, whatever the rounds do. Whether there was any.
+fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, plan: &mut Plan) -> bool {
+    let partitions = partitions(view);
+    let mut ending = false;
+    for (&partition, handoff) in &view.handoffs {
+        let age = memory.flights.age(partition, now);
+        match flight::verdict(view, policy, partitions, handoff, age) {
+            None => continue,
+            Some(flight::Verdict::Overdue(notice)) => plan.notices.push(notice),
+            Some(flight::Verdict::End(action)) => {
+                if memory.flights.gives_up(partition) {
+                    memory.backoffs.note(&action, now);
+                }
+                plan.actions.push(action);
+                ending = true;
+            }
+        }
+    }
+    ending
+}
+
+fn retry_pause(policy: &Policy) -> Duration {
+    policy.min_interval.max(MIN_RETRY)
+}
+
+fn next_wake(policy: &Policy, memory: &Memory, now: Duration, acted: bool) -> Option<Duration> {
+    let retry = acted.then(|| now + retry_pause(policy));
+    [
+        memory.rounds.next_wake(policy),
+        memory.flights.next_wake(policy, now),
+        // While changes settle no move is created: the round that they make comes first.
+        memory.rest.next_wake().filter(|_| !memory.rounds.is_settling()),
+        retry,
+    ]
+    .into_iter()
+    .flatten()
+    .map(|wake| wake.max(now + Duration::from_millis(1)))
+    .min()
+}
+
+/// Whether this life of a pod is over. A pod whose registration cannot be read is not taken for dead: it may well serve.
+fn is_dead(view: &View, pod: &str, incarnation: Revision) -> bool {
+    view.live_pod(pod, incarnation).is_none() && !is_unreadable(view, pod)
+}
+
+fn is_unreadable(view: &View, pod: &str) -> bool {
+    !view.malformed.is_empty() && view.malformed.contains_key(&view.keys().pod(pod))
+}

@@ -1,7 +1,7 @@
 //! The part of etcd v3 that the protocol needs, as plain data: keys with their revisions, compares, transactions, events.
 //!
 //! Pure: decisions build these values, a [`Store`](super::Store) carries them out. The meaning is etcd's own, to the
-//! letter, because every guard of the protocol leans on it; `tests/store_conformance.rs` holds both stores to it.
+//! letter, because every guard of the protocol leans on it; `tests/store_conformance` holds both stores to it.
 
 use serde::{Deserialize, Serialize};
 
@@ -84,29 +84,17 @@ pub struct Compare {
 impl Compare {
     /// The key was created at exactly this revision: it is that very life of it. 0: the key is absent.
     pub fn created_at(key: impl Into<String>, revision: Revision) -> Self {
-        Compare {
-            keys: Keys::One(key.into()),
-            field: Field::CreateRevision(revision),
-            relation: Relation::Equal,
-        }
+        Compare { keys: Keys::One(key.into()), field: Field::CreateRevision(revision), relation: Relation::Equal }
     }
 
     /// The key was not created at this revision: that life of it is over, or never was.
     pub fn not_created_at(key: impl Into<String>, revision: Revision) -> Self {
-        Compare {
-            keys: Keys::One(key.into()),
-            field: Field::CreateRevision(revision),
-            relation: Relation::NotEqual,
-        }
+        Compare { keys: Keys::One(key.into()), field: Field::CreateRevision(revision), relation: Relation::NotEqual }
     }
 
     /// The key was last put at exactly this revision. 0: the key is absent.
     pub fn unchanged_since(key: impl Into<String>, revision: Revision) -> Self {
-        Compare {
-            keys: Keys::One(key.into()),
-            field: Field::ModRevision(revision),
-            relation: Relation::Equal,
-        }
+        Compare { keys: Keys::One(key.into()), field: Field::ModRevision(revision), relation: Relation::Equal }
     }
 
     /// No key below `prefix` was created after `revision`.

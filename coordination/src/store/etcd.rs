@@ -1,4 +1,206 @@
-//! etcd.
-/// etcd.
-#[derive(Debug)]
-pub struct EtcdStore;
+//! The store in a real etcd, 3.4 to 3.6, over etcd-client.
+//!
+//! Translates and bounds; etcd does the rest, and nothing is cached here. Must stay true: every call ends within
+//! `request_timeout`; a transaction is sent at most once, so that [`StoreError::Unavailable`] from it means "perhaps", and
+//! never "perhaps twice"; a renewal of a lease counts only if it was asked for by this very call.
+
+mod connection;
+mod convert;
+mod failure;
+mod watch;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::{Instant, timeout_at};
+
+use self::connection::{Connection, Connections};
+use super::data::{Keys, LeaseId, Revision, Snapshot, Txn, TxnOutcome};
+use super::{Store, StoreError, Watch};
+
+/// Where etcd is and how long to wait for it.
+#[derive(Clone)]
+pub struct EtcdOptions {
+    /// Client URLs of the members: `http://host:port`, or `host:port`.
+    pub endpoints: Vec<String>,
+    /// User and password, for an etcd with authentication.
+    pub credentials: Option<(String, String)>,
+    /// What bounds every call, connecting included. Past it [`StoreError::Unavailable`].
+    pub request_timeout: Duration,
+    /// How long one endpoint may take to accept a connection before the next is tried.
+    pub connect_timeout: Duration,
+}
+
+impl EtcdOptions {
+    /// These endpoints, no credentials, 5 s for a call and 2 s of them for a connection.
+    pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        EtcdOptions {
+            endpoints: endpoints.into_iter().map(Into::into).collect(),
+            credentials: None,
+            request_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+impl fmt::Debug for EtcdOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdOptions")
+            .field("endpoints", &self.endpoints)
+            // Never the password.
+            .field("user", &self.credentials.as_ref().map(|(user, _)| user))
+            .field("request_timeout", &self.request_timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .finish()
+    }
+}
+
+/// The store in etcd. Clones share one connection.
+#[derive(Clone)]
+pub struct EtcdStore {
+    connections: Arc<Connections>,
+    /// One stream for each lease that is kept alive. Locked for a whole renewal.
+    keepers: Arc<Mutex<HashMap<LeaseId, KeeperSlot>>>,
+}
+
+type KeeperSlot = Arc<AsyncMutex<Option<Keeper>>>;
+
+/// A stream of renewals without one under way: whoever renews takes it out of its slot, and puts it back with the
+/// answer. A renewal that is given up half-way thereby takes its stream along, whose late answer would else be taken for
+/// that of the next one, and a lease be trusted for longer than etcd has said.
+struct Keeper {
+    connection: Arc<Connection>,
+    requests: LeaseKeeper,
+    answers: LeaseKeepAliveStream,
+}
+
+impl EtcdStore {
+    /// A store at these endpoints. Connects with the first call, not before, so an etcd that is not up yet is no error
+    /// here; endpoints that make no sense are.
+    pub fn connect(options: EtcdOptions) -> Result<Self, StoreError> {
+        if options.endpoints.is_empty() {
+            return Err(StoreError::Refused("no etcd endpoint is given".into()));
+        }
+        for endpoint in &options.endpoints {
+            let authority = endpoint.strip_prefix("http://").unwrap_or(endpoint).trim_end_matches('/');
+            if authority.contains("://") || authority.parse::<http::uri::Authority>().is_err() {
+                return Err(StoreError::Refused(format!(
+                    "{endpoint:?} is no etcd endpoint; expected http://host:port"
+                )));
+            }
+        }
+        Ok(EtcdStore { connections: Arc::new(Connections::new(options)), keepers: Arc::default() })
+    }
+
+    /// Renews by the stream in `slot`, or by a new one.
+    async fn renew(&self, lease: LeaseId, slot: &mut Option<Keeper>, deadline: Instant) -> Result<(), StoreError> {
+        if let Some(mut keeper) = slot.take()
+            && !keeper.connection.broken.is_cancelled()
+        {
+            match timeout_at(deadline, keeper.renew()).await {
+                Ok(Some(ttl)) if ttl > 0 => {
+                    *slot = Some(keeper);
+                    return Ok(());
+                }
+                Ok(Some(_)) => return Err(StoreError::LeaseNotFound),
+                // The stream has ended, as streams do when etcd restarts. To renew again does no harm.
+                Ok(None) => {}
+                Err(_) => {
+                    keeper.connection.broken.cancel();
+                    return Err(self.connections.no_answer());
+                }
+            }
+        }
+        let keeper = self.connections.call(deadline, |connection| async move {
+            // Renews as well: etcd-client sends the first request itself and waits for its answer.
+            let (requests, answers) = connection.lease.clone().keep_alive(lease).await?;
+            Ok(Keeper { connection, requests, answers })
+        });
+        *slot = Some(keeper.await?);
+        Ok(())
+    }
+
+    fn keepers(&self) -> MutexGuard<'_, HashMap<LeaseId, KeeperSlot>> {
+        self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Keeper {
+    /// The TTL that is left after a renewal; 0 if the lease is gone. `None`: the stream has ended.
+    async fn renew(&mut self) -> Option<i64> {
+        self.requests.keep_alive().await.ok()?;
+        Some(self.answers.message().await.ok()??.ttl())
+    }
+}
+
+impl fmt::Debug for EtcdStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("EtcdStore").field(&self.connections.options).finish()
+    }
+}
+
+#[async_trait]
+impl Store for EtcdStore {
+    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+        let response = self.connections.call(self.connections.deadline(), |connection| async move {
+            let (key, options) = convert::range(keys);
+            connection.kv.clone().get(key, Some(options)).await
+        });
+        let response = response.await?;
+        Ok(Snapshot {
+            revision: convert::unsigned(response.header().map_or(0, |header| header.revision())),
+            entries: response.kvs().iter().filter_map(convert::key_value).collect(),
+        })
+    }
+
+    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+        watch::start(Arc::clone(&self.connections), keys.clone(), from).await.map(Watch::new)
+    }
+
+    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        let txn = convert::txn(txn);
+        let response = self.connections.call(self.connections.deadline(), |connection| {
+            let txn = txn.clone();
+            async move { connection.kv.clone().txn(txn).await }
+        });
+        Ok(convert::outcome(&response.await?))
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        let seconds = ttl.as_secs().saturating_add(u64::from(ttl.subsec_nanos() > 0)).max(1);
+        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+        let response = self.connections.call(self.connections.deadline(), |connection| async move {
+            connection.lease.clone().grant(seconds, None).await
+        });
+        Ok(response.await?.id())
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+        let deadline = self.connections.deadline();
+        let slot = Arc::clone(self.keepers().entry(lease).or_default());
+        let Ok(mut keeper) = timeout_at(deadline, slot.lock()).await else {
+            return Err(self.connections.no_answer());
+        };
+        let renewed = self.renew(lease, &mut keeper, deadline).await;
+        if matches!(renewed, Err(StoreError::LeaseNotFound)) {
+            self.keepers().remove(&lease);
+        }
+        renewed
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.keepers().remove(&lease);
+        let response = self.connections.call(self.connections.deadline(), |connection| async move {
+            connection.lease.clone().revoke(lease).await
+        });
+        match response.await {
+            Ok(_) | Err(StoreError::LeaseNotFound) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

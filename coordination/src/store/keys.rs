@@ -37,9 +37,7 @@ pub enum KeyName {
 impl Keyspace {
     /// The keyspace `name` below `prefix`, which ends with a slash.
     pub fn new(prefix: &str, name: &str) -> Self {
-        Keyspace {
-            root: format!("{prefix}{name}/"),
-        }
+        Keyspace { root: format!("{prefix}{name}/") }
     }
 
     /// The prefix of every key of the keyspace.
@@ -152,10 +150,7 @@ mod tests {
             (keys.handoff(1023), KeyName::Handoff(1023)),
             (keys.router_drained(7, "r"), KeyName::RouterDrained(7, "r".into())),
             (keys.router_cutover(7, "r"), KeyName::RouterCutover(7, "r".into())),
-            (
-                keys.pod_ack(7, "w", PodAckKind::Released),
-                KeyName::PodAck(7, "w".into(), PodAckKind::Released),
-            ),
+            (keys.pod_ack(7, "w", PodAckKind::Released), KeyName::PodAck(7, "w".into(), PodAckKind::Released)),
         ] {
             assert_eq!(keys.parse(&key), Some(name), "{key}");
         }

@@ -1,4 +1,206 @@
-//! The embedded store.
-/// The embedded store.
+//! The embedded store: one process, nothing on disk, etcd's own meaning.
+//!
+//! For tests, simulators and a site of one machine; not a replacement for an etcd cluster, and nothing of it survives
+//! the process. Must stay true: a writer never waits for a watch. A watch reads the history at its own pace, through
+//! one small task that ends with it, so a slow one costs nobody anything and loses nothing until the history that it
+//! still needs is compacted away; then it is told so.
+//!
+//! Leases end by tokio's clock without a task of their own: every call first ends those whose time is over, and every
+//! watch sleeps no longer than until the next one. Whoever looks finds a lease ended exactly when it should be.
+
+mod check;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+use self::state::{Read, State};
+use super::data::{Batch, Keys, LeaseId, Revision, Snapshot, Txn, TxnOutcome};
+use super::{Store, StoreError, Watch};
+
+/// How many batches wait in a watch's buffer. What does not fit stays in the history.
+const BUFFERED_BATCHES: usize = 16;
+
+/// The embedded store. Clones are the same store. [`watch`](Store::watch) needs a tokio runtime.
+#[derive(Debug, Clone)]
+pub struct MemoryStore {
+    inner: Arc<Inner>,
+}
+
 #[derive(Debug)]
-pub struct MemoryStore;
+struct Inner {
+    guarded: Mutex<Guarded>,
+    /// Wakes the watches: there is something to read, or an earlier lease to wait for, or an outage.
+    changes: watch::Sender<()>,
+}
+
+#[derive(Debug)]
+struct Guarded {
+    state: State,
+    available: bool,
+    /// Grows with each outage, so that a watch notices also one that is over by the time it looks.
+    outages: u64,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        let guarded = Guarded { state: State::new(), available: true, outages: 0 };
+        MemoryStore { inner: Arc::new(Inner { guarded: Mutex::new(guarded), changes: watch::Sender::new(()) }) }
+    }
+
+    /// While not available, every call fails with [`StoreError::Unavailable`] and every watch has ended with it, as if
+    /// the store could not be reached. Nothing is forgotten, and leases go on ageing.
+    pub fn set_available(&self, available: bool) {
+        self.with(|guarded, _| {
+            guarded.outages += u64::from(guarded.available && !available);
+            guarded.available = available;
+        });
+    }
+
+    /// Forgets what happened before `revision`: a watch from an earlier one fails with [`StoreError::Compacted`].
+    pub fn compact(&self, revision: Revision) -> Result<(), StoreError> {
+        self.call(|state, _| state.compact(revision))
+    }
+
+    /// Does `act`, after ending the leases whose time is over.
+    fn with<T>(&self, act: impl FnOnce(&mut Guarded, Instant) -> T) -> T {
+        let now = Instant::now();
+        let mut guarded = self.lock();
+        let before = guarded.signature();
+        guarded.state.expire(now);
+        let result = act(&mut guarded, now);
+        let changed = guarded.signature() != before;
+        drop(guarded);
+        if changed {
+            self.inner.changes.send_replace(());
+        }
+        result
+    }
+
+    /// Does `act` if the store is to be reached.
+    fn call<T>(&self, act: impl FnOnce(&mut State, Instant) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        self.with(|guarded, now| {
+            if !guarded.available {
+                return Err(unavailable());
+            }
+            act(&mut guarded.state, now)
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Guarded> {
+        // No code that holds the lock panics half-way through a change; see `State`.
+        self.inner.guarded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Feeds a watch until it is dropped or fails.
+    async fn feed(
+        self,
+        keys: Keys,
+        mut next: Revision,
+        outages: u64,
+        mut changes: watch::Receiver<()>,
+        out: mpsc::Sender<Result<Batch, StoreError>>,
+    ) {
+        loop {
+            // Before the look, so that what comes after it wakes us.
+            changes.mark_unchanged();
+            let read = self.with(|guarded, _| {
+                if guarded.outages != outages {
+                    return Err(unavailable());
+                }
+                Ok((guarded.state.read(&keys, next)?, guarded.state.next_deadline()))
+            });
+            let (Read { batch, next: after, at_end }, deadline) = match read {
+                Ok(read) => read,
+                Err(error) => {
+                    let _ = out.send(Err(error)).await;
+                    return;
+                }
+            };
+            next = after;
+            if let Some(batch) = batch
+                && out.send(Ok(batch)).await.is_err()
+            {
+                return;
+            }
+            if at_end {
+                tokio::select! {
+                    () = out.closed() => return,
+                    _ = changes.changed() => {}
+                    () = until(deadline) => {}
+                }
+            }
+        }
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Guarded {
+    /// What a watch that has nothing to read waits for a change of.
+    fn signature(&self) -> (Revision, Option<Instant>, u64) {
+        (self.state.revision(), self.state.next_deadline(), self.outages)
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn unavailable() -> StoreError {
+    StoreError::Unavailable("the embedded store is switched off".into())
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+        self.call(|state, _| Ok(state.snapshot(keys)))
+    }
+
+    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+        let changes = self.inner.changes.subscribe();
+        let outages = self.with(|guarded, _| {
+            if !guarded.available {
+                return Err(unavailable());
+            }
+            guarded.state.check_start(from)?;
+            Ok(guarded.outages)
+        })?;
+        let (out, batches) = mpsc::channel(BUFFERED_BATCHES);
+        tokio::spawn(self.clone().feed(keys.clone(), from, outages, changes, out));
+        Ok(Watch::new(batches))
+    }
+
+    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        self.call(|state, _| state.commit(txn))
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.call(|state, now| state.grant(ttl, now))
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.call(|state, now| state.keep_alive(lease, now))
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.call(|state, _| {
+            state.revoke(lease);
+            Ok(())
+        })
+    }
+}

@@ -12,7 +12,7 @@ mod etcd;
 mod memory;
 
 #[cfg(feature = "shell")]
-pub use self::etcd::EtcdStore;
+pub use self::etcd::{EtcdOptions, EtcdStore};
 #[cfg(feature = "shell")]
 pub use self::memory::MemoryStore;
 
@@ -66,10 +66,7 @@ mod client {
 
         /// The next batch of whole revisions. Cancel-safe.
         pub async fn next(&mut self) -> Result<Batch, StoreError> {
-            self.batches
-                .recv()
-                .await
-                .unwrap_or_else(|| Err(StoreError::Unavailable("the watch has ended".into())))
+            self.batches.recv().await.unwrap_or_else(|| Err(StoreError::Unavailable("the watch has ended".into())))
         }
 
         /// A batch that has already arrived. `None`: nothing yet.

@@ -1,0 +1,143 @@
+//! The default strategy: every pod has its quota, and not one partition moves more than that takes.
+//!
+//! A pod's *fair share* is `partitions × weight / sum of weights`; it gets the share rounded down or up. Which pods get
+//! the odd partitions is chosen so that the fewest move: first pods that have one more than their rounded-down share
+//! already, then by the largest remainder, then the zone that is furthest below its own share, then by name. Zones are
+//! a tie-break and nothing more: they never cost a move or a pod's balance.
+//!
+//! Why no balanced placement moves fewer: with `have[i]` partitions on pod `i` now and `gets[i]` afterwards, at least
+//! `have[i] - gets[i]` must leave it, and no more do. The sum is smallest when odd partitions go to pods with
+//! `have > floor`, each of which saves exactly one move, and those are served first.
+//!
+//! A shunned pod's share is cut to what it has, and the others share the rest by the same rule. If every weight is 0 all
+//! pods count the same.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+
+use super::placement::{Hold, Intake, Layout, Placement};
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Sticky;
+
+impl Placement for Sticky {
+    fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>> {
+        let mut room = quotas(layout);
+        let mut placed: Vec<Option<usize>> = vec![None; layout.slots.len()];
+        // Those that cling most to their place are the first to keep it.
+        for hold in [Hold::Pinned, Hold::Reluctant, Hold::Free] {
+            for (slot, place) in layout.slots.iter().zip(&mut placed) {
+                if slot.hold == hold {
+                    *place = slot.owner.filter(|owner| take(&mut room, *owner));
+                }
+            }
+        }
+        for (slot, place) in layout.slots.iter().zip(&mut placed) {
+            if place.is_none() {
+                *place = slot.home.filter(|home| take(&mut room, *home));
+            }
+        }
+        // In turn, so that neighbours do not all go to one pod.
+        let mut takers: VecDeque<usize> = (0..room.len()).filter(|member| room[*member] > 0).collect();
+        for place in placed.iter_mut().filter(|place| place.is_none()) {
+            let Some(taker) = takers.pop_front() else { break };
+            *place = Some(taker);
+            room[taker] -= 1;
+            if room[taker] > 0 {
+                takers.push_back(taker);
+            }
+        }
+        placed
+    }
+}
+
+fn take(room: &mut [u32], member: usize) -> bool {
+    let free = room[member] > 0;
+    room[member] -= u32::from(free);
+    free
+}
+
+/// How many partitions each member gets.
+fn quotas(layout: &Layout<'_>) -> Vec<u32> {
+    let counts = layout.counts();
+    let mut gets = vec![0; layout.members.len()];
+    let unbounded = layout.has_no_other_choice();
+    let limit = |member: usize| match layout.members[member].intake {
+        Intake::Shunned if !unbounded => u128::from(counts[member]),
+        _ => u128::MAX,
+    };
+    let mut sharing: Vec<usize> =
+        (0..gets.len()).filter(|member| layout.members[*member].intake != Intake::Leaving).collect();
+    let mut total = layout.slots.len() as u128;
+    // Each turn takes out at least one member; what it leaves makes the others' shares larger, never smaller.
+    let shares = loop {
+        let shares = Shares::of(layout, &sharing, total);
+        let (within, cut): (Vec<usize>, Vec<usize>) =
+            sharing.iter().partition(|member| shares.exact(**member) <= limit(**member).saturating_mul(shares.sum));
+        if cut.is_empty() {
+            break shares;
+        }
+        for member in cut {
+            gets[member] = counts[member];
+            total -= u128::from(counts[member]);
+        }
+        sharing = within;
+    };
+    let mut odd = total;
+    for &member in &sharing {
+        gets[member] = shares.floor(member);
+        odd -= u128::from(gets[member]);
+    }
+    let mut below: BTreeMap<Option<&str>, i128> = BTreeMap::new();
+    for &member in &sharing {
+        *below.entry(layout.members[member].zone).or_default() += shares.remainder(member) as i128;
+    }
+    let mut candidates = sharing;
+    candidates.retain(|member| shares.remainder(*member) > 0);
+    for _ in 0..odd {
+        let best = candidates.iter().enumerate().min_by_key(|(_, member)| {
+            let has_one_more = counts[**member] > gets[**member];
+            let zone_is_below = below.get(&layout.members[**member].zone).copied().unwrap_or(0);
+            let remainder = shares.remainder(**member);
+            (!has_one_more, Reverse(remainder), Reverse(zone_is_below), **member)
+        });
+        let Some((at, _)) = best else { break };
+        let member = candidates.swap_remove(at);
+        gets[member] += 1;
+        *below.entry(layout.members[member].zone).or_default() -= shares.sum as i128;
+    }
+    gets
+}
+
+/// The exact shares of a total, as fractions of one denominator: no rounding decides who gets what.
+struct Shares {
+    weights: Vec<u128>,
+    sum: u128,
+    total: u128,
+}
+
+impl Shares {
+    fn of(layout: &Layout<'_>, sharing: &[usize], total: u128) -> Self {
+        let mut weights: Vec<u128> = layout.members.iter().map(|member| u128::from(member.weight.0)).collect();
+        if sharing.iter().all(|member| weights[*member] == 0) {
+            weights.fill(1);
+        }
+        let sum = sharing.iter().map(|member| weights[*member]).sum::<u128>().max(1);
+        Shares { weights, sum, total }
+    }
+
+    /// The share times `sum`.
+    fn exact(&self, member: usize) -> u128 {
+        self.total * self.weights[member]
+    }
+
+    fn floor(&self, member: usize) -> u32 {
+        // A share is at most the number of partitions, which is a u32.
+        (self.exact(member) / self.sum) as u32
+    }
+
+    fn remainder(&self, member: usize) -> u128 {
+        self.exact(member) % self.sum
+    }
+}

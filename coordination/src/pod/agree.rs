@@ -1,0 +1,216 @@
+//! What a pod does next about a partition, given its duty and what it has done already.
+//!
+//! Pure and level-triggered: the shell asks after every change of the view and after everything that it has done, carries
+//! the answer out and asks again. What must stay true: an epoch is accepted only while the state of that very epoch is
+//! here, warmed and with its tail read; state is let go once, before other state of the partition is taken; a word is
+//! given only after what it says has been done for that very handoff.
+
+use crate::protocol::pod::Duty;
+use crate::protocol::records::Epoch;
+use crate::store::data::Revision;
+
+/// What this process has done about a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Done {
+    /// The state that is here.
+    pub(super) held: Option<Held>,
+    /// Everything of the partition has ended for this handoff.
+    pub(super) drained: Option<Revision>,
+}
+
+/// State of a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Held {
+    /// The handoff by which it came; 0 if it came by none.
+    pub(super) handoff: Revision,
+    /// The epoch that it is for.
+    pub(super) epoch: Epoch,
+    /// Whether an old owner may have written more after it was warmed.
+    pub(super) has_tail: bool,
+    /// How far it is.
+    pub(super) stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Being copied, or half copied.
+    Warming,
+    /// Copied.
+    Warm,
+    /// Copied, and the tail read.
+    Synced,
+    /// Not to be used any more.
+    Left,
+}
+
+/// A callback of the service to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Task {
+    pub(super) callback: Callback,
+    pub(super) handoff: Revision,
+    pub(super) epoch: Epoch,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Callback {
+    Warm,
+    Sync,
+    /// Once nothing is in flight.
+    Drain,
+    /// Once nothing is in flight.
+    Release,
+}
+
+impl Callback {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Callback::Warm => "warm",
+            Callback::Sync => "sync",
+            Callback::Drain => "drain",
+            Callback::Release => "release",
+        }
+    }
+}
+
+/// What a pod says about a handoff.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Word {
+    Ready,
+    Drained,
+    Synced,
+    Released,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Act {
+    Run(Task),
+    Say(Word, Revision),
+}
+
+/// What is to be done now; the first before the second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Next {
+    /// Accept this epoch and no other.
+    pub(super) accept: Option<Epoch>,
+    /// Do this unless it is being done, and stop what else is being done.
+    pub(super) act: Option<Act>,
+}
+
+/// `syncs`: the pod has the capability `sync`.
+pub(super) fn next(duty: Duty, done: &Done, syncs: bool) -> Next {
+    let act = match duty {
+        Duty::Idle => release(done).map(Act::Run),
+        Duty::Release { handoff } => Some(release(done).map_or(Act::Say(Word::Released, handoff), Act::Run)),
+        Duty::Stand { .. } => None,
+        Duty::Drain { handoff, epoch } => Some(match done.drained == Some(handoff) {
+            true => Act::Say(Word::Drained, handoff),
+            false => Act::Run(Task { callback: Callback::Drain, handoff, epoch }),
+        }),
+        Duty::Warm { handoff, epoch } => {
+            Some(have(done, Some(handoff), epoch, false).map_or(Act::Say(Word::Ready, handoff), Act::Run))
+        }
+        Duty::Sync { handoff, epoch } => {
+            Some(have(done, Some(handoff), epoch, true).map_or(Act::Say(Word::Synced, handoff), Act::Run))
+        }
+        Duty::SyncAndServe { epoch, .. } | Duty::Serve { epoch } => {
+            let unread = done.held.is_some_and(|held| held.has_tail) && syncs;
+            match have(done, None, epoch, unread) {
+                None => return Next { accept: Some(epoch), act: None },
+                Some(task) => Some(Act::Run(task)),
+            }
+        }
+    };
+    Next { accept: None, act }
+}
+
+fn release(done: &Done) -> Option<Task> {
+    let Held { handoff, epoch, .. } = done.held?;
+    Some(Task { callback: Callback::Release, handoff, epoch })
+}
+
+/// What is missing until the state of this epoch is here. Without a `handoff` any will do, and if no state came by one
+/// the assignment was made by hand: it is warmed then.
+fn have(done: &Done, handoff: Option<Revision>, epoch: Epoch, synced: bool) -> Option<Task> {
+    let warm = |handoff| Some(Task { callback: Callback::Warm, handoff, epoch });
+    let Some(held) = done.held else {
+        return warm(handoff.unwrap_or(0));
+    };
+    if held.epoch != epoch || handoff.is_some_and(|handoff| handoff != held.handoff) {
+        return release(done);
+    }
+    match held.stage {
+        Stage::Left => release(done),
+        Stage::Warming => warm(held.handoff),
+        Stage::Warm if synced => Some(Task { callback: Callback::Sync, handoff: held.handoff, epoch }),
+        Stage::Warm | Stage::Synced => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(stage: Stage) -> Done {
+        Done { held: Some(Held { handoff: 7, epoch: 3, has_tail: true, stage }), drained: None }
+    }
+
+    fn run(callback: Callback) -> Option<Act> {
+        Some(Act::Run(Task { callback, handoff: 7, epoch: 3 }))
+    }
+
+    #[test]
+    fn readiness_is_said_only_after_the_state_was_warmed_for_that_very_handoff() {
+        let duty = Duty::Warm { handoff: 7, epoch: 3 };
+        assert_eq!(next(duty, &Done::default(), true).act, run(Callback::Warm));
+        assert_eq!(next(duty, &held(Stage::Warming), true).act, run(Callback::Warm));
+        assert_eq!(next(duty, &held(Stage::Warm), true).act, Some(Act::Say(Word::Ready, 7)));
+        let later = Duty::Warm { handoff: 9, epoch: 3 };
+        assert_eq!(next(later, &held(Stage::Warm), true).act, run(Callback::Release));
+    }
+
+    #[test]
+    fn an_epoch_is_accepted_only_with_its_own_state_and_its_tail() {
+        let accept = |duty, done: &Done, syncs| next(duty, done, syncs).accept;
+        let serve = Duty::Serve { epoch: 3 };
+        assert_eq!(accept(serve, &Done::default(), false), None);
+        assert_eq!(accept(serve, &held(Stage::Warming), false), None);
+        assert_eq!(accept(serve, &held(Stage::Left), false), None);
+        assert_eq!(accept(serve, &held(Stage::Warm), false), Some(3));
+        assert_eq!(accept(serve, &held(Stage::Warm), true), None);
+        assert_eq!(next(serve, &held(Stage::Warm), true).act, run(Callback::Sync));
+        assert_eq!(accept(Duty::SyncAndServe { handoff: 7, epoch: 3 }, &held(Stage::Synced), true), Some(3));
+        assert_eq!(accept(Duty::Serve { epoch: 4 }, &held(Stage::Synced), true), None);
+    }
+
+    #[test]
+    fn no_duty_but_serving_accepts_anything() {
+        let done = Done { drained: Some(9), ..held(Stage::Synced) };
+        for duty in [
+            Duty::Idle,
+            Duty::Release { handoff: 9 },
+            Duty::Stand { handoff: 9, epoch: 4 },
+            Duty::Drain { handoff: 9, epoch: 3 },
+            Duty::Warm { handoff: 7, epoch: 3 },
+            Duty::Sync { handoff: 7, epoch: 3 },
+        ] {
+            assert_eq!(next(duty, &done, true).accept, None, "{duty:?}");
+        }
+    }
+
+    #[test]
+    fn state_is_let_go_before_it_is_said_and_only_once() {
+        let duty = Duty::Release { handoff: 9 };
+        assert_eq!(next(duty, &held(Stage::Synced), true).act, run(Callback::Release));
+        assert_eq!(next(duty, &Done::default(), true).act, Some(Act::Say(Word::Released, 9)));
+        assert_eq!(next(Duty::Idle, &held(Stage::Warming), true).act, run(Callback::Release));
+        assert_eq!(next(Duty::Idle, &Done::default(), true).act, None);
+    }
+
+    #[test]
+    fn a_drain_for_an_earlier_handoff_says_nothing_about_this_one() {
+        let done = Done { drained: Some(8), ..held(Stage::Synced) };
+        let drain = Some(Act::Run(Task { callback: Callback::Drain, handoff: 9, epoch: 3 }));
+        assert_eq!(next(Duty::Drain { handoff: 9, epoch: 3 }, &done, true).act, drain);
+        assert_eq!(next(Duty::Drain { handoff: 8, epoch: 3 }, &done, true).act, Some(Act::Say(Word::Drained, 8)));
+    }
+}

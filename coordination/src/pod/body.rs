@@ -1,0 +1,109 @@
+//! The body of a response that went through the layer: the inner one, counted as in flight until its end and cut off
+//! when the lease is over; or the layer's own.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use pin_project::pin_project;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use super::ownership::InFlight;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The response was cut off: the pod lost its lease. The connection, or the stream, has to be reset.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the pod lost its lease while it answered")]
+pub struct LeaseLost;
+
+/// A response body of [`OwnershipService`](super::OwnershipService).
+#[pin_project]
+#[derive(Debug)]
+pub struct OwnedBody<R> {
+    #[pin]
+    kind: Kind<R>,
+}
+
+#[pin_project(project = KindProjection)]
+#[derive(Debug)]
+enum Kind<R> {
+    /// What is dropped first stands first.
+    Passing {
+        #[pin]
+        inner: R,
+        #[pin]
+        lost: WaitForCancellationFutureOwned,
+        in_flight: Option<InFlight>,
+    },
+    Own(Option<Bytes>),
+}
+
+impl<R: Body> OwnedBody<R> {
+    pub(super) fn passing(inner: R, in_flight: InFlight) -> Self {
+        let lost = in_flight.lost();
+        let in_flight = (!inner.is_end_stream()).then_some(in_flight);
+        OwnedBody { kind: Kind::Passing { inner, lost, in_flight } }
+    }
+
+    pub(super) fn own(bytes: Bytes) -> Self {
+        OwnedBody { kind: Kind::Own(Some(bytes).filter(|bytes| !bytes.is_empty())) }
+    }
+}
+
+impl<R> Body for OwnedBody<R>
+where
+    R: Body<Data = Bytes>,
+    R::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let mut this = self.project();
+        let (mut inner, lost, in_flight) = match this.kind.as_mut().project() {
+            KindProjection::Own(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            KindProjection::Passing { inner, lost, in_flight } => (inner, lost, in_flight),
+        };
+        let Some(held) = in_flight else {
+            // It has ended: this says so once more.
+            return inner.poll_frame(context).map_err(Into::into);
+        };
+        // The clock is looked at before and after: this thread, too, can have been stopped for long.
+        let frame = match held.is_lost() {
+            true => None,
+            false => match inner.as_mut().poll_frame(context) {
+                Poll::Ready(frame) => (!held.is_lost()).then_some(frame),
+                Poll::Pending => {
+                    ready!(lost.poll(context));
+                    None
+                }
+            },
+        };
+        let Some(frame) = frame else {
+            let held = in_flight.take();
+            this.kind.set(Kind::Own(None));
+            drop(held);
+            return Poll::Ready(Some(Err(LeaseLost.into())));
+        };
+        if !matches!(&frame, Some(Ok(_))) || inner.is_end_stream() {
+            *in_flight = None;
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Passing { inner, .. } => inner.is_end_stream(),
+            Kind::Own(bytes) => bytes.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Passing { inner, .. } => inner.size_hint(),
+            Kind::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+        }
+    }
+}

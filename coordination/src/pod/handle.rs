@@ -1,0 +1,108 @@
+//! What a service holds of its running pod.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::layer::OwnershipLayer;
+use super::ownership::Ownership;
+use super::shell::{Shell, Wish};
+use super::{HandoffHandler, PodSettings, PodState};
+use crate::store::Store;
+use crate::store::keys::Keyspace;
+
+/// A running pod. Clones are the same pod; when the last is dropped it ends as by [`crash`](Self::crash).
+#[derive(Debug, Clone)]
+pub struct PodHandle {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    ownership: Arc<Ownership>,
+    state: watch::Receiver<PodState>,
+    wish: watch::Sender<Wish>,
+    task: AbortHandle,
+}
+
+impl PodHandle {
+    /// Starts a pod of the keyspace called `keyspace`, whose keys are `keys`. It registers as soon as the store answers
+    /// and no earlier life of its name stands, and goes on until it is shut down.
+    pub fn start(
+        store: Arc<dyn Store>,
+        keyspace: &str,
+        keys: Keyspace,
+        settings: PodSettings,
+        handler: Arc<dyn HandoffHandler>,
+    ) -> PodHandle {
+        let ownership = Arc::new(Ownership::new(keyspace));
+        let (sender, state) = watch::channel(PodState::default());
+        let (wish, wishes) = watch::channel(Wish::Serve);
+        let shell = Shell::new(store, keys, settings, handler, ownership.clone(), sender, wishes);
+        let task = tokio::spawn(shell.run()).abort_handle();
+        PodHandle { inner: Arc::new(Inner { ownership, state, wish, task }) }
+    }
+
+    /// The layer that belongs in front of the service.
+    pub fn layer(&self) -> OwnershipLayer {
+        OwnershipLayer::new(self.inner.ownership.clone())
+    }
+
+    /// What is accepted and in flight.
+    pub fn ownership(&self) -> &Arc<Ownership> {
+        &self.inner.ownership
+    }
+
+    /// What may be known about the pod, with a channel that tells of changes. The channel closes when the pod has ended.
+    pub fn status(&self) -> watch::Receiver<PodState> {
+        self.inner.state.clone()
+    }
+
+    /// Has the pod give up what it has and get no more. It goes on serving until others have taken over.
+    pub fn set_draining(&self) {
+        self.inner.wish.send_if_modified(|wish| {
+            let serves = *wish == Wish::Serve;
+            if serves {
+                *wish = Wish::Drain;
+            }
+            serves
+        });
+    }
+
+    /// Returns once the pod owns nothing and nothing is being handed from it, or it has ended. Follows
+    /// [`set_draining`](Self::set_draining).
+    pub async fn emptied(&self) {
+        // An error means that it has ended.
+        let _ = self.status().wait_for(|state| state.emptied).await;
+    }
+
+    /// Ends the pod: drains, waits until it is emptied, refuses what is left, lets it end, deregisters. Takes no longer
+    /// than `at_most`, and a moment for the store's answer; the first four fifths of it are for handing over.
+    pub async fn shutdown(&self, at_most: Duration) {
+        let now = Instant::now();
+        self.inner.wish.send_replace(Wish::End { hand_over_until: now + at_most / 5 * 4, until: now + at_most });
+        let _ = self.status().wait_for(|_| false).await;
+    }
+
+    /// Ends the pod at once, the way a crash does: nothing is handed over, nobody is told, the registration goes when its
+    /// lease ends. What was accepted is stopped.
+    pub fn crash(&self) {
+        self.inner.crash();
+    }
+}
+
+impl Inner {
+    fn crash(&self) {
+        self.task.abort();
+        self.ownership.close();
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.crash();
+    }
+}

@@ -1,0 +1,231 @@
+//! The tower layer in front of a writer's service: no request passes that this pod does not own at the request's epoch.
+//!
+//! It reads the router's stamps, has [`Ownership`] decide, counts the request until its response has ended, and stops it
+//! when the lease is over. Not here: the decision itself. What must stay true: a `421` is answered before the inner
+//! service is called and without a look at the body; after the lease's end nothing that the inner service says gets out.
+//! It stops what it can drop: the inner future and body. A service whose work outlives them asks
+//! [`Owned::hold`](super::Owned::hold) or ends that work in `drain`.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::header::{HeaderMap, HeaderName};
+use http::{Request, Response};
+use http_body::Body;
+use pin_project::pin_project;
+use tokio::time::Instant;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::answer;
+use super::body::OwnedBody;
+use super::ownership::{Entry, InFlight, Ownership, Refusal};
+use crate::protocol::records::Epoch;
+use crate::store::keys::Partition;
+
+const PARTITION: HeaderName = HeaderName::from_static("segue-partition");
+const EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
+const KEYSPACE: HeaderName = HeaderName::from_static("segue-keyspace");
+
+/// Puts [`OwnershipService`] in front of a service. Made by [`PodHandle::layer`](super::PodHandle::layer).
+#[derive(Debug, Clone)]
+pub struct OwnershipLayer {
+    ownership: Arc<Ownership>,
+}
+
+impl OwnershipLayer {
+    /// The layer that asks `ownership`.
+    pub fn new(ownership: Arc<Ownership>) -> Self {
+        OwnershipLayer { ownership }
+    }
+}
+
+impl<S> Layer<S> for OwnershipLayer {
+    type Service = OwnershipService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        OwnershipService { inner, ownership: self.ownership.clone() }
+    }
+}
+
+/// Passes on the requests of partitions that this pod owns, with an [`Owned`](super::Owned) among their extensions.
+#[derive(Debug, Clone)]
+pub struct OwnershipService<S> {
+    inner: S,
+    ownership: Arc<Ownership>,
+}
+
+impl<S, B, R> Service<Request<B>> for OwnershipService<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone,
+    R: Body<Data = Bytes>,
+{
+    type Response = Response<OwnedBody<R>>;
+    type Error = S::Error;
+    type Future = OwnershipFuture<S, B>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let now = Instant::now();
+        let grpc = answer::is_grpc(request.headers());
+        let Some((partition, epoch)) = stamps(request.headers(), self.ownership.keyspace()) else {
+            self.ownership.count_refused(Refusal::Unstamped);
+            return OwnershipFuture { state: State::Refused(Refusal::Unstamped), partition: None, grpc };
+        };
+        let state = match self.ownership.try_enter(partition, epoch, now) {
+            Entry::In(in_flight) => State::running(&mut self.inner, request, partition, in_flight),
+            Entry::Refused(why) => {
+                self.ownership.count_refused(why);
+                State::Refused(why)
+            }
+            Entry::Wait(change) => {
+                let spare = self.inner.clone();
+                let ownership = self.ownership.clone();
+                State::Waiting {
+                    wait: Box::pin(self.ownership.clone().enter(partition, epoch, change, now)),
+                    call: Some((std::mem::replace(&mut self.inner, spare), request)),
+                    ownership,
+                }
+            }
+        };
+        OwnershipFuture { state, partition: Some(partition), grpc }
+    }
+}
+
+/// The answer of [`OwnershipService`].
+#[pin_project]
+#[expect(missing_debug_implementations, reason = "it holds the inner service's future")]
+pub struct OwnershipFuture<S, B>
+where
+    S: Service<Request<B>>,
+{
+    #[pin]
+    state: State<S, B>,
+    partition: Option<Partition>,
+    grpc: bool,
+}
+
+type Entering = Pin<Box<dyn Future<Output = Result<InFlight, Refusal>> + Send>>;
+
+#[pin_project(project = StateProjection)]
+enum State<S, B>
+where
+    S: Service<Request<B>>,
+{
+    /// For this pod's view to catch up.
+    Waiting {
+        wait: Entering,
+        call: Option<(S, Request<B>)>,
+        ownership: Arc<Ownership>,
+    },
+    /// For the inner service. What is dropped first stands first.
+    Running {
+        #[pin]
+        exchange: S::Future,
+        #[pin]
+        lost: WaitForCancellationFutureOwned,
+        in_flight: Option<InFlight>,
+    },
+    Refused(Refusal),
+    Answered,
+}
+
+impl<S, B> State<S, B>
+where
+    S: Service<Request<B>>,
+{
+    fn running(inner: &mut S, mut request: Request<B>, partition: Partition, in_flight: InFlight) -> Self {
+        request.extensions_mut().insert(in_flight.owned(partition));
+        State::Running { lost: in_flight.lost(), exchange: inner.call(request), in_flight: Some(in_flight) }
+    }
+}
+
+impl<S, B, R> Future for OwnershipFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    R: Body<Data = Bytes>,
+{
+    type Output = Result<Response<OwnedBody<R>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            let next = match this.state.as_mut().project() {
+                StateProjection::Waiting { wait, call, ownership } => match ready!(wait.as_mut().poll(context)) {
+                    Ok(in_flight) => match (call.take(), *this.partition) {
+                        (Some((mut inner, request)), Some(partition)) => {
+                            State::running(&mut inner, request, partition, in_flight)
+                        }
+                        // Only a future that is polled after its end gets here.
+                        _ => State::Answered,
+                    },
+                    Err(why) => {
+                        ownership.count_refused(why);
+                        State::Refused(why)
+                    }
+                },
+                StateProjection::Running { exchange, lost, in_flight } => {
+                    // The clock is looked at before and after: this thread, too, can have been stopped for long.
+                    let is_lost = |in_flight: &Option<InFlight>| in_flight.as_ref().is_none_or(InFlight::is_lost);
+                    let response = match is_lost(in_flight) {
+                        true => None,
+                        false => match exchange.poll(context) {
+                            Poll::Ready(Ok(response)) => (!is_lost(in_flight)).then_some(response),
+                            Poll::Ready(Err(error)) => {
+                                this.state.set(State::Answered);
+                                return Poll::Ready(Err(error));
+                            }
+                            Poll::Pending => {
+                                ready!(lost.poll(context));
+                                None
+                            }
+                        },
+                    };
+                    let in_flight = in_flight.take();
+                    let answered = match (response, in_flight) {
+                        (Some(response), Some(in_flight)) => {
+                            // The inner future goes before the response does, in case it holds what the body needs.
+                            this.state.set(State::Answered);
+                            response.map(|body| OwnedBody::passing(body, in_flight))
+                        }
+                        (_, in_flight) => {
+                            this.state.set(State::Answered);
+                            drop(in_flight);
+                            answer::lost(*this.partition, *this.grpc).map(OwnedBody::own)
+                        }
+                    };
+                    return Poll::Ready(Ok(answered));
+                }
+                StateProjection::Refused(why) => {
+                    let refused = answer::refused(*why, *this.partition, *this.grpc).map(OwnedBody::own);
+                    this.state.set(State::Answered);
+                    return Poll::Ready(Ok(refused));
+                }
+                StateProjection::Answered => return Poll::Pending,
+            };
+            this.state.set(next);
+        }
+    }
+}
+
+/// What the router stamped. `None`: a stamp is absent, doubled or unreadable, or another keyspace's.
+fn stamps(headers: &HeaderMap, keyspace: &str) -> Option<(Partition, Epoch)> {
+    if headers.get(KEYSPACE).is_some_and(|stamp| stamp.as_bytes() != keyspace.as_bytes()) {
+        return None;
+    }
+    Some((number(headers, PARTITION)?, number(headers, EPOCH)?))
+}
+
+fn number<N: std::str::FromStr>(headers: &HeaderMap, name: HeaderName) -> Option<N> {
+    let mut values = headers.get_all(name).iter();
+    let text = values.next()?.to_str().ok()?;
+    let plain = values.next().is_none() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| plain)
+}

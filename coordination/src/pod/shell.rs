@@ -1,0 +1,379 @@
+//! The pod as a shell: registers, follows the store, and has each partition looked at when something changed.
+//!
+//! One task owns the view and all that is known of the partitions; callbacks and writes run beside it (`work`). What must
+//! stay true: it registers, then takes its snapshot, then accepts; it fences before it gives its registration up; and a
+//! callback that hangs never keeps it from coming round, since its lease stands for that.
+
+use std::collections::{BTreeSet, HashMap};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{self, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{info, warn};
+
+use super::ownership::Ownership;
+use super::work::{Said, Work, Written};
+use super::{HandlerError, HandoffHandler, PodSettings, PodState};
+use crate::participant::{Follow, LeaseState, Registration, Update, register, unix_millis};
+use crate::protocol::records::{PodRecord, PodStatus, encode};
+use crate::protocol::view::{Touched, View};
+use crate::store::data::{LeaseId, Revision, TxnOutcome};
+use crate::store::keys::{Keyspace, Partition};
+use crate::store::{Store, StoreError};
+
+/// How long the store may take to end the lease of a pod that shuts down.
+const DEREGISTER: Duration = Duration::from_secs(2);
+
+/// What the service wants of its pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    Serve,
+    Drain,
+    End { hand_over_until: Instant, until: Instant },
+}
+
+enum End {
+    Shutdown,
+    RegistrationGone,
+}
+
+pub(super) struct Shell {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) keys: Keyspace,
+    pub(super) settings: PodSettings,
+    pub(super) handler: Arc<dyn HandoffHandler>,
+    pub(super) ownership: Arc<Ownership>,
+    pub(super) state: watch::Sender<PodState>,
+    pub(super) wish: watch::Receiver<Wish>,
+    pub(super) view: View,
+    /// 0: not registered, and the view is empty.
+    pub(super) incarnation: Revision,
+    pub(super) lease: Option<LeaseId>,
+    /// The view is a snapshot of after the registration, and what came after it.
+    pub(super) synced: bool,
+    /// Hands nothing over any more: what is left is refused.
+    pub(super) ending: bool,
+    pub(super) work: HashMap<Partition, Work>,
+    pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
+    pub(super) running: HashMap<task::Id, Partition>,
+    pub(super) said: HashMap<Said, Written>,
+    pub(super) writes: JoinSet<(Said, Result<TxnOutcome, StoreError>)>,
+    /// When to look at a partition again; without one, at the own record.
+    pub(super) timers: BTreeSet<(Instant, Option<Partition>)>,
+}
+
+impl Shell {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        keys: Keyspace,
+        settings: PodSettings,
+        handler: Arc<dyn HandoffHandler>,
+        ownership: Arc<Ownership>,
+        state: watch::Sender<PodState>,
+        wish: watch::Receiver<Wish>,
+    ) -> Self {
+        Shell {
+            view: View::empty(keys.clone()),
+            store,
+            keys,
+            settings,
+            handler,
+            ownership,
+            state,
+            wish,
+            incarnation: 0,
+            lease: None,
+            synced: false,
+            ending: false,
+            work: HashMap::new(),
+            callbacks: JoinSet::new(),
+            running: HashMap::new(),
+            said: HashMap::new(),
+            writes: JoinSet::new(),
+            timers: BTreeSet::new(),
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        self.publish(None);
+        while let Some(registration) = self.registered().await {
+            match self.live(&registration).await {
+                End::Shutdown => {
+                    self.ownership.close();
+                    self.deregister(registration).await;
+                    break;
+                }
+                End::RegistrationGone => {
+                    // Fenced already. The old key is gone or ends by itself: this process lets its lease go.
+                    self.deregister(registration).await;
+                }
+            }
+        }
+        self.ownership.close();
+        self.state.send_modify(|state| state.not_ready = Some("shut down".to_owned()));
+        info!(pod = self.settings.name, "ended");
+    }
+
+    async fn deregister(&self, registration: Registration) {
+        let result = timeout(DEREGISTER, registration.lease.revoke()).await;
+        if !matches!(result, Ok(Ok(()))) {
+            warn!("could not deregister; the registration ends with its lease");
+        }
+    }
+
+    /// Registers, and meanwhile lets go of what an earlier life has left. `None`: ends instead.
+    async fn registered(&mut self) -> Option<Registration> {
+        let (store, key, ttl) = (self.store.clone(), self.keys.pod(&self.settings.name), self.settings.lease_ttl);
+        let (settings, draining) = (self.settings.clone(), self.is_draining());
+        let mut registered = pin!(register(&store, &key, |_| record(&settings, draining), ttl));
+        loop {
+            let until = match *self.wish.borrow_and_update() {
+                Wish::End { until, .. } if self.work.is_empty() || until <= Instant::now() => return None,
+                Wish::End { until, .. } => until,
+                _ => Instant::now() + ttl,
+            };
+            let wake = self.timers.first().map_or(until, |(at, _)| until.min(*at));
+            tokio::select! {
+                registration = &mut registered => return Some(registration),
+                changed = self.wish.changed() => changed.ok()?,
+                Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
+                () = sleep_until(wake) => self.due(),
+            }
+        }
+    }
+
+    async fn live(&mut self, registration: &Registration) -> End {
+        let lease = &registration.lease;
+        let mut lease_state = lease.state();
+        (self.incarnation, self.lease) = (registration.incarnation, Some(lease.id()));
+        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut ahead = None;
+        let tick = self.settings.lease_ttl / 6;
+        loop {
+            lease.made_progress();
+            let state = *lease_state.borrow_and_update();
+            if state.lost {
+                return self.registration_gone("the lease is gone");
+            }
+            if self.synced {
+                self.ownership.trust(state);
+            }
+            self.publish(Some(state));
+            let now = Instant::now();
+            let mut wake = now + tick;
+            if let Some(ends_at) = match self.may_end(now) {
+                Some(until) if until <= now => return End::Shutdown,
+                until => until,
+            } {
+                wake = wake.min(ends_at);
+            }
+            wake = self.timers.first().map_or(wake, |(at, _)| wake.min(*at));
+            if state.trusted_until > now {
+                wake = wake.min(state.trusted_until);
+            }
+            let following = async {
+                match ahead.take() {
+                    Some(update) => update,
+                    None => follow.next().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                update = following => match update {
+                    Update::Snapshot(view) => {
+                        self.view = *view;
+                        self.synced = true;
+                        if !self.is_registered() {
+                            return self.registration_gone("the registration is gone or replaced");
+                        }
+                        self.ownership.trust(state);
+                        self.forget_said();
+                        self.reconcile_all();
+                    }
+                    Update::Batch(batch) if self.synced => {
+                        let mut touched = self.view.apply(batch);
+                        // Whatever has arrived meanwhile is seen in one go.
+                        loop {
+                            match follow.try_next() {
+                                Some(Update::Batch(batch)) => {
+                                    let more = self.view.apply(batch);
+                                    touched.partitions.extend(more.partitions);
+                                    touched.membership |= more.membership;
+                                }
+                                other => {
+                                    ahead = other;
+                                    break;
+                                }
+                            }
+                        }
+                        if !self.is_registered() {
+                            return self.registration_gone("the registration is gone or replaced");
+                        }
+                        self.react(touched);
+                    }
+                    Update::Batch(_) => {}
+                    Update::Lost(error) => {
+                        warn!(%error, "lost sight of the store");
+                        self.state.send_modify(|state| state.resyncs += 1);
+                    }
+                },
+                Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
+                Some(written) = self.writes.join_next(), if !self.writes.is_empty() => self.written(written),
+                changed = self.wish.changed() => match changed {
+                    Ok(()) => self.keep_record(),
+                    Err(_) => return End::Shutdown,
+                },
+                () = sleep_until(wake) => self.due(),
+                changed = lease_state.changed() => if changed.is_err() {
+                    return self.registration_gone("the lease is not kept any more");
+                },
+            }
+        }
+    }
+
+    /// When this pod may end, if it was told to. Moves from handing over to refusing what is left.
+    fn may_end(&mut self, now: Instant) -> Option<Instant> {
+        let Wish::End { hand_over_until, until } = *self.wish.borrow() else {
+            return None;
+        };
+        if !self.ending && now < hand_over_until && !self.is_emptied() {
+            return Some(hand_over_until);
+        }
+        if !std::mem::replace(&mut self.ending, true) {
+            let left = self.state.borrow().owned.len();
+            match left {
+                0 => info!("nothing is left here: deregistering"),
+                _ => warn!(left, "could not hand over in time: refusing what is left"),
+            }
+            self.reconcile_all();
+        }
+        let is_done = self.work.is_empty() && self.writes.is_empty();
+        Some(if is_done { now } else { until })
+    }
+
+    fn registration_gone(&mut self, why: &str) -> End {
+        warn!(why, "fencing, and registering again");
+        // The order matters: nothing may be accepted, or acknowledged, once the registration is given up.
+        self.ownership.fence();
+        (self.incarnation, self.lease, self.synced) = (0, None, false);
+        self.view = View::empty(self.keys.clone());
+        self.forget_said();
+        for work in self.work.values_mut() {
+            work.leave();
+        }
+        self.reconcile_all();
+        self.publish(None);
+        End::RegistrationGone
+    }
+
+    fn forget_said(&mut self) {
+        self.said.clear();
+        self.writes = JoinSet::new();
+    }
+
+    fn is_registered(&self) -> bool {
+        self.view.live_pod(&self.settings.name, self.incarnation).is_some()
+    }
+
+    fn is_draining(&self) -> bool {
+        *self.wish.borrow() != Wish::Serve || self.state.borrow().draining
+    }
+
+    fn is_emptied(&self) -> bool {
+        let (me, life) = (&self.settings.name, self.incarnation);
+        let Some(own) = self.view.live_pod(me, life) else {
+            return false;
+        };
+        let is_told = *self.wish.borrow() == Wish::Serve || own.status == PodStatus::Draining;
+        let owns =
+            |view: &View| view.assignments.values().any(|it| it.value.owner == *me && it.value.incarnation == life);
+        let gives = |view: &View| {
+            let from = |old: &str, incarnation| old == me && incarnation == life;
+            view.handoffs
+                .values()
+                .any(|it| it.value.old_owner.as_deref().is_some_and(|old| from(old, it.value.old_incarnation)))
+        };
+        is_told && self.work.is_empty() && !owns(&self.view) && !gives(&self.view)
+    }
+
+    fn react(&mut self, touched: Touched) {
+        if touched.membership {
+            self.reconcile_all();
+        } else {
+            for partition in touched.partitions {
+                self.reconcile(partition);
+            }
+        }
+    }
+
+    fn reconcile_all(&mut self) {
+        let view = &self.view;
+        let known = view.assignments.keys().chain(view.handoffs.keys()).chain(self.work.keys());
+        for partition in known.copied().collect::<BTreeSet<_>>() {
+            self.reconcile(partition);
+        }
+        self.keep_record();
+    }
+
+    fn due(&mut self) {
+        let now = Instant::now();
+        while let Some(&(at, what)) = self.timers.first().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, what));
+            match what {
+                Some(partition) => self.reconcile(partition),
+                None => self.keep_record(),
+            }
+        }
+    }
+
+    fn publish(&self, lease: Option<LeaseState>) {
+        let now = Instant::now();
+        let not_ready = match lease {
+            None => Some("not registered"),
+            Some(_) if !self.synced => Some("the store's state is not loaded yet"),
+            Some(lease) if now >= lease.trusted_until => Some("the store has not confirmed the lease in time"),
+            Some(_) => None,
+        };
+        let own = self.view.live_pod(&self.settings.name, self.incarnation);
+        let (emptied, incarnation) = (self.is_emptied(), self.incarnation);
+        self.state.send_if_modified(|state| {
+            let facts = |state: &PodState| {
+                (state.not_ready.clone(), state.incarnation, state.draining, state.emptied, state.stands_until)
+            };
+            let before = facts(state);
+            state.not_ready = not_ready.map(str::to_owned);
+            state.incarnation = incarnation;
+            // What an operator wrote is kept over a lost registration.
+            state.draining = own.map_or(state.draining, |own| own.status == PodStatus::Draining);
+            state.emptied = emptied;
+            state.trusted_until = lease.map(|lease| lease.trusted_until);
+            state.stands_until = lease.map(|lease| lease.stands_until);
+            if state.not_ready != before.0 {
+                match &state.not_ready {
+                    None => info!(incarnation, "ready"),
+                    Some(reason) => info!(reason, "not ready"),
+                }
+            }
+            facts(state) != before
+        });
+    }
+}
+
+/// The value of a pod's registration.
+fn record(settings: &PodSettings, draining: bool) -> Vec<u8> {
+    let now = unix_millis();
+    encode(&PodRecord {
+        pod_name: settings.name.clone(),
+        address: settings.address.clone(),
+        status: if draining { PodStatus::Draining } else { PodStatus::Ready },
+        registered_at: now,
+        last_heartbeat: now,
+        weight: settings.weight.into(),
+        zone: settings.zone.clone(),
+        load: None,
+        capabilities: settings.capabilities,
+    })
+}

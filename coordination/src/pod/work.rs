@@ -1,0 +1,307 @@
+//! What the shell does about one partition: makes the callbacks that run, the epoch that is accepted and the words that
+//! are written agree with its duty.
+//!
+//! What to do is decided in [`agree`](super::agree); this starts it, stops it, and tries it again when it failed. What must
+//! stay true: a partition is closed before anything is begun that needs it closed; one callback at a time, and the next
+//! begins only when the one before it has really ended.
+
+use std::time::Duration;
+
+use tokio::task::{self, AbortHandle, JoinError};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::agree::{Act, Callback, Done, Held, Next, Stage, Task, Word, next};
+use super::shell::{Shell, Wish};
+use super::{HandlerError, Move};
+use crate::participant::{BackOff, unix_millis};
+use crate::protocol::advance::{Ack, acknowledge};
+use crate::protocol::pod::{Duty, duty, warmed};
+use crate::protocol::records::{Epoch, PodAck, PodAckKind, PodRecord, PodStatus, encode};
+use crate::store::StoreError;
+use crate::store::data::{Compare, Op, Revision, Txn, TxnOutcome};
+use crate::store::keys::Partition;
+
+/// How long a write that was refused or failed waits for its next try.
+const WRITE_AGAIN: Duration = Duration::from_millis(100);
+
+/// What is done and being done about a partition.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    done: Done,
+    running: Option<Running>,
+    /// The task that failed last, and when it is tried again.
+    failed: Option<(Task, Instant)>,
+    back_off: BackOff,
+}
+
+#[derive(Debug)]
+struct Running {
+    task: Task,
+    since: Instant,
+    abort: AbortHandle,
+}
+
+impl Work {
+    /// The ownership that the state was for is lost.
+    pub(super) fn leave(&mut self) {
+        self.done.drained = None;
+        if let Some(held) = &mut self.done.held {
+            held.stage = Stage::Left;
+        }
+    }
+}
+
+/// Something that is written to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Said {
+    Word(Partition, Revision, Word),
+    Draining,
+}
+
+/// Where a write is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Written {
+    /// On its way.
+    InFlight,
+    /// Done: what it led to is seen from this revision on.
+    SeenAt(Revision),
+    /// Refused or failed: to be tried again then, if it is due yet.
+    RetryAt(Instant),
+}
+
+impl Shell {
+    /// Makes what is done about a partition agree with what is to be done.
+    pub(super) fn reconcile(&mut self, partition: Partition) {
+        let duty = self.duty(partition);
+        let work = self.work.entry(partition).or_default();
+        let Next { accept, act } = next(duty, &work.done, self.settings.capabilities.sync);
+        self.accept(partition, duty, accept);
+        let work = self.work.entry(partition).or_default();
+        if accept.is_some() {
+            // What has ended may begin again.
+            work.done.drained = None;
+        }
+        if let Some(running) = &work.running {
+            // The next begins when this one has ended.
+            if act != Some(Act::Run(running.task)) {
+                running.abort.abort();
+            }
+            return;
+        }
+        match act {
+            Some(Act::Run(task)) => self.start(partition, task),
+            Some(Act::Say(word, handoff)) => self.say(partition, handoff, word),
+            None if work.done.held.is_none() => drop(self.work.remove(&partition)),
+            None => {}
+        }
+    }
+
+    fn duty(&self, partition: Partition) -> Duty {
+        if self.view.is_malformed(partition) {
+            // Whose it is cannot be read now: accept nothing, and lose nothing either.
+            return Duty::Stand { handoff: 0, epoch: 0 };
+        }
+        match duty(&self.view, &self.settings.name, self.incarnation, partition) {
+            // At its end a pod only gives.
+            duty if self.ending && !matches!(duty, Duty::Drain { .. } | Duty::Release { .. }) => Duty::Idle,
+            duty => duty,
+        }
+    }
+
+    fn accept(&mut self, partition: Partition, duty: Duty, accept: Option<Epoch>) {
+        let known = match (accept, duty) {
+            (Some(epoch), _) => epoch,
+            // Its own, but not ready yet: worth waiting for.
+            (None, Duty::Serve { epoch } | Duty::SyncAndServe { epoch, .. }) => epoch.saturating_sub(1),
+            _ => self.view.assignments.get(&partition).map_or(0, |assignment| assignment.value.epoch),
+        };
+        self.ownership.set(partition, accept, known);
+        self.state.send_if_modified(|state| {
+            let before = match accept {
+                Some(epoch) => state.owned.insert(partition, epoch),
+                None => state.owned.remove(&partition),
+            };
+            match (before, accept) {
+                (before, Some(epoch)) if before != accept => info!(partition, epoch, "serving"),
+                (Some(epoch), None) => info!(partition, epoch, ?duty, "refusing"),
+                _ => {}
+            }
+            before != accept
+        });
+    }
+
+    fn start(&mut self, partition: Partition, task: Task) {
+        let now = Instant::now();
+        let has_tail = self.view.handoffs.get(&partition).is_some_and(|it| it.value.old_owner.is_some());
+        let work = self.work.entry(partition).or_default();
+        match work.failed {
+            Some((failed, again)) if failed == task && now < again => {
+                self.timers.insert((again, Some(partition)));
+                return;
+            }
+            Some((failed, _)) if failed == task => {}
+            _ => work.back_off.reset(),
+        }
+        let Task { callback, handoff, epoch } = task;
+        match callback {
+            Callback::Warm if work.done.held.is_none() => {
+                let has_tail = has_tail && handoff != 0;
+                work.done.held = Some(Held { handoff, epoch, has_tail, stage: Stage::Warming });
+            }
+            // From here on it may be half gone.
+            Callback::Release => work.leave(),
+            _ => {}
+        }
+        let (handler, ownership) = (self.handler.clone(), self.ownership.clone());
+        let part = Move { keyspace: ownership.keyspace().to_owned(), partition, epoch, handoff };
+        let abort = self.callbacks.spawn(async move {
+            match callback {
+                Callback::Warm => handler.warm(&part).await,
+                Callback::Sync => handler.sync(&part).await,
+                Callback::Drain => {
+                    ownership.idle(partition).await;
+                    handler.drain(&part).await
+                }
+                Callback::Release => {
+                    ownership.idle(partition).await;
+                    handler.release(&part).await
+                }
+            }
+        });
+        self.running.insert(abort.id(), partition);
+        work.running = Some(Running { task, since: now, abort });
+    }
+
+    /// A callback has ended, in whatever way.
+    pub(super) fn ended(&mut self, ended: Result<(task::Id, Result<(), HandlerError>), JoinError>) {
+        let (id, result) = match ended {
+            Ok((id, result)) => (id, Some(result)),
+            Err(error) if error.is_cancelled() => (error.id(), None),
+            Err(error) => (error.id(), Some(Err("it panicked".into()))),
+        };
+        let Some(partition) = self.running.remove(&id) else { return };
+        let work = self.work.entry(partition).or_default();
+        let Some(Running { task, since, .. }) = work.running.take() else { return };
+        let (callback, took) = (task.callback.as_str(), since.elapsed());
+        match result {
+            Some(Ok(())) => {
+                info!(partition, epoch = task.epoch, handoff = task.handoff, ?took, "{callback}: done");
+                work.failed = None;
+                work.has_done(task);
+            }
+            Some(Err(error)) => {
+                let again = work.back_off.next();
+                warn!(partition, epoch = task.epoch, handoff = task.handoff, %error, ?again, "{callback}: failed");
+                work.failed = Some((task, Instant::now() + again));
+            }
+            None => info!(partition, epoch = task.epoch, handoff = task.handoff, ?took, "{callback}: not due any more"),
+        }
+        self.reconcile(partition);
+    }
+
+    fn say(&mut self, partition: Partition, handoff: Revision, word: Word) {
+        let (me, now) = (&self.settings.name, unix_millis());
+        let txn = match kind_of(word) {
+            None => warmed(&self.view, me, self.incarnation, handoff, partition, now),
+            Some(kind) if self.view.pod_ack(partition, me, kind, handoff).is_some() => None,
+            Some(ack) => {
+                let ack = Ack::Pod(PodAck { pod_name: me.clone(), partition, handoff, ack, acked_at: now });
+                Some(acknowledge(&self.view, &ack, self.keys.pod(me), self.incarnation, now))
+            }
+        };
+        if let Some(txn) = txn {
+            self.write(Said::Word(partition, handoff, word), txn);
+        }
+    }
+
+    /// Has the own record say that the pod is draining, if it is to.
+    pub(super) fn keep_record(&mut self) {
+        let key = self.keys.pod(&self.settings.name);
+        let own = self.view.pods.get(&self.settings.name).filter(|own| own.create_revision == self.incarnation);
+        let Some(own) = own.filter(|own| *self.wish.borrow() != Wish::Serve && own.value.status != PodStatus::Draining)
+        else {
+            return;
+        };
+        let value = PodRecord { status: PodStatus::Draining, last_heartbeat: unix_millis(), ..own.value.clone() };
+        let txn = Txn {
+            // Implies that it is this life's, and that nothing that an operator has written is undone.
+            when: vec![Compare::unchanged_since(key.clone(), own.mod_revision)],
+            then: vec![Op::Put { key, value: encode(&value), lease: self.lease }],
+            otherwise: None,
+        };
+        self.write(Said::Draining, txn);
+    }
+
+    fn write(&mut self, what: Said, txn: Txn) {
+        match self.said.get(&what) {
+            Some(Written::InFlight) => return,
+            Some(Written::SeenAt(revision)) if self.view.revision < *revision => return,
+            Some(Written::RetryAt(at)) if Instant::now() < *at => return,
+            _ => {}
+        }
+        let store = self.store.clone();
+        self.writes.spawn(async move { (what, store.commit(txn).await) });
+        self.said.insert(what, Written::InFlight);
+    }
+
+    pub(super) fn written(&mut self, written: Result<(Said, Result<TxnOutcome, StoreError>), JoinError>) {
+        let Ok((what, result)) = written else { return };
+        let partition = match what {
+            Said::Word(partition, ..) => Some(partition),
+            Said::Draining => None,
+        };
+        let again = Instant::now() + WRITE_AGAIN;
+        let state = match result {
+            Ok(outcome) if outcome.committed() => {
+                info!(?what, "said");
+                Written::SeenAt(outcome.revision)
+            }
+            // The store is ahead of the view. It need not be this keyspace that made its revision, so none is waited for.
+            Ok(_) => Written::RetryAt(again),
+            Err(error) => {
+                warn!(?what, %error, "could not write; trying again");
+                Written::RetryAt(again)
+            }
+        };
+        if matches!(state, Written::RetryAt(_)) {
+            self.timers.insert((again, partition));
+        }
+        // Handoffs end: what is left of their words would pile up.
+        let view = &self.view;
+        self.said.retain(|said, _| match said {
+            Said::Word(partition, handoff, _) => {
+                view.handoffs.get(partition).is_some_and(|record| record.create_revision == *handoff)
+            }
+            Said::Draining => true,
+        });
+        self.said.insert(what, state);
+        match partition {
+            Some(partition) => self.reconcile(partition),
+            None => self.keep_record(),
+        }
+    }
+}
+
+impl Work {
+    fn has_done(&mut self, task: Task) {
+        let Task { callback, handoff, .. } = task;
+        let held = self.done.held.as_mut().filter(|held| held.stage != Stage::Left);
+        match (callback, held) {
+            (Callback::Warm, Some(held)) => held.stage = Stage::Warm,
+            (Callback::Sync, Some(held)) => held.stage = Stage::Synced,
+            (Callback::Drain, Some(_)) => self.done.drained = Some(handoff),
+            (Callback::Release, _) => self.done.held = None,
+            _ => {}
+        }
+    }
+}
+
+fn kind_of(word: Word) -> Option<PodAckKind> {
+    match word {
+        Word::Ready => None,
+        Word::Drained => Some(PodAckKind::Drained),
+        Word::Synced => Some(PodAckKind::Synced),
+        Word::Released => Some(PodAckKind::Released),
+    }
+}

@@ -1,0 +1,169 @@
+//! The way to etcd: one connection at a time, to one of the endpoints, replaced when it is of no use.
+//!
+//! Not a load balancer. etcd-client's own spreads calls over all endpoints with no regard to which of them answer, so
+//! that one dead member fails every third call for as long as it is dead; here a failure moves all later calls on to
+//! the next endpoint. Must stay true: a call is sent once. Only one of which nothing was sent is tried elsewhere.
+//! (Below here nothing repeats a call either: hyper's HTTP/2 client and tonic's channel have no retry, and etcd-client
+//! repeats one only after etcd refused its token, which it does before it looks at the request.)
+
+use std::fmt::Display;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{Client, ConnectOptions, Error, KvClient, LeaseClient, WatchClient};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::super::StoreError;
+use super::EtcdOptions;
+use super::failure::Failure;
+
+/// HTTP/2 pings on a quiet connection. Not more often than every 5 s and not without a stream open: etcd's default
+/// (`--grpc-keepalive-min-time`) is to hang up on clients that do.
+const PING_EVERY: Duration = Duration::from_secs(6);
+const PING_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The largest answer that is read. etcd's default limit for a whole database is 2 GiB; tonic's default of 4 MiB is
+/// less than a keyspace of some thousand partitions.
+const MAX_ANSWER: usize = 1 << 30;
+
+/// One connection.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) client: Client,
+    pub(super) kv: KvClient,
+    pub(super) watch: WatchClient,
+    pub(super) lease: LeaseClient,
+    endpoint: usize,
+    /// Cancelled when it is of no use any more. Watches on it end then: on a dead connection they would just be silent,
+    /// and a lease that is kept over the next connection would stand for a participant that is deaf.
+    pub(super) broken: CancellationToken,
+}
+
+/// All there is to reach etcd.
+pub(super) struct Connections {
+    pub(super) options: EtcdOptions,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    connection: Option<Arc<Connection>>,
+    endpoint: usize,
+}
+
+impl Connections {
+    /// For endpoints that have been found to make sense.
+    pub(super) fn new(options: EtcdOptions) -> Self {
+        // Spreads clients over the members.
+        let endpoint = rand::random_range(0..options.endpoints.len());
+        Connections { options, current: Mutex::new(Current { connection: None, endpoint }) }
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.options.request_timeout
+    }
+
+    /// Makes one call, by `deadline`.
+    pub(super) async fn call<T, F>(
+        &self,
+        deadline: Instant,
+        call: impl Fn(Arc<Connection>) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let mut unreachable = Vec::new();
+        for _ in &self.options.endpoints {
+            let connection = match timeout_at(deadline, self.connection()).await {
+                Ok(Ok(connection)) => connection,
+                Ok(Err(Failure::Answered(error))) => return Err(self.named(error)),
+                Ok(Err(Failure::NotSent(error) | Failure::Broken(error))) => {
+                    unreachable.push(error);
+                    continue;
+                }
+                Err(_) => return Err(self.no_answer()),
+            };
+            let failure = match timeout_at(deadline, call(Arc::clone(&connection))).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) => Failure::of(&error),
+                Err(_) => {
+                    connection.broken.cancel();
+                    return Err(self.no_answer());
+                }
+            };
+            match failure {
+                Failure::Answered(error) => return Err(self.named(error)),
+                Failure::Broken(error) => {
+                    connection.broken.cancel();
+                    return Err(self.unavailable(error));
+                }
+                Failure::NotSent(error) => {
+                    connection.broken.cancel();
+                    unreachable.push(error);
+                }
+            }
+        }
+        Err(self.unavailable(unreachable.join("; ")))
+    }
+
+    /// An error that names the endpoints.
+    pub(super) fn unavailable(&self, what: impl Display) -> StoreError {
+        self.named(StoreError::Unavailable(what.to_string()))
+    }
+
+    fn named(&self, error: StoreError) -> StoreError {
+        let name = |what| format!("etcd at {}: {what}", self.options.endpoints.join(", "));
+        match error {
+            StoreError::Unavailable(what) => StoreError::Unavailable(name(what)),
+            StoreError::Refused(what) => StoreError::Refused(name(what)),
+            StoreError::Compacted { .. } | StoreError::LeaseNotFound => error,
+        }
+    }
+
+    pub(super) fn no_answer(&self) -> StoreError {
+        self.unavailable(format_args!("no answer within {:?}", self.options.request_timeout))
+    }
+
+    /// The connection in use, or a new one to the next endpoint.
+    async fn connection(&self) -> Result<Arc<Connection>, Failure> {
+        let mut current = self.current.lock().await;
+        if let Some(connection) = current.connection.take() {
+            if !connection.broken.is_cancelled() {
+                current.connection = Some(Arc::clone(&connection));
+                return Ok(connection);
+            }
+            current.endpoint = connection.endpoint + 1;
+        }
+        let endpoint = current.endpoint % self.options.endpoints.len();
+        // For the case that this fails, or that the caller gives up half-way.
+        current.endpoint = endpoint + 1;
+        let url = &self.options.endpoints[endpoint];
+        // Without credentials this sends nothing yet; with them it authenticates.
+        let client = Client::connect([url], Some(self.connect_options())).await.map_err(|error| Failure::of(&error))?;
+        let connection = Arc::new(Connection {
+            kv: client.kv_client().max_decoding_message_size(MAX_ANSWER),
+            watch: client.watch_client().max_decoding_message_size(MAX_ANSWER),
+            lease: client.lease_client(),
+            client,
+            endpoint,
+            broken: CancellationToken::new(),
+        });
+        current.connection = Some(Arc::clone(&connection));
+        Ok(connection)
+    }
+
+    fn connect_options(&self) -> ConnectOptions {
+        let options = ConnectOptions::new()
+            .with_connect_timeout(self.options.connect_timeout)
+            .with_keep_alive(PING_EVERY, PING_TIMEOUT)
+            .with_keep_alive_while_idle(false)
+            // A member that is cut off from its cluster would go on with watches that nothing reaches.
+            .with_require_leader(true);
+        match &self.options.credentials {
+            Some((user, password)) => options.with_user(user, password).with_auto_token_refresh(true),
+            None => options,
+        }
+    }
+}

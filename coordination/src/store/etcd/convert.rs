@@ -1,0 +1,114 @@
+//! Segue's data as etcd-client's, and back.
+//!
+//! Pure. Must stay true: a [`Txn`](super::super::data::Txn) means to etcd what it means to us, branch numbers included.
+
+use etcd_client::{
+    Compare as EtcdCompare, CompareOp, DeleteOptions, Event as EtcdEvent, EventType, GetOptions,
+    KeyValue as EtcdKeyValue, PutOptions, Txn as EtcdTxn, TxnOp, TxnOpResponse, TxnResponse, WatchOptions,
+};
+
+use super::super::data::{Compare, Event, Field, KeyValue, Keys, Op, Relation, Revision, Txn, TxnOutcome};
+
+/// The key and the options of a range.
+pub(super) fn range(keys: &Keys) -> (&str, GetOptions) {
+    match keys {
+        Keys::One(key) => (key, GetOptions::new()),
+        Keys::Prefix(prefix) => (prefix, GetOptions::new().with_prefix()),
+    }
+}
+
+/// The key and the options of a watch.
+pub(super) fn watch(keys: &Keys, from: Revision) -> (&str, WatchOptions) {
+    // 0 would mean "from now on" to etcd.
+    let options = WatchOptions::new().with_start_revision(signed(from.max(1)));
+    match keys {
+        Keys::One(key) => (key, options),
+        Keys::Prefix(prefix) => (prefix, options.with_prefix()),
+    }
+}
+
+/// The transaction; `otherwise` becomes a transaction nested in the branch of failure.
+pub(super) fn txn(txn: Txn) -> EtcdTxn {
+    let otherwise = txn.otherwise.map(|otherwise| TxnOp::txn(self::txn(*otherwise)));
+    EtcdTxn::new()
+        .when(txn.when.into_iter().map(compare).collect::<Vec<_>>())
+        .and_then(txn.then.into_iter().map(op).collect::<Vec<_>>())
+        .or_else(otherwise.into_iter().collect::<Vec<_>>())
+}
+
+/// Which branch was carried out, and at which revision.
+pub(super) fn outcome(response: &TxnResponse) -> TxnOutcome {
+    fn branch(response: &TxnResponse) -> Option<usize> {
+        if response.succeeded() {
+            return Some(0);
+        }
+        match response.op_responses().first() {
+            Some(TxnOpResponse::Txn(nested)) => branch(nested).map(|below| below + 1),
+            _ => None,
+        }
+    }
+    TxnOutcome { revision: unsigned(response.header().map_or(0, |header| header.revision())), branch: branch(response) }
+}
+
+/// A key with its value. `None`: its name is not UTF-8, so it is none that this program has written or could know.
+pub(super) fn key_value(entry: &EtcdKeyValue) -> Option<KeyValue> {
+    Some(KeyValue {
+        key: entry.key_str().ok()?.to_owned(),
+        value: entry.value().to_owned(),
+        create_revision: unsigned(entry.create_revision()),
+        mod_revision: unsigned(entry.mod_revision()),
+        lease: Some(entry.lease()).filter(|lease| *lease != 0),
+    })
+}
+
+/// A change; `None` as above.
+pub(super) fn event(event: &EtcdEvent) -> Option<Event> {
+    let entry = key_value(event.kv()?)?;
+    Some(match event.event_type() {
+        EventType::Put => Event::Put(entry),
+        EventType::Delete => Event::Delete { key: entry.key },
+    })
+}
+
+fn compare(compare: Compare) -> EtcdCompare {
+    let (key, prefix) = match compare.keys {
+        Keys::One(key) => (key, false),
+        // Every key: etcd's name for it, which etcd-client writes for ranges but not for compares.
+        Keys::Prefix(prefix) if prefix.is_empty() => ("\0".to_owned(), true),
+        Keys::Prefix(prefix) => (prefix, true),
+    };
+    let end_of_all = prefix && key == "\0";
+    let relation = match compare.relation {
+        Relation::Equal => CompareOp::Equal,
+        Relation::NotEqual => CompareOp::NotEqual,
+        Relation::Less => CompareOp::Less,
+        Relation::Greater => CompareOp::Greater,
+    };
+    let compare = match compare.field {
+        Field::Value(value) => EtcdCompare::value(key, relation, value),
+        Field::CreateRevision(revision) => EtcdCompare::create_revision(key, relation, signed(revision)),
+        Field::ModRevision(revision) => EtcdCompare::mod_revision(key, relation, signed(revision)),
+    };
+    match (prefix, end_of_all) {
+        (true, true) => compare.with_range("\0"),
+        (true, false) => compare.with_prefix(),
+        (false, _) => compare,
+    }
+}
+
+fn op(op: Op) -> TxnOp {
+    match op {
+        Op::Put { key, value, lease } => TxnOp::put(key, value, lease.map(|lease| PutOptions::new().with_lease(lease))),
+        Op::Delete(Keys::One(key)) => TxnOp::delete(key, None),
+        Op::Delete(Keys::Prefix(prefix)) => TxnOp::delete(prefix, Some(DeleteOptions::new().with_prefix())),
+    }
+}
+
+fn signed(revision: Revision) -> i64 {
+    i64::try_from(revision).unwrap_or(i64::MAX)
+}
+
+/// etcd's revisions are signed on the wire, and never negative.
+pub(super) fn unsigned(revision: i64) -> Revision {
+    Revision::try_from(revision).unwrap_or(0)
+}

@@ -1,0 +1,94 @@
+//! What an error of etcd or of the way to it means: for the caller, and for the connection it came over.
+//!
+//! Pure. Must stay true: only what etcd itself answered, and what it answers the same way again, is `Refused`; whatever
+//! leaves open if a write took effect is `Unavailable`.
+
+use std::error::Error as StdError;
+
+use etcd_client::Error;
+use tonic::{Code, ConnectError, Status};
+
+use super::super::StoreError;
+
+/// An error, by what is to be done about the connection.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// No connection came about, so that nothing was sent: another endpoint may be tried at once.
+    NotSent(String),
+    /// The connection, or the member at its end, is of no use; what was sent may have taken effect.
+    Broken(String),
+    /// etcd answered; the connection is as good as before.
+    Answered(StoreError),
+}
+
+impl Failure {
+    pub(super) fn of(error: &Error) -> Self {
+        match error {
+            Error::GRpcStatus(status) => of_status(status),
+            // This is how etcd-client says that the first answer on a stream had no TTL left.
+            Error::LeaseKeepAliveError(text) if text == "lease not found" => {
+                Failure::Answered(StoreError::LeaseNotFound)
+            }
+            Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::InvalidMetadataValue(_) => {
+                Failure::Answered(StoreError::Refused(error.to_string()))
+            }
+            _ => Failure::Broken(error.to_string()),
+        }
+    }
+}
+
+fn of_status(status: &Status) -> Failure {
+    let text = chain(status);
+    if in_chain::<ConnectError>(status) {
+        return Failure::NotSent(text);
+    }
+    // tonic keeps the cause of what went wrong on the way; an answer of etcd has none.
+    if status.source().is_some() {
+        return Failure::Broken(text);
+    }
+    let message = status.message();
+    match status.code() {
+        Code::NotFound if message.contains("lease not found") => Failure::Answered(StoreError::LeaseNotFound),
+        // Said before the request is proposed, by a member that is fine and only busy.
+        Code::ResourceExhausted if message.contains("too many requests") => {
+            Failure::Answered(StoreError::Unavailable(text))
+        }
+        // The token is of an earlier state of etcd's users; a new connection gets a new one.
+        Code::InvalidArgument if message.contains("revision of auth store is old") => Failure::Broken(text),
+        Code::Unauthenticated if message.contains("invalid auth token") => Failure::Broken(text),
+        Code::InvalidArgument
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::Unimplemented => Failure::Answered(StoreError::Refused(text)),
+        // Also "no leader" and "request timed out": another member may do better.
+        _ => Failure::Broken(text),
+    }
+}
+
+fn in_chain<T: StdError + 'static>(error: &(dyn StdError + 'static)) -> bool {
+    causes(Some(error)).any(|error| error.is::<T>())
+}
+
+/// An error and what caused it, as far as that is known.
+fn causes<'a>(first: Option<&'a (dyn StdError + 'static)>) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(first, |&error| error.source())
+}
+
+/// The status's message and the causes that it does not repeat.
+fn chain(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    if text.is_empty() {
+        text = status.code().to_string();
+    }
+    for cause in causes(status.source()).map(ToString::to_string) {
+        if !text.contains(&cause) && !cause.contains(&text) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}

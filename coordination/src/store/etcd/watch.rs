@@ -1,0 +1,141 @@
+//! One watch: a stream of its own, and the task that reads it.
+//!
+//! Must stay true: the task ends with its [`Watch`](super::super::Watch), and takes the stream along, which ends the watch
+//! in etcd too; a batch is whole revisions (no fragments are asked for, and etcd splits none by itself); the stream is
+//! always read at once. HTTP/2's flow control is no way to make etcd wait for a slow reader: what lies unread in one
+//! stream counts against the window that all calls on the connection share, and h2 gives the whole connection up after
+//! some 16,000 small frames ("too_many_data_frames"), leases and all. So a watch whose reader is behind gives its stream
+//! up, waits, and goes on from etcd's history with a new one.
+//!
+//! There are no progress requests here to find out if a quiet stream is alive: from 3.5.8 on etcd leaves those
+//! unanswered until the revision that the watch begins at, which in a quiet keyspace is the one after the newest. Pings
+//! and the calls that share the connection do it: see `broken` in `connection`.
+
+use std::sync::Arc;
+
+use etcd_client::{WatchResponse, WatchStream};
+use tokio::sync::mpsc;
+
+use super::super::StoreError;
+use super::super::data::{Batch, Keys, Revision};
+use super::connection::{Connection, Connections};
+use super::convert;
+use super::failure::Failure;
+
+/// How many batches wait for their reader.
+const BUFFERED_BATCHES: usize = 64;
+
+/// What a watch feeds its reader with.
+type Sender = mpsc::Sender<Result<Batch, StoreError>>;
+
+/// A watch that etcd has confirmed.
+struct Open {
+    connection: Arc<Connection>,
+    stream: WatchStream,
+}
+
+/// Opens a watch and starts the task that feeds it.
+pub(super) async fn start(
+    connections: Arc<Connections>,
+    keys: Keys,
+    from: Revision,
+) -> Result<mpsc::Receiver<Result<Batch, StoreError>>, StoreError> {
+    let open = open(&connections, &keys, from).await?;
+    let (out, batches) = mpsc::channel(BUFFERED_BATCHES);
+    tokio::spawn(async move {
+        if let Err(error) = feed(connections, keys, from, open, &out).await {
+            let _ = out.send(Err(error)).await;
+        }
+    });
+    Ok(batches)
+}
+
+async fn open(connections: &Connections, keys: &Keys, from: Revision) -> Result<Open, StoreError> {
+    let opened = connections.call(connections.deadline(), |connection| async move {
+        if connections.options.credentials.is_some() {
+            // A token that has expired is renewed by the error that etcd answers, but to a watch it answers
+            // "permission denied", the same as to a user who must not watch.
+            connection.client.refresh_token().await?;
+        }
+        let (key, options) = convert::watch(keys, from);
+        let mut stream = connection.watch.clone().watch(key, Some(options)).await?;
+        // That the watch stands, or that it does not. Changes come later.
+        let first = stream.message().await?;
+        Ok((Open { connection, stream }, first))
+    });
+    let (open, first) = opened.await?;
+    match first {
+        Some(first) => read(connections, &first, from)?,
+        None => return Err(connections.unavailable("etcd has ended the watch")),
+    };
+    Ok(open)
+}
+
+/// Feeds the watch until it is dropped (`Ok`) or fails.
+async fn feed(
+    connections: Arc<Connections>,
+    keys: Keys,
+    mut next: Revision,
+    mut watch: Open,
+    out: &Sender,
+) -> Result<(), StoreError> {
+    loop {
+        let Open { connection, stream } = &mut watch;
+        let response = tokio::select! {
+            biased;
+            () = out.closed() => return Ok(()),
+            () = connection.broken.cancelled() => Err(connections.unavailable("the watch's connection is lost")),
+            message = stream.message() => match message {
+                Ok(Some(response)) => read(&connections, &response, next),
+                Ok(None) => Err(connections.unavailable("etcd has ended the watch")),
+                Err(error) => Err(match Failure::of(&error) {
+                    Failure::Answered(error) => error,
+                    Failure::Broken(what) | Failure::NotSent(what) => connections.unavailable(what),
+                }),
+            },
+        };
+        if matches!(response, Err(StoreError::Unavailable(_))) {
+            connection.broken.cancel();
+        }
+        let Some(batch) = response? else { continue };
+        next = batch.revision + 1;
+        match out.try_send(Ok(batch)) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
+            Err(mpsc::error::TrySendError::Full(batch)) => {
+                drop(watch);
+                // Half the buffer, so that a reader that is slow all the time does not cost a new stream per batch.
+                let Ok(mut room) = out.reserve_many(BUFFERED_BATCHES / 2).await else {
+                    return Ok(());
+                };
+                if let Some(first) = room.next() {
+                    first.send(batch);
+                }
+                drop(room);
+                watch = open(&connections, &keys, next).await?;
+            }
+        }
+    }
+}
+
+/// What a response says: changes, nothing (the watch stands; progress), or why the watch is over.
+fn read(connections: &Connections, response: &WatchResponse, next: Revision) -> Result<Option<Batch>, StoreError> {
+    let oldest = response.compact_revision();
+    if oldest > 0 {
+        return Err(StoreError::Compacted { requested: next, oldest: convert::unsigned(oldest) });
+    }
+    if response.canceled() {
+        let reason = response.cancel_reason();
+        return Err(if reason.contains("permission denied") {
+            StoreError::Refused(reason.to_owned())
+        } else {
+            connections.unavailable(format_args!("etcd has cancelled the watch: {reason}"))
+        });
+    }
+    // Not the response's header: for a watch that is behind it names etcd's newest revision, not that of these events.
+    let last = response.events().last().and_then(|event| event.kv());
+    Ok(last.map(|last| Batch {
+        revision: convert::unsigned(last.mod_revision()),
+        events: response.events().iter().filter_map(convert::event).collect(),
+    }))
+}

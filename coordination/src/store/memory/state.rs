@@ -1,0 +1,315 @@
+//! The embedded store's state: keys, leases, and the history that watches read.
+//!
+//! Pure: no lock, no clock, no task; the time comes in as an argument. Must stay true: `revision` grows by one exactly
+//! when a transaction or the end of a lease changes something, and `history` holds the changes of every revision from
+//! `oldest` on, without a gap. The meaning is etcd's, which `tests/store_conformance` compares it with.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::StoreError;
+use super::super::data::{
+    Batch, Compare, Event, Field, KeyValue, Keys, LeaseId, Op, Relation, Revision, Snapshot, Txn, TxnOutcome,
+};
+use super::check::check;
+
+/// How much history is kept without anybody asking for a compaction: as many revisions, or as many bytes.
+const KEEP_REVISIONS: usize = 10_000;
+const KEEP_BYTES: usize = 64 * 1024 * 1024;
+
+/// etcd's limit.
+const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
+
+/// How many revisions one read of the history looks through, so that a watch far behind does not hold the lock long.
+const READ_REVISIONS: usize = 1_000;
+
+#[derive(Debug)]
+pub(super) struct State {
+    revision: Revision,
+    keys: BTreeMap<String, KeyValue>,
+    leases: BTreeMap<LeaseId, Lease>,
+    /// When each lease ends, soonest first.
+    deadlines: BTreeSet<(Instant, LeaseId)>,
+    last_lease: LeaseId,
+    history: VecDeque<Vec<Event>>,
+    history_bytes: usize,
+    oldest: Revision,
+    compacted: Revision,
+}
+
+#[derive(Debug)]
+struct Lease {
+    ttl: Duration,
+    deadline: Instant,
+    keys: BTreeSet<String>,
+}
+
+/// What a read of the history found.
+#[derive(Debug)]
+pub(super) struct Read {
+    /// The changes; `None` if none of the revisions looked through had any.
+    pub(super) batch: Option<Batch>,
+    /// Where to go on.
+    pub(super) next: Revision,
+    /// Whether this was all that there is by now.
+    pub(super) at_end: bool,
+}
+
+impl State {
+    pub(super) fn new() -> Self {
+        State {
+            // An etcd that nobody has written to is at revision 1.
+            revision: 1,
+            keys: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            last_lease: 0,
+            history: VecDeque::new(),
+            history_bytes: 0,
+            oldest: 2,
+            compacted: 0,
+        }
+    }
+
+    pub(super) fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// When the next lease ends, if nothing renews it.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    pub(super) fn snapshot(&self, keys: &Keys) -> Snapshot {
+        Snapshot { revision: self.revision, entries: self.range(keys).cloned().collect() }
+    }
+
+    pub(super) fn commit(&mut self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        check(&txn)?;
+        let mut branch = 0;
+        let mut candidate = txn;
+        let ops = loop {
+            if candidate.when.iter().all(|compare| self.holds(compare)) {
+                break candidate.then;
+            }
+            let Some(next) = candidate.otherwise else {
+                return Ok(TxnOutcome { revision: self.revision, branch: None });
+            };
+            candidate = *next;
+            branch += 1;
+        };
+        // Before anything is written, and only for the branch that is carried out, as etcd does.
+        for op in &ops {
+            if let Op::Put { lease: Some(lease), .. } = op
+                && !self.leases.contains_key(lease)
+            {
+                return Err(StoreError::LeaseNotFound);
+            }
+        }
+        self.apply(ops);
+        Ok(TxnOutcome { revision: self.revision, branch: Some(branch) })
+    }
+
+    pub(super) fn grant(&mut self, ttl: Duration, now: Instant) -> Result<LeaseId, StoreError> {
+        if ttl > MAX_TTL {
+            return Err(StoreError::Refused("etcdserver: too large lease TTL".into()));
+        }
+        self.last_lease += 1;
+        // Tokio's timers have steps of a millisecond.
+        let ttl = ttl.max(Duration::from_millis(1));
+        let lease = Lease { ttl, deadline: now + ttl, keys: BTreeSet::new() };
+        self.deadlines.insert((lease.deadline, self.last_lease));
+        self.leases.insert(self.last_lease, lease);
+        Ok(self.last_lease)
+    }
+
+    pub(super) fn keep_alive(&mut self, id: LeaseId, now: Instant) -> Result<(), StoreError> {
+        let lease = self.leases.get_mut(&id).ok_or(StoreError::LeaseNotFound)?;
+        self.deadlines.remove(&(lease.deadline, id));
+        lease.deadline = now + lease.ttl;
+        self.deadlines.insert((lease.deadline, id));
+        Ok(())
+    }
+
+    /// Ends a lease: all its keys go at one revision.
+    pub(super) fn revoke(&mut self, id: LeaseId) {
+        if let Some(lease) = self.leases.remove(&id) {
+            self.deadlines.remove(&(lease.deadline, id));
+            self.apply(lease.keys.into_iter().map(|key| Op::Delete(Keys::One(key))));
+        }
+    }
+
+    /// Ends the leases whose time is over, in the order in which it was.
+    pub(super) fn expire(&mut self, now: Instant) {
+        while self.next_deadline().is_some_and(|deadline| deadline <= now) {
+            if let Some((_, lease)) = self.deadlines.pop_first() {
+                self.revoke(lease);
+            }
+        }
+    }
+
+    pub(super) fn compact(&mut self, revision: Revision) -> Result<(), StoreError> {
+        if revision > self.revision {
+            return Err(StoreError::Refused("etcdserver: mvcc: required revision is a future revision".into()));
+        }
+        if revision <= self.compacted {
+            return Err(self.compaction_error(revision));
+        }
+        self.compacted = revision;
+        while self.oldest < revision {
+            self.forget_oldest();
+        }
+        Ok(())
+    }
+
+    /// Whether a watch can begin at `from`.
+    pub(super) fn check_start(&self, from: Revision) -> Result<(), StoreError> {
+        if from < self.compacted {
+            return Err(self.compaction_error(from));
+        }
+        Ok(())
+    }
+
+    /// The changes of `keys` at `from` and later, as many whole revisions as one read takes.
+    pub(super) fn read(&self, keys: &Keys, from: Revision) -> Result<Read, StoreError> {
+        self.check_start(from)?;
+        // Nothing happened before the oldest revision: either it is the store's first, or the compacted one.
+        let start = from.max(self.oldest);
+        if start > self.revision {
+            return Ok(Read { batch: None, next: from, at_end: true });
+        }
+        let skip = (start - self.oldest) as usize;
+        let mut batch: Option<Batch> = None;
+        let mut next = start;
+        for events in self.history.iter().skip(skip).take(READ_REVISIONS) {
+            let mut matching = events.iter().filter(|event| keys.contains(key_of(event))).cloned().peekable();
+            if matching.peek().is_some() {
+                let batch = batch.get_or_insert_with(|| Batch { revision: next, events: Vec::new() });
+                batch.revision = next;
+                batch.events.extend(matching);
+            }
+            next += 1;
+        }
+        Ok(Read { batch, next, at_end: next > self.revision })
+    }
+
+    fn range<'a>(&'a self, keys: &'a Keys) -> Box<dyn Iterator<Item = &'a KeyValue> + 'a> {
+        match keys {
+            Keys::One(key) => Box::new(self.keys.get(key).into_iter()),
+            Keys::Prefix(prefix) => Box::new(
+                self.keys
+                    .range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded))
+                    .take_while(move |(key, _)| key.starts_with(prefix.as_str()))
+                    .map(|(_, entry)| entry),
+            ),
+        }
+    }
+
+    fn holds(&self, compare: &Compare) -> bool {
+        let mut entries = self.range(&compare.keys).peekable();
+        if entries.peek().is_none() {
+            return match &compare.field {
+                // An absent value is not an empty one; nothing that is said of it holds, not even "not equal".
+                Field::Value(_) => false,
+                Field::CreateRevision(revision) | Field::ModRevision(revision) => {
+                    relates(compare.relation, &0, revision)
+                }
+            };
+        }
+        entries.all(|entry| match &compare.field {
+            Field::Value(value) => relates(compare.relation, &entry.value, value),
+            Field::CreateRevision(revision) => relates(compare.relation, &entry.create_revision, revision),
+            Field::ModRevision(revision) => relates(compare.relation, &entry.mod_revision, revision),
+        })
+    }
+
+    /// Carries out `ops` at the next revision; without a change there is none.
+    fn apply(&mut self, ops: impl IntoIterator<Item = Op>) {
+        let revision = self.revision + 1;
+        let mut events = Vec::new();
+        for op in ops {
+            match op {
+                Op::Put { key, value, lease } => events.push(self.put(revision, key, value, lease)),
+                Op::Delete(keys) => self.delete(&keys, &mut events),
+            }
+        }
+        if events.is_empty() {
+            return;
+        }
+        self.revision = revision;
+        self.history_bytes += events.iter().map(bytes_of).sum::<usize>();
+        self.history.push_back(events);
+        // The newest stays, however big: a watch must be able to report it.
+        while self.history.len() > KEEP_REVISIONS || (self.history_bytes > KEEP_BYTES && self.history.len() > 1) {
+            self.forget_oldest();
+            self.compacted = self.oldest;
+        }
+    }
+
+    fn put(&mut self, revision: Revision, key: String, value: Vec<u8>, lease: Option<LeaseId>) -> Event {
+        let previous = self.keys.get(&key);
+        let create_revision = previous.map_or(revision, |previous| previous.create_revision);
+        if let Some(old) = previous.and_then(|previous| previous.lease) {
+            self.detach(old, &key);
+        }
+        if let Some(new) = lease.and_then(|lease| self.leases.get_mut(&lease)) {
+            new.keys.insert(key.clone());
+        }
+        let entry = KeyValue { key: key.clone(), value, create_revision, mod_revision: revision, lease };
+        self.keys.insert(key, entry.clone());
+        Event::Put(entry)
+    }
+
+    fn delete(&mut self, keys: &Keys, events: &mut Vec<Event>) {
+        let doomed: Vec<String> = self.range(keys).map(|entry| entry.key.clone()).collect();
+        for key in doomed {
+            if let Some(lease) = self.keys.remove(&key).and_then(|entry| entry.lease) {
+                self.detach(lease, &key);
+            }
+            events.push(Event::Delete { key });
+        }
+    }
+
+    fn detach(&mut self, lease: LeaseId, key: &str) {
+        if let Some(lease) = self.leases.get_mut(&lease) {
+            lease.keys.remove(key);
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(events) = self.history.pop_front() {
+            self.history_bytes -= events.iter().map(bytes_of).sum::<usize>();
+            self.oldest += 1;
+        }
+    }
+
+    fn compaction_error(&self, requested: Revision) -> StoreError {
+        StoreError::Compacted { requested, oldest: self.compacted }
+    }
+}
+
+fn relates<T: Ord + ?Sized>(relation: Relation, actual: &T, compared: &T) -> bool {
+    match relation {
+        Relation::Equal => actual == compared,
+        Relation::NotEqual => actual != compared,
+        Relation::Less => actual < compared,
+        Relation::Greater => actual > compared,
+    }
+}
+
+fn key_of(event: &Event) -> &str {
+    match event {
+        Event::Put(entry) => &entry.key,
+        Event::Delete { key } => key,
+    }
+}
+
+fn bytes_of(event: &Event) -> usize {
+    match event {
+        Event::Put(entry) => entry.key.len() + entry.value.len(),
+        Event::Delete { key } => key.len(),
+    }
+}

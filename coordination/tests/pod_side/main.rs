@@ -1,0 +1,11 @@
+//! The pod's side of the protocol, held to its promises by a scripted coordinator that writes the records itself, and by
+//! requests that go through the layer.
+
+#![allow(clippy::unwrap_used)]
+
+mod etcd;
+mod handoffs;
+mod life;
+mod requests;
+mod sidecar;
+mod world;

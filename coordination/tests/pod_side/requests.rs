@@ -1,0 +1,156 @@
+//! What the layer makes of a request.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Empty, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::service::TowerToHyperService;
+use segue_coordination::pod::{Owned, Refusal};
+use segue_coordination::protocol::records::Phase;
+use tokio::time::{Instant, sleep};
+use tower::{Layer as _, service_fn};
+
+use crate::world::{Pod, World, whole};
+
+#[tokio::test(start_paused = true)]
+async fn a_request_of_an_earlier_epoch_is_refused_at_once() {
+    let (world, _) = World::new();
+    let mut pod = Pod::start(&world, "w").await;
+    world.place(0, &pod, 3).await;
+    let now = Instant::now();
+    let response = pod.send(0, 2).await.unwrap();
+    assert_eq!(now.elapsed(), Duration::ZERO);
+    assert_eq!(response.status(), 421);
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((body["reason"].as_str(), body["partition"].as_u64()), (Some("stale-epoch"), Some(0)));
+    assert!(pod.arrived.try_recv().is_err(), "the service has not seen it");
+    assert_eq!(pod.handle.ownership().refused(Refusal::Stale), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_ahead_of_the_view_waits_for_it_and_is_served() {
+    let (world, _) = World::new();
+    let mut pod = Pod::start(&world, "w").await;
+    // One partition that it has never heard of, and one whose epoch is about to change.
+    world.begin(0, None, &pod, 1).await;
+    world.in_phase(0, Phase::Ready).await;
+    let early = pod.send(0, 1);
+    sleep(Duration::from_millis(200)).await;
+    assert!(!early.is_finished() && pod.arrived.try_recv().is_err());
+    world.flip(0, Phase::Switching).await;
+    let arrival = pod.arrival().await;
+    assert_eq!((arrival.owned.partition, arrival.owned.epoch), (0, 1));
+    assert!(arrival.answer.send(whole("done")).is_ok());
+    assert_eq!(early.await.unwrap().status(), 200);
+    assert_eq!(pod.handle.ownership().refused(Refusal::NotOwner), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_ahead_of_the_view_is_refused_after_a_quarter_of_a_second() {
+    let (world, _) = World::new();
+    let pod = Pod::start(&world, "w").await;
+    world.place(0, &pod, 1).await;
+    for (partition, epoch) in [(0, 2), (9, 1)] {
+        let now = Instant::now();
+        assert_eq!(pod.send(partition, epoch).await.unwrap().status(), 421);
+        assert_eq!(now.elapsed(), Duration::from_millis(250));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_without_readable_stamps_or_of_another_keyspace_is_refused() {
+    let (world, _) = World::new();
+    let pod = Pod::start(&world, "w").await;
+    world.place(0, &pod, 1).await;
+    let stamps: [&[(&str, &str)]; 8] = [
+        &[],
+        &[("segue-partition", "0")],
+        &[("segue-epoch", "1")],
+        &[("segue-partition", "+0"), ("segue-epoch", "1")],
+        &[("segue-partition", "0"), ("segue-epoch", "x")],
+        &[("segue-partition", "0"), ("segue-partition", "0"), ("segue-epoch", "1")],
+        &[("segue-partition", "0"), ("segue-epoch", "99999999999999999999999")],
+        &[("segue-partition", "0"), ("segue-epoch", "1"), ("segue-keyspace", "other")],
+    ];
+    for stamps in stamps {
+        let request = stamps.iter().fold(Request::post("/"), |request, (name, value)| request.header(*name, *value));
+        let response = pod.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), 421, "{stamps:?}");
+    }
+    assert_eq!(pod.handle.ownership().refused(Refusal::Unstamped), 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grpc_request_is_refused_in_grpcs_own_words() {
+    let (world, _) = World::new();
+    let pod = Pod::start(&world, "w").await;
+    world.place(0, &pod, 3).await;
+    let request = Request::post("/svc/Method")
+        .header("content-type", "application/grpc+proto")
+        .header("segue-partition", 0)
+        .header("segue-epoch", 2);
+    let response = pod.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["content-type"], "application/grpc");
+    assert_eq!(response.headers()["grpc-status"], "9");
+    assert_eq!(response.headers()["segue-misdirected"], "1");
+    assert!(http_body::Body::is_end_stream(response.body()), "trailers only");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_caller_goes_away_is_in_flight_no_more() {
+    let (world, _) = World::new();
+    let mut pod = Pod::start(&world, "w").await;
+    world.place(0, &pod, 1).await;
+    let sent = pod.send(0, 1);
+    let mut working = pod.arrival().await;
+    assert_eq!(pod.handle.ownership().in_flight(0), 1);
+    sent.abort();
+    working.answer.closed().await;
+    assert_eq!(pod.handle.ownership().in_flight(0), 0);
+
+    let sent = pod.send(0, 1);
+    assert!(pod.arrival().await.answer.send(whole("done")).is_ok());
+    let response = sent.await.unwrap();
+    assert_eq!(pod.handle.ownership().in_flight(0), 1, "until the body has ended");
+    drop(response);
+    assert_eq!(pod.handle.ownership().in_flight(0), 0);
+}
+
+/// Real sockets: what the sidecar and any hyper server do with the layer.
+#[tokio::test]
+async fn the_layer_stands_in_front_of_a_hyper_service() {
+    let (world, _) = World::new();
+    let pod = Pod::start(&world, "w").await;
+    world.place(0, &pod, 1).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = pod.handle.layer().layer(service_fn(|request: Request<hyper::body::Incoming>| async move {
+        let epoch = request.extensions().get::<Owned>().unwrap().epoch;
+        let body = request.into_body().collect().await?.to_bytes();
+        Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from(format!("{epoch} {}", body.len())))))
+    }));
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = TowerToHyperService::new(service.clone());
+            let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+            tokio::spawn(async move { server.serve_connection(TokioIo::new(stream), service).await });
+        }
+    });
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    for (epoch, status) in [(1, 200), (0, 421), (1, 200)] {
+        let request = Request::post("/").header("host", "w").header("segue-partition", 0).header("segue-epoch", epoch);
+        let request = request.body(Full::new(Bytes::from("four"))).unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(response.status(), status);
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert!(status == 421 || body == "1 4", "{body:?}");
+    }
+    assert_eq!(pod.handle.ownership().total_in_flight(), 0);
+}

@@ -1,0 +1,358 @@
+//! A keyspace with a scripted coordinator, a service whose callbacks the test steers, and requests whose answers it gives.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Empty, Full};
+use segue_coordination::participant::{Follow, Update};
+use segue_coordination::pod::{HandlerError, HandoffHandler, Move, Owned, OwnedBody, PodHandle, PodSettings, PodState};
+use segue_coordination::protocol::records::{
+    Assignment, AssignmentStatus, Epoch, Handoff, Mode, Phase, PodAckKind, encode,
+};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::{Compare, Keys, Op, Revision, Txn};
+use segue_coordination::store::keys::{Keyspace, Partition};
+use segue_coordination::store::{MemoryStore, Store};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tower::{Layer as _, ServiceExt as _, service_fn};
+
+pub(crate) const TTL: Duration = Duration::from_secs(15);
+/// Longer than anything that is waited for; passes in no time under a paused clock.
+const LONG: Duration = Duration::from_secs(120);
+
+/// The store, and the coordinator's pen.
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keys: Keyspace,
+}
+
+impl World {
+    pub(crate) fn new() -> (World, MemoryStore) {
+        let memory = MemoryStore::new();
+        (World::on(Arc::new(memory.clone())), memory)
+    }
+
+    pub(crate) fn on(store: Arc<dyn Store>) -> World {
+        World { store, keys: Keyspace::new("/segue/", "default") }
+    }
+
+    pub(crate) async fn commit(&self, when: Vec<Compare>, then: Vec<Op>) -> Revision {
+        let outcome = self.store.commit(Txn { when, then, otherwise: None }).await.unwrap();
+        assert!(outcome.committed(), "the script's transaction failed");
+        outcome.revision
+    }
+
+    pub(crate) async fn put(&self, key: String, value: Vec<u8>) -> Revision {
+        self.commit(vec![], vec![Op::Put { key, value, lease: None }]).await
+    }
+
+    /// Waits until the store shows this.
+    pub(crate) async fn until(&self, what: &str, shows: impl Fn(&View) -> bool) -> View {
+        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut view = View::empty(self.keys.clone());
+        let seen = async {
+            loop {
+                match follow.next().await {
+                    Update::Snapshot(snapshot) => view = *snapshot,
+                    Update::Batch(batch) => drop(view.apply(batch)),
+                    Update::Lost(_) => {}
+                }
+                if shows(&view) {
+                    return view;
+                }
+            }
+        };
+        timeout(LONG, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
+    }
+
+    pub(crate) async fn view(&self) -> View {
+        self.until("anything", |_| true).await
+    }
+
+    pub(crate) async fn handoff(&self, partition: Partition) -> Option<Handoff> {
+        self.view().await.handoffs.get(&partition).map(|record| record.value.clone())
+    }
+
+    pub(crate) async fn has_said(&self, partition: Partition, pod: &str, kind: PodAckKind, handoff: Revision) -> bool {
+        self.view().await.pod_ack(partition, pod, kind, handoff).is_some()
+    }
+
+    /// Creates a handoff; its identity.
+    pub(crate) async fn begin(&self, partition: Partition, from: Option<&Pod>, to: &Pod, epoch: Epoch) -> Revision {
+        self.begin_in(Mode::Barrier, partition, from, to, epoch).await
+    }
+
+    pub(crate) async fn begin_in(
+        &self,
+        mode: Mode,
+        partition: Partition,
+        from: Option<&Pod>,
+        to: &Pod,
+        epoch: Epoch,
+    ) -> Revision {
+        let record = Handoff {
+            partition,
+            old_owner: from.map(|pod| pod.name.clone()),
+            old_incarnation: from.map_or(0, Pod::incarnation),
+            new_owner: to.name.clone(),
+            new_incarnation: to.incarnation(),
+            phase: Phase::Warming,
+            epoch,
+            mode,
+            started_at: 0,
+            phase_entered_at: 0,
+            reason: "the test wants it".to_owned(),
+        };
+        let key = self.keys.handoff(partition);
+        let create = Op::Put { key: key.clone(), value: encode(&record), lease: None };
+        self.commit(vec![Compare::created_at(key, 0)], vec![create]).await
+    }
+
+    pub(crate) async fn in_phase(&self, partition: Partition, phase: Phase) {
+        self.until(phase.as_str(), |view| view.handoffs.get(&partition).is_some_and(|it| it.value.phase == phase))
+            .await;
+    }
+
+    fn moved(&self, record: Handoff, phase: Phase) -> Op {
+        let key = self.keys.handoff(record.partition);
+        Op::Put { key, value: encode(&Handoff { phase, ..record }), lease: None }
+    }
+
+    pub(crate) async fn move_to(&self, partition: Partition, phase: Phase) {
+        let record = self.handoff(partition).await.unwrap();
+        self.commit(vec![], vec![self.moved(record, phase)]).await;
+    }
+
+    /// Moves a handoff to this phase and flips the assignment with it.
+    pub(crate) async fn flip(&self, partition: Partition, phase: Phase) {
+        let record = self.handoff(partition).await.unwrap();
+        let (owner, incarnation, epoch) = (record.new_owner.clone(), record.new_incarnation, record.epoch);
+        let assign = self.assignment(partition, &owner, incarnation, epoch);
+        self.commit(vec![], vec![self.moved(record, phase), assign]).await;
+    }
+
+    pub(crate) fn assignment(&self, partition: Partition, owner: &str, incarnation: Revision, epoch: Epoch) -> Op {
+        let value =
+            Assignment { partition, owner: owner.to_owned(), incarnation, status: AssignmentStatus::Active, epoch };
+        Op::Put { key: self.keys.assignment(partition), value: encode(&value), lease: None }
+    }
+
+    /// Deletes a handoff with its acks: cancelled, or over.
+    pub(crate) async fn delete(&self, partition: Partition) {
+        let acks = self.keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
+        let record = Op::Delete(Keys::One(self.keys.handoff(partition)));
+        self.commit(vec![], acks.into_iter().chain([record]).collect()).await;
+    }
+
+    /// Has a pod own a partition, by a first placement.
+    pub(crate) async fn place(&self, partition: Partition, on: &Pod, epoch: Epoch) {
+        self.begin(partition, None, on, epoch).await;
+        self.in_phase(partition, Phase::Ready).await;
+        self.flip(partition, Phase::Switching).await;
+        self.delete(partition).await;
+        on.until("the partition is served", |state| state.owned.get(&partition) == Some(&epoch)).await;
+    }
+}
+
+/// A running pod with its service.
+pub(crate) struct Pod {
+    name: String,
+    pub(crate) handle: PodHandle,
+    pub(crate) service: Arc<Service>,
+    pub(crate) calls: mpsc::UnboundedReceiver<Call>,
+    arrivals: mpsc::UnboundedSender<Arrival>,
+    /// The requests that reached the service.
+    pub(crate) arrived: mpsc::UnboundedReceiver<Arrival>,
+}
+
+pub(crate) type Answer = Response<BoxBody<Bytes, HandlerError>>;
+pub(crate) type Received = Response<Pin<Box<OwnedBody<BoxBody<Bytes, HandlerError>>>>>;
+
+/// A request that the service works on until the test answers it.
+pub(crate) struct Arrival {
+    pub(crate) owned: Owned,
+    pub(crate) answer: oneshot::Sender<Answer>,
+}
+
+impl Pod {
+    /// Starts one, without waiting for its registration.
+    pub(crate) fn launch(world: &World, settings: PodSettings) -> Pod {
+        let (service, calls) = Service::new();
+        let (name, store) = (settings.name.clone(), world.store.clone());
+        let handle = PodHandle::start(store, "default", world.keys.clone(), settings, service.clone());
+        let (arrivals, arrived) = mpsc::unbounded_channel();
+        Pod { name, handle, service, calls, arrivals, arrived }
+    }
+
+    pub(crate) async fn start_with(world: &World, settings: PodSettings) -> Pod {
+        let pod = Pod::launch(world, settings);
+        pod.until("it is ready", |state| state.not_ready.is_none()).await;
+        pod
+    }
+
+    pub(crate) async fn start(world: &World, name: &str) -> Pod {
+        Pod::start_with(world, PodSettings { lease_ttl: TTL, ..PodSettings::new(name, "127.0.0.1:1") }).await
+    }
+
+    pub(crate) fn state(&self) -> PodState {
+        self.handle.status().borrow().clone()
+    }
+
+    pub(crate) fn incarnation(&self) -> Revision {
+        self.state().incarnation
+    }
+
+    pub(crate) async fn until(&self, what: &str, shows: impl Fn(&PodState) -> bool) -> PodState {
+        let mut status = self.handle.status();
+        let seen = timeout(LONG, status.wait_for(|state| shows(state))).await;
+        seen.unwrap_or_else(|_| panic!("never came true: {what}")).unwrap().clone()
+    }
+
+    /// The next callback that begins or ends.
+    pub(crate) async fn call(&mut self) -> Call {
+        timeout(LONG, self.calls.recv()).await.expect("no callback").unwrap()
+    }
+
+    /// Sends a request as a router would.
+    pub(crate) fn send(&self, partition: Partition, epoch: Epoch) -> JoinHandle<Received> {
+        let request = Request::post("/")
+            .header("segue-partition", partition)
+            .header("segue-epoch", epoch)
+            .header("segue-router", "router-0")
+            .header("segue-keyspace", "default");
+        self.send_request(request.body(Empty::new()).unwrap())
+    }
+
+    pub(crate) fn send_request(&self, request: Request<Empty<Bytes>>) -> JoinHandle<Received> {
+        let arrivals = self.arrivals.clone();
+        let inner = service_fn(move |request: Request<Empty<Bytes>>| {
+            let arrivals = arrivals.clone();
+            async move {
+                let (answer, answered) = oneshot::channel();
+                let owned = request.extensions().get::<Owned>().unwrap().clone();
+                arrivals.send(Arrival { owned, answer }).unwrap();
+                Ok::<_, Infallible>(answered.await.unwrap())
+            }
+        });
+        let service = self.handle.layer().layer(inner);
+        tokio::spawn(async move { service.oneshot(request).await.unwrap().map(Box::pin) })
+    }
+
+    /// The status of a request that the service, if it gets it, answers at once.
+    pub(crate) async fn status_of(&mut self, partition: Partition, epoch: Epoch) -> u16 {
+        let mut sent = self.send(partition, epoch);
+        loop {
+            tokio::select! {
+                biased;
+                response = &mut sent => return response.unwrap().status().as_u16(),
+                Some(arrival) = self.arrived.recv() => arrival.answer.send(whole("done")).unwrap(),
+            }
+        }
+    }
+
+    pub(crate) async fn arrival(&mut self) -> Arrival {
+        timeout(LONG, self.arrived.recv()).await.expect("no request came through").unwrap()
+    }
+}
+
+pub(crate) fn whole(text: &'static str) -> Answer {
+    Response::new(Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed())
+}
+
+/// What a callback did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Call {
+    Began(&'static str, Move),
+    Ended(&'static str, Move),
+    /// Dropped before it ended.
+    Dropped(&'static str, Move),
+}
+
+/// How a callback goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Conduct {
+    Succeed,
+    Fail,
+    Panic,
+    /// Goes on until the test wants something else.
+    Last,
+}
+
+/// A service whose callbacks go as the test wants.
+pub(crate) struct Service {
+    calls: mpsc::UnboundedSender<Call>,
+    conduct: Mutex<HashMap<&'static str, watch::Sender<Conduct>>>,
+}
+
+impl Service {
+    fn new() -> (Arc<Service>, mpsc::UnboundedReceiver<Call>) {
+        let (calls, receiver) = mpsc::unbounded_channel();
+        (Arc::new(Service { calls, conduct: Mutex::default() }), receiver)
+    }
+
+    fn conduct(&self, name: &'static str) -> watch::Sender<Conduct> {
+        let mut conduct = self.conduct.lock().unwrap();
+        conduct.entry(name).or_insert_with(|| watch::Sender::new(Conduct::Succeed)).clone()
+    }
+
+    /// From here on, also for those that last.
+    pub(crate) fn let_it(&self, name: &'static str, conduct: Conduct) {
+        self.conduct(name).send_replace(conduct);
+    }
+
+    async fn run(&self, name: &'static str, part: &Move) -> Result<(), HandlerError> {
+        let mut told = Told { calls: self.calls.clone(), last: Some(Call::Dropped(name, part.clone())) };
+        self.calls.send(Call::Began(name, part.clone()))?;
+        let mut conduct = self.conduct(name).subscribe();
+        let conduct = *conduct.wait_for(|conduct| *conduct != Conduct::Last).await?;
+        told.last = None;
+        match conduct {
+            Conduct::Fail => Err("the test wants it".into()),
+            Conduct::Panic => panic!("the test wants it"),
+            _ => {
+                self.calls.send(Call::Ended(name, part.clone()))?;
+                Ok(())
+            }
+        }
+    }
+}
+
+struct Told {
+    calls: mpsc::UnboundedSender<Call>,
+    last: Option<Call>,
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.last.take().map(|last| self.calls.send(last));
+    }
+}
+
+#[async_trait]
+impl HandoffHandler for Service {
+    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+        self.run("warm", part).await
+    }
+
+    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
+        self.run("sync", part).await
+    }
+
+    async fn drain(&self, part: &Move) -> Result<(), HandlerError> {
+        self.run("drain", part).await
+    }
+
+    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
+        self.run("release", part).await
+    }
+}

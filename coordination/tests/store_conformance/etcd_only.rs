@@ -1,0 +1,188 @@
+//! What only the way to a real etcd has: endpoints, credentials, streams to be closed.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use segue_coordination::store::data::{Event, Keys, Op, Txn};
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_tests::etcd::Etcd;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::site::{PATIENCE, etcd_store};
+
+/// Nobody listens here, and nobody gets this port by chance.
+const DEAD: &str = "http://127.0.0.1:1";
+
+fn put(key: &str) -> Txn {
+    let then = vec![Op::Put { key: key.into(), value: b"1".to_vec(), lease: None }];
+    Txn { then, ..Txn::default() }
+}
+
+fn everything() -> Keys {
+    Keys::Prefix(String::new())
+}
+
+#[tokio::test]
+async fn a_dead_member_costs_no_call() {
+    let etcd = Etcd::start();
+    // Several stores: each begins at an endpoint of its own choice.
+    for number in 0..6 {
+        let store = etcd_store([DEAD.to_owned(), etcd.endpoint()]);
+        for call in 0..3 {
+            store.commit(put(&format!("{number}/{call}"))).await.unwrap();
+        }
+        store.watch(&everything(), 1).await.unwrap().next().await.unwrap();
+    }
+    assert_eq!(etcd_store([etcd.endpoint()]).snapshot(&everything()).await.unwrap().entries.len(), 18);
+}
+
+#[tokio::test]
+async fn a_member_that_hangs_costs_one_call() {
+    let etcd = Etcd::start();
+    // Accepts connections, in the kernel, and never says a word.
+    let mute = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mute = format!("http://{}", mute.local_addr().unwrap());
+    let store = etcd_store([mute, etcd.endpoint()]);
+    let mut failed = 0;
+    for _ in 0..4 {
+        failed += usize::from(store.commit(put("a")).await.is_err());
+    }
+    assert!(failed <= 1, "{failed} calls failed");
+}
+
+#[tokio::test]
+async fn an_error_names_the_endpoints() {
+    let began = Instant::now();
+    let error = etcd_store([DEAD.to_owned()]).commit(put("a")).await.unwrap_err();
+    let StoreError::Unavailable(text) = error else { panic!("{error}") };
+    assert!(text.contains(DEAD) && text.contains("refused"), "{text}");
+    assert!(began.elapsed() < Duration::from_secs(1), "a refused connection needs no timeout");
+}
+
+#[test]
+fn endpoints_that_make_no_sense_are_refused() {
+    for endpoints in [vec![], vec!["https://a:1"], vec!["http://a b"], vec!["http://"], vec!["a:1", "unix:///x"]] {
+        let result = EtcdStore::connect(EtcdOptions::new(endpoints.clone()));
+        assert!(matches!(result, Err(StoreError::Refused(_))), "{endpoints:?}");
+    }
+    for endpoint in ["http://etcd-0.etcd:2379", "http://[::1]:2379/", "10.0.0.1:2379"] {
+        assert!(EtcdStore::connect(EtcdOptions::new([endpoint])).is_ok(), "{endpoint}");
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_watch_ends_in_etcd_too() {
+    let etcd = Etcd::start();
+    let store = etcd_store([etcd.endpoint()]);
+    let watchers = || etcd.metric("etcd_debugging_mvcc_watcher_total").unwrap();
+    let mut watches = Vec::new();
+    for _ in 0..5 {
+        watches.push(store.watch(&everything(), 1).await.unwrap());
+    }
+    assert_eq!(watchers(), 5.0);
+    drop(watches);
+    let deadline = Instant::now() + PATIENCE;
+    while watchers() > 0.0 {
+        assert!(Instant::now() < deadline, "{} are left", watchers());
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_watch_whose_reader_is_slow_leaves_nothing_unread_on_the_connection() {
+    let etcd = Etcd::start();
+    let store = etcd_store([etcd.endpoint()]);
+    let watchers = || etcd.metric("etcd_debugging_mvcc_watcher_total").unwrap();
+    let mut slow = store.watch(&everything(), 1).await.unwrap();
+    for _ in 0..200 {
+        store.commit(put("a")).await.unwrap();
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while watchers() > 0.0 {
+        assert!(Instant::now() < deadline, "it waits with its stream open");
+        sleep(Duration::from_millis(10)).await;
+    }
+    let mut revisions = Vec::new();
+    while revisions.len() < 200 {
+        revisions.extend(slow.next().await.unwrap().events.iter().map(|event| match event {
+            Event::Put(entry) => entry.mod_revision,
+            Event::Delete { .. } => 0,
+        }));
+    }
+    assert_eq!(revisions, (2..202).collect::<Vec<_>>());
+    store.commit(put("a")).await.unwrap();
+    assert_eq!(slow.next().await.unwrap().revision, 202);
+    assert_eq!(watchers(), 1.0);
+}
+
+#[tokio::test]
+async fn a_late_answer_to_a_renewal_that_was_given_up_does_not_count_for_the_next() {
+    let etcd = Etcd::start();
+    let mut options = EtcdOptions::new([etcd.endpoint()]);
+    options.request_timeout = Duration::from_secs(1);
+    let store = EtcdStore::connect(options).unwrap();
+    let lease = store.grant(Duration::from_secs(60)).await.unwrap();
+    store.keep_alive(lease).await.unwrap();
+
+    etcd.pause();
+    assert!(timeout(Duration::from_millis(100), store.keep_alive(lease)).await.is_err());
+    etcd.resume();
+    // Asked for later over the same connection, so the answer to the renewal has come before these.
+    for _ in 0..10 {
+        store.snapshot(&everything()).await.unwrap();
+    }
+    etcd.pause();
+    let renewed = store.keep_alive(lease).await;
+    assert!(matches!(renewed, Err(StoreError::Unavailable(_))), "renewed by a stopped etcd: {renewed:?}");
+    etcd.resume();
+    store.keep_alive(lease).await.unwrap();
+}
+
+#[tokio::test]
+async fn credentials_are_used_and_wrong_ones_refused() {
+    let etcd = Etcd::start();
+    let mut root = etcd_client::Client::connect([etcd.endpoint()], None).await.unwrap();
+    root.user_add("root", "secret", None).await.unwrap();
+    root.role_add("root").await.unwrap();
+    root.user_grant_role("root", "root").await.unwrap();
+    root.user_add("guest", "guest", None).await.unwrap();
+    root.auth_enable().await.unwrap();
+    let store = |user: &str, password: &str| {
+        let mut options = EtcdOptions::new([etcd.endpoint()]);
+        options.credentials = Some((user.into(), password.into()));
+        assert!(!format!("{options:?}").contains("secret"));
+        EtcdStore::connect(options).unwrap()
+    };
+
+    let known = store("root", "secret");
+    let lease = known.grant(Duration::from_secs(60)).await.unwrap();
+    known.keep_alive(lease).await.unwrap();
+    let revision = known.commit(put("a")).await.unwrap().revision;
+    assert_eq!(known.watch(&everything(), revision).await.unwrap().next().await.unwrap().events.len(), 1);
+
+    // Off and on again: every token that etcd gave out is void. A watch copes with that, and so does a write.
+    let void_all_tokens = async || {
+        let user = etcd_client::ConnectOptions::new().with_user("root", "secret");
+        let mut root = etcd_client::Client::connect([etcd.endpoint()], Some(user)).await.unwrap();
+        root.auth_disable().await.unwrap();
+        root.auth_enable().await.unwrap();
+    };
+    void_all_tokens().await;
+    known.watch(&everything(), revision).await.unwrap().next().await.unwrap();
+    void_all_tokens().await;
+    known.commit(put("a")).await.unwrap();
+    etcd.restart();
+    // The first call may find that the connection is gone.
+    let _ = known.snapshot(&everything()).await;
+    known.commit(put("a")).await.unwrap();
+
+    let guest = store("guest", "guest");
+    for refused in [
+        store("root", "wrong").commit(put("a")).await.unwrap_err(),
+        guest.commit(put("a")).await.unwrap_err(),
+        guest.watch(&everything(), 1).await.unwrap_err(),
+        etcd_store([etcd.endpoint()]).commit(put("a")).await.unwrap_err(),
+    ] {
+        assert!(matches!(refused, StoreError::Refused(_)), "{refused}");
+    }
+}

@@ -1,0 +1,258 @@
+//! Compares, branches, and what a transaction may not ask for.
+
+use std::sync::Arc;
+
+use segue_coordination::store::StoreError;
+use segue_coordination::store::data::{Compare, Field, Keys, Op, Relation, Txn};
+
+use crate::site::Site;
+
+use Field::{CreateRevision as Created, ModRevision as Modified};
+use Relation::{Equal, Greater, Less, NotEqual};
+
+fn value(value: &str) -> Field {
+    Field::Value(value.into())
+}
+
+pub(crate) async fn a_compare_means_the_same_to_both_stores(site: Site) {
+    let old = site.put("set/a", "m").await;
+    let middle = site.put("set/b", "m").await;
+    let new = site.put("set/b", "m").await;
+    let (a, b, set) = (site.one("set/a"), site.one("set/b"), site.below("set/"));
+    let (absent, empty) = (site.one("absent"), site.below("absent/"));
+    let cases = [
+        // An absent key has revision 0 and no value: nothing that is said of its value holds.
+        (&absent, Created(0), Equal, true),
+        (&absent, Created(0), NotEqual, false),
+        (&absent, Created(1), Less, true),
+        (&absent, Created(0), Greater, false),
+        (&absent, Modified(0), Equal, true),
+        (&absent, Modified(old), NotEqual, true),
+        (&absent, value(""), Equal, false),
+        (&absent, value("m"), NotEqual, false),
+        (&absent, value("m"), Less, false),
+        (&absent, value(""), Greater, false),
+        // A range without keys is held against an absent key.
+        (&empty, Created(0), Equal, true),
+        (&empty, Created(0), NotEqual, false),
+        (&empty, Created(1), Less, true),
+        (&empty, Created(0), Greater, false),
+        (&empty, Modified(0), Greater, false),
+        (&empty, Modified(new), Less, true),
+        (&empty, value(""), Equal, false),
+        (&empty, value("m"), NotEqual, false),
+        // One key.
+        (&a, Created(old), Equal, true),
+        (&a, Created(middle), Equal, false),
+        (&a, Created(old), NotEqual, false),
+        (&a, Created(old), Less, false),
+        (&a, Created(old + 1), Less, true),
+        (&a, Created(old), Greater, false),
+        (&a, Created(old - 1), Greater, true),
+        (&a, Created(u64::MAX), Less, true),
+        (&b, Created(middle), Equal, true),
+        (&b, Modified(new), Equal, true),
+        (&b, Modified(middle), Equal, false),
+        (&b, Modified(middle), Greater, true),
+        (&b, Modified(new), NotEqual, false),
+        (&a, value("m"), Equal, true),
+        (&a, value(""), Equal, false),
+        (&a, value("m"), NotEqual, false),
+        (&a, value("ma"), Less, true),
+        (&a, value("l"), Greater, true),
+        (&a, value("m"), Less, false),
+        (&a, value("é"), Less, true),
+        // A range: every key must do.
+        (&set, Created(middle + 1), Less, true),
+        (&set, Created(middle), Less, false),
+        (&set, Created(old), Equal, false),
+        (&set, Created(old - 1), Greater, true),
+        (&set, Created(old), Greater, false),
+        (&set, Created(new), NotEqual, true),
+        (&set, Created(middle), NotEqual, false),
+        (&set, Modified(new), Less, false),
+        (&set, Modified(new + 1), Less, true),
+        (&set, value("m"), Equal, true),
+        (&set, value("n"), NotEqual, true),
+        (&set, value("m"), NotEqual, false),
+        (&Keys::Prefix(String::new()), Modified(0), Greater, true),
+        (&Keys::Prefix(String::new()), Created(old), Less, false),
+    ];
+    for (keys, field, relation, expected) in cases {
+        let compare = site.compare(keys.clone(), field, relation);
+        let text = format!("{compare:?} (old {old}, middle {middle}, new {new})");
+        let outcome = site.commit([compare], []).await.unwrap();
+        assert_eq!(outcome.committed(), expected, "{text}");
+    }
+    // All guards must hold, and none at all do.
+    let (holds, fails) = (Compare::created_at(site.key("set/a"), old), Compare::created_at(site.key("set/a"), 1));
+    assert!(!site.commit([holds.clone(), fails], []).await.unwrap().committed());
+    assert!(site.commit([holds.clone(), holds], []).await.unwrap().committed());
+}
+
+pub(crate) async fn a_range_compare_tells_new_keys_from_old_ones(site: Site) {
+    let guard = |revision| Compare::none_created_after(site.key("routers/"), revision);
+    let view = site.snapshot().await.revision;
+    assert!(site.commit([guard(view)], []).await.unwrap().committed(), "none at all");
+
+    let joined = site.put("routers/a", "").await;
+    assert!(!site.commit([guard(view)], []).await.unwrap().committed(), "one has joined");
+    assert!(site.commit([guard(joined)], []).await.unwrap().committed(), "the view has it");
+
+    site.put("routers/a", "heartbeat").await;
+    assert!(site.commit([guard(joined)], []).await.unwrap().committed(), "it is still the same life");
+    site.put("routerz", "").await;
+    assert!(site.commit([guard(joined)], []).await.unwrap().committed(), "that is no router");
+
+    site.delete(site.one("routers/a")).await;
+    assert!(site.commit([guard(joined)], []).await.unwrap().committed(), "one that left is not in the way");
+    site.put("routers/a", "").await;
+    assert!(!site.commit([guard(joined)], []).await.unwrap().committed(), "it came back as another life");
+}
+
+pub(crate) async fn the_branch_whose_guards_hold_first_is_the_only_one_carried_out(site: Site) {
+    let now = site.put("state", "0").await;
+    let txn = |guards: [u64; 3]| {
+        let mut txn = None;
+        for (branch, guard) in guards.into_iter().enumerate().rev() {
+            txn = Some(Box::new(Txn {
+                when: vec![Compare::unchanged_since(site.key("state"), guard)],
+                then: vec![site.put_op("branch", &branch.to_string())],
+                otherwise: txn,
+            }));
+        }
+        *txn.unwrap()
+    };
+    for (guards, expected) in [
+        ([now, 1, 1], Some(0)),
+        ([now, now, now], Some(0)),
+        ([1, now, now], Some(1)),
+        ([1, 1, now], Some(2)),
+        ([1, 1, 1], None),
+    ] {
+        site.delete(site.one("branch")).await;
+        let outcome = site.store.commit(txn(guards)).await.unwrap();
+        assert_eq!(outcome.branch, expected, "{guards:?}");
+        let written = site.get("branch").await;
+        let branch = written.as_ref().map(|entry| String::from_utf8_lossy(&entry.value).into_owned());
+        assert_eq!(branch, expected.map(|branch| branch.to_string()), "{guards:?}");
+        if let Some(written) = written {
+            assert_eq!(written.mod_revision, outcome.revision);
+        }
+    }
+}
+
+pub(crate) async fn a_key_written_twice_in_one_branch_is_refused(site: Site) {
+    let put = |name| site.put_op(name, "new");
+    let delete = |name| Op::Delete(site.one(name));
+    let delete_below = |name| Op::Delete(site.below(name));
+    for (ops, fine) in [
+        (vec![put("a"), put("b")], true),
+        (vec![put("a"), put("a")], false),
+        (vec![put("a"), delete("a")], false),
+        (vec![delete("a"), put("a")], false),
+        (vec![put("d/x"), delete_below("d/")], false),
+        (vec![delete_below("d/"), put("d/x")], false),
+        (vec![delete_below("d/"), put("d")], true),
+        (vec![delete_below("d"), put("d")], false),
+        (vec![delete("a"), delete("a")], true),
+        (vec![delete_below("d/"), delete("d/x"), delete_below("d")], true),
+    ] {
+        // By itself, and in a branch that is not even carried out.
+        let unwanted = Txn {
+            when: vec![],
+            then: vec![],
+            otherwise: Some(Box::new(Txn { when: vec![], then: ops.clone(), otherwise: None })),
+        };
+        for txn in [Txn { then: ops.clone(), ..Txn::default() }, unwanted] {
+            site.put("a", "old").await;
+            let before = site.contents().await;
+            let result = site.store.commit(txn).await;
+            match result {
+                Ok(_) => assert!(fine, "{ops:?}"),
+                Err(StoreError::Refused(why)) => {
+                    assert!(!fine, "{ops:?}");
+                    assert!(why.contains("duplicate key given in txn request"), "{why}");
+                    assert_eq!(site.contents().await, before, "{ops:?}");
+                }
+                Err(other) => panic!("{other}: {ops:?}"),
+            }
+        }
+    }
+    // Two branches may write one key: only one of them is carried out.
+    let otherwise = Txn { then: vec![delete_below("")], ..Txn::default() };
+    let then = vec![put("a")];
+    let txn = Txn { then, otherwise: Some(Box::new(otherwise)), ..Txn::default() };
+    assert_eq!(site.store.commit(txn).await.unwrap().branch, Some(0));
+}
+
+pub(crate) async fn what_etcd_has_no_room_for_is_refused(site: Site) {
+    let ops = |count: usize| (0..count).map(|number| site.put_op(&number.to_string(), "")).collect::<Vec<_>>();
+    let guards = |count: usize| vec![Compare::created_at(site.key("absent"), 0); count];
+    let nested = |above: usize, below: usize| Txn {
+        when: guards(1),
+        then: ops(above),
+        otherwise: Some(Box::new(Txn { then: ops(below), ..Txn::default() })),
+    };
+    let plain = |when, then| Txn { when, then, otherwise: None };
+    let value = |kib: usize| vec![site.put_op("big", &"v".repeat(kib * 1024))];
+    for (name, txn, refused) in [
+        ("128 operations", plain(vec![], ops(128)), None),
+        ("129 operations", plain(vec![], ops(129)), Some("too many operations")),
+        ("128 of each", plain(guards(128), ops(128)), None),
+        ("129 guards", plain(guards(129), vec![]), Some("too many operations")),
+        ("100 + 28", nested(100, 28), None),
+        ("100 + 29", nested(100, 29), Some("too many operations")),
+        ("1.4 MiB", plain(vec![], value(1434)), None),
+        ("1.6 MiB", plain(vec![], value(1640)), Some("request is too large")),
+        (
+            "no key to put",
+            plain(vec![], vec![Op::Put { key: String::new(), value: vec![], lease: None }]),
+            Some("key is not provided"),
+        ),
+        ("no key to delete", plain(vec![], vec![Op::Delete(Keys::One(String::new()))]), Some("key is not provided")),
+        ("no key to compare", plain(vec![Compare::created_at("", 0)], vec![]), Some("key is not provided")),
+    ] {
+        match (site.store.commit(txn).await, refused) {
+            (Ok(_), None) => {}
+            (Err(StoreError::Refused(why)), Some(expected)) => assert!(why.contains(expected), "{name}: {why}"),
+            (result, _) => panic!("{name}: {result:?}"),
+        }
+    }
+}
+
+pub(crate) async fn concurrent_increments_lose_no_update(site: Site) {
+    const TASKS: usize = 16;
+    const EACH: usize = 10;
+    site.put("count", "0").await;
+    let site = Arc::new(site);
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|_| {
+            let site = Arc::clone(&site);
+            tokio::spawn(async move {
+                let mut conflicts = 0;
+                for _ in 0..EACH {
+                    loop {
+                        let now = site.get("count").await.unwrap();
+                        // Lets the others in between reading and writing, under a single thread too.
+                        tokio::task::yield_now().await;
+                        let count: usize = String::from_utf8(now.value).unwrap().parse().unwrap();
+                        let guard = Compare::unchanged_since(now.key, now.mod_revision);
+                        let op = site.put_op("count", &(count + 1).to_string());
+                        if site.commit([guard], [op]).await.unwrap().committed() {
+                            break;
+                        }
+                        conflicts += 1;
+                    }
+                }
+                conflicts
+            })
+        })
+        .collect();
+    let mut conflicts = 0;
+    for task in tasks {
+        conflicts += task.await.unwrap();
+    }
+    assert_eq!(site.get("count").await.unwrap().value, (TASKS * EACH).to_string().as_bytes());
+    assert!(conflicts > 0, "nothing was concurrent, so nothing was shown");
+}

@@ -1,0 +1,87 @@
+//! The store goes away and comes back.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::time::Duration;
+
+use segue_coordination::store::{StoreError, Watch};
+use tokio::time::{Instant, timeout};
+
+use crate::site::{PATIENCE, REQUEST_TIMEOUT, Site, collect, next};
+
+/// What a call may take beyond its timeout on a busy machine.
+const SLACK: Duration = Duration::from_secs(2);
+
+async fn is_unavailable<T: Debug>(what: &str, call: impl Future<Output = Result<T, StoreError>>) {
+    let began = Instant::now();
+    let result = timeout(PATIENCE, call).await.unwrap_or_else(|_| panic!("{what} hangs"));
+    assert!(matches!(result, Err(StoreError::Unavailable(_))), "{what}: {result:?}");
+    let took = began.elapsed();
+    assert!(took < REQUEST_TIMEOUT + SLACK, "{what} took {took:?}");
+}
+
+/// Reads a watch to its end, which must say that the store is gone.
+async fn ends(mut watch: Watch) {
+    let end = async {
+        loop {
+            if let Err(error) = watch.next().await {
+                return Err::<(), _>(error);
+            }
+        }
+    };
+    is_unavailable("the watch", end).await;
+    is_unavailable("the watch, once more", watch.next()).await;
+}
+
+async fn everything_is_unavailable(site: &Site, lease: i64, watch: Watch) {
+    let began = Instant::now();
+    is_unavailable("a commit", site.commit([], [site.put_op("b", "lost?")])).await;
+    // The failed call condemns the connection, and the watch on it.
+    ends(watch).await;
+    assert!(began.elapsed() < REQUEST_TIMEOUT + SLACK, "the watch outlived its connection");
+    let all = site.all();
+    tokio::join!(
+        is_unavailable("a snapshot", site.store.snapshot(&all)),
+        is_unavailable("a keepalive", site.store.keep_alive(lease)),
+        is_unavailable("a new watch", site.store.watch(&all, 1)),
+        is_unavailable("a grant", site.store.grant(Duration::from_secs(1))),
+        is_unavailable("a revoke", site.store.revoke(lease + 1)),
+    );
+}
+
+async fn everything_works(site: &Site, lease: i64) {
+    // What was asked for during the outage may have been done or not.
+    assert_eq!(site.get("a").await.unwrap().value, b"1");
+    site.store.keep_alive(lease).await.unwrap();
+    site.delete(site.all()).await;
+    let last = site.write([site.leased_op("a", "2", Some(lease))]).await;
+    let mut watch = site.watch(site.all(), last).await;
+    assert_eq!(site.short(&next(&mut watch).await.events), ["a=2"]);
+    site.store.revoke(lease).await.unwrap();
+    assert_eq!(site.short(&next(&mut watch).await.events), ["-a"]);
+}
+
+pub(crate) async fn a_store_that_is_gone_is_unavailable_and_comes_back_whole(site: Site) {
+    let lease = site.store.grant(Duration::from_secs(60)).await.unwrap();
+    site.store.keep_alive(lease).await.unwrap();
+    let first = site.put("a", "1").await;
+    for _ in 0..2 {
+        let mut watch = site.watch(site.all(), first).await;
+        assert_eq!(site.short(&collect(&mut watch, 1).await)[0], "a=1", "the history is whole");
+        site.stop();
+        everything_is_unavailable(&site, lease, watch).await;
+        site.start();
+    }
+    everything_works(&site, lease).await;
+}
+
+pub(crate) async fn a_store_that_hangs_is_unavailable_in_bounded_time(site: Site) {
+    let lease = site.store.grant(Duration::from_secs(60)).await.unwrap();
+    site.store.keep_alive(lease).await.unwrap();
+    let first = site.put("a", "1").await;
+    let watch = site.watch(site.all(), first).await;
+    site.pause();
+    everything_is_unavailable(&site, lease, watch).await;
+    site.resume();
+    everything_works(&site, lease).await;
+}

@@ -1,0 +1,89 @@
+//! What makes a revision, and what a snapshot holds.
+
+use segue_coordination::store::data::{Compare, Op, Txn};
+
+use crate::site::{Site, TTL};
+
+pub(crate) async fn a_change_makes_one_revision_and_nothing_else_makes_any(site: Site) {
+    assert_eq!(site.snapshot().await.revision, 1, "an untouched store");
+
+    assert_eq!(site.put("a", "1").await, 2);
+    assert_eq!(site.put("a", "1").await, 3, "the same value again is a change");
+    let three = ["b", "c", "d"].map(|name| site.put_op(name, ""));
+    assert_eq!(site.write(three).await, 4, "a transaction has one revision");
+    assert_eq!(site.delete(site.one("absent")).await, 4);
+    assert_eq!(site.delete(site.below("absent/")).await, 4);
+    assert_eq!(site.delete(site.one("b")).await, 5);
+    assert_eq!(site.write([]).await, 5);
+
+    let failed = site.commit([Compare::created_at(site.key("a"), 1)], [site.put_op("a", "2")]).await;
+    let failed = failed.unwrap();
+    assert_eq!((failed.revision, failed.branch), (5, None));
+    let too_late = Txn {
+        when: vec![Compare::created_at(site.key("a"), 1)],
+        then: vec![],
+        otherwise: Some(Box::new(Txn { when: vec![], then: vec![Op::Delete(site.one("absent"))], otherwise: None })),
+    };
+    let outcome = site.store.commit(too_late).await.unwrap();
+    assert_eq!((outcome.revision, outcome.branch), (5, Some(1)));
+
+    let lease = site.store.grant(TTL).await.unwrap();
+    site.store.keep_alive(lease).await.unwrap();
+    site.store.revoke(lease).await.unwrap();
+    assert_eq!(site.snapshot().await.revision, 5, "a lease without keys");
+    let lease = site.store.grant(TTL).await.unwrap();
+    site.write(["x", "y"].map(|name| site.leased_op(name, "", Some(lease)))).await;
+    site.store.revoke(lease).await.unwrap();
+    assert_eq!(site.snapshot().await.revision, 7, "a lease's keys go at one revision");
+
+    assert_eq!(site.delete(site.all()).await, 8);
+    assert_eq!(site.snapshot().await.entries, []);
+}
+
+pub(crate) async fn a_put_keeps_the_create_revision_and_a_new_life_has_a_new_one(site: Site) {
+    let created = site.put("a", "1").await;
+    let first = site.get("a").await.unwrap();
+    assert_eq!((first.create_revision, first.mod_revision), (created, created));
+
+    let changed = site.put("a", "2").await;
+    let second = site.get("a").await.unwrap();
+    assert_eq!((second.create_revision, second.mod_revision), (created, changed));
+    assert_eq!(second.value, b"2");
+
+    site.delete(site.one("a")).await;
+    assert_eq!(site.get("a").await, None);
+    let again = site.put("a", "3").await;
+    let third = site.get("a").await.unwrap();
+    assert_eq!((third.create_revision, third.mod_revision), (again, again));
+    assert!(again > changed);
+}
+
+pub(crate) async fn a_snapshot_holds_its_keys_in_order_and_no_others(site: Site) {
+    // "a0" comes right after everything below "a/": the first key that the prefix must leave out.
+    for name in ["b", "a/2", "a", "a0", "a/1", "a/10", "ä"] {
+        site.put(name, name).await;
+    }
+    let names = async |keys| {
+        let entries = site.store.snapshot(&keys).await.unwrap().entries;
+        entries.into_iter().map(|entry| entry.key[site.prefix.len()..].to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(site.below("a/")).await, ["a/1", "a/10", "a/2"]);
+    assert_eq!(names(site.one("a")).await, ["a"]);
+    assert_eq!(names(site.one("a/")).await, [""; 0]);
+    assert_eq!(names(site.all()).await, ["a", "a/1", "a/10", "a/2", "a0", "b", "ä"]);
+}
+
+pub(crate) async fn a_large_keyspace_loads_in_one_snapshot(site: Site) {
+    // More than the 4 MiB at which gRPC clients stop by default.
+    let value = "v".repeat(1024);
+    let names: Vec<String> = (0..5_000).map(|number| format!("{number:04}")).collect();
+    let mut last = 0;
+    for chunk in names.chunks(128) {
+        last = site.write(chunk.iter().map(|name| site.put_op(name, &value))).await;
+    }
+    let snapshot = site.snapshot().await;
+    assert!(snapshot.revision >= last);
+    let keys: Vec<_> = snapshot.entries.iter().map(|entry| &entry.key[site.prefix.len()..]).collect();
+    assert_eq!(keys, names);
+    assert!(snapshot.entries.iter().all(|entry| entry.value == value.as_bytes()));
+}

@@ -1,0 +1,213 @@
+//! Where a case runs: a store, a prefix of its own, and the means to stop, stall and compact what is behind it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use segue_coordination::store::data::{
+    Batch, Compare, Event, Field, KeyValue, Keys, LeaseId, Op, Relation, Revision, Snapshot, Txn, TxnOutcome,
+};
+use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore, Store, StoreError, Watch};
+use segue_tests::etcd::Etcd;
+use tokio::time::timeout;
+
+/// The shortest TTL that etcd grants.
+pub(crate) const TTL: Duration = Duration::from_secs(1);
+
+/// What every call of these stores is bounded by.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Long enough for anything that happens at all, on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+static SHARED: LazyLock<Etcd> = LazyLock::new(Etcd::start);
+static PREFIXES: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) struct Site {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) prefix: String,
+    behind: Behind,
+}
+
+enum Behind {
+    Memory(MemoryStore),
+    Shared,
+    Own(Etcd),
+}
+
+/// A store at `endpoints` with the suite's timeouts.
+pub(crate) fn etcd_store(endpoints: impl IntoIterator<Item = String>) -> EtcdStore {
+    let mut options = EtcdOptions::new(endpoints);
+    options.request_timeout = REQUEST_TIMEOUT;
+    options.connect_timeout = REQUEST_TIMEOUT / 2;
+    EtcdStore::connect(options).unwrap()
+}
+
+impl Site {
+    pub(crate) fn memory() -> Self {
+        let store = MemoryStore::new();
+        Site::new(Arc::new(store.clone()), Behind::Memory(store))
+    }
+
+    pub(crate) fn shared() -> Self {
+        Site::new(Arc::new(etcd_store([SHARED.endpoint()])), Behind::Shared)
+    }
+
+    pub(crate) fn own() -> Self {
+        let etcd = Etcd::start();
+        Site::new(Arc::new(etcd_store([etcd.endpoint()])), Behind::Own(etcd))
+    }
+
+    fn new(store: Arc<dyn Store>, behind: Behind) -> Self {
+        let number = PREFIXES.fetch_add(1, Ordering::Relaxed);
+        Site { store, prefix: format!("/case-{number:03}/"), behind }
+    }
+
+    pub(crate) fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    pub(crate) fn all(&self) -> Keys {
+        Keys::Prefix(self.prefix.clone())
+    }
+
+    pub(crate) fn below(&self, name: &str) -> Keys {
+        Keys::Prefix(self.key(name))
+    }
+
+    pub(crate) fn one(&self, name: &str) -> Keys {
+        Keys::One(self.key(name))
+    }
+
+    pub(crate) fn put_op(&self, name: &str, value: &str) -> Op {
+        self.leased_op(name, value, None)
+    }
+
+    pub(crate) fn leased_op(&self, name: &str, value: &str, lease: Option<LeaseId>) -> Op {
+        Op::Put { key: self.key(name), value: value.into(), lease }
+    }
+
+    pub(crate) fn compare(&self, keys: Keys, field: Field, relation: Relation) -> Compare {
+        Compare { keys, field, relation }
+    }
+
+    pub(crate) async fn put(&self, name: &str, value: &str) -> Revision {
+        self.write([self.put_op(name, value)]).await
+    }
+
+    pub(crate) async fn delete(&self, keys: Keys) -> Revision {
+        self.write([Op::Delete(keys)]).await
+    }
+
+    /// Carries out `ops`, whatever stands.
+    pub(crate) async fn write(&self, ops: impl IntoIterator<Item = Op>) -> Revision {
+        let outcome = self.commit([], ops).await.unwrap();
+        assert_eq!(outcome.branch, Some(0));
+        outcome.revision
+    }
+
+    pub(crate) async fn commit(
+        &self,
+        when: impl IntoIterator<Item = Compare>,
+        then: impl IntoIterator<Item = Op>,
+    ) -> Result<TxnOutcome, StoreError> {
+        let txn = Txn { when: when.into_iter().collect(), then: then.into_iter().collect(), otherwise: None };
+        self.store.commit(txn).await
+    }
+
+    pub(crate) async fn snapshot(&self) -> Snapshot {
+        self.store.snapshot(&self.all()).await.unwrap()
+    }
+
+    pub(crate) async fn get(&self, name: &str) -> Option<KeyValue> {
+        self.store.snapshot(&self.one(name)).await.unwrap().entries.pop()
+    }
+
+    pub(crate) async fn watch(&self, keys: Keys, from: Revision) -> Watch {
+        self.store.watch(&keys, from).await.unwrap()
+    }
+
+    /// The names and values below the prefix, in order.
+    pub(crate) async fn contents(&self) -> Vec<(String, String)> {
+        let name = |entry: KeyValue| {
+            let key = entry.key[self.prefix.len()..].to_owned();
+            (key, String::from_utf8(entry.value).unwrap())
+        };
+        self.snapshot().await.entries.into_iter().map(name).collect()
+    }
+
+    /// What happened, short: `name=value` or `-name`.
+    pub(crate) fn short(&self, events: &[Event]) -> Vec<String> {
+        let short = |event: &Event| match event {
+            Event::Put(entry) => {
+                let value = String::from_utf8_lossy(&entry.value);
+                format!("{}={value}", &entry.key[self.prefix.len()..])
+            }
+            Event::Delete { key } => format!("-{}", &key[self.prefix.len()..]),
+        };
+        events.iter().map(short).collect()
+    }
+
+    pub(crate) async fn compact(&self, revision: Revision) {
+        match &self.behind {
+            Behind::Memory(store) => store.compact(revision).unwrap(),
+            Behind::Own(etcd) => {
+                let mut client = etcd_client::Client::connect([etcd.endpoint()], None).await.unwrap();
+                client.compact(i64::try_from(revision).unwrap(), None).await.unwrap();
+            }
+            Behind::Shared => unreachable!("other cases would see it"),
+        }
+    }
+
+    /// Takes the store away: etcd is killed.
+    pub(crate) fn stop(&self) {
+        match &self.behind {
+            Behind::Memory(store) => store.set_available(false),
+            Behind::Own(etcd) => etcd.kill(),
+            Behind::Shared => unreachable!("other cases would see it"),
+        }
+    }
+
+    /// Brings it back after [`stop`](Self::stop).
+    pub(crate) fn start(&self) {
+        match &self.behind {
+            Behind::Memory(store) => store.set_available(true),
+            Behind::Own(etcd) => etcd.restart(),
+            Behind::Shared => unreachable!("other cases would see it"),
+        }
+    }
+
+    /// Makes it hang: etcd keeps its connections and answers nothing.
+    pub(crate) fn pause(&self) {
+        match &self.behind {
+            Behind::Own(etcd) => etcd.pause(),
+            _ => self.stop(),
+        }
+    }
+
+    /// Ends [`pause`](Self::pause).
+    pub(crate) fn resume(&self) {
+        match &self.behind {
+            Behind::Own(etcd) => etcd.resume(),
+            _ => self.start(),
+        }
+    }
+}
+
+/// The next batch; a watch that stays silent fails the case instead of hanging it.
+pub(crate) async fn next(watch: &mut Watch) -> Batch {
+    try_next(watch).await.unwrap()
+}
+
+pub(crate) async fn try_next(watch: &mut Watch) -> Result<Batch, StoreError> {
+    timeout(PATIENCE, watch.next()).await.expect("the watch stays silent")
+}
+
+/// Reads until `count` events have come.
+pub(crate) async fn collect(watch: &mut Watch, count: usize) -> Vec<Event> {
+    let mut events = Vec::new();
+    while events.len() < count {
+        events.extend(next(watch).await.events);
+    }
+    events
+}

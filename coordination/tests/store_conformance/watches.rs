@@ -1,0 +1,210 @@
+//! What a watch reports, from where on, and in which pieces.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use segue_coordination::store::StoreError;
+use segue_coordination::store::data::{Event, Op, Revision};
+
+use crate::site::{Site, collect, next, try_next};
+
+fn put_revision(event: &Event) -> Revision {
+    match event {
+        Event::Put(entry) => entry.mod_revision,
+        Event::Delete { key } => panic!("{key} was deleted"),
+    }
+}
+
+pub(crate) async fn a_watch_from_the_past_replays_what_happened(site: Site) {
+    let first = site.put("a", "1").await;
+    site.put("b", "1").await;
+    site.put("a", "2").await;
+    site.delete(site.one("a")).await;
+    let last = site.put("a", "3").await;
+
+    let mut watch = site.watch(site.all(), first).await;
+    let events = collect(&mut watch, 5).await;
+    assert_eq!(site.short(&events), ["a=1", "b=1", "a=2", "-a", "a=3"]);
+    assert_eq!((put_revision(&events[0]), put_revision(&events[4])), (first, last));
+
+    let mut always = site.watch(site.all(), 0).await;
+    assert_eq!(site.short(&collect(&mut always, 5).await), ["a=1", "b=1", "a=2", "-a", "a=3"]);
+    let mut later = site.watch(site.all(), first + 1).await;
+    assert_eq!(site.short(&collect(&mut later, 4).await), ["b=1", "a=2", "-a", "a=3"]);
+
+    // They go on with what comes.
+    site.delete(site.all()).await;
+    for watch in [&mut watch, &mut always, &mut later] {
+        assert_eq!(site.short(&next(watch).await.events), ["-a", "-b"]);
+    }
+}
+
+pub(crate) async fn a_watch_from_the_future_waits_for_its_revision(site: Site) {
+    let now = site.put("a", "1").await;
+    let mut next_one = site.watch(site.all(), now + 1).await;
+    // Other cases write to the same etcd: the revisions of this one's writes are not known before.
+    let far = now + 10_000;
+    let mut far_one = site.watch(site.all(), far).await;
+    let soon = site.put("a", "2").await;
+    let batch = next(&mut next_one).await;
+    assert_eq!((batch.revision, site.short(&batch.events)), (soon, vec!["a=2".to_owned()]));
+    assert!(far_one.try_next().is_none());
+}
+
+pub(crate) async fn a_watch_sees_its_own_keys_only(site: Site) {
+    let start = site.put("x", "").await;
+    let mut one = site.watch(site.one("a"), start).await;
+    let mut below = site.watch(site.below("a/"), start).await;
+    for name in ["a", "a/1", "a0", "b", "a/2"] {
+        site.put(name, "").await;
+    }
+    site.delete(site.below("a")).await;
+    assert_eq!(site.short(&collect(&mut one, 2).await), ["a=", "-a"]);
+    assert_eq!(site.short(&collect(&mut below, 4).await), ["a/1=", "a/2=", "-a/1", "-a/2"]);
+}
+
+pub(crate) async fn a_transaction_arrives_in_one_batch_in_its_own_order(site: Site) {
+    let start = site.write(["d/1", "d/2", "z"].map(|name| site.put_op(name, "0"))).await;
+    let mut live = site.watch(site.all(), start + 1).await;
+    let ops =
+        [site.put_op("z", "1"), Op::Delete(site.below("d/")), site.put_op("a", "1"), Op::Delete(site.one("absent"))];
+    let revision = site.write(ops).await;
+    let mut replayed = site.watch(site.all(), start + 1).await;
+    for watch in [&mut live, &mut replayed] {
+        let batch = next(watch).await;
+        assert_eq!(batch.revision, revision);
+        assert_eq!(site.short(&batch.events), ["z=1", "-d/1", "-d/2", "a=1"]);
+    }
+}
+
+pub(crate) async fn no_batch_ends_within_a_revision(site: Site) {
+    const SIZE: usize = 100;
+    const REVISIONS: usize = 60;
+    let start = site.put("x", "").await + 1;
+    let mut live = site.watch(site.all(), start).await;
+    // 4 MiB in all: a server that splits by size would do it.
+    let value = "v".repeat(700);
+    for _ in 0..REVISIONS {
+        site.write((0..SIZE).map(|number| site.put_op(&number.to_string(), &value))).await;
+    }
+    let mut replayed = site.watch(site.all(), start).await;
+    for watch in [&mut live, &mut replayed] {
+        let mut seen = 0;
+        let mut last = 0;
+        while seen < SIZE * REVISIONS {
+            let batch = next(watch).await;
+            assert_eq!(batch.events.len() % SIZE, 0);
+            for whole in batch.events.chunks(SIZE) {
+                let revision = put_revision(&whole[0]);
+                assert!(revision > last && whole.iter().all(|event| put_revision(event) == revision));
+                last = revision;
+            }
+            assert_eq!(batch.revision, last);
+            seen += batch.events.len();
+        }
+    }
+}
+
+pub(crate) async fn a_batch_is_at_the_revision_of_its_last_change(site: Site) {
+    // More than a store reports at once to a watch that is behind: etcd takes 1,000 revisions a time, and names its
+    // newest one in the answer.
+    const ROUNDS: usize = 12;
+    const EACH: usize = 100;
+    let start = site.put("x", "").await + 1;
+    for _ in 0..ROUNDS {
+        join_all((0..EACH).map(|number| site.put(if number % 2 == 0 { "a" } else { "b" }, ""))).await;
+    }
+    let mut watch = site.watch(site.all(), start).await;
+    let mut seen = 0;
+    while seen < ROUNDS * EACH {
+        let batch = next(&mut watch).await;
+        assert_eq!(batch.events.last().map(put_revision), Some(batch.revision));
+        seen += batch.events.len();
+    }
+}
+
+pub(crate) async fn a_write_between_snapshot_and_watch_is_seen(site: Site) {
+    let site = Arc::new(site);
+    let writer = Arc::clone(&site);
+    let writer = tokio::spawn(async move {
+        for number in 0..400 {
+            let name = format!("{}", number % 7);
+            if number % 5 == 4 {
+                writer.delete(writer.one(&name)).await;
+            } else {
+                writer.put(&name, &number.to_string()).await;
+            }
+            tokio::task::yield_now().await;
+        }
+        writer.put("end", "").await
+    });
+    let mut views = Vec::new();
+    while !writer.is_finished() && views.len() < 50 {
+        let snapshot = site.snapshot().await;
+        // Room for a write between the two.
+        tokio::task::yield_now().await;
+        let watch = site.watch(site.all(), snapshot.revision + 1).await;
+        views.push((snapshot, watch));
+    }
+    let end = writer.await.unwrap();
+    let truth: BTreeMap<_, _> =
+        site.snapshot().await.entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
+    let mut followed = 0;
+    for (snapshot, mut watch) in views {
+        let mut at = snapshot.revision;
+        let mut view: BTreeMap<_, _> = snapshot.entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
+        while at < end {
+            let batch = next(&mut watch).await;
+            assert!(batch.revision > at, "a revision came twice");
+            at = batch.revision;
+            for event in batch.events {
+                match event {
+                    Event::Put(entry) => view.insert(entry.key.clone(), entry),
+                    Event::Delete { key } => view.remove(&key),
+                };
+            }
+            followed += 1;
+        }
+        assert_eq!(view, truth);
+    }
+    assert!(followed > 0, "nothing was written meanwhile, so nothing was shown");
+}
+
+pub(crate) async fn a_slow_watch_loses_nothing(site: Site) {
+    const WRITES: usize = 600;
+    let start = site.put("x", "").await + 1;
+    let mut slow = site.watch(site.all(), start).await;
+    for number in 0..WRITES {
+        site.put("a", &number.to_string()).await;
+        // So that each is a batch of its own, as far as there is room.
+        tokio::task::yield_now().await;
+    }
+    let events = collect(&mut slow, WRITES).await;
+    let expected: Vec<_> = (0..WRITES).map(|number| format!("a={number}")).collect();
+    assert_eq!(site.short(&events), expected);
+}
+
+pub(crate) async fn a_watch_from_a_compacted_revision_fails_as_such(site: Site) {
+    let first = site.put("a", "1").await;
+    let mut running = site.watch(site.all(), first).await;
+    assert_eq!(site.short(&next(&mut running).await.events), ["a=1"]);
+    site.put("a", "2").await;
+    let kept = site.put("a", "3").await;
+    assert_eq!(site.short(&collect(&mut running, 2).await), ["a=2", "a=3"]);
+    site.compact(kept).await;
+
+    let compacted = match site.store.watch(&site.all(), kept - 1).await {
+        Ok(mut watch) => try_next(&mut watch).await.unwrap_err(),
+        Err(error) => error,
+    };
+    let StoreError::Compacted { requested, oldest } = compacted else {
+        panic!("{compacted}");
+    };
+    assert_eq!((requested, oldest), (kept - 1, kept));
+
+    let mut fresh = site.watch(site.all(), oldest).await;
+    site.put("a", "4").await;
+    assert_eq!(site.short(&collect(&mut fresh, 2).await), ["a=3", "a=4"]);
+    assert_eq!(site.short(&next(&mut running).await.events), ["a=4"], "one that had read it all goes on");
+}

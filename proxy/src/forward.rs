@@ -1,0 +1,397 @@
+//! The path of one request: which partition, through its gate, to the pod that owns it, and the answer back.
+//!
+//! Not here: what an error looks like to the client ([`respond`](crate::respond)), connections
+//! ([`upstream`](crate::upstream)), who owns what ([`table`](crate::table)).
+//! What must stay true: a request is sent a second time only if it is certain that no pod acted on it; one that is held
+//! dies with its client and is never sent; one that may have been sent is seen through whether its client waits or not;
+//! a pod's "not mine" never reaches a client.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use http::header::{CONNECTION, HeaderValue, UPGRADE};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode, Version};
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::answer::AnswerBody;
+use crate::flight::{Flight, see_through};
+use crate::headers::{self, Stamps};
+use crate::local::Background;
+use crate::metrics::{Bounce, WorkerMetrics};
+use crate::partition::Locator;
+use crate::request_body::RequestBody;
+use crate::respond::{Own, is_grpc};
+use crate::settings::ForwardSettings;
+use crate::table::Refusal;
+use crate::ticket::{Admission, Pass, Ticket, Worker};
+use crate::upgrade;
+use crate::upstream::{Answer, AnswerStream, Broken, InFlight, SendError, Upstream};
+use crate::vigil::{Ended, Vigil};
+use crate::watch::Watch;
+
+/// One worker's data path.
+#[derive(Clone)]
+pub struct Forward {
+    shared: Rc<Shared>,
+}
+
+/// What all requests of a worker share.
+pub(crate) struct Shared {
+    router: HeaderValue,
+    keyspace: HeaderValue,
+    locator: Locator,
+    worker: Worker,
+    upstream: Upstream,
+    pub(crate) request_timeout: Duration,
+    pub(crate) idle_timeout: Duration,
+    pub(crate) watch: Watch,
+    pub(crate) background: Background,
+    pub(crate) metrics: Arc<WorkerMetrics>,
+}
+
+/// The client is gone, or what it sends is not HTTP: there is nobody to answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the client has not sent its whole request")]
+pub struct ClientGone;
+
+impl std::fmt::Debug for Forward {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Forward").field("router", &self.shared.router).finish_non_exhaustive()
+    }
+}
+
+impl Forward {
+    /// The data path of the worker whose access to the table this is. To be called on that worker's thread, inside its
+    /// set of local tasks.
+    pub fn new(settings: &ForwardSettings, worker: Worker, metrics: Arc<WorkerMetrics>) -> Self {
+        // Short time-outs want a finer watch; below a millisecond nobody can tell.
+        let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
+        let watch = Watch::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
+        let text = |name: &str| HeaderValue::try_from(name).unwrap_or_else(|_| HeaderValue::from_static("invalid"));
+        let shared = Rc::new(Shared {
+            router: text(&settings.router),
+            keyspace: text(&settings.keyspace),
+            locator: settings.locator.clone(),
+            worker,
+            upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
+            request_timeout: settings.upstream.request_timeout,
+            idle_timeout: settings.upstream.idle_timeout,
+            watch,
+            background: Background::start(),
+            metrics,
+        });
+        let weak = Rc::downgrade(&shared);
+        let watch = shared.watch.clone();
+        tokio::task::spawn_local(async move {
+            watch
+                .run(move || match weak.upgrade() {
+                    Some(shared) => {
+                        shared.upstream.sweep();
+                        true
+                    }
+                    None => false,
+                })
+                .await;
+        });
+        Forward { shared }
+    }
+
+    /// Answers one request of a client; `peer` is the client's address, as `x-forwarded-for` has it.
+    pub fn call(
+        &self,
+        request: Request<Incoming>,
+        peer: HeaderValue,
+    ) -> impl Future<Output = Result<Response<AnswerBody>, ClientGone>> + use<> {
+        let shared = self.shared.clone();
+        async move {
+            let mut open = Open(Some(&shared.metrics));
+            let answer = handle(&shared, request, &peer).await;
+            open.0 = None;
+            answer
+        }
+    }
+}
+
+/// A request that is not answered yet.
+struct Open<'worker>(Option<&'worker WorkerMetrics>);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.aborted();
+        }
+    }
+}
+
+/// What became of sending.
+enum Sent {
+    Answered(Response<AnswerBody>),
+    /// Nothing was done: the request waits for its turn again.
+    Undone(Pass, Bounce),
+    Own(Own),
+    ClientGone,
+}
+
+async fn handle(
+    shared: &Rc<Shared>,
+    mut request: Request<Incoming>,
+    peer: &HeaderValue,
+) -> Result<Response<AnswerBody>, ClientGone> {
+    let arrived = Instant::now();
+    let switch = headers::wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
+    let (head, incoming) = request.into_parts();
+    let mut partition = None;
+    let own = match route(shared, &head, incoming, peer, arrived, switch, &mut partition).await {
+        Ok(answer) => return Ok(answer),
+        Err(None) => return Err(ClientGone),
+        Err(Some(own)) => own,
+    };
+    shared.metrics.answered(own);
+    shared.metrics.took(arrived.elapsed());
+    Ok(own.answer(partition, is_grpc(&head.headers)).map(AnswerBody::whole))
+}
+
+/// The pod's answer, or why there is none; `Err(None)`: the client is gone.
+async fn route(
+    shared: &Rc<Shared>,
+    head: &Parts,
+    incoming: Incoming,
+    peer: &HeaderValue,
+    arrived: Instant,
+    mut switch: Option<OnUpgrade>,
+    partition: &mut Option<u32>,
+) -> Result<Response<AnswerBody>, Option<Own>> {
+    let partitions = shared.worker.partitions();
+    if head.method == Method::CONNECT {
+        // It asks for a connection to somewhere, which is no request for a partition.
+        return Err(Some(Own::NoPartition));
+    }
+    if partitions == 0 {
+        return Err(Some(Own::NoOwner));
+    }
+    let located = shared.locator.locate(head, partitions).map_err(Own::from)?;
+    *partition = Some(located.partition);
+    let body = RequestBody::new(incoming, head.version, &shared.watch);
+    let bytes = headers::weight(head) + body.weight();
+    let mut admission = shared.worker.enter(located.partition, located.order, bytes, arrived).map_err(Own::from)?;
+    loop {
+        let pass = match admission {
+            Admission::Pass(pass) => pass,
+            Admission::Held(ticket) => wait(ticket, head, &body).await?,
+        };
+        let flight = Flight::begin(pass, shared, arrived);
+        admission = match send(shared, head, &body, peer, flight, &mut switch).await {
+            Sent::Answered(answer) => return Ok(answer),
+            Sent::Own(own) => return Err(Some(own)),
+            Sent::ClientGone => return Err(None),
+            Sent::Undone(pass, cause) => {
+                shared.metrics.bounced(cause);
+                Admission::Held(pass.put_back())
+            }
+        };
+    }
+}
+
+/// Waits for the request's turn, and meanwhile reads its body ahead where that tells of a client that hangs up.
+async fn wait(ticket: Ticket, head: &Parts, body: &RequestBody) -> Result<Pass, Option<Own>> {
+    let mut ticket = ticket;
+    // On HTTP/2 a hang-up is seen without reading. A client that asks before it sends would take reading for a yes.
+    let mut reads = head.version != Version::HTTP_2 && !head.headers.contains_key(http::header::EXPECT);
+    std::future::poll_fn(|context| {
+        if let Poll::Ready(turn) = Pin::new(&mut ticket).poll(context) {
+            return Poll::Ready(turn.map_err(|refusal: Refusal| Some(refusal.into())));
+        }
+        if reads {
+            match body.poll_read_ahead(context) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => reads = false,
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(None)),
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Sends a request to the pod that its flight leads to.
+async fn send(
+    shared: &Rc<Shared>,
+    head: &Parts,
+    body: &RequestBody,
+    peer: &HeaderValue,
+    mut flight: Flight,
+    switch: &mut Option<OnUpgrade>,
+) -> Sent {
+    let upgrade = switch.is_some();
+    let http2 = !upgrade && shared.upstream.by_http2(head.version);
+    let mut fresh = false;
+    loop {
+        let line = match shared.upstream.line(flight.pod(), http2, fresh).await {
+            Ok(line) => line,
+            Err(error) => {
+                tracing::debug!(pod = flight.pod().name, %error, "a pod cannot be reached");
+                return Sent::Undone(flight.undo(), Bounce::Refused);
+            }
+        };
+        let Some(attempt) = body.attempt() else {
+            return Sent::Own(Own::NoOwner);
+        };
+        let stamps = Stamps {
+            partition: flight.partition(),
+            epoch: flight.epoch(),
+            router: &shared.router,
+            keyspace: &shared.keyspace,
+            peer,
+        };
+        let made_for_this = line.is_fresh();
+        let sending = Sending {
+            under_way: Some((line.begin(head, &stamps, attempt, upgrade), flight)),
+            body,
+            vigil: Vigil::new(shared.watch.clone()),
+            begun: shared.watch.now(),
+        };
+        let outcome;
+        (outcome, flight) = sending.await;
+        let answer = match outcome {
+            Ok(answer) => answer,
+            Err(NoAnswer::Send(SendError::NotSent(_))) if !made_for_this => {
+                // The connection had died while it was idle.
+                fresh = true;
+                continue;
+            }
+            Err(NoAnswer::Send(SendError::NotSent(error))) => {
+                body.take_back();
+                tracing::debug!(pod = flight.pod().name, %error, "a pod takes no request");
+                return Sent::Undone(flight.undo(), Bounce::Refused);
+            }
+            Err(NoAnswer::Send(SendError::Failed(Broken::CutOff))) => return Sent::ClientGone,
+            Err(NoAnswer::Send(SendError::Failed(error))) => {
+                tracing::debug!(pod = flight.pod().name, %error, "an exchange has failed");
+                return Sent::Own(Own::UpstreamFailed);
+            }
+            Err(NoAnswer::Ended(Ended::Severed)) => return Sent::Own(Own::Severed),
+            Err(NoAnswer::Ended(Ended::TimedOut)) => return Sent::Own(Own::UpstreamTimeout),
+        };
+        return match answer {
+            Answer::Response(mut response) if is_misdirected(&response) => {
+                // If all of it is here, its connection can be used again.
+                drop(response.body_mut().take_whole());
+                body.take_back();
+                if body.is_whole() {
+                    Sent::Undone(flight.undo(), Bounce::Misdirected)
+                } else {
+                    // Nothing was done, so the client may send again; the router no longer can.
+                    Sent::Own(Own::NoOwner)
+                }
+            }
+            Answer::Response(response) => {
+                body.settle();
+                Sent::Answered(pass_on(shared, response, flight))
+            }
+            Answer::Switched(response, stream, read) => Sent::Answered(match switch.take() {
+                Some(client) => switched(shared, response, client, stream, read, flight),
+                None => return Sent::Own(Own::UpstreamFailed),
+            }),
+        };
+    }
+}
+
+fn is_misdirected(response: &Response<AnswerStream>) -> bool {
+    response.status() == StatusCode::MISDIRECTED_REQUEST || headers::is_misdirected_grpc(response.headers())
+}
+
+fn pass_on(shared: &Shared, response: Response<AnswerStream>, mut flight: Flight) -> Response<AnswerBody> {
+    flight.delivered();
+    shared.metrics.passed(response.status());
+    let (mut head, stream) = response.into_parts();
+    headers::clean_answer(&mut head.headers);
+    Response::from_parts(head, AnswerBody::from_pod(stream, flight))
+}
+
+fn switched(
+    shared: &Shared,
+    mut response: Response<()>,
+    client: OnUpgrade,
+    stream: TcpStream,
+    read: BytesMut,
+    mut flight: Flight,
+) -> Response<AnswerBody> {
+    flight.delivered();
+    shared.metrics.passed(response.status());
+    let to = response.headers_mut().remove(UPGRADE);
+    headers::clean_answer(response.headers_mut());
+    if let Some(to) = to {
+        response.headers_mut().insert(UPGRADE, to);
+    }
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    upgrade::join(client, stream, read, flight);
+    response.map(|()| AnswerBody::whole(bytes::Bytes::new()))
+}
+
+/// Why there is no answer.
+enum NoAnswer {
+    Send(SendError),
+    Ended(Ended),
+}
+
+/// An exchange until its answer begins. Dropped, because the client has gone, it goes on by itself.
+struct Sending<'request> {
+    under_way: Option<(InFlight, Flight)>,
+    body: &'request RequestBody,
+    vigil: Vigil,
+    begun: Instant,
+}
+
+impl Future for Sending<'_> {
+    type Output = (Result<Answer, NoAnswer>, Flight);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Some((exchange, flight)) = &mut this.under_way else {
+            return Poll::Pending;
+        };
+        let outcome = match exchange.poll_answer(context) {
+            Poll::Ready(answer) => answer.map_err(NoAnswer::Send),
+            Poll::Pending => {
+                let shared = flight.shared();
+                // The pod's time runs from when it last had what it needs: while the client still has to send, only
+                // silence is bounded.
+                let deadline = || {
+                    let upload = this.body.upload().filter(|upload| upload.progress > this.begun);
+                    let since = upload.map_or(this.begun, |upload| upload.progress);
+                    let patience = match this.body.upload() {
+                        Some(upload) if upload.awaits_client => shared.idle_timeout,
+                        _ => shared.request_timeout,
+                    };
+                    since + patience + shared.watch.tick()
+                };
+                match this.vigil.poll(context, || flight.sever_token(), deadline) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(ended) => Err(NoAnswer::Ended(ended)),
+                }
+            }
+        };
+        match this.under_way.take() {
+            // Broken off here, if it has not ended by itself.
+            Some((_, flight)) => Poll::Ready((outcome, flight)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if let Some((exchange, flight)) = self.under_way.take() {
+            see_through(exchange, flight);
+        }
+    }
+}

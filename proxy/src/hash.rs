@@ -1,0 +1,138 @@
+//! Hashes of keys to partitions, bit for bit what the producers of the same topic compute.
+//!
+//! Pure. Not for hash maps and not secret: a client may choose its key. What must stay true: for the same bytes and the
+//! same number of partitions the answer never changes, or a key's requests and its log part ways.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// How a key becomes a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KeyHash {
+    /// Kafka's Java producer.
+    #[default]
+    Murmur2,
+    /// librdkafka's `consistent`.
+    Crc32,
+    /// Sarama's `NewHashPartitioner`.
+    Fnv1a,
+    /// XXH3, 64 bits, for those who have no producer to agree with.
+    Xxh3,
+}
+
+impl KeyHash {
+    /// The partition of `key` among `partitions`, which is at least 1.
+    ///
+    /// An empty key is a key like any other here, as it is for the Java producer and for Sarama; librdkafka's
+    /// `consistent` maps it to the same partition as no key at all, which is where this puts it (0).
+    pub fn partition(self, key: &[u8], partitions: u32) -> u32 {
+        match self {
+            // The sign bit is masked, not negated: that differs for half of all keys.
+            KeyHash::Murmur2 => (murmur2(key) & 0x7fff_ffff) % partitions,
+            KeyHash::Crc32 => crc32fast::hash(key) % partitions,
+            // Sarama divides the signed hash and drops the remainder's sign. Partition numbers are signed there, so
+            // there are never so many that the cast matters.
+            KeyHash::Fnv1a => (i64::from(fnv1a(key) as i32) % i64::from(partitions)).unsigned_abs() as u32,
+            KeyHash::Xxh3 => (xxh3_64(key) % u64::from(partitions)) as u32,
+        }
+    }
+}
+
+/// What orders the requests of one key: the same for the same key, whatever its partition's hash.
+pub(crate) fn order_of(key: &[u8]) -> u64 {
+    xxh3_64(key)
+}
+
+/// MurmurHash2 as Kafka's `Utils.murmur2` has it (its own seed).
+fn murmur2(data: &[u8]) -> u32 {
+    const M: u32 = 0x5bd1_e995;
+    let mut hash = 0x9747_b28c ^ data.len() as u32;
+    let mut words = data.chunks_exact(4);
+    for word in &mut words {
+        let mut k = u32::from_le_bytes([word[0], word[1], word[2], word[3]]).wrapping_mul(M);
+        k ^= k >> 24;
+        hash = hash.wrapping_mul(M) ^ k.wrapping_mul(M);
+    }
+    let tail = words.remainder();
+    if !tail.is_empty() {
+        for (index, byte) in tail.iter().enumerate() {
+            hash ^= u32::from(*byte) << (8 * index);
+        }
+        hash = hash.wrapping_mul(M);
+    }
+    hash ^= hash >> 13;
+    hash = hash.wrapping_mul(M);
+    hash ^ (hash >> 15)
+}
+
+fn fnv1a(data: &[u8]) -> u32 {
+    data.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn murmur2_is_that_of_kafkas_own_tests() {
+        let vectors: [(&str, i32); 10] = [
+            // UtilsTest.testMurmur2 of apache/kafka
+            ("21", -973_932_308),
+            ("foobar", -790_332_482),
+            ("a-little-bit-long-string", -985_981_536),
+            ("a-little-bit-longer-string", -1_486_304_829),
+            ("lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58_897_971),
+            ("abc", 479_470_107),
+            // rdmurmur2.c of librdkafka
+            ("kafka", 0xd067_cf64_u32 as i32),
+            ("giberish123456789", 0x8f55_2b0c_u32 as i32),
+            ("1234", 0x9fc9_7b14_u32 as i32),
+            ("", 0x106e_08d9),
+        ];
+        for (key, hash) in vectors {
+            assert_eq!(murmur2(key.as_bytes()) as i32, hash, "{key:?}");
+        }
+    }
+
+    #[test]
+    fn murmur2_masks_the_sign_bit_instead_of_negating() {
+        // -973932308 & 0x7fffffff = 1173551340
+        assert_eq!(KeyHash::Murmur2.partition(b"21", 64), (1_173_551_340u32 % 64));
+        assert_ne!(KeyHash::Murmur2.partition(b"21", 1000), 973_932_308 % 1000, "that would be the absolute value");
+    }
+
+    #[test]
+    fn crc32_is_unsigned_and_puts_the_empty_key_first() {
+        assert_eq!(crc32fast::hash(b"123456789"), 0xcbf4_3926);
+        assert_eq!(KeyHash::Crc32.partition(b"123456789", 1000), (0xcbf4_3926u32 % 1000));
+        assert_eq!(KeyHash::Crc32.partition(b"", 64), 0);
+    }
+
+    #[test]
+    fn fnv1a_takes_the_remainder_first_and_drops_its_sign_after() {
+        assert_eq!(fnv1a(b""), 0x811c_9dc5);
+        assert_eq!(fnv1a(b"a"), 0xe40c_292c);
+        assert_eq!(fnv1a(b"foobar"), 0xbf9c_f968);
+        // As an int32, 0xe40c292c is -468965076; Go's remainder by 1000 is -76.
+        assert_eq!(KeyHash::Fnv1a.partition(b"a", 1000), 76);
+        // 0x811c9dc5 is -2128831035.
+        assert_eq!(KeyHash::Fnv1a.partition(b"", 1000), 35);
+        assert_ne!(KeyHash::Fnv1a.partition(b"a", 1000), 0xe40c_292c % 1000);
+    }
+
+    #[test]
+    fn xxh3_is_the_reference_with_seed_zero() {
+        assert_eq!(xxh3_64(b""), 0x2d06_8005_38d3_94c2);
+        assert_eq!(KeyHash::Xxh3.partition(b"", 1000), (0x2d06_8005_38d3_94c2u64 % 1000) as u32);
+    }
+
+    #[test]
+    fn every_hash_stays_within_the_partitions() {
+        for hash in [KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3] {
+            for partitions in [1, 2, 7, 64, 1000, i32::MAX as u32] {
+                for key in 0..2000u32 {
+                    assert!(hash.partition(&key.to_le_bytes(), partitions) < partitions);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Which headers go on to the next hop, and which ones the router adds.
+//!
+//! Pure. What must stay true: headers that are about one connection never cross the router, in either direction; what a
+//! pod reads in `segue-partition` and its siblings was written by the router, never by a client.
+
+use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::{HeaderMap, Version};
+
+use crate::respond::SEGUE_REASON;
+
+pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-partition");
+pub(crate) const SEGUE_EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
+pub(crate) const SEGUE_ROUTER: HeaderName = HeaderName::from_static("segue-router");
+pub(crate) const SEGUE_KEYSPACE: HeaderName = HeaderName::from_static("segue-keyspace");
+const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
+pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
+/// What the router writes on a request.
+pub(crate) struct Stamps<'request> {
+    pub(crate) partition: u32,
+    pub(crate) epoch: u64,
+    pub(crate) router: &'request HeaderValue,
+    pub(crate) keyspace: &'request HeaderValue,
+    /// The client's address.
+    pub(crate) peer: &'request HeaderValue,
+}
+
+/// The names that a message's `Connection` header declares to be about this connection only.
+pub(crate) struct Declared<'headers>(Option<&'headers HeaderMap>);
+
+impl<'headers> Declared<'headers> {
+    pub(crate) fn of(headers: &'headers HeaderMap) -> Self {
+        let ordinary = |option: &[u8]| {
+            [&b"close"[..], b"keep-alive", b"upgrade", b"te"].iter().any(|known| option.eq_ignore_ascii_case(known))
+        };
+        let unusual = options(headers).any(|option| !ordinary(option));
+        Declared(unusual.then_some(headers))
+    }
+
+    fn contains(&self, name: &HeaderName) -> bool {
+        self.0
+            .is_some_and(|headers| options(headers).any(|option| option.eq_ignore_ascii_case(name.as_str().as_bytes())))
+    }
+}
+
+fn options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let lines = headers.get_all(CONNECTION).iter();
+    lines
+        .flat_map(|line| line.as_bytes().split(|byte| *byte == b','))
+        .map(<[u8]>::trim_ascii)
+        .filter(|option| !option.is_empty())
+}
+
+/// Whether the header is about one connection, whatever `Connection` says.
+pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
+    *name == CONNECTION
+        || *name == TRANSFER_ENCODING
+        || *name == UPGRADE
+        || *name == TE
+        || *name == KEEP_ALIVE
+        || name.as_str().starts_with("proxy-")
+}
+
+/// Whether a client's header goes on to the pod as it is.
+pub(crate) fn passes_to_pod(name: &HeaderName, declared: &Declared<'_>) -> bool {
+    !(is_hop_by_hop(name)
+        || *name == HOST
+        || *name == X_FORWARDED_FOR
+        || *name == VIA
+        || is_stamp(name)
+        || declared.contains(name))
+}
+
+fn is_stamp(name: &HeaderName) -> bool {
+    name.as_str().starts_with("segue-")
+        && (*name == SEGUE_PARTITION || *name == SEGUE_EPOCH || *name == SEGUE_ROUTER || *name == SEGUE_KEYSPACE)
+}
+
+/// Takes out of a pod's answer what does not go on to the client.
+pub(crate) fn clean_answer(headers: &mut HeaderMap) {
+    let stays = |name: &HeaderName| !is_hop_by_hop(name) && *name != SEGUE_REASON;
+    if headers.keys().all(stays) {
+        return;
+    }
+    let declared: Vec<HeaderName> = options(headers).filter_map(|option| HeaderName::from_bytes(option).ok()).collect();
+    let others: Vec<HeaderName> = headers.keys().filter(|name| !stays(name)).cloned().collect();
+    for name in declared.into_iter().chain(others) {
+        headers.remove(name);
+    }
+}
+
+/// Whether the client takes trailers; the only thing that `TE` may say to the next hop.
+pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
+    headers.get_all(TE).iter().any(|line| {
+        line.as_bytes().split(|byte| *byte == b',').any(|coding| {
+            let name = coding.split(|byte| *byte == b';').next().unwrap_or_default();
+            name.trim_ascii().eq_ignore_ascii_case(b"trailers")
+        })
+    })
+}
+
+/// Whether an HTTP/1.1 request asks for another protocol on its connection.
+pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
+    version == Version::HTTP_11
+        && headers.contains_key(UPGRADE)
+        && options(headers).any(|option| option.eq_ignore_ascii_case(b"upgrade"))
+}
+
+/// What `Via` says of a message that came by this version.
+pub(crate) fn via(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_10 => "1.0 segue",
+        Version::HTTP_2 => "2.0 segue",
+        _ => "1.1 segue",
+    }
+}
+
+/// The values of a list header, ready to be continued: each followed by a comma.
+pub(crate) fn continued<'headers>(
+    headers: &'headers HeaderMap,
+    name: &HeaderName,
+) -> impl Iterator<Item = &'headers [u8]> {
+    headers.get_all(name).iter().flat_map(|value| [value.as_bytes(), b", "])
+}
+
+/// Whether a gRPC answer says "not mine, nothing was done".
+pub(crate) fn is_misdirected_grpc(headers: &HeaderMap) -> bool {
+    headers.get(SEGUE_MISDIRECTED).is_some_and(|value| value == "1")
+        && headers.get(GRPC_STATUS).is_some_and(|value| value == "9")
+}
+
+/// Bytes that a head takes up in memory, about.
+pub(crate) fn weight(head: &http::request::Parts) -> usize {
+    // Beside the text: the map's slots, and the request's own bookkeeping.
+    const EACH: usize = 104;
+    const REQUEST: usize = 512;
+    let text: usize = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + EACH).sum();
+    let uri = head.uri.path_and_query().map_or(1, |path| path.as_str().len());
+    REQUEST + uri + text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn headers_about_the_connection_do_not_reach_the_pod() {
+        let headers = map(&[("connection", "close, X-Hop"), ("x-hop", "1"), ("x-end", "1")]);
+        let declared = Declared::of(&headers);
+        let passes = |name| passes_to_pod(&HeaderName::from_static(name), &declared);
+        for hop in [
+            "connection",
+            "keep-alive",
+            "te",
+            "transfer-encoding",
+            "upgrade",
+            "proxy-authorization",
+            "proxy-connection",
+            "x-hop",
+        ] {
+            assert!(!passes(hop), "{hop}");
+        }
+        assert!(passes("x-end"));
+        assert!(passes("authorization"));
+        assert!(passes("trailer"));
+    }
+
+    #[test]
+    fn a_clients_own_stamps_are_dropped() {
+        let headers = HeaderMap::new();
+        let declared = Declared::of(&headers);
+        for name in [SEGUE_PARTITION, SEGUE_EPOCH, SEGUE_ROUTER, SEGUE_KEYSPACE] {
+            assert!(!passes_to_pod(&name, &declared));
+        }
+        assert!(passes_to_pod(&HeaderName::from_static("segue-other"), &declared));
+    }
+
+    #[test]
+    fn an_answer_loses_what_was_about_its_connection_and_any_reason_of_a_routers() {
+        let mut headers = map(&[
+            ("connection", "keep-alive, x-hop"),
+            ("keep-alive", "timeout=5"),
+            ("x-hop", "1"),
+            ("proxy-authenticate", "Basic"),
+            ("segue-reason", "fenced"),
+            ("x-end", "1"),
+        ]);
+        clean_answer(&mut headers);
+        assert_eq!(headers, map(&[("x-end", "1")]));
+    }
+
+    #[test]
+    fn trailers_are_the_only_coding_that_te_passes_on() {
+        assert!(takes_trailers(&map(&[("te", "gzip;q=0.5, Trailers")])));
+        assert!(!takes_trailers(&map(&[("te", "gzip")])));
+    }
+
+    #[test]
+    fn an_upgrade_needs_both_headers() {
+        let both = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]);
+        assert!(wants_upgrade(Version::HTTP_11, &both));
+        assert!(!wants_upgrade(Version::HTTP_10, &both));
+        assert!(!wants_upgrade(Version::HTTP_11, &map(&[("upgrade", "h2c")])));
+    }
+
+    #[test]
+    fn a_misdirected_grpc_answer_needs_status_and_metadata() {
+        assert!(is_misdirected_grpc(&map(&[("grpc-status", "9"), ("segue-misdirected", "1")])));
+        assert!(!is_misdirected_grpc(&map(&[("grpc-status", "9")])));
+        assert!(!is_misdirected_grpc(&map(&[("grpc-status", "0"), ("segue-misdirected", "1")])));
+    }
+}

@@ -1,0 +1,296 @@
+//! What the data path counts.
+//!
+//! Each worker has counters of its own, which only it writes, so counting costs a load and a store and no cache line is
+//! fought over; they are added up when somebody asks. What must stay true: every series that the router itself can cause
+//! is there from the start, at zero.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use http::StatusCode;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::exemplar::Exemplar;
+use prometheus_client::registry::Registry;
+
+use crate::respond::Own;
+
+/// Upper bounds of the buckets of `request_duration_seconds`, in microseconds. Dense below 50 ms, or a cutover's pause
+/// could not be seen.
+const BOUNDS: [u64; 22] = [
+    100, 200, 300, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 7_500, 10_000, 20_000, 30_000, 50_000, 100_000,
+    250_000, 500_000, 1_000_000, 5_000_000, 15_000_000, 60_000_000,
+];
+/// Status codes that a pod can answer with.
+const CODES: usize = 500;
+
+/// Why a request came back from a pod undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bounce {
+    /// The pod said that the partition is not its own.
+    Misdirected,
+    /// The pod could not be reached.
+    Refused,
+}
+
+/// The counters of all workers.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    workers: Arc<[Arc<WorkerMetrics>]>,
+}
+
+/// The counters of one worker. Only that worker's thread writes them.
+pub struct WorkerMetrics {
+    passed: [AtomicU64; CODES],
+    own: [AtomicU64; Own::ALL.len()],
+    aborted: AtomicU64,
+    in_flight: AtomicU64,
+    bounced: [AtomicU64; 2],
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    nanoseconds: AtomicU64,
+    connections: AtomicU64,
+}
+
+impl fmt::Debug for WorkerMetrics {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("WorkerMetrics").field("in_flight", &self.in_flight).finish_non_exhaustive()
+    }
+}
+
+impl Default for WorkerMetrics {
+    fn default() -> Self {
+        WorkerMetrics {
+            passed: std::array::from_fn(|_| AtomicU64::new(0)),
+            own: std::array::from_fn(|_| AtomicU64::new(0)),
+            aborted: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+            bounced: Default::default(),
+            buckets: std::array::from_fn(|_| AtomicU64::new(0)),
+            nanoseconds: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Adds without an atomic read-modify-write: there is one writer.
+#[inline]
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
+}
+
+impl WorkerMetrics {
+    /// A pod's answer was passed on.
+    #[inline]
+    pub(crate) fn passed(&self, status: StatusCode) {
+        if let Some(counter) = self.passed.get(usize::from(status.as_u16()).wrapping_sub(100)) {
+            add(counter, 1);
+        }
+    }
+
+    pub(crate) fn answered(&self, own: Own) {
+        add(&self.own[own.index()], 1);
+    }
+
+    /// The client hung up before there was an answer.
+    pub(crate) fn aborted(&self) {
+        add(&self.aborted, 1);
+    }
+
+    pub(crate) fn bounced(&self, cause: Bounce) {
+        add(&self.bounced[cause as usize], 1);
+    }
+
+    #[inline]
+    pub(crate) fn took(&self, duration: Duration) {
+        let micros = duration.as_micros() as u64;
+        let bucket = BOUNDS.iter().position(|bound| micros <= *bound).unwrap_or(BOUNDS.len());
+        add(&self.buckets[bucket], 1);
+        add(&self.nanoseconds, duration.as_nanos() as u64);
+    }
+
+    #[inline]
+    pub(crate) fn begins(&self) {
+        add(&self.in_flight, 1);
+    }
+
+    #[inline]
+    pub(crate) fn ends(&self) {
+        add(&self.in_flight, 1u64.wrapping_neg());
+    }
+
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.in_flight.load(Relaxed)
+    }
+
+    pub(crate) fn connected(&self) {
+        add(&self.connections, 1);
+    }
+
+    pub(crate) fn disconnected(&self) {
+        add(&self.connections, 1u64.wrapping_neg());
+    }
+}
+
+impl Metrics {
+    /// Counters for so many workers.
+    pub fn new(workers: usize) -> Self {
+        Metrics { workers: (0..workers).map(|_| Arc::default()).collect() }
+    }
+
+    /// The counters of one worker.
+    pub fn worker(&self, index: usize) -> Arc<WorkerMetrics> {
+        self.workers[index].clone()
+    }
+
+    /// Adds all series to a registry whose prefix is `segue`.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register_collector(Box::new(self.clone()));
+    }
+
+    fn sum(&self, counter: impl Fn(&WorkerMetrics) -> &AtomicU64) -> u64 {
+        let each = self.workers.iter().map(|worker| counter(worker).load(Relaxed));
+        each.fold(0, u64::wrapping_add)
+    }
+
+    /// Requests with a pod at the moment, over all workers.
+    pub fn in_flight(&self) -> u64 {
+        self.sum(|worker| &worker.in_flight)
+    }
+
+    /// How often the router answered itself for this reason.
+    pub fn own_answers(&self, own: Own) -> u64 {
+        self.sum(|worker| &worker.own[own.index()])
+    }
+
+    /// How often a request came back undone for this cause.
+    pub fn bounces(&self, cause: Bounce) -> u64 {
+        self.sum(|worker| &worker.bounced[cause as usize])
+    }
+}
+
+/// For what has no labels.
+type NoLabels = [(&'static str, &'static str); 0];
+
+#[derive(Debug, Clone, Hash, PartialEq, Eq)]
+struct Answered {
+    code: u16,
+    reason: &'static str,
+}
+
+impl EncodeLabelSet for Answered {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel;
+        ("code", u32::from(self.code)).encode(encoder.encode_label())?;
+        ("reason", self.reason).encode(encoder.encode_label())
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        use MetricType::{Counter, Gauge, Histogram};
+        let none: Option<&Exemplar<NoLabels, u64>> = None;
+
+        let help = "Requests answered, by status and, for the router's own answers, by reason";
+        let mut requests = encoder.encode_descriptor("requests", help, None, Counter)?;
+        for index in 0..CODES {
+            let count = self.sum(|worker| &worker.passed[index]);
+            let code = index as u16 + 100;
+            if count > 0 || code == 200 {
+                let labels = Answered { code, reason: "" };
+                requests.encode_family(&labels)?.encode_counter(&count, none)?;
+            }
+        }
+        for own in Own::ALL {
+            let (code, reason) = (own.status().as_u16(), own.reason());
+            let labels = Answered { code, reason };
+            requests.encode_family(&labels)?.encode_counter(&self.own_answers(own), none)?;
+        }
+
+        let help = "Requests whose client hung up before there was an answer";
+        let mut aborted = encoder.encode_descriptor("requests_aborted", help, None, Counter)?;
+        aborted.encode_counter(&self.sum(|worker| &worker.aborted), none)?;
+
+        let help = "From a request's arrival until the pod was done with it";
+        let mut duration = encoder.encode_descriptor("request_duration_seconds", help, None, Histogram)?;
+        let mut buckets = Vec::with_capacity(BOUNDS.len() + 1);
+        for index in 0..=BOUNDS.len() {
+            let bound = BOUNDS.get(index).map_or(f64::INFINITY, |bound| *bound as f64 / 1e6);
+            buckets.push((bound, self.sum(|worker| &worker.buckets[index])));
+        }
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let seconds = self.sum(|worker| &worker.nanoseconds) as f64 / 1e9;
+        duration.encode_histogram::<NoLabels>(seconds, count, &buckets, None)?;
+
+        let help = "Requests that a pod is working on";
+        let mut in_flight = encoder.encode_descriptor("in_flight", help, None, Gauge)?;
+        in_flight.encode_gauge(&(self.in_flight() as i64))?;
+
+        let help = "Clients' connections that are open";
+        let mut connections = encoder.encode_descriptor("connections", help, None, Gauge)?;
+        connections.encode_gauge(&(self.sum(|worker| &worker.connections) as i64))?;
+
+        let help = "Requests that came back undone and were put back, by cause";
+        let mut bounced = encoder.encode_descriptor("bounced", help, None, Counter)?;
+        for (cause, name) in [(Bounce::Misdirected, "misdirected"), (Bounce::Refused, "refused")] {
+            bounced.encode_family(&[("cause", name)])?.encode_counter(&self.bounces(cause), none)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(metrics: &Metrics) -> String {
+        let mut registry = Registry::with_prefix("segue");
+        metrics.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn every_series_of_the_routers_own_is_there_at_zero() {
+        let text = text(&Metrics::new(2));
+        for own in Own::ALL {
+            let line =
+                format!("segue_requests_total{{code=\"{}\",reason=\"{}\"}} 0\n", own.status().as_u16(), own.reason());
+            assert!(text.contains(&line), "{line} in {text}");
+        }
+        for line in [
+            "segue_bounced_total{cause=\"misdirected\"} 0\n",
+            "segue_bounced_total{cause=\"refused\"} 0\n",
+            "segue_in_flight 0\n",
+            "segue_request_duration_seconds_count 0\n",
+            "segue_request_duration_seconds_bucket{le=\"0.0001\"} 0\n",
+            "segue_request_duration_seconds_bucket{le=\"+Inf\"} 0\n",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+    }
+
+    #[test]
+    fn the_workers_are_added_up() {
+        let metrics = Metrics::new(2);
+        metrics.worker(0).passed(StatusCode::CREATED);
+        metrics.worker(1).passed(StatusCode::CREATED);
+        metrics.worker(0).begins();
+        metrics.worker(1).took(Duration::from_micros(150));
+        let text = text(&metrics);
+        for line in [
+            "segue_requests_total{code=\"201\",reason=\"\"} 2\n",
+            "segue_in_flight 1\n",
+            "segue_request_duration_seconds_bucket{le=\"0.0001\"} 0\n",
+            "segue_request_duration_seconds_bucket{le=\"0.0002\"} 1\n",
+            "segue_request_duration_seconds_count 1\n",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        metrics.worker(0).ends();
+        assert_eq!(metrics.in_flight(), 0);
+    }
+}

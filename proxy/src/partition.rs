@@ -1,0 +1,339 @@
+//! Which partition a request is for, and which order it must keep: from its head alone.
+//!
+//! Pure. Not here: whether the partition has an owner, and what the client is told ([`respond`](crate::respond)).
+//! What must stay true: a request whose head says two different things is refused, never routed by one of them; a key
+//! gives the partition that the producers compute ([`hash`](crate::hash)).
+
+use std::borrow::Cow;
+
+use http::header::{COOKIE, HeaderName};
+use http::request::Parts;
+
+use crate::hash::{KeyHash, order_of};
+
+/// Where a request names its partition (`[router.partition]`).
+#[derive(Debug, Clone)]
+pub enum PartitionSource {
+    /// A header with the number itself.
+    Header(HeaderName),
+    /// A key, hashed.
+    Key {
+        /// Where the key is.
+        from: KeyFrom,
+        /// How it is hashed.
+        hash: KeyHash,
+    },
+}
+
+/// Where a request has its key.
+#[derive(Debug, Clone)]
+pub enum KeyFrom {
+    /// The value of this header.
+    Header(HeaderName),
+    /// A segment of the path.
+    Path(PathTemplate),
+    /// The query parameter of this name.
+    Query(String),
+    /// The cookie of this name.
+    Cookie(String),
+}
+
+/// A path with one segment `{key}`, such as `/persons/{key}`. Paths that go on after it match as well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathTemplate {
+    segments: Vec<Option<String>>,
+}
+
+/// Why a path template is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PathTemplateError {
+    /// It does not begin with a slash.
+    #[error("a path template begins with '/'")]
+    NotAbsolute,
+    /// Not exactly one segment is `{key}`.
+    #[error("exactly one segment of a path template is {{key}}, this one has {0}")]
+    Keys(usize),
+    /// A segment other than `{key}` has braces.
+    #[error("a segment is either {{key}} or plain text, not {0:?}")]
+    Segment(String),
+}
+
+impl std::str::FromStr for PathTemplate {
+    type Err = PathTemplateError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let rest = text.strip_prefix('/').ok_or(PathTemplateError::NotAbsolute)?;
+        let mut segments = Vec::new();
+        for segment in rest.split('/') {
+            match segment {
+                "{key}" => segments.push(None),
+                plain if !plain.contains(['{', '}']) => segments.push(Some(plain.to_owned())),
+                other => return Err(PathTemplateError::Segment(other.to_owned())),
+            }
+        }
+        match segments.iter().filter(|segment| segment.is_none()).count() {
+            1 => Ok(PathTemplate { segments }),
+            keys => Err(PathTemplateError::Keys(keys)),
+        }
+    }
+}
+
+impl PathTemplate {
+    /// The key's segment as it stands in the path.
+    fn find<'path>(&self, path: &'path str) -> Option<&'path str> {
+        let mut found = None;
+        let mut path_segments = path.strip_prefix('/')?.split('/');
+        for segment in &self.segments {
+            let actual = path_segments.next()?;
+            match segment {
+                Some(plain) if plain == actual => {}
+                Some(_) => return None,
+                None => found = Some(actual),
+            }
+        }
+        // `/persons/` has a segment there but names nobody.
+        found.filter(|key| !key.is_empty())
+    }
+}
+
+/// Where a request goes, as far as its head says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Located {
+    /// Its partition.
+    pub partition: u32,
+    /// The hash of what orders it; requests without one are ordered by arrival only.
+    pub order: Option<u64>,
+}
+
+/// Why a request is for no partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unlocated {
+    /// It names none.
+    Missing,
+    /// It names one that cannot be, or two.
+    Bad,
+}
+
+/// Reads partition and order from request heads.
+#[derive(Debug, Clone)]
+pub struct Locator {
+    /// Where the partition is named.
+    pub source: PartitionSource,
+    /// A header whose value orders requests, where the partition is named by number.
+    pub order_by: Option<HeaderName>,
+}
+
+impl Locator {
+    /// The partition that a request with this head is for, among `partitions` (at least 1).
+    pub fn locate(&self, head: &Parts, partitions: u32) -> Result<Located, Unlocated> {
+        match &self.source {
+            PartitionSource::Header(name) => {
+                let partition = number(header(head, name)?).ok_or(Unlocated::Bad)?;
+                if partition >= partitions {
+                    return Err(Unlocated::Bad);
+                }
+                let order = self.order_by.as_ref().and_then(|name| head.headers.get(name));
+                let order = order.map(|value| order_of(value.as_bytes()));
+                Ok(Located { partition, order })
+            }
+            PartitionSource::Key { from, hash } => {
+                let key = match from {
+                    KeyFrom::Header(name) => Cow::Borrowed(header(head, name)?),
+                    KeyFrom::Path(template) => {
+                        let raw = template.find(head.uri.path()).ok_or(Unlocated::Missing)?;
+                        decode(raw.as_bytes(), false).ok_or(Unlocated::Bad)?
+                    }
+                    KeyFrom::Query(name) => query(head.uri.query().unwrap_or_default(), name)?,
+                    KeyFrom::Cookie(name) => Cow::Borrowed(cookie(head, name)?),
+                };
+                Ok(Located { partition: hash.partition(&key, partitions), order: Some(order_of(&key)) })
+            }
+        }
+    }
+}
+
+/// The one value of a header that may be repeated but not contradict itself.
+fn header<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unlocated> {
+    one(head.headers.get_all(name).iter().map(|value| value.as_bytes()))
+}
+
+fn one<T: PartialEq>(mut values: impl Iterator<Item = T>) -> Result<T, Unlocated> {
+    let first = values.next().ok_or(Unlocated::Missing)?;
+    if values.all(|other| other == first) { Ok(first) } else { Err(Unlocated::Bad) }
+}
+
+/// A decimal number as one would write it: no sign, no leading zeros.
+fn number(text: &[u8]) -> Option<u32> {
+    if text.is_empty() || text.len() > 10 || (text[0] == b'0' && text.len() > 1) {
+        return None;
+    }
+    let mut number = 0u32;
+    for byte in text {
+        let digit = byte.checked_sub(b'0').filter(|digit| *digit < 10)?;
+        number = number.checked_mul(10)?.checked_add(u32::from(digit))?;
+    }
+    Some(number)
+}
+
+fn query<'head>(query: &'head str, name: &str) -> Result<Cow<'head, [u8]>, Unlocated> {
+    let mut found: Option<Cow<'head, [u8]>> = None;
+    for pair in query.split('&') {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        if decode(key.as_bytes(), true).as_deref() != Some(name.as_bytes()) {
+            continue;
+        }
+        let value = decode(value.as_bytes(), true).ok_or(Unlocated::Bad)?;
+        if found.as_ref().is_some_and(|earlier| *earlier != value) {
+            return Err(Unlocated::Bad);
+        }
+        found = Some(value);
+    }
+    found.ok_or(Unlocated::Missing)
+}
+
+fn cookie<'head>(head: &'head Parts, name: &str) -> Result<&'head [u8], Unlocated> {
+    let lines = head.headers.get_all(COOKIE).iter().map(|value| value.as_bytes());
+    let values = lines.flat_map(|line| line.split(|byte| *byte == b';')).filter_map(|pair| {
+        let pair = pair.trim_ascii();
+        let rest = pair.strip_prefix(name.as_bytes())?;
+        rest.strip_prefix(b"=")
+    });
+    one(values)
+}
+
+/// Percent-decoding; `plus` makes `+` a space, as forms do. `None`: a `%` without two digits after it, of which nobody
+/// can say what the producer made.
+fn decode(raw: &[u8], plus: bool) -> Option<Cow<'_, [u8]>> {
+    if !raw.iter().any(|byte| *byte == b'%' || (plus && *byte == b'+')) {
+        return Some(Cow::Borrowed(raw));
+    }
+    let mut decoded = Vec::with_capacity(raw.len());
+    let mut bytes = raw.iter();
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => {
+                let mut digit = || char::from(*bytes.next()?).to_digit(16);
+                (digit()? * 16 + digit()?) as u8
+            }
+            b'+' if plus => b' ',
+            other => *other,
+        });
+    }
+    Some(Cow::Owned(decoded))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(uri: &str, headers: &[(&'static str, &str)]) -> Parts {
+        let mut request = http::Request::builder().uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn by_header() -> Locator {
+        Locator {
+            source: PartitionSource::Header(HeaderName::from_static("x-partition")),
+            order_by: Some(HeaderName::from_static("x-key")),
+        }
+    }
+
+    fn by(from: KeyFrom) -> Locator {
+        Locator { source: PartitionSource::Key { from, hash: KeyHash::Murmur2 }, order_by: None }
+    }
+
+    fn of_key(key: &[u8]) -> Result<Located, Unlocated> {
+        Ok(Located { partition: KeyHash::Murmur2.partition(key, 64), order: Some(order_of(key)) })
+    }
+
+    #[test]
+    fn a_partition_header_is_the_number_itself() {
+        let found = |value| by_header().locate(&head("/", &[("x-partition", value)]), 64).map(|at| at.partition);
+        assert_eq!(found("0"), Ok(0));
+        assert_eq!(found("63"), Ok(63));
+        for bad in ["64", "", "-1", "+1", "01", "1.0", "0x1", "1, 2", "4294967296", "99999999999", "one"] {
+            assert_eq!(found(bad), Err(Unlocated::Bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_without_the_header_names_no_partition() {
+        assert_eq!(by_header().locate(&head("/", &[]), 64), Err(Unlocated::Missing));
+    }
+
+    #[test]
+    fn a_repeated_header_may_not_contradict_itself() {
+        let twice = |a, b| by_header().locate(&head("/", &[("x-partition", a), ("x-partition", b)]), 64);
+        assert_eq!(twice("7", "7").map(|at| at.partition), Ok(7));
+        assert_eq!(twice("7", "8"), Err(Unlocated::Bad));
+    }
+
+    #[test]
+    fn the_order_comes_from_its_own_header_or_not_at_all() {
+        let order = |headers: &[(&'static str, &str)]| by_header().locate(&head("/", headers), 64).unwrap().order;
+        assert_eq!(order(&[("x-partition", "1")]), None);
+        assert_eq!(order(&[("x-partition", "1"), ("x-key", "anna")]), Some(order_of(b"anna")));
+    }
+
+    #[test]
+    fn a_path_key_is_one_decoded_segment_whatever_follows() {
+        let persons = by(KeyFrom::Path("/persons/{key}".parse().unwrap()));
+        let found = |uri| persons.locate(&head(uri, &[]), 64);
+        assert_eq!(found("/persons/42"), of_key(b"42"));
+        assert_eq!(found("/persons/42/events?x=1"), of_key(b"42"));
+        assert_eq!(found("http://host/persons/42"), of_key(b"42"));
+        assert_eq!(found("/persons/a%2Fb+c"), of_key(b"a/b+c"));
+        for missing in ["/persons", "/persons/", "/persons//events", "/people/42", "/v1/persons/42", "/"] {
+            assert_eq!(found(missing), Err(Unlocated::Missing), "{missing}");
+        }
+        assert_eq!(found("/persons/4%2"), Err(Unlocated::Bad));
+        let nested = by(KeyFrom::Path("/v1/{key}/events".parse().unwrap()));
+        assert_eq!(nested.locate(&head("/v1/7/events/9", &[]), 64), of_key(b"7"));
+        assert_eq!(nested.locate(&head("/v1/7/other", &[]), 64), Err(Unlocated::Missing));
+    }
+
+    #[test]
+    fn a_path_template_has_exactly_one_key() {
+        use PathTemplateError::*;
+        assert_eq!("persons/{key}".parse::<PathTemplate>(), Err(NotAbsolute));
+        assert_eq!("/persons".parse::<PathTemplate>(), Err(Keys(0)));
+        assert_eq!("/{key}/{key}".parse::<PathTemplate>(), Err(Keys(2)));
+        assert_eq!("/p-{key}".parse::<PathTemplate>(), Err(Segment("p-{key}".to_owned())));
+    }
+
+    #[test]
+    fn a_query_key_is_decoded_as_a_form_would_be() {
+        let id = by(KeyFrom::Query("id".to_owned()));
+        let found = |uri| id.locate(&head(uri, &[]), 64);
+        assert_eq!(found("/?id=42"), of_key(b"42"));
+        assert_eq!(found("/?a=1&id=a%26b+c&z"), of_key(b"a&b c"));
+        assert_eq!(found("/?i%64=42"), of_key(b"42"));
+        assert_eq!(found("/?id="), of_key(b""));
+        assert_eq!(found("/?id=1&id=1"), of_key(b"1"));
+        assert_eq!(found("/?id=1&id=2"), Err(Unlocated::Bad));
+        assert_eq!(found("/?id=%zz"), Err(Unlocated::Bad));
+        assert_eq!(found("/?ids=1"), Err(Unlocated::Missing));
+        assert_eq!(found("/"), Err(Unlocated::Missing));
+    }
+
+    #[test]
+    fn a_cookie_key_is_found_among_the_others() {
+        let sid = by(KeyFrom::Cookie("sid".to_owned()));
+        let found = |value| sid.locate(&head("/", &[("cookie", value)]), 64);
+        assert_eq!(found("a=1; sid=42; b=2"), of_key(b"42"));
+        assert_eq!(found("sid=42"), of_key(b"42"));
+        assert_eq!(found("xsid=1; sid2=2"), Err(Unlocated::Missing));
+        assert_eq!(found("sid=1; sid=2"), Err(Unlocated::Bad));
+        assert_eq!(sid.locate(&head("/", &[("cookie", "a=1"), ("cookie", "sid=42")]), 64), of_key(b"42"));
+    }
+
+    #[test]
+    fn a_key_header_may_be_empty_and_is_then_the_empty_key() {
+        let key = by(KeyFrom::Header(HeaderName::from_static("x-key")));
+        assert_eq!(key.locate(&head("/", &[("x-key", "")]), 64), of_key(b""));
+        assert_eq!(key.locate(&head("/", &[]), 64), Err(Unlocated::Missing));
+    }
+}

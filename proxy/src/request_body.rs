@@ -1,0 +1,306 @@
+//! The body of a request on its way to a pod, kept until it cannot be needed a second time.
+//!
+//! A pod that answers 421 has done nothing, so the request goes to another: its body must still be there. What was handed
+//! out is kept up to a bound; past it the request cannot be sent again. While a request is held its body is read ahead up
+//! to the same bound, because HTTP/1.1 servers notice a client that hangs up only where they read.
+//! What must stay true: a body that the client cut off is never handed out as a complete one; nothing more than the bound
+//! and one frame is kept; at most one attempt reads it.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::Version;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use crate::watch::Watch;
+
+/// How much of a body is kept for another attempt, and read ahead while held. One request's share of the stash: 1,000 held
+/// requests with bodies of this size are the default bound of a partition's stash (64 MiB), and most writes are smaller.
+pub(crate) const KEPT_BYTES: usize = 64 << 10;
+
+/// A request's body; what is left of it and what may be needed again.
+#[derive(Clone)]
+pub(crate) struct RequestBody {
+    /// `None`: there is no body.
+    source: Option<Rc<RefCell<Source>>>,
+}
+
+struct Source {
+    incoming: Incoming,
+    http2: bool,
+    length: Option<u64>,
+    kept: Vec<Bytes>,
+    kept_bytes: usize,
+    trailers: Option<http::HeaderMap>,
+    reading: Reading,
+    /// Frames were handed out that are not kept.
+    partial: bool,
+    /// The outcome is definite: nothing more has to be kept.
+    settled: bool,
+    attempt: u32,
+    watch: Watch,
+    progress: Instant,
+    awaits_client: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    Open,
+    Ended,
+    Broken,
+}
+
+/// Why a body does not go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BodyError {
+    /// The client did not send all of it.
+    #[error("the client did not send the whole body")]
+    CutOff,
+    /// Another attempt has taken it over.
+    #[error("the request was taken back")]
+    TakenBack,
+}
+
+/// What an upload is waiting for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Upload {
+    /// When something of it was handed out last.
+    pub(crate) progress: Instant,
+    /// More of it has to come from the client first.
+    pub(crate) awaits_client: bool,
+}
+
+impl RequestBody {
+    pub(crate) fn new(incoming: Incoming, version: Version, watch: &Watch) -> Self {
+        if incoming.is_end_stream() {
+            return RequestBody { source: None };
+        }
+        let length = incoming.size_hint().exact();
+        RequestBody {
+            source: Some(Rc::new(RefCell::new(Source {
+                incoming,
+                http2: version == Version::HTTP_2,
+                length,
+                kept: Vec::new(),
+                kept_bytes: 0,
+                trailers: None,
+                reading: Reading::Open,
+                partial: false,
+                settled: false,
+                attempt: 0,
+                watch: watch.clone(),
+                progress: watch.now(),
+                awaits_client: false,
+            }))),
+        }
+    }
+
+    /// What waiting with it may cost in memory.
+    pub(crate) fn weight(&self) -> usize {
+        self.source.as_ref().map_or(0, |source| {
+            let length = source.borrow().length.and_then(|length| usize::try_from(length).ok());
+            length.map_or(KEPT_BYTES, |length| length.min(KEPT_BYTES))
+        })
+    }
+
+    /// Reads ahead, until the bound or the end. Ready means that there is nothing more to do, not that it has ended.
+    pub(crate) fn poll_read_ahead(&self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+        let Some(source) = &self.source else {
+            return Poll::Ready(Ok(()));
+        };
+        let source = &mut *source.borrow_mut();
+        loop {
+            match source.reading {
+                Reading::Broken => return Poll::Ready(Err(BodyError::CutOff)),
+                Reading::Ended => return Poll::Ready(Ok(())),
+                Reading::Open if source.kept_bytes >= KEPT_BYTES || source.partial => return Poll::Ready(Ok(())),
+                Reading::Open => {}
+            }
+            if let Some(frame) = ready!(source.poll_incoming(context)) {
+                match frame.map(Frame::into_data)? {
+                    Ok(data) => source.keep(data),
+                    Err(frame) => source.trailers = frame.into_trailers().ok(),
+                }
+            }
+        }
+    }
+
+    /// The body from its beginning, for one more attempt. `None`: some of it is gone.
+    pub(crate) fn attempt(&self) -> Option<Attempt> {
+        let Some(source) = &self.source else {
+            return Some(Attempt { source: None, number: 0, next: 0, left: Some(0), trailers_given: true });
+        };
+        let mut inner = source.borrow_mut();
+        if inner.partial {
+            return None;
+        }
+        inner.attempt += 1;
+        inner.awaits_client = false;
+        inner.progress = inner.watch.now();
+        Some(Attempt {
+            source: Some(source.clone()),
+            number: inner.attempt,
+            next: 0,
+            left: inner.length,
+            trailers_given: false,
+        })
+    }
+
+    /// Whether another attempt could be made.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.source.as_ref().is_none_or(|source| !source.borrow().partial)
+    }
+
+    /// Nobody reads it any more until the next attempt.
+    pub(crate) fn take_back(&self) {
+        if let Some(source) = &self.source {
+            source.borrow_mut().attempt += 1;
+        }
+    }
+
+    /// The outcome is definite: no further attempt will be made.
+    pub(crate) fn settle(&self) {
+        if let Some(source) = &self.source {
+            source.borrow_mut().settled = true;
+        }
+    }
+
+    /// How far the upload is; `None` if there is none.
+    pub(crate) fn upload(&self) -> Option<Upload> {
+        let source = self.source.as_ref()?.borrow();
+        Some(Upload { progress: source.progress, awaits_client: source.awaits_client })
+    }
+}
+
+impl Source {
+    fn poll_incoming(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match ready!(Pin::new(&mut self.incoming).poll_frame(context)) {
+            Some(Ok(frame)) => Poll::Ready(Some(Ok(frame))),
+            // hyper ends the body of a stream that its client reset with NO_ERROR as if it were complete.
+            None if !self.http2 || self.incoming.is_end_stream() => {
+                self.reading = Reading::Ended;
+                Poll::Ready(None)
+            }
+            None | Some(Err(_)) => {
+                self.reading = Reading::Broken;
+                Poll::Ready(Some(Err(BodyError::CutOff)))
+            }
+        }
+    }
+
+    fn keep(&mut self, data: Bytes) {
+        self.kept_bytes += data.len();
+        self.kept.push(data);
+    }
+}
+
+/// One attempt's reading of the body.
+pub(crate) struct Attempt {
+    source: Option<Rc<RefCell<Source>>>,
+    number: u32,
+    next: usize,
+    /// What is left of a body whose length is known.
+    left: Option<u64>,
+    trailers_given: bool,
+}
+
+impl Body for Attempt {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        let Some(source) = &this.source else {
+            return Poll::Ready(None);
+        };
+        let source = &mut *source.borrow_mut();
+        if source.attempt != this.number {
+            return Poll::Ready(Some(Err(BodyError::TakenBack)));
+        }
+        source.awaits_client = false;
+        if let Some(data) = source.kept.get(this.next) {
+            this.next += 1;
+            source.progress = source.watch.now();
+            let data = data.clone();
+            if source.settled && this.next == source.kept.len() {
+                source.forget();
+                this.next = 0;
+            }
+            this.left = this.left.map(|left| left.saturating_sub(data.len() as u64));
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        if let (Some(trailers), false) = (&source.trailers, this.trailers_given) {
+            this.trailers_given = true;
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers.clone()))));
+        }
+        match source.reading {
+            Reading::Ended => return Poll::Ready(None),
+            Reading::Broken => return Poll::Ready(Some(Err(BodyError::CutOff))),
+            Reading::Open => {}
+        }
+        let Poll::Ready(frame) = source.poll_incoming(context) else {
+            source.awaits_client = true;
+            return Poll::Pending;
+        };
+        source.progress = source.watch.now();
+        let Some(frame) = frame.transpose()? else {
+            return Poll::Ready(None);
+        };
+        Poll::Ready(Some(Ok(match frame.into_data() {
+            Ok(data) => {
+                this.left = this.left.map(|left| left.saturating_sub(data.len() as u64));
+                if source.settled || source.kept_bytes >= KEPT_BYTES {
+                    source.partial = true;
+                    source.forget();
+                    this.next = 0;
+                } else if !source.partial {
+                    source.keep(data.clone());
+                    this.next += 1;
+                }
+                Frame::data(data)
+            }
+            Err(frame) => {
+                if let Some(trailers) = frame.trailers_ref() {
+                    source.trailers = Some(trailers.clone());
+                    this.trailers_given = true;
+                }
+                frame
+            }
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            None => true,
+            // A length that has arrived in full; trailers come only where there is none.
+            Some(_) => self.left == Some(0),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.left.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+impl Source {
+    fn forget(&mut self) {
+        self.partial = true;
+        self.kept = Vec::new();
+        self.kept_bytes = 0;
+    }
+}
+
+impl Attempt {
+    /// The length of what is left, where it is known.
+    pub(crate) fn left(&self) -> Option<u64> {
+        self.left
+    }
+}

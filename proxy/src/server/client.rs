@@ -1,0 +1,347 @@
+//! One client's connection, from accept to close: HTTP/1.1 or HTTP/2, told apart by its first bytes.
+//!
+//! hyper has a timer for heads, but it also runs between requests and is made anew for each of them. Here the worker
+//! looks over its clients a few times a second instead. What must stay true: a head has to arrive in time; a connection
+//! between two requests is closed only when it is old; one with a request is never closed before that is answered,
+//! except at the deadline of a shutdown.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::Service;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use slab::Slab;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::io::ClientIo;
+use crate::answer::{AnswerBody, AnswerError};
+use crate::forward::{ClientGone, Forward};
+use crate::local::LocalExecutor;
+use crate::metrics::WorkerMetrics;
+use crate::respond::Own;
+
+/// How an HTTP/2 connection begins.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How long a connection may be idle between requests. Longer than clients and load balancers keep theirs (60 to 90 s
+/// mostly), so that it is they who close: a request on its way to a connection being closed is lost.
+const IDLE: Duration = Duration::from_secs(180);
+/// Streams of one HTTP/2 connection: each may hold a request in the stash, so one client should not bring all of its
+/// 10,000 over one connection; and gRPC clients rarely have more than some hundred.
+const STREAMS: u32 = 1024;
+/// What a client may send ahead on a stream and on a connection before anybody reads. While requests are held this is
+/// memory that no stash counts.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 2 << 20;
+/// A client that does not answer a ping for so long is gone.
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PING_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a worker asks of its clients.
+#[derive(Debug, Clone)]
+pub(super) struct ClientLimits {
+    pub(super) header_read_timeout: Duration,
+    pub(super) max_header_bytes: usize,
+}
+
+/// The clients of one worker.
+pub(super) struct Clients {
+    open: RefCell<Slab<Rc<Client>>>,
+    pub(super) left: Notify,
+    limits: ClientLimits,
+    ending: Cell<bool>,
+    metrics: Arc<WorkerMetrics>,
+}
+
+struct Client {
+    /// Bytes have arrived that are not part of a request yet.
+    arrived: Arc<AtomicBool>,
+    serving: Cell<u32>,
+    /// Since when it has been idle, or sending a head.
+    since: Cell<Instant>,
+    in_head: Cell<bool>,
+    order: Cell<Order>,
+    waker: RefCell<Option<Waker>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    GoOn,
+    /// No further requests.
+    Finish,
+    /// It is too slow with a head.
+    TooSlow,
+    /// Now.
+    Close,
+}
+
+impl Client {
+    fn tell(&self, order: Order) {
+        self.order.set(order);
+        if let Some(waker) = self.waker.borrow().as_ref() {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn listen(&self, context: &mut Context<'_>) -> Order {
+        match &mut *self.waker.borrow_mut() {
+            Some(waker) if waker.will_wake(context.waker()) => {}
+            waker => *waker = Some(context.waker().clone()),
+        }
+        self.order.get()
+    }
+
+    /// Looks at the clock for it.
+    fn check(&self, now: Instant, limits: &ClientLimits) {
+        let in_head = self.serving.get() == 0 && self.arrived.load(Relaxed);
+        if self.serving.get() > 0 || in_head != self.in_head.get() {
+            self.since.set(now);
+            self.in_head.set(in_head);
+        }
+        let lasted = now.saturating_duration_since(self.since.get());
+        if in_head && lasted > limits.header_read_timeout {
+            self.tell(Order::TooSlow);
+        } else if !in_head && lasted > IDLE && self.order.get() == Order::GoOn {
+            self.tell(Order::Finish);
+        }
+    }
+}
+
+/// A request of a client that is being served.
+struct Serving(Rc<Client>);
+
+impl Serving {
+    fn begin(client: &Rc<Client>) -> Self {
+        client.arrived.store(false, Relaxed);
+        client.serving.set(client.serving.get() + 1);
+        Serving(client.clone())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.arrived.store(false, Relaxed);
+        self.0.serving.set(self.0.serving.get() - 1);
+    }
+}
+
+/// An answer's body that keeps its client busy.
+struct Served {
+    body: AnswerBody,
+    _serving: Serving,
+}
+
+impl Body for Served {
+    type Data = Bytes;
+    type Error = AnswerError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A client's place among those of its worker.
+struct Seat<'clients> {
+    clients: &'clients Clients,
+    key: usize,
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        self.clients.open.borrow_mut().remove(self.key);
+        self.clients.metrics.disconnected();
+        self.clients.left.notify_one();
+    }
+}
+
+impl Clients {
+    pub(super) fn new(limits: ClientLimits, metrics: Arc<WorkerMetrics>) -> Self {
+        Clients { open: RefCell::default(), left: Notify::new(), limits, ending: Cell::new(false), metrics }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.open.borrow().len()
+    }
+
+    /// Looks at the clock for all of them.
+    pub(super) fn check(&self) {
+        let now = Instant::now();
+        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.limits));
+    }
+
+    /// Those who are idle are closed, the others once they have been answered.
+    pub(super) fn finish(&self) {
+        self.ending.set(true);
+        self.open.borrow().iter().for_each(|(_, client)| client.tell(Order::Finish));
+    }
+
+    pub(super) fn close(&self) {
+        self.open.borrow().iter().for_each(|(_, client)| client.tell(Order::Close));
+    }
+
+    /// Serves one client to its end.
+    pub(super) async fn serve(&self, stream: TcpStream, peer: HeaderValue, forward: Forward) {
+        let order = if self.ending.get() { Order::Finish } else { Order::GoOn };
+        let client = Rc::new(Client {
+            arrived: Arc::default(),
+            serving: Cell::new(0),
+            since: Cell::new(Instant::now()),
+            in_head: Cell::new(false),
+            order: Cell::new(order),
+            waker: RefCell::default(),
+        });
+        let key = self.open.borrow_mut().insert(client.clone());
+        let _seat = Seat { clients: self, key };
+        self.metrics.connected();
+        let _ = stream.set_nodelay(true);
+        let mut ahead = BytesMut::new();
+        let mut stream = stream;
+        let is_http2 = match until_told(&client, recognise(&mut stream, &mut ahead, &client)).await {
+            Ok(Some(is_http2)) => is_http2,
+            Ok(None) => return,
+            Err(order) => {
+                if order == Order::TooSlow {
+                    ClientIo::new(stream, Bytes::new(), client.arrived.clone()).refuse(Own::HeadTooSlow);
+                }
+                return;
+            }
+        };
+        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone());
+        if is_http2 {
+            self.serve_http2(io, &client, peer, forward).await;
+        } else {
+            self.serve_http1(io, &client, peer, forward).await;
+        }
+    }
+
+    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: HeaderValue, forward: Forward) {
+        let mut connection = http1::Builder::new()
+            .header_read_timeout(None)
+            .max_header_size(self.limits.max_header_bytes)
+            // hyper reads a head into its buffer before it can tell how long it is.
+            .max_buf_size((2 * self.limits.max_header_bytes).max(16 << 10))
+            .serve_connection(TokioIo::new(io), service(client, peer, forward))
+            .with_upgrades();
+        let mut finishing = false;
+        let ended = std::future::poll_fn(|context| {
+            match client.listen(context) {
+                Order::Finish if !finishing => {
+                    finishing = true;
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
+                Order::GoOn | Order::Finish => {}
+                order @ (Order::TooSlow | Order::Close) => return Poll::Ready(Err(order)),
+            }
+            Pin::new(&mut connection).poll(context).map(Ok)
+        })
+        .await;
+        match ended {
+            Ok(Err(error)) => tracing::debug!(%error, "a client's connection has ended"),
+            Ok(Ok(())) | Err(Order::Close) => {}
+            Err(_) => {
+                if let Some(parts) = connection.into_parts() {
+                    parts.io.into_inner().refuse(Own::HeadTooSlow);
+                }
+            }
+        }
+    }
+
+    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: HeaderValue, forward: Forward) {
+        let mut connection = http2::Builder::new(LocalExecutor)
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(STREAMS)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_WITHIN)
+            .max_header_list_size(u32::try_from(self.limits.max_header_bytes).unwrap_or(u32::MAX))
+            .serve_connection(TokioIo::new(io), service(client, peer, forward));
+        let mut finishing = false;
+        let ended = std::future::poll_fn(|context| {
+            match client.listen(context) {
+                // Bytes outside of any stream are no head that is late.
+                Order::TooSlow => client.order.set(Order::GoOn),
+                Order::Finish if !finishing => {
+                    finishing = true;
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
+                Order::GoOn | Order::Finish => {}
+                Order::Close => return Poll::Ready(Ok(())),
+            }
+            Pin::new(&mut connection).poll(context)
+        })
+        .await;
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a client's connection has ended");
+        }
+    }
+}
+
+fn service(
+    client: &Rc<Client>,
+    peer: HeaderValue,
+    forward: Forward,
+) -> impl Service<Request<Incoming>, Response = Response<Served>, Error = ClientGone, Future: 'static> + use<> {
+    let client = client.clone();
+    hyper::service::service_fn(move |request| {
+        let serving = Serving::begin(&client);
+        let answer = forward.call(request, peer.clone());
+        async move {
+            let answer = answer.await?;
+            Ok(answer.map(|body| Served { body, _serving: serving }))
+        }
+    })
+}
+
+/// Reads until it is clear which version of HTTP this is; `None`: the client has said nothing and is gone.
+async fn recognise(stream: &mut TcpStream, ahead: &mut BytesMut, client: &Client) -> Option<bool> {
+    ahead.reserve(2 << 10);
+    loop {
+        if stream.read_buf(ahead).await.ok()? == 0 {
+            return None;
+        }
+        client.arrived.store(true, Relaxed);
+        let seen = ahead.len().min(PREFACE.len());
+        if ahead[..seen] != PREFACE[..seen] {
+            return Some(false);
+        }
+        if seen == PREFACE.len() {
+            return Some(true);
+        }
+    }
+}
+
+/// Runs until done, or until the client is to be closed.
+async fn until_told<T>(client: &Client, work: impl Future<Output = T>) -> Result<T, Order> {
+    let mut work = std::pin::pin!(work);
+    std::future::poll_fn(|context| match client.listen(context) {
+        // Nothing has been asked yet, so there is nothing to finish.
+        order @ (Order::Finish | Order::TooSlow | Order::Close) => Poll::Ready(Err(order)),
+        Order::GoOn => work.as_mut().poll(context).map(Ok),
+    })
+    .await
+}

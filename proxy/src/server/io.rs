@@ -1,0 +1,135 @@
+//! A client's connection as hyper reads and writes it.
+//!
+//! Puts back what was read to tell HTTP/1.1 from HTTP/2, notes when bytes arrive, and completes the one answer that
+//! hyper gives without asking: its bare 431. What must stay true: bytes pass unchanged otherwise.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::respond::{Own, SEGUE_REASON};
+
+pub(super) struct ClientIo {
+    stream: TcpStream,
+    /// Read already.
+    ahead: Bytes,
+    /// What replaces the write that is being asked for, and how long that is.
+    instead: Option<(Bytes, usize)>,
+    /// Set when bytes arrive. It goes along with a connection that is upgraded, hence no `Rc`.
+    arrived: Arc<AtomicBool>,
+}
+
+impl ClientIo {
+    pub(super) fn new(stream: TcpStream, ahead: Bytes, arrived: Arc<AtomicBool>) -> Self {
+        ClientIo { stream, ahead, instead: None, arrived }
+    }
+
+    /// Says why, and that it is over; for a client that never finished a head. As far as it takes no waiting.
+    pub(super) fn refuse(&self, own: Own) {
+        let _ = self.stream.try_write(&own_answer(own));
+    }
+}
+
+/// An answer of the router's own as bytes, for where hyper cannot give it.
+fn own_answer(own: Own) -> Bytes {
+    let (status, body) = (own.status(), own.body(None));
+    let reason = status.canonical_reason().unwrap_or_default();
+    let mut text = format!(
+        "HTTP/1.1 {} {reason}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{}: {}\r\n\r\n",
+        status.as_u16(),
+        body.len(),
+        SEGUE_REASON.as_str(),
+        own.reason(),
+    )
+    .into_bytes();
+    text.extend_from_slice(&body);
+    Bytes::from(text)
+}
+
+/// hyper's own answer to a head that is too large, in its own words: any other 431 has other headers.
+fn is_bare_431(bytes: &[u8]) -> bool {
+    const BEGINS: &[u8] = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n";
+    bytes.len() < BEGINS.len() + 64
+        && bytes.starts_with(BEGINS)
+        && bytes.ends_with(b"\r\n\r\n")
+        && bytes[BEGINS.len()..].iter().filter(|byte| **byte == b'\n').count() <= 2
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.ahead.is_empty() {
+            let length = self.ahead.len().min(buffer.remaining());
+            buffer.put_slice(&self.ahead.split_to(length));
+            return Poll::Ready(Ok(()));
+        }
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        self.arrived.store(true, Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        if this.instead.is_none() && is_bare_431(bytes) {
+            this.instead = Some((own_answer(Own::HeadTooLarge), bytes.len()));
+        }
+        if let Some((answer, asked)) = &mut this.instead {
+            while answer.has_remaining() {
+                let written = ready!(Pin::new(&mut this.stream).poll_write(context, answer))?;
+                answer.advance(written);
+            }
+            let asked = *asked;
+            this.instead = None;
+            return Poll::Ready(Ok(asked));
+        }
+        Pin::new(&mut this.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let [only] = slices {
+            return self.poll_write(context, only);
+        }
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_hypers_own_431_is_completed() {
+        let head = "HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n";
+        assert!(is_bare_431(format!("{head}date: Tue, 15 Nov 1994 08:12:31 GMT\r\n\r\n").as_bytes()));
+        assert!(!is_bare_431(format!("{head}x-pods: own\r\ndate: Tue, 15 Nov 1994 08:12:31 GMT\r\n\r\n").as_bytes()));
+        assert!(!is_bare_431(b"HTTP/1.1 431 Too Large\r\ncontent-length: 0\r\n\r\n"));
+        assert!(!is_bare_431(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"));
+    }
+}

@@ -1,0 +1,86 @@
+//! What the data path is told, in the units it uses. The binary makes these from the validated configuration; nothing
+//! here is read from a file.
+
+use std::time::Duration;
+
+use crate::partition::Locator;
+
+/// Everything that the path of a request needs to know (`[router]`).
+#[derive(Debug, Clone)]
+pub struct ForwardSettings {
+    /// This router's name, stamped on requests.
+    pub router: String,
+    /// The keyspace, stamped on requests.
+    pub keyspace: String,
+    /// How requests name their partition.
+    pub locator: Locator,
+    /// Towards the pods.
+    pub upstream: UpstreamSettings,
+}
+
+/// How pods are spoken to (`[router.upstream]`).
+#[derive(Debug, Clone)]
+pub struct UpstreamSettings {
+    /// Which version of HTTP.
+    pub protocol: UpstreamProtocol,
+    /// How long a connection may take to be made.
+    pub connect_timeout: Duration,
+    /// How long a pod may take to begin its answer once it has the request, and how long an exchange may go on
+    /// whose client is gone.
+    pub request_timeout: Duration,
+    /// How long nothing may flow in a stream.
+    pub idle_timeout: Duration,
+    /// How many idle connections a worker keeps for each pod.
+    pub max_idle_per_pod: usize,
+}
+
+impl Default for UpstreamSettings {
+    fn default() -> Self {
+        UpstreamSettings {
+            protocol: UpstreamProtocol::Auto,
+            connect_timeout: Duration::from_secs(1),
+            request_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(300),
+            max_idle_per_pod: 256,
+        }
+    }
+}
+
+/// Which version of HTTP the pods speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UpstreamProtocol {
+    /// The one that the client came with.
+    #[default]
+    Auto,
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2, by prior knowledge.
+    Http2,
+}
+
+/// Where clients are listened for, and what they may use up (`listen`, `workers`, `[router.limits]`).
+#[derive(Debug, Clone)]
+pub struct ServerSettings {
+    /// `host:port`; port 0 takes a free one.
+    pub listen: String,
+    /// Worker threads; 0 is one per core.
+    pub workers: usize,
+    /// Most connections at once, over all workers.
+    pub max_connections: usize,
+    /// How long a request's head may take to arrive.
+    pub header_read_timeout: Duration,
+    /// Most bytes of a request's head.
+    pub max_header_bytes: usize,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        ServerSettings {
+            listen: "127.0.0.1:8080".to_owned(),
+            workers: 0,
+            max_connections: 10_000,
+            header_read_timeout: Duration::from_secs(10),
+            max_header_bytes: 64 << 10,
+        }
+    }
+}

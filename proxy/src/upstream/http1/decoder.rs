@@ -1,0 +1,218 @@
+//! The body of an answer, out of the bytes that follow its head.
+//!
+//! Pure. What must stay true: an answer that ends before its end is an error, never a shorter answer.
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+
+use super::head::AnswerFraming;
+
+/// Longest line of a chunk's size with its extensions, and longest block of trailers.
+const MAX_CHUNK_LINE: usize = 16 << 10;
+const MAX_TRAILERS: usize = 64 << 10;
+const MAX_TRAILER_LINES: usize = 64;
+
+/// Where in the body one is.
+#[derive(Debug)]
+pub(super) enum Decoder {
+    Length(u64),
+    ChunkSize,
+    Chunk(u64),
+    ChunkEnd,
+    Trailers,
+    UntilClose,
+    Done,
+}
+
+/// What came out.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Decoded {
+    Data(Bytes),
+    Trailers(HeaderMap),
+    /// More bytes are needed.
+    Starved,
+    /// That was all.
+    End,
+}
+
+/// The body is not what its framing says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the body of the pod's answer is broken")]
+pub(super) struct Garbled;
+
+impl Decoder {
+    pub(super) fn new(framing: AnswerFraming) -> Self {
+        match framing {
+            AnswerFraming::Length(0) => Decoder::Done,
+            AnswerFraming::Length(bytes) => Decoder::Length(bytes),
+            AnswerFraming::Chunked => Decoder::ChunkSize,
+            AnswerFraming::UntilClose => Decoder::UntilClose,
+        }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self, Decoder::Done)
+    }
+
+    /// What is left of a body whose length is known.
+    pub(super) fn left(&self) -> Option<u64> {
+        match self {
+            Decoder::Length(left) => Some(*left),
+            Decoder::Done => Some(0),
+            _ => None,
+        }
+    }
+
+    /// The next piece of the body from the front of `buffer`.
+    pub(super) fn decode(&mut self, buffer: &mut BytesMut) -> Result<Decoded, Garbled> {
+        loop {
+            match self {
+                Decoder::Done => return Ok(Decoded::End),
+                _ if buffer.is_empty() => return Ok(Decoded::Starved),
+                Decoder::UntilClose => return Ok(Decoded::Data(buffer.split().freeze())),
+                Decoder::Length(left) => {
+                    let data = take(left, buffer);
+                    if *left == 0 {
+                        *self = Decoder::Done;
+                    }
+                    return Ok(Decoded::Data(data));
+                }
+                Decoder::Chunk(left) => {
+                    let data = take(left, buffer);
+                    if *left == 0 {
+                        *self = Decoder::ChunkEnd;
+                    }
+                    return Ok(Decoded::Data(data));
+                }
+                Decoder::ChunkEnd => {
+                    if !b"\r\n".starts_with(&buffer[..buffer.len().min(2)]) {
+                        return Err(Garbled);
+                    }
+                    if buffer.len() < 2 {
+                        return Ok(Decoded::Starved);
+                    }
+                    buffer.advance(2);
+                    *self = Decoder::ChunkSize;
+                }
+                Decoder::ChunkSize => match httparse::parse_chunk_size(buffer) {
+                    Ok(httparse::Status::Complete((line, size))) => {
+                        buffer.advance(line);
+                        *self = if size == 0 { Decoder::Trailers } else { Decoder::Chunk(size) };
+                    }
+                    Ok(httparse::Status::Partial) if buffer.len() <= MAX_CHUNK_LINE => return Ok(Decoded::Starved),
+                    _ => return Err(Garbled),
+                },
+                Decoder::Trailers => {
+                    let mut slots = [httparse::EMPTY_HEADER; MAX_TRAILER_LINES];
+                    let (length, trailers) = match httparse::parse_headers(buffer, &mut slots) {
+                        Ok(httparse::Status::Complete((length, lines))) => (length, trailers(lines)?),
+                        Ok(httparse::Status::Partial) if buffer.len() <= MAX_TRAILERS => return Ok(Decoded::Starved),
+                        _ => return Err(Garbled),
+                    };
+                    buffer.advance(length);
+                    *self = Decoder::Done;
+                    if !trailers.is_empty() {
+                        return Ok(Decoded::Trailers(trailers));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The pod has closed the connection.
+    pub(super) fn end_of_input(&mut self) -> Result<(), Garbled> {
+        match self {
+            Decoder::Done | Decoder::UntilClose => {
+                *self = Decoder::Done;
+                Ok(())
+            }
+            _ => Err(Garbled),
+        }
+    }
+}
+
+fn take(left: &mut u64, buffer: &mut BytesMut) -> Bytes {
+    let bytes = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
+    *left -= bytes as u64;
+    buffer.split_to(bytes).freeze()
+}
+
+fn trailers(lines: &[httparse::Header<'_>]) -> Result<HeaderMap, Garbled> {
+    let mut trailers = HeaderMap::new();
+    for line in lines {
+        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| Garbled)?;
+        trailers.append(name, HeaderValue::from_bytes(line.value).map_err(|_| Garbled)?);
+    }
+    Ok(trailers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Decodes a chunked body that arrives in pieces; the data, the trailers, and what is left over.
+    fn chunked(pieces: &[&[u8]]) -> Result<(Vec<u8>, HeaderMap, Vec<u8>), Garbled> {
+        let mut decoder = Decoder::new(AnswerFraming::Chunked);
+        let (mut buffer, mut data, mut trailers) = (BytesMut::new(), Vec::new(), HeaderMap::new());
+        for piece in pieces {
+            buffer.extend_from_slice(piece);
+            loop {
+                match decoder.decode(&mut buffer)? {
+                    Decoded::Data(bytes) => data.extend_from_slice(&bytes),
+                    Decoded::Trailers(map) => trailers = map,
+                    Decoded::Starved => break,
+                    Decoded::End => return Ok((data, trailers, buffer.to_vec())),
+                }
+            }
+        }
+        decoder.end_of_input().map(|()| unreachable!("a chunked body has an end of its own"))
+    }
+
+    #[test]
+    fn a_chunked_body_is_the_same_however_it_is_cut() {
+        let whole = b"5;ext=1\r\nhello\r\n6\r\n world\r\n0\r\nx-sum: 7\r\n\r\nHTTP/1.1";
+        for cut in 0..whole.len() - 8 {
+            let (data, trailers, rest) = chunked(&[&whole[..cut], &whole[cut..]]).unwrap();
+            assert_eq!(data, b"hello world", "cut at {cut}");
+            assert_eq!(trailers["x-sum"], "7");
+            assert_eq!(rest, b"HTTP/1.1");
+        }
+        let each: Vec<&[u8]> = whole[..whole.len() - 8].chunks(1).collect();
+        assert_eq!(chunked(&each).unwrap().0, b"hello world");
+    }
+
+    #[test]
+    fn a_chunked_body_that_is_cut_off_is_an_error_wherever_it_is_cut() {
+        let whole = b"5\r\nhello\r\n0\r\n\r\n";
+        for cut in 0..whole.len() {
+            assert_eq!(chunked(&[&whole[..cut]]).unwrap_err(), Garbled, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn garbage_between_chunks_is_refused() {
+        for garbage in [&b"5\r\nhelloX\r\n0\r\n\r\n"[..], b"zz\r\n", b"-5\r\nhello", b"5\r\nhello\n0\r\n\r\n"] {
+            assert_eq!(chunked(&[garbage]).unwrap_err(), Garbled);
+        }
+    }
+
+    #[test]
+    fn a_body_of_known_length_leaves_what_is_behind_it() {
+        let mut decoder = Decoder::new(AnswerFraming::Length(5));
+        let mut buffer = BytesMut::from("helloHTTP");
+        assert_eq!(decoder.decode(&mut buffer), Ok(Decoded::Data(Bytes::from("hello"))));
+        assert!(decoder.is_done());
+        assert_eq!(&buffer[..], b"HTTP");
+        let mut decoder = Decoder::new(AnswerFraming::Length(5));
+        assert_eq!(decoder.decode(&mut BytesMut::from("hel")), Ok(Decoded::Data(Bytes::from("hel"))));
+        assert_eq!(decoder.end_of_input(), Err(Garbled));
+    }
+
+    #[test]
+    fn a_body_without_length_ends_with_its_connection() {
+        let mut decoder = Decoder::new(AnswerFraming::UntilClose);
+        assert_eq!(decoder.decode(&mut BytesMut::from("hel")), Ok(Decoded::Data(Bytes::from("hel"))));
+        assert_eq!(decoder.end_of_input(), Ok(()));
+        assert!(decoder.is_done());
+    }
+}

@@ -1,0 +1,251 @@
+//! One exchange over one HTTP/1.1 connection to a pod.
+//!
+//! Written out here instead of using hyper's client because the exchange then runs inside the request's own future, on
+//! the request's own head: no task, no channel and no copy of the headers, and it is known exactly whether
+//! a byte of the request can have reached the pod.
+//! What must stay true: a connection goes back to its pool only between two exchanges, with nothing unread;
+//! [`SendError::NotSent`] is said only if nothing was written.
+//! Elsewhere: which connection ([`upstream`](super)), how long it may take ([`forward`](crate::forward)).
+
+mod decoder;
+mod head;
+mod reader;
+mod upload;
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use http::request::Parts;
+use http::{Method, StatusCode};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep};
+
+pub(crate) use head::AnswerHead;
+use head::{Framing, encode_request, parse_answer};
+pub(crate) use reader::Reader;
+use upload::{Upload, UploadError};
+
+use super::pool::Pool;
+use super::{Broken, SendError};
+use crate::headers::Stamps;
+use crate::request_body::Attempt;
+
+/// How long a pod that was told `Expect: 100-continue` may stay silent before the body is sent all the same (RFC 9110
+/// wants a client not to wait for ever; curl waits a second).
+const CONTINUE_WAIT: Duration = Duration::from_secs(1);
+const READ_BYTES: usize = 8 << 10;
+/// Connections that were idle for longer are looked at before they are used: their pod may have closed them, and the
+/// event may not have been seen yet.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// A connection to a pod, between two exchanges.
+pub(crate) struct Connection {
+    stream: TcpStream,
+    read: BytesMut,
+    write: BytesMut,
+    pub(super) idle_since: Instant,
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream, now: Instant) -> Self {
+        Connection { stream, read: BytesMut::with_capacity(READ_BYTES), write: BytesMut::new(), idle_since: now }
+    }
+
+    /// Whether the pod has left it open, as far as can be told.
+    pub(super) fn is_open(&self, now: Instant) -> bool {
+        // Without an event since the last read this is no system call.
+        let quiet = matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        quiet && (now.saturating_duration_since(self.idle_since) < FRESH || self.is_silent())
+    }
+
+    fn is_silent(&self) -> bool {
+        let mut byte = [std::mem::MaybeUninit::uninit()];
+        let peeked = socket2::SockRef::from(&self.stream).peek(&mut byte);
+        matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// What a pod answered.
+pub(crate) enum Answer {
+    /// A head, and a body to be read.
+    Response(AnswerHead, Reader),
+    /// It has switched protocols: the bare connection, and what had been read of it.
+    Switched(AnswerHead, TcpStream, BytesMut),
+}
+
+/// A request being sent, until the head of its answer is there.
+pub(crate) struct Exchange {
+    /// `None` once over.
+    live: Option<Live>,
+    method: Method,
+    pool: Rc<Pool>,
+    upgrade: bool,
+    /// Runs while the pod has not said that it wants the body.
+    continue_timer: Option<Pin<Box<Sleep>>>,
+}
+
+struct Live {
+    stream: TcpStream,
+    read: BytesMut,
+    upload: Upload,
+    progress: Progress,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Sending,
+    Sent,
+    /// The pod takes no more of the request. It may have answered it all the same.
+    Refused,
+}
+
+impl Exchange {
+    /// Begins to send. Nothing is written before the first poll.
+    pub(crate) fn new(
+        connection: Connection,
+        pool: Rc<Pool>,
+        head: &Parts,
+        stamps: &Stamps<'_>,
+        attempt: Attempt,
+        upgrade: bool,
+    ) -> Self {
+        let framing = match attempt.left() {
+            Some(0) => Framing::None,
+            Some(bytes) => Framing::Length(bytes),
+            None => Framing::Chunked,
+        };
+        let mut write = connection.write;
+        write.clear();
+        encode_request(&mut write, head, stamps, framing, upgrade);
+        let mut upload = Upload::new(write, attempt, framing);
+        let expects = framing != Framing::None
+            && head
+                .headers
+                .get(http::header::EXPECT)
+                .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+        upload.withheld = expects;
+        Exchange {
+            live: Some(Live { stream: connection.stream, read: connection.read, upload, progress: Progress::Sending }),
+            method: head.method.clone(),
+            pool,
+            upgrade,
+            continue_timer: expects.then(|| Box::pin(tokio::time::sleep(CONTINUE_WAIT))),
+        }
+    }
+
+    /// Sends and waits for the head of the answer.
+    pub(crate) fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Answer, SendError>> {
+        let Some(live) = &mut self.live else {
+            return Poll::Ready(Err(SendError::Failed(Broken::Closed)));
+        };
+        let result = loop {
+            if let Some(timer) = &mut self.continue_timer {
+                if timer.as_mut().poll(context).is_ready() {
+                    live.upload.withheld = false;
+                    self.continue_timer = None;
+                }
+            }
+            if let Err(error) = live.send(context) {
+                break Err(error);
+            }
+            match live.poll_head(context, &self.method) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => break Err(SendError::Failed(error)),
+                Poll::Ready(Ok(head)) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
+                    break if self.upgrade && live.progress == Progress::Sent {
+                        Ok(head)
+                    } else {
+                        Err(SendError::Failed(Broken::Garbled))
+                    };
+                }
+                Poll::Ready(Ok(head)) if head.status.is_informational() => {
+                    // Of these only 100 concerns a proxy; hyper's server can pass none of the others on.
+                    live.upload.withheld = false;
+                    self.continue_timer = None;
+                }
+                Poll::Ready(Ok(head)) => break Ok(head),
+            }
+        };
+        let live = self.live.take();
+        Poll::Ready(match (result, live) {
+            (Err(error), _) => Err(error),
+            (Ok(_), None) => Err(SendError::Failed(Broken::Closed)),
+            (Ok(head), Some(live)) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
+                Ok(Answer::Switched(head, live.stream, live.read))
+            }
+            (Ok(head), Some(live)) => {
+                let reader = live.into_reader(&head, self.pool.clone());
+                Ok(Answer::Response(head, reader))
+            }
+        })
+    }
+}
+
+impl Live {
+    /// Sends what can be sent now.
+    fn send(&mut self, context: &mut Context<'_>) -> Result<(), SendError> {
+        if self.progress != Progress::Sending {
+            return Ok(());
+        }
+        match self.upload.poll(context, &mut self.stream) {
+            Poll::Pending => {}
+            Poll::Ready(Ok(())) => self.progress = Progress::Sent,
+            Poll::Ready(Err(UploadError::Io(error))) if self.upload.written == 0 => {
+                return Err(SendError::NotSent(error));
+            }
+            Poll::Ready(Err(UploadError::Io(_))) => self.progress = Progress::Refused,
+            Poll::Ready(Err(UploadError::Body)) => return Err(SendError::Failed(Broken::CutOff)),
+        }
+        Ok(())
+    }
+
+    fn poll_head(&mut self, context: &mut Context<'_>, method: &Method) -> Poll<Result<AnswerHead, Broken>> {
+        loop {
+            if !self.read.is_empty() {
+                match parse_answer(&mut self.read, method) {
+                    Ok(Some(head)) => return Poll::Ready(Ok(head)),
+                    Ok(None) => {}
+                    Err(_) => return Poll::Ready(Err(Broken::Garbled)),
+                }
+            }
+            match reader::poll_fill(&mut self.stream, &mut self.read, READ_BYTES, context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(Broken::Closed)),
+                Poll::Ready(Ok(_)) => {}
+            }
+        }
+    }
+
+    fn into_reader(self, head: &AnswerHead, pool: Rc<Pool>) -> Reader {
+        match self.progress {
+            Progress::Sent => Reader::new(self.stream, self.read, self.upload.out, head, Some(pool)),
+            // A client that was never told to go on has sent nothing, and the pod has its answer ready.
+            Progress::Sending if !self.upload.withheld => {
+                let (read, write) = self.stream.into_split();
+                upload_alone(self.upload, write, pool.idle_timeout());
+                Reader::half(read, self.read, head)
+            }
+            Progress::Sending | Progress::Refused => Reader::new(self.stream, self.read, self.upload.out, head, None),
+        }
+    }
+}
+
+/// The pod answers before it has the whole request: the rest goes on by itself, so that neither direction waits
+/// for the other. It ends with the body, with the pod's refusal to take more, or when nothing flows any longer.
+fn upload_alone(mut upload: Upload, mut write: tokio::net::tcp::OwnedWriteHalf, idle: Duration) {
+    tokio::task::spawn_local(async move {
+        loop {
+            let before = upload.written;
+            let rest = std::future::poll_fn(|context| upload.poll(context, &mut write));
+            let over = tokio::time::timeout(idle, rest).await.is_ok();
+            if over || upload.written == before {
+                break;
+            }
+        }
+    });
+}

@@ -1,0 +1,152 @@
+//! Reads the body of an answer and gives its connection back.
+//!
+//! What must stay true: the connection goes back only if the answer was read to its end, the request was sent to its end,
+//! and nothing is left over; dropped before that, it is closed.
+
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http_body::Frame;
+use tokio::io::AsyncRead;
+use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
+
+use super::decoder::{Decoded, Decoder};
+use super::head::AnswerHead;
+use super::{Connection, READ_BYTES};
+use crate::upstream::Broken;
+use crate::upstream::pool::Pool;
+
+/// The room for one read grows up to this while reads fill it.
+const LARGE_READ: usize = 64 << 10;
+const LEAST_ROOM: usize = 1 << 10;
+
+/// The body of an answer.
+pub(crate) struct Reader {
+    side: Side,
+    read: BytesMut,
+    decoder: Decoder,
+    /// Room for the next read.
+    room: usize,
+}
+
+enum Side {
+    /// The whole connection, with the buffer for its next request and where it goes afterwards.
+    Whole(TcpStream, BytesMut, Option<Rc<Pool>>),
+    /// The request is still being sent by itself.
+    Half(OwnedReadHalf),
+    /// Given back.
+    Gone,
+}
+
+impl Reader {
+    /// `pool`: where the connection goes afterwards, if it can be used again.
+    pub(super) fn new(
+        stream: TcpStream,
+        read: BytesMut,
+        write: BytesMut,
+        head: &AnswerHead,
+        pool: Option<Rc<Pool>>,
+    ) -> Self {
+        let mut reader = Reader {
+            side: Side::Whole(stream, write, pool.filter(|_| head.keep_alive)),
+            read,
+            decoder: Decoder::new(head.framing),
+            room: READ_BYTES,
+        };
+        reader.give_back_if_done();
+        reader
+    }
+
+    pub(super) fn half(stream: OwnedReadHalf, read: BytesMut, head: &AnswerHead) -> Self {
+        Reader { side: Side::Half(stream), read, decoder: Decoder::new(head.framing), room: READ_BYTES }
+    }
+
+    /// Everything has been read.
+    pub(crate) fn is_done(&self) -> bool {
+        self.decoder.is_done()
+    }
+
+    /// What is left, where it is known.
+    pub(crate) fn left(&self) -> Option<u64> {
+        self.decoder.left()
+    }
+
+    /// The whole body, if it is here already and its length is known. The connection is free then.
+    pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
+        let left = usize::try_from(self.decoder.left()?).ok()?;
+        if left > self.read.len() {
+            return None;
+        }
+        let data = self.read.split_to(left).freeze();
+        self.decoder = Decoder::Done;
+        self.give_back_if_done();
+        Some(data)
+    }
+
+    pub(crate) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        loop {
+            let decoded = match self.decoder.decode(&mut self.read) {
+                Ok(decoded) => decoded,
+                Err(_) => return Poll::Ready(Some(Err(Broken::Garbled))),
+            };
+            self.give_back_if_done();
+            match decoded {
+                Decoded::Data(data) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Decoded::Trailers(trailers) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Decoded::End => return Poll::Ready(None),
+                Decoded::Starved => {}
+            }
+            let filled = match &mut self.side {
+                Side::Whole(stream, ..) => poll_fill(stream, &mut self.read, self.room, context),
+                Side::Half(stream) => poll_fill(stream, &mut self.read, self.room, context),
+                Side::Gone => Poll::Ready(Ok(0)),
+            };
+            match filled {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(0)) => {
+                    if self.decoder.end_of_input().is_err() {
+                        return Poll::Ready(Some(Err(Broken::Closed)));
+                    }
+                }
+                Poll::Ready(Ok(read)) if read >= self.room => self.room = (2 * self.room).min(LARGE_READ),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(Some(Err(Broken::Closed))),
+            }
+        }
+    }
+
+    fn give_back_if_done(&mut self) {
+        if !self.decoder.is_done() {
+            return;
+        }
+        if let Side::Whole(stream, mut write, Some(pool)) = std::mem::replace(&mut self.side, Side::Gone) {
+            if self.read.is_empty() {
+                write.clear();
+                pool.give_back(Connection {
+                    stream,
+                    read: std::mem::take(&mut self.read),
+                    write,
+                    idle_since: pool.now(),
+                });
+            }
+        }
+    }
+}
+
+/// Reads once, at most `room` bytes if there is less room than is worth a system call.
+pub(super) fn poll_fill<R: AsyncRead + Unpin>(
+    io: &mut R,
+    buffer: &mut BytesMut,
+    room: usize,
+    context: &mut Context<'_>,
+) -> Poll<io::Result<usize>> {
+    if buffer.capacity() - buffer.len() < LEAST_ROOM.max(room / 2) {
+        // What has been handed out is free by now in most cases, and this takes it back instead of allocating.
+        buffer.reserve(room);
+    }
+    tokio_util::io::poll_read_buf(Pin::new(io), context, buffer)
+}

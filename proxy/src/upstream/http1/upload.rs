@@ -1,0 +1,205 @@
+//! Writes a request: its head, then its body as it comes.
+//!
+//! Small bodies leave in one system call with their head; large frames are not copied. What must stay true: a body
+//! that its client cut off is never ended as if it were complete; whether a single byte may have left is known.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use tokio::io::AsyncWrite;
+
+use super::head::Framing;
+use crate::request_body::Attempt;
+
+/// Frames up to this size are copied behind what is written already; above, the copy costs more than a second slice.
+const COPIED: usize = 4 << 10;
+/// How much is gathered before it is written.
+const GATHERED: usize = 16 << 10;
+
+/// A request on its way out.
+pub(super) struct Upload {
+    attempt: Attempt,
+    framing: Framing,
+    /// What is to be written next: the head, small frames, chunk sizes.
+    pub(super) out: BytesMut,
+    /// A large frame, to be written after `out`.
+    large: Bytes,
+    /// The chunk that `large` is wants its line end.
+    line_end_due: bool,
+    ended: bool,
+    /// The client waits to be told to go on.
+    pub(super) withheld: bool,
+    /// How many bytes have been written.
+    pub(super) written: u64,
+}
+
+/// Why a request could not be written.
+#[derive(Debug)]
+pub(super) enum UploadError {
+    /// The body does not go on.
+    Body,
+    /// The pod takes no more.
+    Io(io::Error),
+}
+
+impl From<io::Error> for UploadError {
+    fn from(error: io::Error) -> Self {
+        UploadError::Io(error)
+    }
+}
+
+impl Upload {
+    /// `out` holds the head.
+    pub(super) fn new(out: BytesMut, attempt: Attempt, framing: Framing) -> Self {
+        Upload {
+            attempt,
+            framing,
+            out,
+            large: Bytes::new(),
+            line_end_due: false,
+            ended: framing == Framing::None,
+            withheld: false,
+            written: 0,
+        }
+    }
+
+    /// Writes as much as can be written. Ready when all of it is.
+    pub(super) fn poll<W: AsyncWrite + Unpin>(
+        &mut self,
+        context: &mut Context<'_>,
+        io: &mut W,
+    ) -> Poll<Result<(), UploadError>> {
+        loop {
+            let starved = self.gather(context)?;
+            while self.out.has_remaining() || self.large.has_remaining() {
+                let written = if self.large.is_empty() {
+                    ready!(Pin::new(&mut *io).poll_write(context, &self.out))?
+                } else {
+                    let slices = [IoSlice::new(&self.out), IoSlice::new(&self.large)];
+                    ready!(Pin::new(&mut *io).poll_write_vectored(context, &slices))?
+                };
+                if written == 0 {
+                    return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
+                }
+                self.written += written as u64;
+                let of_out = written.min(self.out.len());
+                self.out.advance(of_out);
+                self.large.advance(written - of_out);
+            }
+            if self.ended {
+                return Poll::Ready(Ok(()));
+            }
+            if starved {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Takes frames of the body until there is enough to write. True if there was no more to take.
+    fn gather(&mut self, context: &mut Context<'_>) -> Result<bool, UploadError> {
+        while !self.ended && self.large.is_empty() && self.out.len() < GATHERED {
+            if std::mem::take(&mut self.line_end_due) {
+                self.out.extend_from_slice(b"\r\n");
+            }
+            if self.withheld {
+                return Ok(true);
+            }
+            match Pin::new(&mut self.attempt).poll_frame(context) {
+                Poll::Pending => return Ok(true),
+                Poll::Ready(Some(Err(_))) => return Err(UploadError::Body),
+                Poll::Ready(Some(Ok(frame))) => {
+                    self.push(frame)?;
+                    if !self.ended && self.attempt.is_end_stream() {
+                        self.end(None)?;
+                    }
+                }
+                Poll::Ready(None) => self.end(None)?,
+            }
+        }
+        Ok(false)
+    }
+
+    fn push(&mut self, frame: Frame<Bytes>) -> Result<(), UploadError> {
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => return frame.into_trailers().map_or(Ok(()), |trailers| self.end(Some(&trailers))),
+        };
+        if data.is_empty() {
+            return Ok(());
+        }
+        match &mut self.framing {
+            Framing::None => return Ok(()),
+            Framing::Length(left) => {
+                *left = left.checked_sub(data.len() as u64).ok_or(UploadError::Body)?;
+            }
+            Framing::Chunked => {
+                let mut size = [0u8; 18];
+                self.out.extend_from_slice(chunk_size(data.len(), &mut size));
+            }
+        }
+        let chunked = self.framing == Framing::Chunked;
+        if data.len() <= COPIED {
+            self.out.extend_from_slice(&data);
+            if chunked {
+                self.out.extend_from_slice(b"\r\n");
+            }
+        } else {
+            self.large = data;
+            self.line_end_due = chunked;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, trailers: Option<&HeaderMap>) -> Result<(), UploadError> {
+        match self.framing {
+            // The client's own length was not reached: hyper refuses that, and so would the pod.
+            Framing::Length(left) if left > 0 => return Err(UploadError::Body),
+            Framing::Chunked => {
+                if std::mem::take(&mut self.line_end_due) {
+                    // Only trailers right behind a large frame get here, and they come after it has been written.
+                    self.out.extend_from_slice(b"\r\n");
+                }
+                self.out.extend_from_slice(b"0\r\n");
+                for (name, value) in trailers.into_iter().flatten() {
+                    self.out.extend_from_slice(name.as_str().as_bytes());
+                    self.out.extend_from_slice(b": ");
+                    self.out.extend_from_slice(value.as_bytes());
+                    self.out.extend_from_slice(b"\r\n");
+                }
+                self.out.extend_from_slice(b"\r\n");
+            }
+            Framing::Length(_) | Framing::None => {}
+        }
+        self.ended = true;
+        Ok(())
+    }
+}
+
+/// `1f\r\n`.
+fn chunk_size(bytes: usize, text: &mut [u8; 18]) -> &[u8] {
+    let digits = (usize::BITS - bytes.leading_zeros()).div_ceil(4).max(1) as usize;
+    for (index, byte) in text[..digits].iter_mut().enumerate() {
+        let nibble = (bytes >> (4 * (digits - 1 - index))) & 0xf;
+        *byte = b"0123456789abcdef"[nibble];
+    }
+    text[digits] = b'\r';
+    text[digits + 1] = b'\n';
+    &text[..digits + 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunk_sizes_are_hexadecimal() {
+        for bytes in [0usize, 1, 9, 10, 15, 16, 255, 256, 4096, 65_535, 1 << 30, usize::MAX] {
+            let mut text = [0; 18];
+            assert_eq!(chunk_size(bytes, &mut text), format!("{bytes:x}\r\n").as_bytes());
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Connections to pods: for each worker its own, found without a lock.
+//!
+//! Not here: what to do when a pod cannot be reached or breaks an exchange ([`forward`](crate::forward)). What must stay
+//! true: every failure says whether a byte of the request can have reached the pod; only if not is it
+//! [`SendError::NotSent`].
+
+mod http1;
+mod http2;
+mod pool;
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::request::Parts;
+use http::{Response, Version};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::headers::Stamps;
+use crate::request_body::Attempt;
+use crate::settings::{UpstreamProtocol, UpstreamSettings};
+use crate::table::Pod;
+use crate::watch::Watch;
+use http1::Connection;
+use http2::{Lease, Sessions};
+use pool::Pool;
+
+/// How often idle connections are looked at.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(crate) enum SendError {
+    /// It is certain that no pod acted on the request.
+    NotSent(io::Error),
+    /// A pod may have.
+    Failed(Broken),
+}
+
+/// How an exchange broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Broken {
+    /// The client did not send its whole request.
+    #[error("the client cut its request off")]
+    CutOff,
+    /// The pod closed the connection before the end.
+    #[error("the pod closed the connection before the end of the exchange")]
+    Closed,
+    /// The pod's answer makes no sense.
+    #[error("the pod's answer is not valid HTTP")]
+    Garbled,
+}
+
+/// One worker's connections.
+pub(crate) struct Upstream {
+    settings: UpstreamSettings,
+    watch: Watch,
+    pods: RefCell<Vec<Option<Rc<Lines>>>>,
+    swept: RefCell<Instant>,
+}
+
+/// The connections to one pod.
+struct Lines {
+    pool: Rc<Pool>,
+    sessions: Sessions,
+}
+
+/// A way to a pod for one request.
+pub(crate) enum Line {
+    Http1 { connection: Connection, pool: Rc<Pool>, fresh: bool },
+    Http2(Lease),
+}
+
+impl Upstream {
+    pub(crate) fn new(settings: UpstreamSettings, watch: Watch) -> Self {
+        Upstream { settings, swept: RefCell::new(watch.now()), watch, pods: RefCell::default() }
+    }
+
+    /// Whether a request that came by `version` goes to pods by HTTP/2.
+    pub(crate) fn by_http2(&self, version: Version) -> bool {
+        match self.settings.protocol {
+            UpstreamProtocol::Auto => version == Version::HTTP_2,
+            UpstreamProtocol::Http1 => false,
+            UpstreamProtocol::Http2 => true,
+        }
+    }
+
+    /// A connection to the pod: one that is open, unless `fresh`, or a new one.
+    pub(crate) async fn line(&self, pod: &Arc<Pod>, http2: bool, fresh: bool) -> io::Result<Line> {
+        let lines = self.lines(pod.slot);
+        if http2 {
+            let lease = lines.sessions.lease(async || self.connect(pod).await, fresh).await?;
+            return Ok(Line::Http2(lease));
+        }
+        let pool = lines.pool.clone();
+        let idle = if fresh { None } else { pool.take() };
+        let (connection, fresh) = match idle {
+            Some(connection) => (connection, false),
+            None => (Connection::new(self.connect(pod).await?, self.watch.now()), true),
+        };
+        Ok(Line::Http1 { connection, pool, fresh })
+    }
+
+    fn lines(&self, slot: u32) -> Rc<Lines> {
+        let mut pods = self.pods.borrow_mut();
+        let slot = slot as usize;
+        if pods.len() <= slot {
+            pods.resize_with(slot + 1, || None);
+        }
+        let make = || {
+            let UpstreamSettings { max_idle_per_pod, idle_timeout, .. } = self.settings;
+            Rc::new(Lines {
+                pool: Rc::new(Pool::new(max_idle_per_pod, idle_timeout, self.watch.clone())),
+                sessions: Sessions::default(),
+            })
+        };
+        pods[slot].get_or_insert_with(make).clone()
+    }
+
+    async fn connect(&self, pod: &Pod) -> io::Result<TcpStream> {
+        let connecting = TcpStream::connect(&pod.address);
+        let stream = tokio::time::timeout(self.settings.connect_timeout, connecting).await??;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    /// Closes what is idle for too long; to be called at every tick.
+    pub(crate) fn sweep(&self) {
+        let now = self.watch.now();
+        if now.saturating_duration_since(*self.swept.borrow()) < SWEEP_EVERY {
+            return;
+        }
+        *self.swept.borrow_mut() = now;
+        for slot in self.pods.borrow_mut().iter_mut() {
+            let Some(lines) = slot else { continue };
+            lines.pool.sweep();
+            lines.sessions.sweep(now, pool::MAX_IDLE_AGE);
+            let unused = Rc::strong_count(lines) == 1 && Rc::strong_count(&lines.pool) == 1;
+            if unused && lines.pool.is_empty() && lines.sessions.is_empty() {
+                *slot = None;
+            }
+        }
+    }
+}
+
+impl Line {
+    /// The connection was made for this request.
+    pub(crate) fn is_fresh(&self) -> bool {
+        match self {
+            Line::Http1 { fresh, .. } => *fresh,
+            Line::Http2(lease) => lease.fresh,
+        }
+    }
+
+    /// Begins to send a request.
+    pub(crate) fn begin(self, head: &Parts, stamps: &Stamps<'_>, attempt: Attempt, upgrade: bool) -> InFlight {
+        match self {
+            Line::Http1 { connection, pool, .. } => {
+                InFlight::Http1(http1::Exchange::new(connection, pool, head, stamps, attempt, upgrade))
+            }
+            Line::Http2(lease) => InFlight::Http2(http2::Exchange::new(lease, head, stamps, attempt)),
+        }
+    }
+}
+
+/// A request on its way, until the head of its answer is there. Dropped, it is broken off.
+pub(crate) enum InFlight {
+    Http1(http1::Exchange),
+    Http2(http2::Exchange),
+}
+
+/// What a pod answered.
+pub(crate) enum Answer {
+    /// An answer whose body is to be read.
+    Response(Response<AnswerStream>),
+    /// It switched protocols: its head, the bare connection, and what had been read of it.
+    Switched(Response<()>, TcpStream, BytesMut),
+}
+
+impl InFlight {
+    pub(crate) fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Answer, SendError>> {
+        Poll::Ready(match self {
+            InFlight::Http1(exchange) => ready!(exchange.poll_answer(context)).map(|answer| match answer {
+                http1::Answer::Response(head, reader) => Answer::Response(response(head, AnswerStream::Http1(reader))),
+                http1::Answer::Switched(head, stream, read) => Answer::Switched(response(head, ()), stream, read),
+            }),
+            InFlight::Http2(exchange) => ready!(exchange.poll_answer(context)).map(|(response, lease)| {
+                let (mut parts, incoming) = response.into_parts();
+                // The client's connection decides about the version.
+                parts.version = Version::HTTP_11;
+                Answer::Response(Response::from_parts(parts, AnswerStream::Http2(incoming, lease)))
+            }),
+        })
+    }
+}
+
+fn response<B>(head: http1::AnswerHead, body: B) -> Response<B> {
+    let mut response = Response::new(body);
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    if let Some(reason) = head.reason.and_then(|reason| hyper::ext::ReasonPhrase::try_from(reason.as_ref()).ok()) {
+        response.extensions_mut().insert(reason);
+    }
+    response
+}
+
+/// The body of an answer as it comes from the pod. Dropped before its end, the exchange is broken off.
+pub(crate) enum AnswerStream {
+    Http1(http1::Reader),
+    Http2(Incoming, #[expect(dead_code, reason = "held so that the connection counts the stream")] Lease),
+}
+
+impl AnswerStream {
+    /// Everything has been read.
+    pub(crate) fn is_done(&self) -> bool {
+        match self {
+            AnswerStream::Http1(reader) => reader.is_done(),
+            AnswerStream::Http2(incoming, _) => incoming.is_end_stream(),
+        }
+    }
+
+    /// The whole body, if it is already here.
+    pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
+        match self {
+            AnswerStream::Http1(reader) => reader.take_whole(),
+            AnswerStream::Http2(incoming, _) => incoming.is_end_stream().then(Bytes::new),
+        }
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        match self {
+            AnswerStream::Http1(reader) => reader.left().map_or_else(SizeHint::default, SizeHint::with_exact),
+            AnswerStream::Http2(incoming, _) => incoming.size_hint(),
+        }
+    }
+
+    pub(crate) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match self {
+            AnswerStream::Http1(reader) => reader.poll_frame(context),
+            AnswerStream::Http2(incoming, _) => {
+                let frame = ready!(std::pin::Pin::new(incoming).poll_frame(context));
+                Poll::Ready(frame.map(|frame| frame.map_err(|_| Broken::Closed)))
+            }
+        }
+    }
+}

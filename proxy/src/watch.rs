@@ -1,0 +1,173 @@
+//! Time-outs and severing for exchanges, at almost no cost for those that are over at once.
+//!
+//! Nearly every exchange ends within a few milliseconds and needs no timer. So none gets one: it enrols with its worker's
+//! watch, which ticks; only what is still there after two ticks is told, and then takes a real timer and a place among
+//! those that wait for the partition to be severed. The watch is also a coarse clock.
+//! What must stay true: whoever enrolled and did not withdraw is told.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::task::Waker;
+use std::time::Duration;
+
+use slab::Slab;
+use tokio::time::{Instant, MissedTickBehavior};
+
+/// One worker's watch.
+#[derive(Clone)]
+pub(crate) struct Watch(Rc<Inner>);
+
+struct Inner {
+    tick: Duration,
+    now: Cell<Instant>,
+    count: Cell<u32>,
+    enrolled: RefCell<Slab<(u32, Enrolled)>>,
+}
+
+/// Whom to tell.
+pub(crate) enum Enrolled {
+    /// Wake this task.
+    Task(Waker),
+    /// Call this.
+    Call(Rc<dyn Overdue>),
+}
+
+/// Something that is told when it has lasted.
+pub(crate) trait Overdue {
+    /// It has lasted for two ticks.
+    fn overdue(self: Rc<Self>);
+}
+
+/// A place in the watch; gone once told, or with [`withdraw`](Watch::withdraw).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    key: usize,
+    since: u32,
+}
+
+impl Watch {
+    pub(crate) fn new(tick: Duration) -> Self {
+        Watch(Rc::new(Inner {
+            tick,
+            now: Cell::new(Instant::now()),
+            count: Cell::new(0),
+            enrolled: RefCell::default(),
+        }))
+    }
+
+    /// The time at the last tick.
+    #[inline]
+    pub(crate) fn now(&self) -> Instant {
+        self.0.now.get()
+    }
+
+    /// How wrong [`now`](Self::now) may be on an idle thread.
+    pub(crate) fn tick(&self) -> Duration {
+        self.0.tick
+    }
+
+    #[inline]
+    pub(crate) fn enrol(&self, whom: Enrolled) -> Place {
+        let since = self.0.count.get();
+        let key = self.0.enrolled.borrow_mut().insert((since, whom));
+        Place { key, since }
+    }
+
+    /// Whether whoever enrolled there has been told.
+    #[inline]
+    pub(crate) fn is_told(&self, place: Place) -> bool {
+        self.0.count.get().wrapping_sub(place.since) >= 2
+    }
+
+    #[inline]
+    pub(crate) fn withdraw(&self, place: Place) {
+        if !self.is_told(place) {
+            self.0.enrolled.borrow_mut().try_remove(place.key);
+        }
+    }
+
+    /// Another task is to be told instead.
+    #[inline]
+    pub(crate) fn renew(&self, place: Place, waker: &Waker) {
+        if let Some((_, Enrolled::Task(old))) = self.0.enrolled.borrow_mut().get_mut(place.key) {
+            if !old.will_wake(waker) {
+                old.clone_from(waker);
+            }
+        }
+    }
+
+    /// Ticks, and calls `each` at every tick, until that says no.
+    pub(crate) async fn run(&self, mut each: impl FnMut() -> bool) {
+        let mut ticks = tokio::time::interval(self.0.tick);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.advance(Instant::now());
+            if !each() {
+                break;
+            }
+        }
+    }
+
+    fn advance(&self, now: Instant) {
+        self.0.now.set(now);
+        let count = self.0.count.get().wrapping_add(1);
+        self.0.count.set(count);
+        let mut told = Vec::new();
+        {
+            let mut enrolled = self.0.enrolled.borrow_mut();
+            let due = |(key, (since, _)): (usize, &(u32, Enrolled))| (count.wrapping_sub(*since) >= 2).then_some(key);
+            let keys: Vec<usize> = enrolled.iter().filter_map(due).collect();
+            told.extend(keys.into_iter().map(|key| enrolled.remove(key).1));
+        }
+        // Outside the borrow: whoever is told may enrol again.
+        for whom in told {
+            match whom {
+                Enrolled::Task(waker) => waker.wake(),
+                Enrolled::Call(overdue) => overdue.overdue(),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Told(Cell<u32>);
+
+    impl Overdue for Told {
+        fn overdue(self: Rc<Self>) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn only_what_lasts_for_two_ticks_is_told_and_only_once() {
+        let watch = Watch::new(Duration::from_millis(10));
+        let (stays, leaves) = (Rc::new(Told(Cell::new(0))), Rc::new(Told(Cell::new(0))));
+        watch.enrol(Enrolled::Call(stays.clone()));
+        let place = watch.enrol(Enrolled::Call(leaves.clone()));
+        watch.advance(Instant::now());
+        assert_eq!(stays.0.get(), 0);
+        watch.withdraw(place);
+        watch.advance(Instant::now());
+        watch.advance(Instant::now());
+        assert_eq!((stays.0.get(), leaves.0.get()), (1, 0));
+        assert!(watch.is_told(place));
+    }
+
+    #[tokio::test]
+    async fn withdrawing_late_does_not_evict_whoever_has_the_place_now() {
+        let watch = Watch::new(Duration::from_millis(10));
+        let first = watch.enrol(Enrolled::Call(Rc::new(Told(Cell::new(0)))));
+        watch.advance(Instant::now());
+        watch.advance(Instant::now());
+        let second = Rc::new(Told(Cell::new(0)));
+        watch.enrol(Enrolled::Call(second.clone()));
+        watch.withdraw(first);
+        watch.advance(Instant::now());
+        watch.advance(Instant::now());
+        assert_eq!(second.0.get(), 1);
+    }
+}

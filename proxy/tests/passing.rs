@@ -1,0 +1,367 @@
+//! What passes through: both versions of HTTP on either side, bodies, trailers, headers, upgrades.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use http_body::Frame;
+use http_body_util::BodyExt;
+use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
+use support::client::{Body, Http2, Plain, data, empty, full, stream};
+use support::pod::{Pod, Script, Speaks};
+use support::{Settings, World, soon};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+fn speaking(protocol: UpstreamProtocol) -> Settings {
+    let mut settings = Settings::default();
+    settings.forward.upstream = UpstreamSettings { protocol, ..UpstreamSettings::default() };
+    settings
+}
+
+/// Says what it got.
+async fn echo(request: http::Request<hyper::body::Incoming>) -> Response<Body> {
+    let (head, body) = request.into_parts();
+    let collected = body.collect().await.unwrap();
+    let trailers = collected.trailers().cloned();
+    let body = collected.to_bytes();
+    let mut answer = Response::builder()
+        .status(201)
+        .header("x-method", head.method.as_str())
+        .header("x-target", head.uri.path_and_query().map_or("", |path| path.as_str()))
+        .header("x-version", format!("{:?}", head.version))
+        .header("x-length", body.len());
+    if let Some(trailers) = trailers {
+        answer = answer.header("x-trailer", trailers["x-sum"].clone());
+    }
+    for (name, value) in &head.headers {
+        answer = answer.header(format!("got-{name}"), value);
+    }
+    answer.body(full(body)).unwrap()
+}
+
+#[tokio::test]
+async fn a_get_and_a_post_pass_by_http1() {
+    let world = World::new();
+    let pod = Pod::start(Speaks::Http1, echo).await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    let answer = client.ask("GET /a?b=1 HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\n\r\n").await;
+    assert_eq!((answer.status, answer.header("x-method"), answer.header("x-target")), (201, "GET", "/a?b=1"));
+    let answer = client.ask("POST /a HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello").await;
+    assert_eq!((answer.status, answer.text()), (201, "hello"));
+    let chunked = "PUT / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n";
+    assert_eq!(client.ask(chunked).await.text(), "hello world");
+    let answer = client.ask("HEAD / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
+    assert_eq!(answer.status, 201);
+    assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), 1, "the connection to the pod is kept");
+    world.in_flight(0, 0).await;
+}
+
+#[tokio::test]
+async fn each_version_passes_to_each_version() {
+    for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
+        let world = World::with(speaking(protocol));
+        let pod = Pod::start(speaks, echo).await;
+        world.lead(0, pod.address, 1);
+        let version = if speaks == Speaks::Http1 { "HTTP/1.1" } else { "HTTP/2.0" };
+
+        let mut plain = Plain::connect(world.address).await;
+        let answer =
+            plain.ask("POST /x?y HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello").await;
+        assert_eq!((answer.text(), answer.header("x-version")), ("hello", version));
+        let answer = plain.ask("GET /x HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\n\r\n").await;
+        assert_eq!((answer.header("x-target"), answer.header("x-length")), ("/x", "0"));
+
+        let http2 = Http2::connect(world.address).await;
+        let answer = http2.ask(http2.request("POST", "/x?y").body(full("hello")).unwrap()).await;
+        assert_eq!((answer.text(), answer.header("x-version")), ("hello", version));
+        assert_eq!(answer.header("x-target"), "/x?y");
+        let answer = http2.ask(http2.request("GET", "/").body(empty()).unwrap()).await;
+        assert_eq!((answer.status, answer.header("x-length")), (201, "0"));
+        if speaks == Speaks::Http1 {
+            assert_eq!(answer.header("got-host"), world.address.to_string());
+        }
+        world.in_flight(0, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn automatic_means_the_version_that_the_client_came_with() {
+    let world = World::new();
+    let (first, second) = (Pod::start(Speaks::Http1, echo).await, Pod::start(Speaks::Http2, echo).await);
+    world.lead(0, first.address, 1);
+    let answer = Plain::connect(world.address).await.ask("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
+    assert_eq!(answer.header("x-version"), "HTTP/1.1");
+    world.lead(0, second.address, 2);
+    let http2 = Http2::connect(world.address).await;
+    let answer = http2.ask(http2.request("GET", "/").body(empty()).unwrap()).await;
+    assert_eq!(answer.header("x-version"), "HTTP/2.0");
+}
+
+#[tokio::test]
+async fn bodies_stream_both_ways_at_once() {
+    for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
+        let world = World::with(speaking(protocol));
+        let pod = Pod::start(speaks, |request| async move {
+            Response::new(request.into_body().map_err(std::io::Error::other).boxed())
+        })
+        .await;
+        world.lead(0, pod.address, 1);
+        let http2 = Http2::connect(world.address).await;
+        let (sender, body) = stream();
+        let answer = http2.begin(http2.request("POST", "/").body(body).unwrap()).await.unwrap();
+        let mut answer = answer.into_body();
+        for word in ["one", "two", "three"] {
+            sender.send(data(word)).unwrap();
+            let frame = soon(answer.frame()).await.unwrap().unwrap();
+            assert_eq!(frame.into_data().unwrap(), word);
+        }
+        world.in_flight(0, 1).await;
+        sender.send(None).unwrap();
+        assert!(soon(answer.collect()).await.unwrap().to_bytes().is_empty());
+        world.in_flight(0, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn large_bodies_arrive_whole() {
+    for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
+        let world = World::with(speaking(protocol));
+        let pod = Pod::start(speaks, |request| async move {
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            Response::new(full(body))
+        })
+        .await;
+        world.lead(0, pod.address, 1);
+        let bytes: Vec<u8> = (0..3_000_000u32).map(|index| (index % 251) as u8).collect();
+        let http2 = Http2::connect(world.address).await;
+        let answer = http2.ask(http2.request("POST", "/").body(full(bytes.clone())).unwrap()).await;
+        assert!(answer.body == bytes);
+        let mut plain = Plain::connect(world.address).await;
+        plain
+            .write(format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: {}\r\n\r\n", bytes.len()))
+            .await;
+        plain.write(&bytes).await;
+        assert!(plain.answer().await.body == bytes);
+    }
+}
+
+#[tokio::test]
+async fn trailers_pass_both_ways() {
+    for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
+        let world = World::with(speaking(protocol));
+        let pod = Pod::start(speaks, |request| async move {
+            let takes = request.headers().get("te").cloned();
+            let collected = request.into_body().collect().await.unwrap();
+            let mut trailers = HeaderMap::new();
+            trailers.insert("x-sum", collected.trailers().unwrap()["x-sum"].clone());
+            let (sender, body) = stream();
+            sender.send(data("hello")).unwrap();
+            sender.send(Some(Frame::trailers(trailers))).unwrap();
+            sender.send(None).unwrap();
+            let answer = Response::builder().header("trailer", "x-sum");
+            answer.header("x-te", takes.unwrap()).body(body).unwrap()
+        })
+        .await;
+        world.lead(0, pod.address, 1);
+        let http2 = Http2::connect(world.address).await;
+        let (sender, body) = stream();
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-sum", "7".parse().unwrap());
+        sender.send(data("body")).unwrap();
+        sender.send(Some(Frame::trailers(trailers))).unwrap();
+        sender.send(None).unwrap();
+        let request = http2.request("POST", "/").header("te", "trailers").header("trailer", "x-sum");
+        let answer = http2.ask(request.body(body).unwrap()).await;
+        assert_eq!((answer.text(), answer.trailers["x-sum"].to_str().unwrap()), ("hello", "7"));
+        assert_eq!(answer.header("x-te"), "trailers");
+
+        let mut plain = Plain::connect(world.address).await;
+        let answer = plain
+            .ask("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nte: trailers\r\nconnection: te\r\ntrailer: x-sum\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\nx-sum: 8\r\n\r\n")
+            .await;
+        assert_eq!((answer.text(), answer.trailers["x-sum"].to_str().unwrap()), ("hello", "8"));
+    }
+}
+
+#[tokio::test]
+async fn a_grpc_call_passes_with_its_status_in_the_trailers() {
+    let world = World::new();
+    let pod = Pod::start(Speaks::Http2, |request| async move {
+        assert_eq!(request.headers()["te"], "trailers");
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let (sender, answer) = stream();
+        sender.send(Some(Frame::data(body))).unwrap();
+        let trailers = [("grpc-status".parse().unwrap(), "0".parse().unwrap())];
+        sender.send(Some(Frame::trailers(trailers.into_iter().collect()))).unwrap();
+        sender.send(None).unwrap();
+        Response::builder().header("content-type", "application/grpc").body(answer).unwrap()
+    })
+    .await;
+    world.lead(0, pod.address, 1);
+    let http2 = Http2::connect(world.address).await;
+    let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc").header("te", "trailers");
+    let answer = http2.ask(call.body(full(Bytes::from_static(b"\0\0\0\0\x02hi"))).unwrap()).await;
+    assert_eq!(answer.body, b"\0\0\0\0\x02hi");
+    assert_eq!(answer.trailers["grpc-status"], "0");
+}
+
+#[tokio::test]
+async fn the_pod_gets_the_routers_stamps_and_not_the_clients() {
+    for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
+        let world = World::with(speaking(protocol));
+        let pod = Pod::start(speaks, echo).await;
+        world.lead(3, pod.address, 42);
+        let mut client = Plain::connect(world.address).await;
+        let answer = client
+            .ask(
+                "GET / HTTP/1.1\r\nhost: here.example\r\nx-partition: 3\r\nsegue-partition: 9\r\nsegue-epoch: 99\r\n\
+                 segue-router: me\r\nsegue-keyspace: mine\r\nx-forwarded-for: 10.1.1.1\r\nvia: 1.0 earlier\r\n\
+                 connection: keep-alive, x-hop\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nproxy-authorization: secret\r\n\
+                 x-end: 1\r\n\r\n",
+            )
+            .await;
+        for (name, value) in [
+            ("got-segue-partition", "3"),
+            ("got-segue-epoch", "42"),
+            ("got-segue-router", "router-0"),
+            ("got-segue-keyspace", "default"),
+            ("got-x-forwarded-for", "10.1.1.1, 127.0.0.1"),
+            ("got-x-forwarded-proto", "http"),
+            ("got-via", "1.0 earlier, 1.1 segue"),
+            ("got-x-end", "1"),
+            ("got-x-hop", ""),
+            ("got-keep-alive", ""),
+            ("got-proxy-authorization", ""),
+        ] {
+            assert_eq!(answer.header(name), value, "{name}");
+        }
+        if speaks == Speaks::Http1 {
+            assert_eq!(answer.header("got-host"), "here.example");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_client_gets_the_pods_answer_without_what_was_about_its_connection() {
+    let world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client.write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    connection
+        .write("HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 299 Fine Indeed\r\nconnection: close, x-hop\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nsegue-reason: fenced\r\nx-end: 1\r\ncontent-length: 2\r\n\r\nok")
+        .await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.text(), answer.header("x-end")), (299, "ok", "1"));
+    for name in ["x-hop", "keep-alive", "segue-reason", "connection"] {
+        assert_eq!(answer.header(name), "", "{name}");
+    }
+    // The pod said close; the next request goes over another connection.
+    client.write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    connection.write("HTTP/1.0 200 OK\r\n\r\nuntil the close").await;
+    drop(connection);
+    assert_eq!(client.answer().await.text(), "until the close");
+}
+
+#[tokio::test]
+async fn an_answer_before_the_end_of_the_request_does_not_stop_the_request() {
+    let world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 10\r\n\r\n12345").await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    assert_eq!(connection.exactly(5).await, "12345");
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nea").await;
+    assert_eq!(client.head().await.status, 200);
+    client.write("67890").await;
+    assert_eq!(connection.exactly(5).await, "67890");
+    connection.write("ly").await;
+    assert_eq!(client.exactly(4).await, b"ealy");
+}
+
+#[tokio::test]
+async fn a_client_that_asks_before_it_sends_is_told_to_go_on_by_the_pod() {
+    let world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client
+        .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+        .await;
+    let mut connection = pod.accept().await;
+    assert!(connection.head().await.contains("expect: 100-continue\r\n"));
+    connection.write("HTTP/1.1 100 Continue\r\n\r\n").await;
+    assert_eq!(client.head().await.status, 100);
+    client.write("hello").await;
+    assert_eq!(connection.exactly(5).await, "hello");
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_client_that_asks_before_it_sends_can_be_refused() {
+    let world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client
+        .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+        .await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    connection.write("HTTP/1.1 417 Expectation Failed\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.answer().await.status, 417);
+    assert_eq!(connection.rest().await, "", "no body was made up");
+}
+
+#[tokio::test]
+async fn an_upgraded_connection_passes_bytes_both_ways_and_counts_until_it_ends() {
+    let world = World::new();
+    let pod = Pod::start(Speaks::Http1, |mut request| async move {
+        let upgrade = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move {
+            let mut io = hyper_util::rt::TokioIo::new(upgrade.await.unwrap());
+            let mut buffer = [0; 64];
+            while let Ok(read @ 1..) = io.read(&mut buffer).await {
+                io.write_all(&buffer[..read]).await.unwrap();
+            }
+        });
+        let answer = Response::builder().status(101).header("connection", "upgrade");
+        answer.header("upgrade", request.headers()["upgrade"].clone()).body(empty()).unwrap()
+    })
+    .await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client
+        .write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n")
+        .await;
+    let head = client.head().await;
+    assert_eq!((head.status, head.header("upgrade"), head.header("connection")), (101, "websocket", "upgrade"));
+    for word in ["one", "two"] {
+        client.write(word).await;
+        assert_eq!(client.exactly(3).await, word.as_bytes());
+    }
+    world.in_flight(0, 1).await;
+    drop(client);
+    world.in_flight(0, 0).await;
+}
+
+#[tokio::test]
+async fn an_upgrade_that_the_pod_declines_is_an_ordinary_answer() {
+    let world = World::new();
+    let pod = Pod::start(Speaks::Http1, echo).await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    let upgrade = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n";
+    assert_eq!(client.ask(upgrade).await.status, 201);
+    assert_eq!(client.ask("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await.status, 201);
+}

@@ -1,0 +1,155 @@
+//! The server: its address, its limits, its end.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use std::time::Duration;
+
+use http::Response;
+use segue_proxy::server::{Server, ServerError};
+use segue_proxy::settings::ServerSettings;
+use support::client::{Http2, Plain, empty};
+use support::pod::{Pod, Script, Speaks};
+use support::{PATIENCE, Settings, World, soon};
+use tokio::time::Instant;
+
+const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
+
+fn limits(change: impl Fn(&mut ServerSettings)) -> Settings {
+    let mut settings = Settings::default();
+    change(&mut settings.server);
+    settings
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_named_together_with_its_key() {
+    let first =
+        Server::bind(ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 2, ..ServerSettings::default() });
+    let first = first.unwrap();
+    let address = first.local_addr();
+    let second = Server::bind(ServerSettings { listen: address.to_string(), workers: 2, ..ServerSettings::default() });
+    let error = second.unwrap_err();
+    assert!(matches!(error, ServerError::Bind { .. }));
+    let text = error.to_string();
+    assert!(
+        text.contains(&address.to_string()) && text.contains("[router] listen") && text.contains("in use"),
+        "{text}"
+    );
+    let error = Server::bind(ServerSettings { listen: "nowhere".to_owned(), ..ServerSettings::default() }).unwrap_err();
+    assert!(error.to_string().contains("host:port"), "{error}");
+}
+
+#[tokio::test]
+async fn all_workers_serve_the_one_address() {
+    let world = World::with(limits(|server| server.workers = 4));
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
+    world.lead(0, pod.address, 1);
+    for _ in 0..32 {
+        assert_eq!(Plain::connect(world.address).await.ask(GET).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_refused() {
+    let world = World::with(limits(|server| server.max_header_bytes = 4096));
+    for bytes in [5_000, 100_000] {
+        let mut client = Plain::connect(world.address).await;
+        client.write("GET / HTTP/1.1\r\nhost: h\r\nx-large: ").await;
+        // The router may answer and close before it has all of this.
+        let _ = tokio::io::AsyncWriteExt::write_all(&mut client.stream, &vec![b'x'; bytes]).await;
+        let _ = tokio::io::AsyncWriteExt::write_all(&mut client.stream, b"\r\n\r\n").await;
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.header("segue-reason")), (431, "limit"));
+        assert!(answer.text().contains("\"reason\":\"limit\""));
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_takes_too_long_is_refused() {
+    let world = World::with(limits(|server| server.header_read_timeout = Duration::from_millis(80)));
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
+    world.lead(0, pod.address, 1);
+    let mut slow = Plain::connect(world.address).await;
+    slow.write("GET / HTTP/1.1\r\nhost").await;
+    let answer = slow.answer().await;
+    assert_eq!((answer.status, answer.header("segue-reason")), (408, "limit"));
+    // Between two requests a client may take its time.
+    let mut idle = Plain::connect(world.address).await;
+    assert_eq!(idle.ask(GET).await.status, 200);
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    assert_eq!(idle.ask(GET).await.status, 200);
+    // But not within the second one.
+    idle.write("GET / HT").await;
+    assert_eq!(idle.answer().await.status, 408);
+}
+
+#[tokio::test]
+async fn beyond_the_most_connections_clients_wait_until_one_leaves() {
+    let world = World::with(limits(|server| server.max_connections = 2));
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
+    world.lead(0, pod.address, 1);
+    let (mut first, mut second) = (Plain::connect(world.address).await, Plain::connect(world.address).await);
+    assert_eq!((first.ask(GET).await.status, second.ask(GET).await.status), (200, 200));
+    let mut third = Plain::connect(world.address).await;
+    third.write(GET).await;
+    let waits = tokio::time::timeout(Duration::from_millis(50), third.head()).await;
+    assert!(waits.is_err(), "a third client was served");
+    drop(first);
+    assert_eq!(third.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_shutdown_lets_what_is_under_way_end() {
+    let mut world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let (mut busy, idle) = (Plain::connect(world.address).await, Plain::connect(world.address).await);
+    let http2 = Http2::connect(world.address).await;
+    busy.write(GET).await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    let server = world.server.take().unwrap();
+    let shutdown = tokio::spawn(server.shutdown(Instant::now() + PATIENCE));
+    assert_eq!(idle.rest().await, "");
+    assert!(tokio::net::TcpStream::connect(world.address).await.is_err());
+    assert!(http2.begin(http2.request("GET", "/").body(empty()).unwrap()).await.is_err());
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let answer = busy.answer().await;
+    assert_eq!((answer.text(), answer.header("connection")), ("ok", "close"));
+    soon(shutdown).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_shutdown_waits_for_pods_whose_client_has_left() {
+    let mut world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client.write(GET).await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    drop(client);
+    let shutdown = tokio::spawn(world.server.take().unwrap().shutdown(Instant::now() + PATIENCE));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!shutdown.is_finished());
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    soon(shutdown).await.unwrap();
+    assert_eq!(world.table.in_flight(0), 0);
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_at_its_deadline() {
+    let mut world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client.write(GET).await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    let server = world.server.take().unwrap();
+    soon(server.shutdown(Instant::now() + Duration::from_millis(50))).await;
+    assert_eq!(connection.rest().await, "");
+    assert_eq!(client.rest().await, "");
+    assert_eq!(world.table.in_flight(0), 0);
+}

@@ -1,0 +1,155 @@
+//! A world for tests of the data path: a table that the test switches, a server over it, pods and clients with real
+//! sockets. Pods and clients do what the test says, when it says so.
+
+#![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
+
+pub mod client;
+pub mod pod;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use segue_coordination::protocol::records::PodRecord;
+use segue_coordination::protocol::router::{HoldCause, Stage, Target};
+use segue_coordination::router::DataPlane;
+use segue_proxy::metrics::Metrics;
+use segue_proxy::partition::{Locator, PartitionSource};
+use segue_proxy::server::{Server, ServerHandle};
+use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
+use segue_proxy::table::{StashLimits, Table};
+use tokio::time::Instant;
+
+/// Longer than anything here takes; only a test that fails waits for it.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct Settings {
+    pub forward: ForwardSettings,
+    pub server: ServerSettings,
+    pub stash: StashLimits,
+    pub partitions: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            forward: ForwardSettings {
+                router: "router-0".to_owned(),
+                keyspace: "default".to_owned(),
+                locator: Locator {
+                    source: PartitionSource::Header("x-partition".parse().unwrap()),
+                    order_by: Some("x-key".parse().unwrap()),
+                },
+                upstream: UpstreamSettings::default(),
+            },
+            server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, ..ServerSettings::default() },
+            stash: StashLimits {
+                max_requests: 100,
+                max_bytes: 1 << 20,
+                max_total_bytes: 1 << 20,
+                max_wait: PATIENCE,
+                flush_concurrency: 16,
+            },
+            partitions: 8,
+        }
+    }
+}
+
+type Targets = Arc<Mutex<HashMap<u32, (Target, PodRecord)>>>;
+
+pub struct World {
+    pub table: Arc<Table>,
+    pub metrics: Metrics,
+    pub address: SocketAddr,
+    pub server: Option<ServerHandle>,
+    targets: Targets,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(Settings::default())
+    }
+
+    pub fn with(settings: Settings) -> Self {
+        let server = Server::bind(settings.server).unwrap();
+        let (table, mut notices) = Table::new(server.workers(), settings.stash);
+        if settings.partitions > 0 {
+            table.set_partitions(settings.partitions);
+        }
+        table.trust_until(Instant::now() + Duration::from_secs(3600));
+        let metrics = Metrics::new(server.workers());
+        let address = server.local_addr();
+        let server = server.start(&settings.forward, &table, &metrics).unwrap();
+        let targets = Targets::default();
+        // What the router's shell does, as far as these tests need it.
+        let (told, wanted) = (table.clone(), targets.clone());
+        tokio::spawn(async move {
+            while let Some(partition) = notices.recv().await {
+                tokio::spawn(settle(told.clone(), wanted.clone(), partition));
+            }
+        });
+        World { table, metrics, address, server: Some(server), targets }
+    }
+
+    /// Leads a partition to the pod at this address, as soon as nothing is in flight elsewhere.
+    pub fn lead(&self, partition: u32, address: impl ToString, epoch: u64) {
+        let record = serde_json::json!({"pod_name": "pod", "address": address.to_string()});
+        let record: PodRecord = serde_json::from_value(record).unwrap();
+        let target = Target { pod: format!("pod-{}", address.to_string()), incarnation: 1, epoch };
+        self.targets.lock().unwrap().insert(partition, (target, record));
+        self.table.stop(partition, HoldCause::Handoff);
+        tokio::spawn(settle(self.table.clone(), self.targets.clone(), partition));
+    }
+
+    /// Holds a partition.
+    pub fn hold(&self, partition: u32, cause: HoldCause) {
+        self.targets.lock().unwrap().remove(&partition);
+        self.table.stop(partition, cause);
+        DataPlane::name_cause(&*self.table, partition, cause);
+    }
+
+    /// Waits until so many requests of the partition are held.
+    pub async fn held(&self, partition: u32, requests: usize) {
+        until(|| self.table.stashed(partition).0 == requests, "requests to be held").await;
+    }
+
+    /// Waits until so many requests of the partition are in flight.
+    pub async fn in_flight(&self, partition: u32, requests: u32) {
+        until(|| self.table.in_flight(partition) == requests, "requests in flight").await;
+    }
+}
+
+async fn settle(table: Arc<Table>, targets: Targets, partition: u32) {
+    loop {
+        let Some((target, record)) = targets.lock().unwrap().get(&partition).cloned() else {
+            return;
+        };
+        let (stage, retry_at) = DataPlane::stage(&*table, partition);
+        if let Some(at) = retry_at.filter(|at| *at > Instant::now()) {
+            tokio::time::sleep_until(at).await;
+            continue;
+        }
+        match stage {
+            Stage::Held => DataPlane::switch(&*table, partition, &target, &record, false),
+            Stage::Draining(at) if at == target => DataPlane::switch(&*table, partition, &target, &record, false),
+            Stage::Open(at) | Stage::Flushing(at) if at != target => table.stop(partition, HoldCause::Handoff),
+            _ => return,
+        }
+        return;
+    }
+}
+
+/// Waits for a condition that another thread brings about and nobody announces.
+pub async fn until(mut condition: impl FnMut() -> bool, what: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Runs until done, or fails the test.
+pub async fn soon<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, work).await.expect("something that should have happened has not")
+}

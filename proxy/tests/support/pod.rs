@@ -1,0 +1,139 @@
+//! Pods: one that answers by a function, and one whose every byte the test writes.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::client::Body;
+use super::soon;
+
+/// A pod that speaks HTTP/1.1 or HTTP/2.
+pub struct Pod {
+    pub address: SocketAddr,
+    /// Connections it has accepted.
+    pub connections: Arc<AtomicUsize>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Speaks {
+    Http1,
+    Http2,
+}
+
+impl Pod {
+    pub async fn start<F, R>(speaks: Speaks, answer: F) -> Self
+    where
+        F: Fn(Request<Incoming>) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Response<Body>> + Send + 'static,
+    {
+        Self::start_on(TcpListener::bind("127.0.0.1:0").await.unwrap(), speaks, answer)
+    }
+
+    pub fn start_on<F, R>(listener: TcpListener, speaks: Speaks, answer: F) -> Self
+    where
+        F: Fn(Request<Incoming>) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = connections.clone();
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                counted.fetch_add(1, SeqCst);
+                let answer = answer.clone();
+                let service = service_fn(move |request| {
+                    let answered = answer(request);
+                    async move { Ok::<_, Infallible>(answered.await) }
+                });
+                let io = TokioIo::new(stream);
+                tokio::spawn(async move {
+                    let _ = match speaks {
+                        Speaks::Http1 => {
+                            let connection = hyper::server::conn::http1::Builder::new()
+                                .header_read_timeout(None)
+                                .serve_connection(io, service);
+                            connection.with_upgrades().await
+                        }
+                        Speaks::Http2 => {
+                            hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                                .serve_connection(io, service)
+                                .await
+                        }
+                    };
+                });
+            }
+        });
+        Pod { address, connections, task }
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A pod by hand.
+pub struct Script {
+    listener: TcpListener,
+    pub address: SocketAddr,
+}
+
+impl Script {
+    pub async fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        Script { listener, address }
+    }
+
+    pub async fn accept(&self) -> Connection {
+        let (stream, _) = soon(self.listener.accept()).await.unwrap();
+        Connection { stream, buffer: Vec::new() }
+    }
+}
+
+/// A connection that a router has made.
+pub struct Connection {
+    pub stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    /// The head of the next request, as text.
+    pub async fn head(&mut self) -> String {
+        loop {
+            if let Some(end) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") {
+                let head: Vec<u8> = self.buffer.drain(..end + 4).collect();
+                return String::from_utf8(head).unwrap();
+            }
+            let read = soon(self.stream.read_buf(&mut self.buffer)).await.unwrap();
+            assert_ne!(read, 0, "closed before a request; read so far: {:?}", String::from_utf8_lossy(&self.buffer));
+        }
+    }
+
+    pub async fn exactly(&mut self, length: usize) -> String {
+        while self.buffer.len() < length {
+            assert_ne!(soon(self.stream.read_buf(&mut self.buffer)).await.unwrap(), 0, "closed in a body");
+        }
+        String::from_utf8(self.buffer.drain(..length).collect()).unwrap()
+    }
+
+    pub async fn write(&mut self, text: impl AsRef<[u8]>) {
+        self.stream.write_all(text.as_ref()).await.unwrap();
+    }
+
+    /// What comes until the router closes.
+    pub async fn rest(&mut self) -> String {
+        while soon(self.stream.read_buf(&mut self.buffer)).await.unwrap_or(0) != 0 {}
+        String::from_utf8_lossy(&self.buffer).into_owned()
+    }
+}

@@ -1,0 +1,69 @@
+//! `segue demo`: the main job with nothing installed.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::{Failure, runtime};
+use crate::demo::{Options, Progress, Scenario};
+
+/// What to play.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// How long the load runs; each scenario is played at least once.
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = segue_config::parse_duration)]
+    duration: Duration,
+    /// Routers.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    routers: u32,
+    /// Writer pods to begin with.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pods: u32,
+    /// Partitions.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    partitions: u32,
+    /// Clients, each with one request under way.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    clients: u32,
+    /// Requests per second of all clients together; 0 is as fast as it goes.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    rate: u32,
+    /// Which pods, which keys, when: the same seed makes the same choices. Default: another one each time.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// What happens: scale-up, scale-down, crash, rolling, or all of them one after the other.
+    #[arg(long, value_name = "NAME", default_value = "all")]
+    scenario: Scenario,
+    /// Use this etcd instead of the embedded store, such as http://127.0.0.1:2379.
+    #[arg(long, value_name = "URL")]
+    etcd: Option<String>,
+    /// Print the report as one JSON object on stdout, and no progress.
+    #[arg(long)]
+    json: bool,
+    /// Serve metrics and status of the running demo here, such as 127.0.0.1:9090.
+    #[arg(long, value_name = "ADDRESS")]
+    admin: Option<SocketAddr>,
+}
+
+pub(super) fn demo(args: &Args) -> Result<(), Failure> {
+    let options = Options {
+        duration: args.duration,
+        scenario: args.scenario,
+        routers: args.routers,
+        pods: args.pods,
+        partitions: args.partitions,
+        clients: args.clients,
+        rate: args.rate,
+        seed: args.seed.unwrap_or_else(rand::random),
+        etcd: args.etcd.clone(),
+        admin: args.admin,
+        progress: if args.json { Progress::Quiet } else { Progress::Stderr },
+        ..Options::default()
+    };
+    let report = runtime()?.block_on(crate::demo::run(options))?;
+    let mut out = std::io::stdout().lock();
+    let text = if args.json { report.to_json() } else { report.to_string() };
+    writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
+    // The report has said what went wrong.
+    if report.sound { Ok(()) } else { Err(Failure::Told) }
+}

@@ -1,0 +1,172 @@
+//! `segue run`: starts the roles of a file, waits for a signal, ends them in the order that loses nothing.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use prometheus_client::registry::Registry;
+use segue_config::{Config, LogFormat, LogLevel};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Layer as _, reload};
+
+use super::store::open;
+use super::{Failure, load, runtime};
+use crate::admin::{Admin, Part};
+use crate::keyspace::KeyspacePart;
+use crate::metrics::ResyncMetrics;
+use crate::roles::coordinator::CoordinatorRole;
+use crate::roles::pod::BoundPod;
+use crate::roles::router::BoundRouter;
+
+type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
+
+/// Which file.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The configuration file; environment variables SEGUE__SECTION__KEY override its keys.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let config = load(&args.config)?;
+    let level = start_logging(&config);
+    Ok(runtime()?.block_on(serve(config, args, &level))?)
+}
+
+async fn serve(config: Config, args: &Args, level: &LevelHandle) -> anyhow::Result<()> {
+    // What can be refused is refused before anything runs.
+    let admin = match &config.admin {
+        Some(section) => Some(Admin::bind(section.listen).await?),
+        None => None,
+    };
+    let router = config.router.as_ref().map(BoundRouter::bind).transpose()?;
+    let pod = match &config.pod {
+        Some(section) => Some(BoundPod::bind(section).await?),
+        None => None,
+    };
+    let mut signals = Signals::new()?;
+    let (store, keys) = open(&config)?;
+
+    let mut registry = Registry::with_prefix("segue");
+    let resyncs = ResyncMetrics::new(&mut registry);
+    let keyspace = &config.keyspace;
+    let coordinator = config
+        .coordinator
+        .as_ref()
+        .map(|section| CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, resyncs.clone()));
+    let router =
+        router.map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, resyncs)).transpose()?;
+    let pod = pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone())).transpose()?;
+
+    let mut parts: Vec<Arc<dyn Part>> = vec![Arc::new(KeyspacePart::start(store, keys))];
+    parts.extend(router.as_ref().map(|role| role.part()));
+    parts.extend(coordinator.as_ref().map(|role| role.part()));
+    parts.extend(pod.as_ref().map(|role| role.part()));
+    let end_admin = CancellationToken::new();
+    let admin = admin.map(|admin| tokio::spawn(admin.serve(parts, registry, end_admin.clone())));
+    info!(keyspace, "running");
+
+    signals.ending(args, level).await;
+    // A pod hands over while routers and coordinator still run; a router is waited for until its last request is done.
+    if let Some(pod) = pod {
+        info!("handing partitions over");
+        pod.stop().await;
+    }
+    if let Some(router) = router {
+        info!("finishing requests");
+        router.stop().await;
+    }
+    if let Some(coordinator) = coordinator {
+        coordinator.stop().await;
+    }
+    end_admin.cancel();
+    if let Some(admin) = admin {
+        admin.await.context("the admin endpoint failed")??;
+    }
+    info!("ended");
+    Ok(())
+}
+
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    hang_up: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Signals {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hang_up: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Returns when the process is to end gracefully. A second signal then ends it at once.
+    async fn ending(&mut self, args: &Args, level: &LevelHandle) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => break,
+                _ = self.interrupt.recv() => break,
+                _ = self.hang_up.recv() => reload(args, level),
+            }
+        }
+        info!("ending gracefully; a second signal ends at once");
+        tokio::spawn(async {
+            let again = |kind| async move {
+                match signal(kind) {
+                    Ok(mut signal) => drop(signal.recv().await),
+                    Err(_) => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = again(SignalKind::terminate()) => {}
+                () = again(SignalKind::interrupt()) => {}
+            }
+            error!("ended by a second signal: what was in flight is cut off");
+            std::process::exit(1);
+        });
+    }
+}
+
+/// Takes over what can change while running: the log level. A file that is not good changes nothing.
+fn reload(args: &Args, level: &LevelHandle) {
+    match segue_config::load(&args.config) {
+        Ok(config) => {
+            let wanted = level_filter(config.log.level);
+            if level.modify(|filter| *filter = wanted).is_ok() {
+                info!(level = %wanted, "file read again; everything but the log level takes a restart");
+            }
+        }
+        Err(problems) => warn!("the file was not taken over: {problems}"),
+    }
+}
+
+fn level_filter(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    }
+}
+
+fn start_logging(config: &Config) -> LevelHandle {
+    let (filter, handle) = reload::Layer::new(level_filter(config.log.level));
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let layer = match config.log.format {
+        LogFormat::Text => layer.boxed(),
+        LogFormat::Json => tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json().boxed(),
+    };
+    // The filter is the innermost layer, so it also keeps libraries' chatter at its level.
+    tracing_subscriber::registry().with(filter).with(layer).init();
+    handle
+}

@@ -1,0 +1,70 @@
+//! `segue status`: the keyspace at a glance.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use segue_coordination::participant::{Follow, Update, unix_millis};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::Keys;
+
+use super::store::StoreArgs;
+use super::{Failure, runtime};
+use crate::overview::Overview;
+
+/// What to show of which keyspace.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Go on and show every change, until interrupted.
+    #[arg(long)]
+    watch: bool,
+    /// As JSON; with --watch one object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn status(args: &Args) -> Result<(), Failure> {
+    runtime()?.block_on(show(args))
+}
+
+async fn show(args: &Args) -> Result<(), Failure> {
+    let (store, keys) = args.store.connect().await?;
+    if !args.watch {
+        let snapshot =
+            store.snapshot(&Keys::Prefix(keys.root().to_owned())).await.context("cannot read the keyspace")?;
+        return Ok(print(&View::from_snapshot(keys, snapshot), args, false)?);
+    }
+    let mut follow = Follow::start(store, keys.clone());
+    let mut view = View::empty(keys);
+    loop {
+        match follow.next().await {
+            Update::Snapshot(snapshot) => view = *snapshot,
+            Update::Batch(batch) => drop(view.apply(batch)),
+            Update::Lost(error) => {
+                eprintln!("segue: {error}; trying again");
+                continue;
+            }
+        }
+        while let Some(Update::Batch(batch)) = follow.try_next() {
+            view.apply(batch);
+        }
+        print(&view, args, true)?;
+        // More often nobody can read.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn print(view: &View, args: &Args, repaint: bool) -> anyhow::Result<()> {
+    let overview = Overview::of(view, unix_millis());
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&overview)?)?;
+    } else {
+        // Clear the screen and go to its top.
+        let clear = if repaint { "\x1b[2J\x1b[H" } else { "" };
+        write!(out, "{clear}{overview}")?;
+    }
+    Ok(out.flush()?)
+}

@@ -1,0 +1,379 @@
+//! Did anything go wrong? Pure functions from what clients and pods wrote down to five counts of harm.
+//!
+//! Each count is zero in a run in which the protocol kept its promises, whatever the machine did to timings: a check
+//! counts only what cannot have happened otherwise. What that takes:
+//!
+//! * Clients send the next write of a key only after the answer to the one before, so the order of each key is known.
+//!   Bursts (several writes of a key without waiting for answers) go over one HTTP/2 connection, which a router reads in
+//!   order. In a burst an inversion within one epoch counts only if the router is known to have taken all of it before
+//!   that epoch began: then it held them, and had to send them one after the other. Two requests that met an open gate
+//!   may overtake each other, and nobody promises that they do not.
+//! * After a 502, a 504 or a broken connection a write may have been applied, now or later, or not at all: such a write
+//!   is looked at for `duplicated`, `misrouted` and `dual_writer_overlaps` only.
+//! * Who owned a partition at an epoch is taken from the store's own transactions ([`witness`](super::witness)), with the
+//!   moment before which the ownership cannot have begun. Without them (`segue bench`) that part is not checked.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::clock::Nanos;
+use super::record::{Appended, Exchange, Key, Kind, Outcome, RequestId};
+
+/// How many cases of each kind are told in words.
+const EXAMPLES: usize = 5;
+
+/// Everything that is known about a run.
+#[derive(Debug, Clone, Default)]
+pub struct Evidence {
+    /// What clients saw. Each client's in the order of sending.
+    pub exchanges: Vec<Exchange>,
+    /// What pods wrote, each partition's in the order of its log. `None`: the logs cannot be seen from here.
+    pub log: Option<Vec<Appended>>,
+    /// Who owned what. `None`: not known.
+    pub owners: Option<Owners>,
+}
+
+/// Who owned each partition at each epoch.
+#[derive(Debug, Clone, Default)]
+pub struct Owners {
+    by_epoch: HashMap<(u32, u64), Vec<Ownership>>,
+    /// By partition and epoch: when it had surely begun.
+    begun: BTreeMap<(u32, u64), Nanos>,
+}
+
+/// One ownership.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ownership {
+    /// The owning pod.
+    pub pod: String,
+    /// Which life of it.
+    pub incarnation: u64,
+    /// It cannot have begun earlier: the transaction that made it was not sent before.
+    pub not_before: Nanos,
+}
+
+impl Owners {
+    /// Notes an ownership. When several may be true, because the fate of a transaction is unknown, all are noted.
+    pub fn note(&mut self, partition: u32, epoch: u64, ownership: Ownership) {
+        let known = self.by_epoch.entry((partition, epoch)).or_default();
+        let same = |other: &&mut Ownership| other.pod == ownership.pod && other.incarnation == ownership.incarnation;
+        match known.iter_mut().find(same) {
+            Some(other) => other.not_before = other.not_before.min(ownership.not_before),
+            None => known.push(ownership),
+        }
+    }
+
+    /// Notes that the epoch had begun by then: the transaction was answered.
+    pub fn begun(&mut self, partition: u32, epoch: u64, by: Nanos) {
+        let known = self.begun.entry((partition, epoch)).or_insert(by);
+        *known = by.min(*known);
+    }
+
+    /// When the epoch had surely ended, because a later one had begun.
+    fn ended_by(&self, partition: u32, epoch: u64) -> Nanos {
+        let later = self.begun.range((partition, epoch + 1)..=(partition, u64::MAX));
+        later.map(|(_, by)| *by).min().unwrap_or(Nanos::MAX)
+    }
+
+    /// When the pod's ownership can have begun at the earliest; `None` if it was not the owner at that epoch.
+    /// `incarnation` 0: any life.
+    fn began(&self, partition: u32, epoch: u64, pod: &str, incarnation: u64) -> Option<Nanos> {
+        let owners = self.by_epoch.get(&(partition, epoch))?.iter();
+        let is_it = |owner: &&Ownership| owner.pod == pod && (incarnation == 0 || owner.incarnation == incarnation);
+        owners.filter(is_it).map(|owner| owner.not_before).min()
+    }
+
+    /// When the epoch can have begun at the earliest.
+    fn epoch_began(&self, partition: u32, epoch: u64) -> Option<Nanos> {
+        self.by_epoch.get(&(partition, epoch))?.iter().map(|owner| owner.not_before).min()
+    }
+}
+
+/// One kind of harm.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Count {
+    /// How often.
+    pub count: u64,
+    /// The first few in words.
+    pub examples: Vec<String>,
+}
+
+impl Count {
+    fn add(&mut self, example: impl FnOnce() -> String) {
+        self.count += 1;
+        if self.examples.len() < EXAMPLES {
+            self.examples.push(example());
+        }
+    }
+}
+
+/// The five counts of harm, and how much was looked at to find them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Harm {
+    /// Acknowledged writes that are not in the log; reads that do not see an acknowledged write, the last look at each
+    /// key included; requests that were never answered.
+    pub lost: Count,
+    /// Requests that are in the log once more than they should be: twice, or once though the answer promised that nothing
+    /// was done, so that a client who believes it sends it again.
+    pub duplicated: Count,
+    /// Requests that a pod took which was not the owner at that epoch, not yet or not any more; records in another
+    /// partition's log than the client meant; refusals of pods that reached a client.
+    pub misrouted: Count,
+    /// Writes that are in the log behind a later one of their key.
+    pub reordered: Count,
+    /// Pairs of owners of a partition that took requests at the same time, or whose records mingle in the log.
+    pub dual_writer_overlaps: Count,
+    /// Pairs of requests of a burst that were certainly held together, so that their order had to be kept.
+    pub held_pairs_checked: u64,
+    /// Reads whose freshness was checked.
+    pub reads_checked: u64,
+}
+
+impl Harm {
+    /// The five counts by name.
+    pub fn counts(&self) -> [(&'static str, &Count); 5] {
+        [
+            ("lost", &self.lost),
+            ("duplicated", &self.duplicated),
+            ("misrouted", &self.misrouted),
+            ("reordered", &self.reordered),
+            ("dual_writer_overlaps", &self.dual_writer_overlaps),
+        ]
+    }
+
+    /// Nothing went wrong.
+    pub fn none(&self) -> bool {
+        self.counts().iter().all(|(_, count)| count.count == 0)
+    }
+}
+
+/// Looks at everything.
+pub fn check(evidence: &Evidence) -> Harm {
+    let mut harm = Harm {
+        lost: lost(evidence),
+        duplicated: duplicated(evidence),
+        misrouted: misrouted(evidence),
+        dual_writer_overlaps: dual_writers(evidence),
+        ..Harm::default()
+    };
+    (harm.reordered, harm.held_pairs_checked) = reordered(evidence);
+    let checked = |exchange: &&Exchange| exchange.outcome == Outcome::Ok && exchange.sequence().is_none();
+    harm.reads_checked = evidence.exchanges.iter().filter(checked).count() as u64;
+    harm
+}
+
+fn log(evidence: &Evidence) -> &[Appended] {
+    evidence.log.as_deref().unwrap_or_default()
+}
+
+fn lost(evidence: &Evidence) -> Count {
+    let mut count = Count::default();
+    let logged: Option<HashSet<RequestId>> =
+        evidence.log.as_ref().map(|log| log.iter().map(|record| record.request).collect());
+    for exchange in &evidence.exchanges {
+        let Exchange { request, key, partition, .. } = exchange;
+        match (&exchange.outcome, exchange.kind) {
+            (Outcome::Ok, Kind::Write { sequence }) => {
+                if logged.as_ref().is_some_and(|logged| !logged.contains(request)) {
+                    count.add(|| format!("write {sequence} of key {key} (partition {partition}) was acknowledged and is not in the log"));
+                }
+            }
+            (Outcome::Ok, Kind::Read { floor, seen, .. }) if seen < floor => count.add(|| {
+                format!("a read of key {key} (partition {partition}) saw write {seen} after write {floor} had been acknowledged")
+            }),
+            (Outcome::Ok, Kind::Read { .. }) => {}
+            (Outcome::Unanswered, _) => {
+                count.add(|| format!("request {request} of key {key} (partition {partition}) was never answered"));
+            }
+            (_, Kind::Read { last: true, .. }) => {
+                count.add(|| format!("key {key} (partition {partition}) could not be read after the run"));
+            }
+            _ => {}
+        }
+    }
+    count
+}
+
+fn duplicated(evidence: &Evidence) -> Count {
+    let mut count = Count::default();
+    let refused: HashSet<RequestId> = evidence
+        .exchanges
+        .iter()
+        .filter(|exchange| matches!(exchange.outcome, Outcome::Refused { .. }))
+        .map(|exchange| exchange.request)
+        .collect();
+    let mut seen = HashSet::new();
+    for Appended { request, partition, key, sequence, .. } in log(evidence) {
+        if !seen.insert(*request) {
+            count.add(|| format!("write {sequence} of {key} is in the log of partition {partition} again"));
+        } else if refused.contains(request) {
+            count.add(|| {
+                format!("write {sequence} of {key} is in the log of partition {partition} although it was refused")
+            });
+        }
+    }
+    count
+}
+
+fn misrouted(evidence: &Evidence) -> Count {
+    let mut count = Count::default();
+    let meant: HashMap<RequestId, u32> =
+        evidence.exchanges.iter().map(|exchange| (exchange.request, exchange.partition)).collect();
+    let mut logged = HashSet::new();
+    for record in log(evidence) {
+        let Appended { partition, epoch, pod, incarnation, accepted_at, key, sequence, .. } = record;
+        logged.insert(record.request);
+        if let Some(meant) = meant.get(&record.request).filter(|meant| *meant != partition) {
+            count.add(|| {
+                format!("write {sequence} of {key} for partition {meant} is in the log of partition {partition}")
+            });
+            continue;
+        }
+        let Some(owners) = &evidence.owners else { continue };
+        match owners.began(*partition, *epoch, pod, *incarnation) {
+            None => count.add(|| format!("{pod} took write {sequence} of {key} at epoch {epoch} of partition {partition}, which it does not own")),
+            Some(began) if *accepted_at < began => count.add(|| {
+                format!("{pod} took write {sequence} of {key} before its epoch {epoch} of partition {partition} began")
+            }),
+            Some(_) if *accepted_at > owners.ended_by(*partition, *epoch) => count.add(|| {
+                format!("{pod} took write {sequence} of {key} after its epoch {epoch} of partition {partition} had ended")
+            }),
+            Some(_) => {}
+        }
+    }
+    for exchange in &evidence.exchanges {
+        let Exchange { request, key, partition, .. } = exchange;
+        if let Outcome::Refused { code: 421, .. } = &exchange.outcome {
+            count.add(|| {
+                format!("a pod's refusal of request {request} of key {key} (partition {partition}) reached its client")
+            });
+            continue;
+        }
+        // A write that is in the log has been looked at there.
+        let (Some(owners), Some((pod, epoch)), false) =
+            (&evidence.owners, &exchange.answered_by, logged.contains(request))
+        else {
+            continue;
+        };
+        let too_early = |began| exchange.ended_at < began;
+        let too_late = exchange.sent_at > owners.ended_by(*partition, *epoch);
+        if owners.began(*partition, *epoch, pod, 0).is_none_or(too_early) || too_late {
+            count.add(|| format!("{pod} answered request {request} of key {key} at epoch {epoch} of partition {partition}, which it did not own"));
+        }
+    }
+    count
+}
+
+/// Where the writes of a key are, as far as the log has been read.
+#[derive(Default)]
+struct Line {
+    /// The latest write outside the burst that is going on.
+    latest: u64,
+    burst: Option<u64>,
+    /// Of the burst that is going on: (sequence, epoch) in the order of the log.
+    members: Vec<(u64, u64)>,
+}
+
+fn reordered(evidence: &Evidence) -> (Count, u64) {
+    let (mut count, mut held_pairs) = (Count::default(), 0);
+    let definite: HashMap<RequestId, &Exchange> = evidence
+        .exchanges
+        .iter()
+        .filter(|exchange| exchange.outcome == Outcome::Ok)
+        .map(|exchange| (exchange.request, exchange))
+        .collect();
+    let mut lines: HashMap<Key, Line> = HashMap::new();
+    let mut seen = HashSet::new();
+    for record in log(evidence) {
+        let Some(exchange) = definite.get(&record.request).filter(|_| seen.insert(record.request)) else {
+            continue;
+        };
+        let (partition, epoch) = (record.partition, record.epoch);
+        let sequence = record.sequence;
+        let line = lines.entry(exchange.key).or_default();
+        let burst = exchange.burst.map(|burst| burst.id);
+        if burst.is_none() || burst != line.burst {
+            let ended = line.members.drain(..).map(|(sequence, _)| sequence).max();
+            line.latest = line.latest.max(ended.unwrap_or(0));
+            line.burst = burst;
+        }
+        if sequence < line.latest {
+            let latest = line.latest;
+            count.add(|| {
+                format!(
+                    "write {sequence} of {} is behind write {latest} in the log of partition {partition}",
+                    record.key
+                )
+            });
+        }
+        let Some(burst) = exchange.burst else {
+            line.latest = line.latest.max(sequence);
+            continue;
+        };
+        let began = evidence.owners.as_ref().and_then(|owners| owners.epoch_began(partition, epoch));
+        let held = burst.taken_by.is_some_and(|taken| began.is_some_and(|began| taken < began));
+        let pairs = line.members.iter().filter(|(_, other)| *other == epoch).count() as u64;
+        held_pairs += if held { pairs } else { 0 };
+        let overtaken_by = |(later, other): &&(u64, u64)| *later > sequence && (*other != epoch || held);
+        if let Some((later, other)) = line.members.iter().find(overtaken_by) {
+            count.add(|| format!("write {later} of {} (epoch {other}) overtook write {sequence} (epoch {epoch}) on the way to partition {partition}", record.key));
+        }
+        line.members.push((sequence, epoch));
+    }
+    (count, held_pairs)
+}
+
+/// What one pod did under one epoch.
+#[derive(Debug)]
+struct Reign<'a> {
+    pod: &'a str,
+    incarnation: u64,
+    epoch: u64,
+    times: (Nanos, Nanos),
+    offsets: (u64, u64),
+}
+
+fn dual_writers(evidence: &Evidence) -> Count {
+    let mut count = Count::default();
+    let mut partitions: BTreeMap<u32, Vec<Reign<'_>>> = BTreeMap::new();
+    for record in log(evidence) {
+        let reigns = partitions.entry(record.partition).or_default();
+        let own = |reign: &&mut Reign<'_>| {
+            reign.epoch == record.epoch && *reign.pod == *record.pod && reign.incarnation == record.incarnation
+        };
+        let (from, to, offset) = (record.accepted_at, record.appended_at, record.offset);
+        // The newest is the likely one.
+        if let Some(reign) = reigns.iter_mut().rev().find(own) {
+            reign.times = (reign.times.0.min(from), reign.times.1.max(to));
+            reign.offsets.1 = offset;
+        } else {
+            let (pod, incarnation, epoch) = (&*record.pod, record.incarnation, record.epoch);
+            reigns.push(Reign { pod, incarnation, epoch, times: (from, to), offsets: (offset, offset) });
+        }
+    }
+    for (partition, reigns) in &partitions {
+        for (index, one) in reigns.iter().enumerate() {
+            for other in &reigns[index + 1..] {
+                if clash(one, other) {
+                    count.add(|| {
+                        format!(
+                            "{} (epoch {}) and {} (epoch {}) both wrote to partition {partition}",
+                            one.pod, one.epoch, other.pod, other.epoch
+                        )
+                    });
+                }
+            }
+        }
+    }
+    count
+}
+
+/// `first` has the first record of the two.
+fn clash(first: &Reign<'_>, second: &Reign<'_>) -> bool {
+    let same_pod = first.pod == second.pod && first.incarnation == second.incarnation;
+    let overlap = first.times.0 < second.times.1 && second.times.0 < first.times.1;
+    let mingled = second.offsets.0 < first.offsets.1;
+    (overlap && !same_pod) || mingled || second.epoch < first.epoch || (second.epoch == first.epoch && !same_pod)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,426 @@
+//! Each count sees its harm and only that; sound histories have none.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::super::record::Burst;
+use super::*;
+
+const PODS: [&str; 3] = ["a", "b", "c"];
+
+/// A history that is made step by step, with a clock of its own. Key `k` lives in partition `k`.
+#[derive(Default)]
+struct World {
+    now: Nanos,
+    evidence: Evidence,
+    epochs: HashMap<u32, (u64, usize)>,
+    sequences: HashMap<Key, u64>,
+    requests: RequestId,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut world = World::default();
+        world.evidence.log = Some(Vec::new());
+        world.evidence.owners = Some(Owners::default());
+        world
+    }
+
+    fn tick(&mut self) -> Nanos {
+        self.now += 10;
+        self.now
+    }
+
+    fn owners(&mut self) -> &mut Owners {
+        self.evidence.owners.as_mut().unwrap()
+    }
+
+    fn log(&mut self) -> &mut Vec<Appended> {
+        self.evidence.log.as_mut().unwrap()
+    }
+
+    fn give(&mut self, partition: u32, pod: usize) {
+        let (epoch, owner) = self.epochs.entry(partition).or_default();
+        (*epoch, *owner) = (*epoch + 1, pod);
+        let epoch = *epoch;
+        let not_before = self.tick();
+        self.owners().note(
+            partition,
+            epoch,
+            Ownership { pod: PODS[pod].into(), incarnation: 1 + pod as u64, not_before },
+        );
+        let by = self.tick();
+        self.owners().begun(partition, epoch, by);
+    }
+
+    fn sent(&mut self, key: Key, kind: Kind, outcome: Outcome) -> usize {
+        self.requests += 1;
+        let sent_at = self.tick();
+        let answered_by = (outcome == Outcome::Ok).then(|| (PODS[self.epochs[&key].1].into(), self.epochs[&key].0));
+        self.evidence.exchanges.push(Exchange {
+            request: self.requests,
+            key,
+            partition: key,
+            kind,
+            due_at: sent_at,
+            sent_at,
+            ended_at: sent_at + 9,
+            outcome,
+            answered_by,
+            burst: None,
+        });
+        self.evidence.exchanges.len() - 1
+    }
+
+    fn send(&mut self, key: Key, outcome: Outcome) -> usize {
+        let sequence = self.sequences.entry(key).or_default();
+        *sequence += 1;
+        let kind = Kind::Write { sequence: *sequence };
+        self.sent(key, kind, outcome)
+    }
+
+    fn append(&mut self, exchange: usize) -> &mut Appended {
+        let Exchange { request, key, kind: Kind::Write { sequence }, .. } = self.evidence.exchanges[exchange] else {
+            panic!("a write");
+        };
+        let (epoch, pod) = self.epochs[&key];
+        let accepted_at = self.tick();
+        let offset = self.log().len() as u64;
+        self.log().push(Appended {
+            partition: key,
+            offset,
+            epoch,
+            pod: PODS[pod].into(),
+            incarnation: 1 + pod as u64,
+            request,
+            key: key.to_string().into(),
+            sequence,
+            accepted_at,
+            appended_at: accepted_at + 5,
+            value: Arc::from(""),
+        });
+        self.log().last_mut().unwrap()
+    }
+
+    fn write(&mut self, key: Key) -> usize {
+        let exchange = self.send(key, Outcome::Ok);
+        self.append(exchange);
+        exchange
+    }
+
+    fn read(&mut self, key: Key, behind: u64) {
+        let floor = self.sequences.get(&key).copied().unwrap_or(0);
+        self.sent(key, Kind::Read { floor, seen: floor - behind, last: false }, Outcome::Ok);
+    }
+
+    fn harm(&self) -> [u64; 5] {
+        check(&self.evidence).counts().map(|(_, count)| count.count)
+    }
+}
+
+fn refused(code: u16) -> Outcome {
+    Outcome::Refused { code, reason: "why".into() }
+}
+
+fn unknown(code: u16) -> Outcome {
+    Outcome::Unknown { code, reason: "why".into() }
+}
+
+/// A partition that moved from `a` to `b`, with writes and reads before and after.
+fn moved() -> World {
+    let mut world = World::new();
+    world.give(7, 0);
+    world.write(7);
+    world.write(7);
+    world.read(7, 0);
+    world.give(7, 1);
+    world.write(7);
+    world.read(7, 0);
+    world
+}
+
+#[test]
+fn a_sound_history_has_no_harm() {
+    let mut world = moved();
+    world.send(7, refused(503));
+    world.send(7, unknown(502));
+    let applied = world.send(7, unknown(0));
+    world.write(7);
+    world.append(applied);
+    assert_eq!(world.harm(), [0; 5]);
+}
+
+#[test]
+fn an_acknowledged_write_that_is_not_in_the_log_is_lost() {
+    let mut world = moved();
+    world.send(7, Outcome::Ok);
+    assert_eq!(world.harm(), [1, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_read_that_misses_an_acknowledged_write_shows_a_loss() {
+    let mut world = moved();
+    world.read(7, 1);
+    assert_eq!(world.harm(), [1, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_request_without_an_answer_and_a_key_without_a_last_look_are_lost() {
+    let mut world = moved();
+    world.send(7, Outcome::Unanswered);
+    world.sent(7, Kind::Read { floor: 3, seen: 0, last: true }, refused(503));
+    world.sent(7, Kind::Read { floor: 3, seen: 0, last: false }, refused(503));
+    assert_eq!(world.harm(), [2, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_request_that_took_effect_twice_is_duplicated_and_not_reordered() {
+    let mut world = moved();
+    let twice = world.write(7);
+    world.write(7);
+    world.append(twice);
+    assert_eq!(world.harm(), [0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn a_refused_request_that_took_effect_counts_as_duplicated() {
+    let mut world = moved();
+    let refused = world.send(7, refused(503));
+    world.append(refused);
+    assert_eq!(world.harm(), [0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn a_pod_that_is_not_the_owner_of_that_epoch_is_misrouted_to() {
+    let mut world = moved();
+    let record = world.log().last_mut().unwrap();
+    (record.pod, record.incarnation) = ("c".into(), 3);
+    assert_eq!(world.harm(), [0, 0, 1, 0, 0]);
+}
+
+#[test]
+fn an_owner_that_took_a_request_before_its_time_is_misrouted_to() {
+    let mut world = moved();
+    // Of the first owner, so that the two do not overlap.
+    world.log()[0].accepted_at = 5;
+    assert_eq!(world.harm(), [0, 0, 1, 0, 0]);
+}
+
+#[test]
+fn an_owner_that_took_a_request_after_its_time_is_misrouted_to() {
+    let mut world = moved();
+    // Its successor has written nothing, so that the two do not overlap.
+    world.give(7, 2);
+    let (epoch, late) = (2, world.send(7, Outcome::Ok));
+    let record = world.append(late);
+    (record.epoch, record.pod, record.incarnation) = (epoch, "b".into(), 2);
+    assert_eq!(world.harm(), [0, 0, 1, 0, 0]);
+}
+
+#[test]
+fn a_read_answered_by_an_old_owner_and_a_refusal_that_reached_a_client_are_misrouted() {
+    let mut world = moved();
+    world.read(7, 0);
+    world.evidence.exchanges.last_mut().unwrap().answered_by = Some(("a".into(), 1));
+    world.send(7, refused(421));
+    assert_eq!(world.harm(), [0, 0, 2, 0, 0]);
+}
+
+#[test]
+fn a_record_in_the_log_of_another_partition_is_misrouted() {
+    let mut world = moved();
+    world.evidence.exchanges.last_mut().unwrap().partition = 8;
+    world.evidence.exchanges[0].partition = 8;
+    // The read's answer came under an epoch that partition 8 never had.
+    assert_eq!(world.harm(), [0, 0, 2, 0, 0]);
+}
+
+#[test]
+fn a_write_behind_a_later_one_of_its_key_is_reordered() {
+    let mut world = moved();
+    let (first, second) = (world.send(7, Outcome::Ok), world.send(7, Outcome::Ok));
+    world.append(second);
+    world.append(first);
+    assert_eq!(world.harm(), [0, 0, 0, 1, 0]);
+}
+
+#[test]
+fn two_pods_that_write_at_the_same_time_overlap() {
+    let mut world = moved();
+    // The last one of `a` takes so long that `b` has begun.
+    world.log()[1].appended_at = 1_000;
+    assert_eq!(world.harm(), [0, 0, 0, 0, 1]);
+}
+
+#[test]
+fn an_epoch_that_falls_is_an_overlap() {
+    let mut world = World::new();
+    world.give(1, 0);
+    let late = world.send(1, unknown(504));
+    world.give(1, 1);
+    world.write(1);
+    let time = world.log()[0].accepted_at;
+    let record = world.append(late);
+    (record.epoch, record.pod, record.incarnation) = (1, "a".into(), 1);
+    // As if it had been accepted in time and written after all.
+    (record.accepted_at, record.appended_at) = (time - 25, time - 25);
+    assert_eq!(world.harm(), [0, 0, 0, 0, 1]);
+}
+
+fn burst(world: &mut World, id: u64, count: usize, taken_by: Option<Nanos>) -> Vec<usize> {
+    let members: Vec<usize> = (0..count).map(|_| world.send(7, Outcome::Ok)).collect();
+    for member in &members {
+        world.evidence.exchanges[*member].burst = Some(Burst { id, taken_by });
+    }
+    members
+}
+
+#[test]
+fn requests_that_met_an_open_gate_may_overtake_each_other_but_not_the_next_burst() {
+    let mut world = moved();
+    let open = burst(&mut world, 1, 2, Some(Nanos::MAX));
+    world.append(open[1]);
+    world.append(open[0]);
+    let next = burst(&mut world, 2, 1, None);
+    world.append(next[0]);
+    assert_eq!(world.harm(), [0; 5]);
+    world.log().swap(3, 5);
+    assert_eq!(world.harm()[3], 2, "both of the first burst are behind the second");
+}
+
+#[test]
+fn requests_that_were_held_together_must_keep_their_order() {
+    let mut world = moved();
+    let now = world.now;
+    let held = burst(&mut world, 1, 3, Some(now));
+    world.give(7, 2);
+    for member in [0, 2, 1] {
+        world.append(held[member]);
+    }
+    assert_eq!(world.harm(), [0, 0, 0, 1, 0]);
+    assert_eq!(check(&world.evidence).held_pairs_checked, 3);
+}
+
+#[test]
+fn a_request_must_not_overtake_across_a_cutover() {
+    let mut world = moved();
+    let members = burst(&mut world, 1, 2, None);
+    world.append(members[1]);
+    world.give(7, 2);
+    world.append(members[0]);
+    assert_eq!(world.harm(), [0, 0, 0, 1, 0]);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Give(u32, usize),
+    Write(Key),
+    Read(Key),
+    Refuse(Key),
+    Break(Key, bool),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let key = 0..4_u32;
+    let step = prop_oneof![
+        (key.clone(), 0..3_usize).prop_map(|(partition, pod)| Step::Give(partition, pod)),
+        key.clone().prop_map(Step::Write),
+        key.clone().prop_map(Step::Write),
+        key.clone().prop_map(Step::Read),
+        key.clone().prop_map(Step::Refuse),
+        (key, any::<bool>()).prop_map(|(key, applied)| Step::Break(key, applied)),
+    ];
+    prop::collection::vec(step, 0..120)
+}
+
+fn carry_out(steps: Vec<Step>) -> World {
+    let mut world = World::new();
+    (0..4).for_each(|partition| world.give(partition, 0));
+    for step in steps {
+        match step {
+            Step::Give(partition, pod) => world.give(partition, pod),
+            Step::Write(key) => drop(world.write(key)),
+            Step::Read(key) => world.read(key, 0),
+            Step::Refuse(key) => drop(world.send(key, refused(503))),
+            Step::Break(key, applied) => {
+                let sent = world.send(key, unknown(502));
+                if applied {
+                    world.append(sent);
+                }
+            }
+        }
+    }
+    // The log is read partition by partition.
+    world.log().sort_by_key(|record| record.partition);
+    world
+}
+
+/// Every pair of records held against each other: as slow as it is plain.
+fn two_pods_wrote_at_once(log: &[Appended]) -> bool {
+    let reign = |record: &Appended| (record.partition, record.epoch, record.pod.clone(), record.incarnation);
+    let span = |of: &Appended| {
+        let own = || log.iter().filter(|record| reign(record) == reign(of));
+        let from = own().map(|record| record.accepted_at).min().unwrap();
+        (from, own().map(|record| record.appended_at).max().unwrap())
+    };
+    log.iter().enumerate().any(|(at, one)| {
+        log[at + 1..].iter().filter(|other| other.partition == one.partition).any(|other| {
+            let (one_span, other_span) = (span(one), span(other));
+            let other_pod = (&one.pod, one.incarnation) != (&other.pod, other.incarnation);
+            other.epoch < one.epoch || (other_pod && one_span.0 < other_span.1 && other_span.0 < one_span.1)
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_sound_history_is_accused(steps in steps()) {
+        prop_assert_eq!(carry_out(steps).harm(), [0; 5]);
+    }
+
+    #[test]
+    fn a_record_taken_out_put_twice_or_swapped_is_always_noticed(steps in steps(), at in any::<prop::sample::Index>()) {
+        let world = carry_out(steps);
+        let acked = |record: &&Appended| world.evidence.exchanges[record.request as usize - 1].outcome == Outcome::Ok;
+        let log = world.evidence.log.as_ref().unwrap();
+        let known: Vec<&Appended> = log.iter().filter(acked).collect();
+        prop_assume!(!known.is_empty());
+        let victim = log.iter().position(|record| record == *at.get(&known)).unwrap();
+        let with = |log: Vec<Appended>| check(&Evidence { log: Some(log), ..world.evidence.clone() });
+
+        let mut without = log.clone();
+        without.remove(victim);
+        prop_assert_eq!(with(without).lost.count, 1);
+        let mut twice = log.clone();
+        twice.push(log[victim].clone());
+        prop_assert_eq!(with(twice).duplicated.count, 1);
+        let later = log.iter().skip(victim + 1).position(|record| record.key == log[victim].key && acked(&record));
+        if let Some(later) = later {
+            let mut swapped = log.clone();
+            swapped.swap(victim, victim + 1 + later);
+            prop_assert!(with(swapped).reordered.count > 0);
+        }
+    }
+
+    #[test]
+    fn overlaps_are_found_exactly_when_every_pair_of_records_held_against_each_other_shows_one(
+        steps in steps(), shifts in prop::collection::vec((any::<prop::sample::Index>(), -200..200_i64, any::<bool>()), 0..3),
+    ) {
+        let mut world = carry_out(steps);
+        prop_assume!(!world.log().is_empty());
+        for (at, shift, start) in shifts {
+            let at = at.index(world.log().len());
+            let record = &mut world.log()[at];
+            let moved = |time: Nanos| time.saturating_add_signed(shift);
+            if start {
+                record.accepted_at = moved(record.accepted_at).min(record.appended_at);
+            } else {
+                record.appended_at = moved(record.appended_at).max(record.accepted_at);
+            }
+        }
+        (0..world.log().len()).for_each(|offset| world.log()[offset].offset = offset as u64);
+        let found = dual_writers(&world.evidence).count > 0;
+        prop_assert_eq!(found, two_pods_wrote_at_once(world.log()));
+    }
+}

@@ -1,0 +1,213 @@
+//! The cluster of a demo, in one process: store, coordinators, routers, writer pods, each the real thing with sockets
+//! of its own on the loopback.
+
+mod coordinator;
+mod places;
+mod router;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use segue_coordination::pod::PodState;
+use segue_coordination::store::data::{Keys, Op, Txn};
+use segue_coordination::store::keys::Keyspace;
+use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore, Store};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+pub use places::Places;
+
+use self::coordinator::Coordinator;
+use self::router::Router;
+use super::log::Log;
+use super::options::Options;
+use super::story::Story;
+use super::witness::Witness;
+use super::writer::pod::{Membership, Pod};
+use super::writer::{Writer, WriterSettings};
+
+/// How long a pod's registration outlives it: a crash costs this much.
+const POD_LEASE: Duration = Duration::from_secs(3);
+const ROUTER_LEASE: Duration = Duration::from_secs(5);
+const COORDINATOR_LEASE: Duration = Duration::from_secs(3);
+/// How long a pod may take to hand over what it has.
+const HAND_OVER: Duration = Duration::from_secs(20);
+
+/// How long a router holds a request at most.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(10);
+/// How long a pod may take for an answer.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Everything that runs.
+#[derive(Debug)]
+pub struct Cluster {
+    witness: Witness,
+    member: Membership,
+    log: Log,
+    story: Arc<Story>,
+    options: Options,
+    coordinators: Vec<Coordinator>,
+    routers: Vec<Router>,
+    pods: BTreeMap<String, Pod>,
+    places: watch::Receiver<Places>,
+    _follower: tokio_util::task::AbortOnDropHandle<()>,
+}
+
+impl Cluster {
+    /// Starts everything; returns before it is ready ([`settled`](Self::settled)).
+    pub async fn start(options: &Options, story: Arc<Story>) -> anyhow::Result<Self> {
+        let keyspace = match &options.etcd {
+            None => "demo".to_owned(),
+            // Nobody else's, whatever is left there from earlier runs.
+            Some(_) => format!("demo-{:x}-{}", super::clock::now(), std::process::id()),
+        };
+        let keys = Keyspace::new("/segue/", &keyspace);
+        let store: Arc<dyn Store> = match &options.etcd {
+            None => Arc::new(MemoryStore::new()),
+            Some(url) => {
+                let etcd = EtcdStore::connect(EtcdOptions::new([url.clone()]))?;
+                // Now rather than by and by in every part.
+                etcd.snapshot(&Keys::One(keys.config())).await.with_context(|| format!("etcd at {url}"))?;
+                Arc::new(etcd)
+            }
+        };
+        let witness = Witness::new(store, keys.clone());
+        let store: Arc<dyn Store> = Arc::new(witness.clone());
+        let (places, follower) = places::follow(store.clone(), keys.clone());
+        let member = Membership { store, keyspace, keys, lease_ttl: POD_LEASE };
+        let mut cluster = Cluster {
+            witness,
+            member,
+            log: Log::in_memory(),
+            story,
+            options: options.clone(),
+            coordinators: Vec::new(),
+            routers: Vec::new(),
+            pods: BTreeMap::new(),
+            places,
+            _follower: follower,
+        };
+        for number in 0..options.routers.max(1) {
+            let router = Router::start(number, &cluster.member, &cluster.witness, &cluster.story, options.sabotage);
+            cluster.routers.push(router?);
+        }
+        for number in 0..options.pods.max(1) {
+            cluster.add_pod(&pod_name(number)).await?;
+        }
+        for number in 0..2 {
+            cluster.add_coordinator(number);
+        }
+        Ok(cluster)
+    }
+
+    fn add_coordinator(&mut self, number: u32) {
+        let (member, story) = (&self.member, &self.story);
+        let partitions = self.options.partitions;
+        self.coordinators.push(Coordinator::start(number, member, story, partitions, COORDINATOR_LEASE));
+    }
+
+    /// Where clients connect to.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.routers.iter().map(Router::address).collect()
+    }
+
+    /// What pods wrote.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// What was written to the store.
+    pub fn witness(&self) -> &Witness {
+        &self.witness
+    }
+
+    /// Where everything is.
+    pub fn places(&self) -> Places {
+        self.places.borrow().clone()
+    }
+
+    /// The names of the pods that run.
+    pub fn pods(&self) -> Vec<String> {
+        self.pods.keys().cloned().collect()
+    }
+
+    /// The number after that of any pod that runs.
+    pub fn next_pod(&self) -> String {
+        (0..).map(pod_name).find(|name| !self.pods.contains_key(name)).unwrap_or_default()
+    }
+
+    /// A pod joins.
+    pub async fn add_pod(&mut self, name: &str) -> anyhow::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.context("a pod's listener")?;
+        let Options { service_time, warm_time, sabotage, .. } = self.options;
+        let settings = WriterSettings { service_time, warm_time, mishap: sabotage.mishap() };
+        let writer = Writer::new(name, self.log.clone(), settings);
+        let pod = Pod::start(&writer, &self.member, listener, sabotage.unguarded())?;
+        self.pods.insert(name.to_owned(), pod);
+        Ok(())
+    }
+
+    /// A pod hands over what it has, and leaves.
+    pub async fn remove_pod(&mut self, name: &str) {
+        if let Some(pod) = self.pods.remove(name) {
+            pod.shut_down(HAND_OVER).await;
+        }
+    }
+
+    /// A pod is cut off.
+    pub fn crash_pod(&mut self, name: &str) {
+        let Some(pod) = self.pods.remove(name) else { return };
+        let PodState { incarnation, .. } = pod.status().borrow().clone();
+        self.story.told().crashed.insert((name.to_owned(), incarnation));
+        pod.crash();
+    }
+
+    /// The coordinator that leads resigns, and stands by from now on. Its name.
+    pub async fn resign_leader(&mut self) -> Option<String> {
+        let leader = self.places().leader?;
+        let at = self.coordinators.iter().position(|coordinator| *coordinator.name() == leader)?;
+        let resigned = self.coordinators.remove(at);
+        let number = resigned.number();
+        resigned.stop().await;
+        self.add_coordinator(number);
+        Some(leader)
+    }
+
+    /// Waits until every partition has a living owner, nothing moves and the pods that run share alike; whether it came to that.
+    pub async fn settled(&self, patience: Duration) -> bool {
+        let (pods, mut places) = (self.pods(), self.places.clone());
+        let settled = places.wait_for(|places| places.are_settled(self.options.partitions, &pods));
+        let settled = matches!(tokio::time::timeout(patience, settled).await, Ok(Ok(_)));
+        settled && self.routers_ready(patience).await
+    }
+
+    async fn routers_ready(&self, patience: Duration) -> bool {
+        let ready = futures_util::future::join_all(self.routers.iter().map(Router::ready));
+        tokio::time::timeout(patience, ready).await.is_ok()
+    }
+
+    /// Ends everything, and leaves nothing in an etcd.
+    pub async fn stop(self) {
+        let patience = Duration::from_secs(2);
+        let routers = self.routers.into_iter().map(|router| tokio::time::timeout(patience, router.stop()));
+        futures_util::future::join_all(routers).await;
+        self.pods.into_values().for_each(Pod::crash);
+        for coordinator in self.coordinators {
+            let _ = tokio::time::timeout(patience, coordinator.stop()).await;
+        }
+        if self.options.etcd.is_some() {
+            let everything = Op::Delete(Keys::Prefix(self.member.keys.root().to_owned()));
+            let txn = Txn { when: Vec::new(), then: vec![everything], otherwise: None };
+            if let Err(error) = self.member.store.commit(txn).await {
+                tracing::warn!(%error, keyspace = self.member.keyspace, "could not remove the demo's keys from etcd");
+            }
+        }
+    }
+}
+
+fn pod_name(number: u32) -> String {
+    format!("writer-{number}")
+}

@@ -1,0 +1,79 @@
+//! Where everything is just now, from the store.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use segue_coordination::participant::{Follow, Update};
+use segue_coordination::protocol::records::PodStatus;
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::Store;
+use segue_coordination::store::keys::Keyspace;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+/// Where everything is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Places {
+    /// How many partitions each registered pod owns.
+    pub owned: BTreeMap<String, u32>,
+    /// Partitions without a living owner.
+    pub unowned: u32,
+    /// Handoffs that stand.
+    pub in_flight: usize,
+    /// The coordinator that leads.
+    pub leader: Option<String>,
+    partitions: u32,
+    draining: bool,
+}
+
+impl Places {
+    fn of(view: &View) -> Self {
+        let mut owned: BTreeMap<String, u32> = view.pods.keys().map(|pod| (pod.clone(), 0)).collect();
+        let (partitions, mut unowned) = (view.partitions(), 0);
+        for partition in 0..partitions {
+            match view.live_owner(partition) {
+                Some((assignment, _)) => *owned.entry(assignment.owner.clone()).or_default() += 1,
+                None => unowned += 1,
+            }
+        }
+        Places {
+            owned,
+            unowned,
+            in_flight: view.handoffs.len(),
+            leader: view.leader.as_ref().map(|leader| leader.value.holder.clone()),
+            partitions,
+            draining: view.pods.values().any(|pod| pod.value.status == PodStatus::Draining),
+        }
+    }
+
+    /// All partitions are owned by these pods, as evenly as can be, and nothing moves.
+    pub(super) fn are_settled(&self, partitions: u32, pods: &[String]) -> bool {
+        let there = self.owned.keys().eq(pods);
+        let (least, most) = (self.owned.values().min(), self.owned.values().max());
+        let even = least.zip(most).is_some_and(|(least, most)| most - least <= 1);
+        there && even && !self.draining && self.partitions >= partitions && self.unowned == 0 && self.in_flight == 0
+    }
+}
+
+/// Follows the store.
+pub(super) fn follow(store: Arc<dyn Store>, keys: Keyspace) -> (watch::Receiver<Places>, AbortOnDropHandle<()>) {
+    let (sender, places) = watch::channel(Places::default());
+    let task = tokio::spawn(async move {
+        let mut view = View::empty(keys.clone());
+        let mut follow = Follow::start(store, keys);
+        loop {
+            let mut next = Some(follow.next().await);
+            while let Some(update) = next {
+                match update {
+                    Update::Snapshot(snapshot) => view = *snapshot,
+                    Update::Batch(batch) => drop(view.apply(batch)),
+                    Update::Lost(_) => {}
+                }
+                next = follow.try_next();
+            }
+            let places = Places::of(&view);
+            sender.send_if_modified(|known| std::mem::replace(known, places.clone()) != places);
+        }
+    });
+    (places, AbortOnDropHandle::new(task))
+}

@@ -1,0 +1,105 @@
+//! A router of the demo: table, control side and server, as `segue run` joins them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_coordination::router::{DataPlane, RouterSettings, RouterStatus, run_router};
+use segue_proxy::metrics::Metrics;
+use segue_proxy::partition::{Locator, PartitionSource};
+use segue_proxy::server::{Server, ServerHandle};
+use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
+use segue_proxy::table::{StashLimits, Table};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::super::options::Sabotage;
+use super::super::sabotage::EarlySwitch;
+use super::super::story::{Story, Teller};
+use super::super::witness::Witness;
+use super::super::writer::names;
+use super::super::writer::pod::Membership;
+use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE};
+
+/// A router that runs.
+#[derive(Debug)]
+pub(super) struct Router {
+    table: Arc<Table>,
+    server: ServerHandle,
+    status: watch::Receiver<RouterStatus>,
+    shutdown: CancellationToken,
+    control: JoinHandle<()>,
+}
+
+impl Router {
+    pub(super) fn start(
+        number: u32,
+        member: &Membership,
+        witness: &Witness,
+        story: &Arc<Story>,
+        sabotage: Sabotage,
+    ) -> anyhow::Result<Self> {
+        let name = format!("router-{number}");
+        let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, ..ServerSettings::default() };
+        let server = Server::bind(settings)?;
+        let (table, notices) = Table::new(server.workers(), limits());
+        let metrics = Metrics::new(server.workers());
+        let server = server.start(&forward(&name, member), &table, &metrics)?;
+        let plane: Arc<dyn DataPlane> = match sabotage.switches_early(number) {
+            false => table.clone(),
+            true => Arc::new(EarlySwitch::new(table.clone(), witness.clone())),
+        };
+        let settings = RouterSettings {
+            name,
+            lease_ttl: ROUTER_LEASE,
+            on_store_loss: OnStoreLoss::Auto,
+            drain_timeout: Duration::from_secs(5),
+            on_drain_timeout: OnDrainTimeout::Auto,
+        };
+        let (sender, status) = watch::channel(RouterStatus::default());
+        let observer = Arc::new(Teller { story: story.clone(), router: number });
+        let shutdown = CancellationToken::new();
+        let (store, keys) = (member.store.clone(), member.keys.clone());
+        let control = run_router(store, keys, settings, plane, notices, observer, sender, shutdown.clone());
+        Ok(Router { table, server, status, shutdown, control: tokio::spawn(control) })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// Returns once it may route.
+    pub(super) async fn ready(&self) {
+        let _ = self.status.clone().wait_for(|status| status.not_ready.is_none()).await;
+    }
+
+    /// Finishes what is under way, then deregisters.
+    pub(super) async fn stop(self) {
+        self.table.shut_down();
+        self.server.shutdown(Instant::now() + Duration::from_secs(1)).await;
+        self.shutdown.cancel();
+        let _ = self.control.await;
+    }
+}
+
+fn limits() -> StashLimits {
+    StashLimits {
+        max_requests: 10_000,
+        max_bytes: 64 << 20,
+        max_total_bytes: 512 << 20,
+        max_wait: MAX_WAIT,
+        flush_concurrency: 64,
+    }
+}
+
+fn forward(name: &str, member: &Membership) -> ForwardSettings {
+    ForwardSettings {
+        router: name.to_owned(),
+        keyspace: member.keyspace.clone(),
+        locator: Locator { source: PartitionSource::Header(names::PARTITION), order_by: Some(names::KEY) },
+        upstream: UpstreamSettings { request_timeout: REQUEST_TIMEOUT, ..UpstreamSettings::default() },
+    }
+}

@@ -1,0 +1,231 @@
+//! The load: clients that send checked requests to routers over real sockets, and write down what they saw.
+//!
+//! Two kinds. A *steady* client ([`steady`]) owns some keys, has one request under way, and sends a key's next write only
+//! after the answer to the one before; each goes by any of the routers. A *burst* client ([`burst`]) sends several
+//! writes of a key on one HTTP/2 connection without waiting, which is what can be overtaken in a cutover.
+//!
+//! What is sound to conclude from their records is said in [`check`](super::check). Nothing is ever sent again, except
+//! what certainly never left (its connection was closed before), and, for tests, by [`LoadSettings::repeats`].
+
+mod burst;
+mod connection;
+mod steady;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
+use http_body_util::Full;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::clock::{self, Nanos};
+use super::record::{Exchange, Key, Kind, Outcome, RequestId};
+use super::writer::names;
+
+/// Whom requests say that they are for.
+const AUTHORITY: &str = "demo";
+/// Keys of each client.
+const KEYS: u32 = 8;
+/// The pause after an answer of 503, so that refusals are not collected as fast as they can be made.
+const AFTER_REFUSAL: Duration = Duration::from_millis(20);
+
+/// What is sent where.
+#[derive(Debug, Clone)]
+pub struct LoadSettings {
+    /// The routers. A client uses all of them.
+    pub routers: Vec<SocketAddr>,
+    /// How many partitions the keys are spread over.
+    pub partitions: u32,
+    /// Steady clients. Every fourth speaks HTTP/2.
+    pub clients: u32,
+    /// Burst clients, on top.
+    pub bursts: u32,
+    /// Requests per second of the steady clients together; 0 is as fast as it goes.
+    pub rate: u32,
+    /// How long a request may go without an answer: longer than a router may take for one.
+    pub patience: Duration,
+    /// Where choices come from.
+    pub seed: u64,
+    /// The header that names the partition; else only the path `/keys/{key}` names the key.
+    pub partition_header: Option<HeaderName>,
+    /// Every so-manyth write is sent again once it is answered, as by a middlebox that should not: for tests. 0: none.
+    pub repeats: u32,
+}
+
+/// What is known while the load runs.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    /// Requests sent.
+    pub sent: AtomicU64,
+    /// Requests that a pod did.
+    pub ok: AtomicU64,
+    errors: Mutex<BTreeMap<(u16, Arc<str>), u64>>,
+}
+
+impl Gauge {
+    /// Answers that were no success, by status (0: no answer) and reason.
+    pub fn errors(&self) -> BTreeMap<(u16, Arc<str>), u64> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn ended(&self, outcome: &Outcome) {
+        let (code, reason) = match outcome {
+            Outcome::Ok => {
+                self.ok.fetch_add(1, Relaxed);
+                return;
+            }
+            Outcome::Refused { code, reason } | Outcome::Unknown { code, reason } => (*code, reason.clone()),
+            Outcome::Unanswered => (0, "unanswered".into()),
+        };
+        *self.errors.lock().unwrap_or_else(PoisonError::into_inner).entry((code, reason)).or_default() += 1;
+    }
+}
+
+/// A load that runs.
+#[derive(Debug)]
+pub struct Load {
+    clients: JoinSet<Vec<Exchange>>,
+    stop: CancellationToken,
+    gauge: Arc<Gauge>,
+    common: Arc<Common>,
+}
+
+/// What all clients share.
+#[derive(Debug)]
+struct Common {
+    settings: LoadSettings,
+    gauge: Arc<Gauge>,
+    stop: CancellationToken,
+    /// The upper half of the numbers of all requests, so that those of two runs against one log differ.
+    run: u64,
+    keys: Vec<KeyPlace>,
+}
+
+/// A key of the run.
+#[derive(Debug, Clone)]
+struct KeyPlace {
+    name: String,
+    partition: u32,
+}
+
+impl Load {
+    /// Starts all clients.
+    pub fn start(settings: LoadSettings) -> Self {
+        let mut random = StdRng::seed_from_u64(settings.seed);
+        let all = settings.clients * KEYS + settings.bursts;
+        let first: u32 = random.random_range(0..settings.partitions.max(1));
+        let run: u64 = rand::rng().random::<u64>() << 40;
+        let keys = (0..all).map(|key| KeyPlace {
+            name: format!("{:x}-{key}", run >> 40),
+            // All partitions alike; bursts, which come last, go on where the others ended.
+            partition: (first + key) % settings.partitions.max(1),
+        });
+        let (gauge, stop) = (Arc::new(Gauge::default()), CancellationToken::new());
+        let common = Arc::new(Common { keys: keys.collect(), gauge: gauge.clone(), stop: stop.clone(), run, settings });
+        let mut clients = JoinSet::new();
+        for client in 0..common.settings.clients {
+            let seed = random.random();
+            clients.spawn(steady::run(common.clone(), client, seed));
+        }
+        for client in 0..common.settings.bursts {
+            clients.spawn(burst::run(common.clone(), client, random.random()));
+        }
+        Load { clients, stop, gauge, common }
+    }
+
+    /// How it goes.
+    pub fn gauge(&self) -> &Arc<Gauge> {
+        &self.gauge
+    }
+
+    /// Lets each client finish what it has under way, reads every key once more, and returns what was seen.
+    pub async fn finish(mut self) -> Vec<Exchange> {
+        self.stop.cancel();
+        let mut exchanges = Vec::new();
+        while let Some(client) = self.clients.join_next().await {
+            // A client that panicked has said so; what it saw is missing, and its writes show as strangers in the log.
+            exchanges.append(&mut client.unwrap_or_default());
+        }
+        let last = steady::last_look(&self.common, &exchanges).await;
+        exchanges.extend(last);
+        exchanges
+    }
+}
+
+impl Common {
+    fn request_id(&self, client: u32, count: u32) -> RequestId {
+        // 40 bits below the run's: clients that send 16 million requests each, of which there may be 65,536.
+        self.run | (u64::from(client) << 24) | u64::from(count & 0xff_ffff)
+    }
+
+    fn request(&self, key: Key, kind: &Kind, id: RequestId, http2: bool) -> Request<Full<Bytes>> {
+        let place = &self.keys[key as usize];
+        let mut request = Request::builder()
+            .uri(target(&format!("/keys/{}", place.name), http2))
+            .header(names::REQUEST, id)
+            .header(names::KEY, &place.name);
+        if let Some(header) = &self.settings.partition_header {
+            request = request.header(header, place.partition);
+        }
+        let body = match kind {
+            Kind::Read { .. } => String::new(),
+            Kind::Write { sequence } => {
+                request = request.method(Method::PUT).header(names::SEQUENCE, *sequence);
+                format!("write {sequence} of {}", place.name)
+            }
+        };
+        if !http2 {
+            request = request.header(HOST, AUTHORITY);
+        }
+        // Names and numbers are always valid in a head.
+        request.body(body.into()).unwrap_or_default()
+    }
+}
+
+/// HTTP/2 sends the authority with the target, HTTP/1.1 in a header.
+fn target(path: &str, http2: bool) -> String {
+    if http2 { format!("http://{AUTHORITY}{path}") } else { path.to_owned() }
+}
+
+/// What an answer says.
+#[derive(Debug)]
+struct Said {
+    outcome: Outcome,
+    answered_by: Option<(Arc<str>, u64)>,
+    /// The newest write that the pod knew of.
+    seen: u64,
+}
+
+fn understand(status: StatusCode, headers: &HeaderMap) -> Said {
+    let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok());
+    let by_router = text(&names::SEGUE_REASON);
+    let reason: Arc<str> = by_router.unwrap_or("by the service").into();
+    let code = status.as_u16();
+    let outcome = match code {
+        _ if by_router.is_none() && status.is_success() => Outcome::Ok,
+        // These are answered before anything was sent to a pod, or instead of it.
+        400 | 408 | 413 | 431 | 503 if by_router.is_some() => Outcome::Refused { code, reason },
+        421 => Outcome::Refused { code, reason },
+        _ => Outcome::Unknown { code, reason },
+    };
+    let answered_by = text(&names::WRITER).zip(number(&names::EPOCH)).map(|(pod, epoch)| (pod.into(), epoch));
+    Said { outcome, answered_by, seen: number(&names::SEQUENCE).unwrap_or(0) }
+}
+
+/// When the next request of a client is due that sends every `interval`; 0: at once.
+fn next_due(last: Nanos, interval: Nanos) -> Nanos {
+    match interval {
+        0 => clock::now(),
+        // A client that was held is behind, and what it sends late counts from when it was due.
+        _ => last + interval,
+    }
+}

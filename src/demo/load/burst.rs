@@ -1,0 +1,117 @@
+//! A burst client: several writes of one key on one HTTP/2 connection, without waiting for answers.
+//!
+//! A router reads the requests of a connection in the order in which they were sent. To know that it has taken all of a
+//! burst, the client sends a *sentinel* behind it: a request that names no partition, which the router answers itself and
+//! at once. When that answer is there, everything before it has been taken.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::Request;
+use http_body_util::Full;
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::super::clock::{self, Nanos};
+use super::super::record::{Burst, Exchange, Kind, Outcome};
+use super::{AFTER_REFUSAL, Common, KEYS, Said, connection, target};
+
+/// Most writes of a burst.
+const LENGTH: u32 = 4;
+
+type Sender = SendRequest<Full<Bytes>>;
+
+pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exchange> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let settings = &common.settings;
+    let mut exchanges = Vec::new();
+    let key = settings.clients * KEYS + number;
+    let (mut sequence, mut sent, mut id) = (0, 0, u64::from(number) << 32);
+    let mut connection: Option<(Sender, AbortOnDropHandle<()>)> = None;
+    while !common.stop.is_cancelled() {
+        let Some((sender, _)) = &mut connection else {
+            let router = settings.routers[random.random_range(0..settings.routers.len())];
+            match open(router).await {
+                Some(opened) => connection = Some(opened),
+                None => tokio::time::sleep(AFTER_REFUSAL).await,
+            }
+            continue;
+        };
+        id += 1;
+        let mut members = Vec::new();
+        for _ in 0..random.random_range(2..=LENGTH) {
+            (sequence, sent) = (sequence + 1, sent + 1);
+            let request = common.request_id(settings.clients + number, sent);
+            let kind = Kind::Write { sequence };
+            // Handed to the connection here, not when it is awaited: the order is that of these lines.
+            let answer = sender.send_request(common.request(key, &kind, request, true));
+            members.push((request, kind, clock::now(), answer));
+            common.gauge.sent.fetch_add(1, Relaxed);
+        }
+        let sentinel = sentinel(sender);
+        let answers = members.into_iter().map(|(request, kind, sent_at, answer)| {
+            let common = common.clone();
+            async move {
+                let said = timeout(common.settings.patience, heard(answer)).await;
+                let Said { outcome, answered_by, .. } = said.unwrap_or_else(|_| unanswered());
+                let (ended_at, partition) = (clock::now(), common.keys[key as usize].partition);
+                common.gauge.ended(&outcome);
+                let (due_at, burst) = (sent_at, None);
+                Exchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst }
+            }
+        });
+        let (taken_by, mut answers) = tokio::join!(sentinel, join_all(answers));
+        answers.iter_mut().for_each(|exchange| exchange.burst = Some(Burst { id, taken_by }));
+        let broken =
+            |exchange: &Exchange| matches!(exchange.outcome, Outcome::Unknown { code: 0, .. } | Outcome::Unanswered);
+        if taken_by.is_none() || answers.iter().any(broken) {
+            connection = None;
+        }
+        exchanges.append(&mut answers);
+        let pause = Duration::from_micros(random.random_range(500..4_000));
+        common.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+    }
+    exchanges
+}
+
+async fn open(router: SocketAddr) -> Option<(Sender, AbortOnDropHandle<()>)> {
+    let stream = TcpStream::connect(router).await.ok()?;
+    stream.set_nodelay(true).ok()?;
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.ok()?;
+    let driver = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
+    Some((sender, driver))
+}
+
+/// When the router's own answer was there. Not counted as a request of the load.
+fn sentinel(sender: &mut Sender) -> impl Future<Output = Option<Nanos>> + use<> {
+    let request = Request::builder().uri(target("/sentinel", true)).body(Full::default()).unwrap_or_default();
+    let answer = sender.send_request(request);
+    async move {
+        let answered = timeout(Duration::from_secs(5), answer).await.ok()?.ok()?;
+        let said = connection::answer(answered).await;
+        matches!(said.outcome, Outcome::Refused { code: 400, .. }).then(clock::now)
+    }
+}
+
+async fn heard<F>(answer: F) -> Said
+where
+    F: Future<Output = hyper::Result<http::Response<hyper::body::Incoming>>>,
+{
+    match answer.await {
+        Ok(response) => connection::answer(response).await,
+        Err(error) => connection::broken(&error),
+    }
+}
+
+fn unanswered() -> Said {
+    Said { outcome: Outcome::Unanswered, answered_by: None, seen: 0 }
+}

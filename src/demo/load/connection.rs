@@ -1,0 +1,114 @@
+//! A client's connections: one to each router, opened when needed.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::super::record::Outcome;
+use super::{Said, understand};
+
+type Body = Full<Bytes>;
+
+/// One connection.
+pub(super) enum Connection {
+    /// HTTP/1.1 with keep-alive.
+    Http1(http1::SendRequest<Body>, AbortOnDropHandle<()>),
+    /// HTTP/2 with prior knowledge.
+    Http2(http2::SendRequest<Body>, AbortOnDropHandle<()>),
+}
+
+impl Connection {
+    pub(super) async fn open(to: SocketAddr, http2: bool) -> io::Result<Self> {
+        let stream = TcpStream::connect(to).await?;
+        stream.set_nodelay(true)?;
+        let stream = TokioIo::new(stream);
+        if http2 {
+            let (sender, connection) =
+                http2::handshake(TokioExecutor::new(), stream).await.map_err(io::Error::other)?;
+            let driver = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
+            return Ok(Connection::Http2(sender, driver));
+        }
+        let (sender, connection) = http1::handshake(stream).await.map_err(io::Error::other)?;
+        let driver = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
+        Ok(Connection::Http1(sender, driver))
+    }
+
+    async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+        match self {
+            Connection::Http1(sender, _) => match sender.ready().await {
+                Ok(()) => sender.try_send_request(request).await,
+                // Closed while idle: the next line says so and gives the request back.
+                Err(_) => sender.try_send_request(request).await,
+            },
+            Connection::Http2(sender, _) => sender.try_send_request(request).await,
+        }
+    }
+}
+
+/// Sends on the connection in `slot`, which is opened first if need be. What never left is sent on a new one.
+pub(super) async fn exchange(
+    slot: &mut Option<Connection>,
+    to: SocketAddr,
+    http2: bool,
+    mut request: Request<Body>,
+    patience: Duration,
+) -> Said {
+    let whole = async {
+        for _ in 0..3 {
+            let connection = match slot {
+                Some(connection) => connection,
+                None => match Connection::open(to, http2).await {
+                    Ok(connection) => slot.insert(connection),
+                    // Nothing was sent, so nothing was done.
+                    Err(error) => {
+                        return said(Outcome::Refused { code: 0, reason: format!("connect: {error}").into() });
+                    }
+                },
+            };
+            match connection.send(request).await {
+                Ok(response) => return answer(response).await,
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) => {
+                        *slot = None;
+                        request = unsent;
+                    }
+                    None => return broken(&error.into_error()),
+                },
+            }
+        }
+        said(Outcome::Refused { code: 0, reason: "connections close before anything is sent".into() })
+    };
+    let said = tokio::time::timeout(patience, whole).await.unwrap_or_else(|_| said(Outcome::Unanswered));
+    if matches!(said.outcome, Outcome::Unanswered | Outcome::Unknown { code: 0, .. }) {
+        *slot = None;
+    }
+    said
+}
+
+/// Reads the answer to its end: what is cut off is no answer.
+pub(super) async fn answer(response: Response<Incoming>) -> Said {
+    let (head, body) = response.into_parts();
+    match body.collect().await {
+        Ok(_) => understand(head.status, &head.headers),
+        Err(error) => broken(&error),
+    }
+}
+
+pub(super) fn broken(error: &hyper::Error) -> Said {
+    let reason =
+        if error.is_incomplete_message() || error.is_closed() { "connection closed" } else { "connection broken" };
+    said(Outcome::Unknown { code: 0, reason: reason.into() })
+}
+
+fn said(outcome: Outcome) -> Said {
+    Said { outcome, answered_by: None, seen: 0 }
+}

@@ -1,0 +1,230 @@
+//! An append-only log for each partition, shared by all pods: the stand-in for Kafka.
+//!
+//! In memory for pods of one process, or a file per partition (a JSON object per line) for pods that are processes of their
+//! own. It appends whatever it is given and compares no epochs, on purpose: it is the witness of what pods do, and one that
+//! kept two writers apart would hide that there were two.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use super::clock;
+use super::record::Appended;
+
+/// The logs of all partitions. Clones are the same logs.
+#[derive(Debug, Clone)]
+pub struct Log {
+    backend: Backend,
+}
+
+#[derive(Debug, Clone)]
+enum Backend {
+    Memory(Arc<RwLock<Vec<Arc<Partition>>>>),
+    Directory(Arc<Path>),
+}
+
+type Partition = Mutex<Vec<Appended>>;
+
+/// Records of one partition, and where to read on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tail {
+    /// The records.
+    pub records: Vec<Appended>,
+    /// The offset behind the last of them.
+    pub end: u64,
+}
+
+impl Log {
+    /// Logs that live as long as the process.
+    pub fn in_memory() -> Self {
+        Log { backend: Backend::Memory(Arc::default()) }
+    }
+
+    /// Logs in files below `directory`, which is created if it is not there.
+    pub fn in_directory(directory: &Path) -> io::Result<Self> {
+        fs::create_dir_all(directory)?;
+        Ok(Log { backend: Backend::Directory(directory.into()) })
+    }
+
+    /// Appends a record; its `offset` and `appended_at` are set. Returns it together with the offset behind it.
+    pub fn append(&self, mut record: Appended) -> io::Result<(Appended, u64)> {
+        match &self.backend {
+            Backend::Memory(_) => {
+                let partition = self.partition(record.partition);
+                let mut records = lock(&partition);
+                record.offset = records.len() as u64;
+                record.appended_at = clock::now();
+                records.push(record.clone());
+                Ok((record, records.len() as u64))
+            }
+            Backend::Directory(directory) => {
+                let mut file = OpenOptions::new().append(true).create(true).open(path(directory, record.partition))?;
+                file.lock()?;
+                record.offset = file.metadata()?.len();
+                record.appended_at = clock::now();
+                let mut line = serde_json::to_vec(&record)?;
+                line.push(b'\n');
+                // One call: a process that dies leaves all of it or nothing.
+                file.write_all(&line)?;
+                Ok((record.clone(), record.offset + line.len() as u64))
+            }
+        }
+    }
+
+    /// What was appended from offset `from` on.
+    pub fn read(&self, partition: u32, from: u64) -> io::Result<Tail> {
+        match &self.backend {
+            Backend::Memory(_) => {
+                let partition = self.partition(partition);
+                let records = lock(&partition);
+                let from = usize::try_from(from).unwrap_or(usize::MAX).min(records.len());
+                Ok(Tail { records: records[from..].to_vec(), end: records.len() as u64 })
+            }
+            Backend::Directory(directory) => match File::open(path(directory, partition)) {
+                Ok(file) => read_file(file, from),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Tail { records: Vec::new(), end: 0 }),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    /// All records of all partitions, each partition's in the order of its log.
+    pub fn read_all(&self) -> io::Result<Vec<Appended>> {
+        let mut all = Vec::new();
+        for partition in self.partitions()? {
+            all.append(&mut self.read(partition, 0)?.records);
+        }
+        Ok(all)
+    }
+
+    fn partitions(&self) -> io::Result<Vec<u32>> {
+        match &self.backend {
+            Backend::Memory(partitions) => Ok((0..read(partitions).len() as u32).collect()),
+            Backend::Directory(directory) => {
+                let mut found = Vec::new();
+                for entry in fs::read_dir(directory)? {
+                    let name = entry?.file_name();
+                    let number = name.to_str().and_then(|name| name.strip_suffix(".log")).map(str::parse::<u32>);
+                    found.extend(number.and_then(Result::ok));
+                }
+                found.sort_unstable();
+                Ok(found)
+            }
+        }
+    }
+
+    fn partition(&self, number: u32) -> Arc<Partition> {
+        let Backend::Memory(partitions) = &self.backend else {
+            return Arc::default();
+        };
+        let index = number as usize;
+        if let Some(partition) = read(partitions).get(index) {
+            return partition.clone();
+        }
+        let mut partitions = partitions.write().unwrap_or_else(PoisonError::into_inner);
+        if partitions.len() <= index {
+            partitions.resize_with(index + 1, Arc::default);
+        }
+        partitions[index].clone()
+    }
+}
+
+fn read(partitions: &RwLock<Vec<Arc<Partition>>>) -> std::sync::RwLockReadGuard<'_, Vec<Arc<Partition>>> {
+    partitions.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock(partition: &Partition) -> MutexGuard<'_, Vec<Appended>> {
+    partition.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn path(directory: &Path, partition: u32) -> PathBuf {
+    directory.join(format!("{partition}.log"))
+}
+
+fn read_file(mut file: File, from: u64) -> io::Result<Tail> {
+    // Appends hold the lock alone, so that no half of a line is seen.
+    file.lock_shared()?;
+    let end = file.metadata()?.len();
+    file.seek(SeekFrom::Start(from))?;
+    let mut lines = BufReader::new(file.take(end.saturating_sub(from)));
+    let (mut records, mut offset, mut line) = (Vec::new(), from, String::new());
+    loop {
+        line.clear();
+        let length = lines.read_line(&mut line)?;
+        if length == 0 {
+            return Ok(Tail { records, end: offset });
+        }
+        let record: Appended = serde_json::from_str(&line)?;
+        records.push(Appended { offset, ..record });
+        offset += length as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(partition: u32, request: u64) -> Appended {
+        Appended {
+            partition,
+            offset: 0,
+            epoch: 1,
+            pod: "w".into(),
+            incarnation: 3,
+            request,
+            key: "k".into(),
+            sequence: request,
+            accepted_at: clock::now(),
+            appended_at: 0,
+            value: "a \"value\"\n".into(),
+        }
+    }
+
+    fn requests(tail: &Tail) -> Vec<u64> {
+        tail.records.iter().map(|record| record.request).collect()
+    }
+
+    fn behaves_like_a_log(log: &Log, other: &Log) {
+        assert_eq!(log.read(2, 0).unwrap(), Tail { records: vec![], end: 0 });
+        let (_, end) = log.append(record(2, 1)).unwrap();
+        other.append(record(2, 2)).unwrap();
+        log.append(record(0, 3)).unwrap();
+        assert_eq!(requests(&log.read(2, 0).unwrap()), [1, 2]);
+        let tail = log.read(2, end).unwrap();
+        assert_eq!(requests(&tail), [2]);
+        assert_eq!(tail.records[0].offset, end);
+        assert!(log.read(2, tail.end).unwrap().records.is_empty());
+        let all: Vec<u64> = log.read_all().unwrap().iter().map(|record| record.request).collect();
+        assert_eq!(all, [3, 1, 2]);
+    }
+
+    #[test]
+    fn what_one_pod_appends_the_next_one_reads_in_memory() {
+        let log = Log::in_memory();
+        behaves_like_a_log(&log, &log.clone());
+    }
+
+    #[test]
+    fn what_one_pod_appends_the_next_one_reads_from_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = Log::in_directory(directory.path()).unwrap();
+        behaves_like_a_log(&log, &Log::in_directory(directory.path()).unwrap());
+    }
+
+    #[test]
+    fn writers_at_the_same_time_get_offsets_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        for log in [Log::in_memory(), Log::in_directory(directory.path()).unwrap()] {
+            std::thread::scope(|scope| {
+                for writer in 0..4 {
+                    let log = &log;
+                    scope.spawn(move || (0..50).for_each(|n| drop(log.append(record(0, writer * 50 + n)).unwrap())));
+                }
+            });
+            let tail = log.read(0, 0).unwrap();
+            assert_eq!(tail.records.len(), 200);
+            assert!(tail.records.is_sorted_by(|a, b| a.offset < b.offset && a.appended_at <= b.appended_at));
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Distributions of times, and which requests met a cutover.
+
+use std::collections::HashMap;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use super::clock::Nanos;
+use super::record::{Exchange, Outcome};
+
+/// A distribution, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Distribution {
+    /// How many.
+    pub count: u64,
+    /// Half are at most this.
+    pub p50: u64,
+    /// 99 of 100 are at most this.
+    pub p99: u64,
+    /// 999 of 1,000 are at most this.
+    pub p999: u64,
+    /// The longest.
+    pub max: u64,
+}
+
+impl Distribution {
+    /// Of these times, in nanoseconds.
+    pub fn of(times: impl IntoIterator<Item = Nanos>) -> Self {
+        // Three digits, and it grows as needed: the bounds are constants that it accepts.
+        let Ok(mut histogram) = Histogram::<u64>::new(3) else { return Distribution::default() };
+        times.into_iter().for_each(|time| histogram.saturating_record(time.div_ceil(1_000)));
+        if histogram.is_empty() {
+            return Distribution::default();
+        }
+        let at = |quantile| histogram.value_at_quantile(quantile).min(histogram.max());
+        Distribution { count: histogram.len(), p50: at(0.5), p99: at(0.99), p999: at(0.999), max: histogram.max() }
+    }
+}
+
+/// How long clients waited: when nothing moved, and when their partition did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Latencies {
+    /// Requests that met no cutover.
+    pub steady: Distribution,
+    /// Requests that were under way while their partition was held by some router.
+    pub during_cutovers: Distribution,
+}
+
+/// Times in which a partition was held by some router, by partition.
+pub type Windows = HashMap<u32, Vec<(Nanos, Nanos)>>;
+
+/// Sorts what was answered by what it met.
+pub fn latencies(exchanges: &[Exchange], mut windows: Windows) -> Latencies {
+    // Merged, so that they neither overlap nor contain each other and one search finds whether any is met.
+    for windows in windows.values_mut() {
+        windows.sort_unstable();
+        windows.dedup_by(|next, before| {
+            let overlaps = next.0 <= before.1;
+            if overlaps {
+                before.1 = before.1.max(next.1);
+            }
+            overlaps
+        });
+    }
+    let (mut steady, mut during) = (Vec::new(), Vec::new());
+    for exchange in exchanges.iter().filter(|exchange| exchange.outcome == Outcome::Ok) {
+        let latency = exchange.ended_at.saturating_sub(exchange.due_at);
+        let met = windows.get(&exchange.partition).is_some_and(|windows| {
+            let first = windows.partition_point(|(_, end)| *end < exchange.sent_at);
+            windows.get(first).is_some_and(|(start, _)| *start <= exchange.ended_at)
+        });
+        if met { &mut during } else { &mut steady }.push(latency);
+    }
+    Latencies { steady: Distribution::of(steady), during_cutovers: Distribution::of(during) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::Kind;
+    use super::*;
+
+    fn exchange(partition: u32, sent_at: Nanos, ended_at: Nanos) -> Exchange {
+        let (request, key, outcome) = (0, 0, Outcome::Ok);
+        let (due_at, answered_by, burst) = (sent_at, None, None);
+        let kind = Kind::Write { sequence: 1 };
+        Exchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst }
+    }
+
+    #[test]
+    fn a_request_meets_a_cutover_if_their_times_touch() {
+        let windows = Windows::from([(1, vec![(100_000, 120_000), (40_000, 50_000), (110_000, 130_000)])]);
+        let exchanges = [
+            exchange(1, 10_000, 39_000),
+            exchange(1, 10_000, 41_000),
+            exchange(1, 51_000, 99_000),
+            exchange(1, 45_000, 46_000),
+            exchange(1, 125_000, 200_000),
+            exchange(1, 131_000, 200_000),
+            exchange(2, 45_000, 46_000),
+        ];
+        let latencies = latencies(&exchanges, windows);
+        assert_eq!((latencies.steady.count, latencies.during_cutovers.count), (4, 3));
+        assert_eq!(latencies.during_cutovers.max, 75);
+    }
+
+    #[test]
+    fn a_distribution_of_nothing_is_zero() {
+        assert_eq!(Distribution::of([]), Distribution::default());
+        let few = Distribution::of([1_000, 2_000, 3_000_000]);
+        assert_eq!((few.count, few.p50, few.max), (3, 2, 3_000));
+    }
+}

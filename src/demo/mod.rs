@@ -1,0 +1,151 @@
+//! The demo: a whole cluster in one process, a load of checked requests over real sockets, pods that join, leave and crash,
+//! and at the end a verdict that was measured.
+//!
+//! [`run`] is all of it. Clients and pods write down what they saw ([`record`]); nothing is judged while it runs. Then
+//! [`check`] holds what clients were told against what the logs say and against what the store's transactions
+//! say about who owned what ([`witness`]), and counts harm in five kinds. That each of them sees its harm is shown by
+//! `tests/demo_harm.rs`, which breaks the protocol on purpose ([`Sabotage`](options::Sabotage)).
+//!
+//! The example writer ([`writer`]) is also a program of its own, `examples/writer.rs`; [`bench`] is the load with the
+//! same checks against any URL.
+
+pub mod bench;
+pub mod check;
+pub mod clock;
+pub mod cluster;
+pub mod load;
+pub mod log;
+pub mod measure;
+pub mod options;
+pub mod progress;
+pub mod record;
+pub mod report;
+mod sabotage;
+mod scenario;
+pub mod story;
+pub mod witness;
+pub mod writer;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use self::check::{Evidence, check};
+use self::cluster::Cluster;
+use self::load::{Load, LoadSettings};
+use self::measure::Distribution;
+pub use self::options::{Options, Progress, Sabotage, Scenario};
+pub use self::report::Report;
+use self::story::{Change, Story, changes, windows};
+use self::writer::names;
+
+/// How long a client waits for an answer: longer than a router holds a request and a pod may take together.
+const MARGIN: Duration = Duration::from_secs(5);
+
+/// Plays the demo and reports. An error means that it could not be played; harm is in the report.
+pub async fn run(options: Options) -> anyhow::Result<Report> {
+    ensure!(options.partitions > 0, "a demo needs at least one partition");
+    ensure!(options.clients > 0, "a demo needs at least one client");
+    let story = Arc::new(Story::default());
+    let mut random = StdRng::seed_from_u64(options.seed);
+    progress::Progress::announce(options.progress, &announcement(&options));
+
+    let mut cluster = Cluster::start(&options, story.clone()).await?;
+    story.begin("start", format!("{} partitions find their first owners", options.partitions));
+    ensure!(
+        cluster.settled(scenario::PATIENCE).await,
+        "the cluster did not get ready within {:?}: {:?}",
+        scenario::PATIENCE,
+        cluster.places()
+    );
+    story.end(true, &cluster.witness().seen());
+
+    let load = Load::start(load_settings(&options, &cluster, &mut random));
+    let shown = progress::Progress::start(
+        options.progress,
+        story.clone(),
+        cluster.witness().clone(),
+        load.gauge().clone(),
+        options.duration,
+    );
+    let began = Instant::now();
+    let pods = options.pods.max(1) as usize;
+    let mut stage = scenario::Stage { cluster: &mut cluster, story: &story, random, pods };
+    stage.play(options.scenario, options.duration).await?;
+    let lasted = began.elapsed();
+
+    shown.say("  the load ends; reading every key once more");
+    let settled = cluster.settled(scenario::PATIENCE).await;
+    let places = cluster.places();
+    let exchanges = load.finish().await;
+    shown.say("  checking");
+    let log = cluster.log().read_all()?;
+    let owners = cluster.witness().seen().owners.clone();
+    let log_records = log.len() as u64;
+    let evidence = Evidence { exchanges, log: Some(log), owners: Some(owners) };
+    let (evidence, harm) = tokio::task::spawn_blocking(move || {
+        let harm = check(&evidence);
+        (evidence, harm)
+    })
+    .await?;
+    shown.finish();
+
+    let mut report = Report::of_load(options.seed, lasted, &evidence.exchanges, &harm);
+    report.scenario = options.scenario.as_str();
+    report.unsettled = if settled { 0 } else { u64::from(places.unowned) + (places.in_flight as u64).max(1) };
+    report.sound &= settled;
+    report.checked.log_records = Some(log_records);
+    report.checked.owners = true;
+    tell(&mut report, &story, &cluster, &evidence);
+    report.cluster = report::Cluster {
+        store: options.etcd.clone().unwrap_or_else(|| "embedded".to_owned()),
+        routers: options.routers.max(1),
+        pods: options.pods.max(1),
+        partitions: options.partitions,
+        clients: options.clients,
+    };
+    cluster.stop().await;
+    Ok(report)
+}
+
+fn announcement(options: &Options) -> String {
+    let Options { routers, pods, partitions, clients, seed, .. } = options;
+    let store = options.etcd.as_ref().map_or("an embedded store".to_owned(), |url| format!("etcd at {url}"));
+    format!(
+        "  {routers} routers, {pods} writers, {partitions} partitions, {clients} clients, {store}, scenario {}, seed {seed}",
+        options.scenario.as_str()
+    )
+}
+
+fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> LoadSettings {
+    LoadSettings {
+        routers: cluster.addresses(),
+        partitions: options.partitions,
+        clients: options.clients,
+        bursts: options.clients.div_ceil(8),
+        rate: options.rate,
+        patience: cluster::MAX_WAIT + cluster::REQUEST_TIMEOUT + MARGIN,
+        seed: rand::RngExt::random(random),
+        partition_header: Some(names::PARTITION),
+        repeats: options.sabotage.repeats(),
+    }
+}
+
+/// What the story has for the report.
+fn tell(report: &mut Report, story: &Story, cluster: &Cluster, evidence: &Evidence) {
+    let (seen, told) = (cluster.witness().seen(), story.told());
+    let pauses = |wanted: Change| {
+        let holds = changes(&told, &seen).filter(move |(_, change)| *change == wanted);
+        Distribution::of(holds.map(|(hold, _)| clock::nanos(hold.times.pause)))
+    };
+    report.cutover_pause_us = pauses(Change::Cutover);
+    report.failover_pause_us = pauses(Change::Failover);
+    report.cutovers = report.cutover_pause_us.count + report.failover_pause_us.count;
+    report.handoffs = seen.moved;
+    report.handoffs_cancelled = told.cancelled;
+    report.latency_us = measure::latencies(&evidence.exchanges, windows(&told));
+    report.steps = told.steps.clone();
+}

@@ -1,0 +1,154 @@
+//! What a demo is asked to do.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::writer::Mishap;
+
+/// What a demo is asked to do.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long load runs. Each scenario is played at least once, so a very short one takes longer.
+    pub duration: Duration,
+    /// What happens meanwhile.
+    pub scenario: Scenario,
+    /// Routers.
+    pub routers: u32,
+    /// Writer pods to begin with.
+    pub pods: u32,
+    /// Partitions.
+    pub partitions: u32,
+    /// Clients with one request under way each. Some more send bursts.
+    pub clients: u32,
+    /// Requests per second of these clients together; 0 is as fast as it goes.
+    pub rate: u32,
+    /// Where choices come from: which pod, which key, when. Timings stay the machine's.
+    pub seed: u64,
+    /// Client URL of a real etcd to use instead of the embedded store.
+    pub etcd: Option<String>,
+    /// Where the metrics and the status of the running demo can be read.
+    pub admin: Option<SocketAddr>,
+    /// How long a pod works on a request, give or take a half.
+    pub service_time: Duration,
+    /// How long a pod takes to get warm.
+    pub warm_time: Duration,
+    /// Where progress is shown.
+    pub progress: Progress,
+    /// What is broken on purpose. For tests: no command line leads here.
+    pub sabotage: Sabotage,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            duration: Duration::from_secs(20),
+            scenario: Scenario::All,
+            routers: 2,
+            pods: 3,
+            partitions: 64,
+            clients: 64,
+            rate: 0,
+            seed: 1,
+            etcd: None,
+            admin: None,
+            service_time: Duration::from_millis(1),
+            warm_time: Duration::from_millis(20),
+            progress: Progress::Quiet,
+            sabotage: Sabotage::None,
+        }
+    }
+}
+
+/// What happens to the pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scenario {
+    /// Pods join.
+    ScaleUp,
+    /// Pods hand over what they have and leave.
+    ScaleDown,
+    /// Pods are cut off, and come back under their name.
+    Crash,
+    /// Each pod in turn hands over, leaves and comes back; the leading coordinator does so in the middle.
+    Rolling,
+    /// All of these, one after the other.
+    All,
+}
+
+impl Scenario {
+    /// Every scenario, by the name that the command line has for it.
+    pub const NAMES: [(&'static str, Scenario); 5] = [
+        ("scale-up", Scenario::ScaleUp),
+        ("scale-down", Scenario::ScaleDown),
+        ("crash", Scenario::Crash),
+        ("rolling", Scenario::Rolling),
+        ("all", Scenario::All),
+    ];
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, scenario)| *scenario == self).map_or("", |(name, _)| name)
+    }
+}
+
+impl std::str::FromStr for Scenario {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = Self::NAMES.map(|(name, _)| name).join(", ");
+        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|(_, scenario)| *scenario).ok_or_else(|| format!("no such scenario: {text}; there are {names}"))
+    }
+}
+
+/// Where progress is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// On stderr: live if it is a terminal, else line by line.
+    Stderr,
+    /// Nowhere.
+    Quiet,
+}
+
+/// What is broken on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sabotage {
+    /// Nothing.
+    None,
+    /// The first router leads a partition to its new owner as soon as it has drained itself, while the others still
+    /// send to the old one, and pods take whatever comes.
+    SwitchesEarly,
+    /// As [`SwitchesEarly`](Self::SwitchesEarly), but pods refuse what they do not own: nothing may go wrong then.
+    SwitchesEarlyTowardsGuardedPods,
+    /// Clients send every tenth write again.
+    SendsTwice,
+    /// Pods acknowledge some writes without writing them.
+    DropsWrites,
+    /// Pods acknowledge some writes first and write them later.
+    AnswersFirst,
+}
+
+impl Sabotage {
+    /// What pods do wrong.
+    pub(super) fn mishap(self) -> Mishap {
+        match self {
+            Sabotage::DropsWrites => Mishap::DropsWrites,
+            Sabotage::AnswersFirst => Mishap::AnswersFirst,
+            _ => Mishap::None,
+        }
+    }
+
+    /// Pods take whatever comes.
+    pub(super) fn unguarded(self) -> bool {
+        self == Sabotage::SwitchesEarly
+    }
+
+    /// This router switches early.
+    pub(super) fn switches_early(self, router: u32) -> bool {
+        router == 0 && matches!(self, Sabotage::SwitchesEarly | Sabotage::SwitchesEarlyTowardsGuardedPods)
+    }
+
+    /// Every so-manyth write is sent again.
+    pub(super) fn repeats(self) -> u32 {
+        if self == Sabotage::SendsTwice { 10 } else { 0 }
+    }
+}

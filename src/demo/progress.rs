@@ -1,0 +1,245 @@
+//! The demo as one watches it, on stderr: live on a terminal, line by line elsewhere.
+//!
+//! Live, it is three lines at the bottom (time, load, the step that goes on with the pause of each cutover so far as
+//! a bar), above which each finished step leaves a line. It only reads: the story and the load's gauge.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::clock;
+use super::load::Gauge;
+use super::options;
+use super::report::{micros, thousands};
+use super::story::{Change, Step, Story, changes};
+use super::witness::Witness;
+
+const FRAME: Duration = Duration::from_millis(100);
+/// Frames between two lines about the load where nothing is live.
+const FRAMES_PER_LINE: u32 = 20;
+/// Most cutovers that are drawn of a step.
+const BARS: usize = 48;
+
+/// Shows progress until it is dropped or finished.
+#[derive(Debug)]
+pub struct Progress {
+    _task: Option<AbortOnDropHandle<()>>,
+    screen: Screen,
+}
+
+#[derive(Debug, Clone)]
+enum Screen {
+    Live(Bars),
+    Lines,
+    Quiet,
+}
+
+#[derive(Debug, Clone)]
+struct Bars {
+    all: MultiProgress,
+    time: ProgressBar,
+    load: ProgressBar,
+    step: ProgressBar,
+}
+
+struct Watched {
+    story: Arc<Story>,
+    witness: Witness,
+    gauge: Arc<Gauge>,
+    duration: Duration,
+}
+
+impl Progress {
+    /// Announces the run.
+    pub fn announce(wanted: options::Progress, text: &str) {
+        if wanted == options::Progress::Stderr {
+            line(text);
+        }
+    }
+
+    /// Shows what these tell.
+    pub fn start(
+        wanted: options::Progress,
+        story: Arc<Story>,
+        witness: Witness,
+        gauge: Arc<Gauge>,
+        duration: Duration,
+    ) -> Self {
+        let screen = match wanted {
+            options::Progress::Quiet => Screen::Quiet,
+            options::Progress::Stderr if std::io::stderr().is_terminal() => Screen::Live(bars(duration)),
+            options::Progress::Stderr => Screen::Lines,
+        };
+        let watched = Watched { story, witness, gauge, duration };
+        let task = match screen {
+            Screen::Quiet => None,
+            _ => Some(AbortOnDropHandle::new(tokio::spawn(show(screen.clone(), watched)))),
+        };
+        Progress { _task: task, screen }
+    }
+
+    /// Says what goes on after the load.
+    pub fn say(&self, text: &str) {
+        match &self.screen {
+            Screen::Live(bars) => bars.step.set_message(text.to_owned()),
+            Screen::Lines => line(text),
+            Screen::Quiet => {}
+        }
+    }
+
+    /// Takes the live lines away.
+    pub fn finish(self) {
+        drop(self._task);
+        if let Screen::Live(bars) = &self.screen {
+            let _ = bars.all.clear();
+        }
+    }
+}
+
+fn bars(duration: Duration) -> Bars {
+    let all = MultiProgress::new();
+    let style = |template: &str| {
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        style.progress_chars("━╸┄")
+    };
+    let total = duration.as_millis() as u64;
+    let time = all.add(ProgressBar::new(total).with_style(style("  {bar:40.cyan/dim} {msg}")));
+    let load = all.add(ProgressBar::new_spinner().with_style(style("  {msg}")));
+    let step = all.add(ProgressBar::new_spinner().with_style(style("  {spinner:.cyan} {wide_msg}")));
+    Bars { all, time, load, step }
+}
+
+async fn show(screen: Screen, watched: Watched) {
+    let (mut finished, mut frame) = (0, 0);
+    let (mut before, mut at) = (0, Instant::now());
+    let mut rate = 0;
+    loop {
+        tokio::time::sleep(FRAME).await;
+        frame += 1;
+        if frame % 5 == 0 {
+            let ok = watched.gauge.ok.load(Relaxed);
+            rate = ((ok - before) as f64 / at.elapsed().as_secs_f64()) as u64;
+            (before, at) = (ok, Instant::now());
+        }
+        let steps = watched.story.told().steps.clone();
+        let done = |step: &&Step| step.took_ms.is_some();
+        for step in steps.iter().skip(finished).take_while(done) {
+            finished += 1;
+            let text = finished_step(step);
+            match &screen {
+                Screen::Live(bars) => drop(bars.all.println(text)),
+                _ => line(&text),
+            }
+        }
+        match &screen {
+            Screen::Live(bars) => {
+                let elapsed = watched.story.elapsed();
+                bars.time.set_position(elapsed.min(watched.duration).as_millis() as u64);
+                let scenario = steps.last().map_or("", |step| step.scenario);
+                bars.time.set_message(format!(
+                    "{:.0} s of {:.0} s  {scenario}",
+                    elapsed.as_secs_f64(),
+                    watched.duration.as_secs_f64()
+                ));
+                bars.load.set_message(load_line(&watched, rate));
+                bars.step.set_message(steps.last().map_or(String::new(), |step| current_step(step, &watched)));
+                bars.step.tick();
+            }
+            _ if frame % FRAMES_PER_LINE == 0 => {
+                let step = steps.last().filter(|step| step.took_ms.is_none()).map_or("", |step| &step.what);
+                let between = if step.is_empty() { "" } else { "; now: " };
+                line(&format!(
+                    "  {:>5.1} s  {}{between}{step}",
+                    watched.story.elapsed().as_secs_f64(),
+                    load_line(&watched, rate)
+                ));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn load_line(watched: &Watched, rate: u64) -> String {
+    let told = watched.story.told();
+    let (in_flight, leader) = (told.in_flight, told.leader.clone().unwrap_or_else(|| "nobody".to_owned()));
+    drop(told);
+    let errors = watched.gauge.errors();
+    let mut text =
+        format!("{} req/s, {} done, {leader} leads", thousands(rate), thousands(watched.gauge.ok.load(Relaxed)));
+    if in_flight > 0 {
+        text += &format!(", {in_flight} handoffs in flight");
+    }
+    let told: Vec<String> = errors
+        .iter()
+        .map(|((code, reason), count)| match code {
+            0 => format!("{count} × {reason}"),
+            _ => format!("{count} × {code} {reason}"),
+        })
+        .collect();
+    match told.is_empty() {
+        true => text + ", no errors",
+        false => text + ", errors: " + &told.join(", "),
+    }
+}
+
+/// The step that goes on, with what its cutovers have cost so far.
+fn current_step(step: &Step, watched: &Watched) -> String {
+    if step.took_ms.is_some() {
+        return "steady".to_owned();
+    }
+    let seen = watched.witness.seen();
+    let told = watched.story.told();
+    let began =
+        clock::nanos(Duration::from_millis(step.at_ms)) + (clock::now() - clock::nanos(watched.story.elapsed()));
+    let cutovers: Vec<_> = changes(&told, &seen)
+        .filter(|(hold, change)| hold.at >= began && matches!(change, Change::Cutover | Change::Failover))
+        .map(|(hold, _)| hold)
+        .collect();
+    let pauses: Vec<Duration> = cutovers.iter().map(|hold| hold.times.pause).collect();
+    let last = cutovers.last().map_or(String::new(), |hold| {
+        let pause = micros(hold.times.pause.as_micros() as u64);
+        format!("  partition {} → {} in {pause}, {} waited", hold.partition, hold.pod, hold.times.stashed)
+    });
+    format!("{}  {}{last}", step.what, drawn(&pauses))
+}
+
+fn finished_step(step: &Step) -> String {
+    let took = step.took_ms.map_or("never".to_owned(), |took| micros(took * 1_000));
+    let head = format!("  {:>5.1} s  {}: settled in {took}", step.at_ms as f64 / 1e3, step.what);
+    match step.pause_us.count {
+        0 => format!("{head}, {} handoffs", step.handoffs),
+        _ => {
+            let (p50, max) = (micros(step.pause_us.p50), micros(step.pause_us.max));
+            format!("{head}, {} handoffs, pause p50 {p50}, max {max}  {}", step.handoffs, drawn(&step.pauses))
+        }
+    }
+}
+
+/// Each pause as a bar, on a scale by doubling from 0.5 ms (lowest) to 64 ms and more.
+fn drawn(pauses: &[Duration]) -> String {
+    const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let level = |pause: &Duration| (1..8).take_while(|level| pause.as_micros() >= 250 << level).count();
+    let skipped = pauses.len().saturating_sub(BARS);
+    let bars: String = pauses.iter().skip(skipped).map(|pause| LEVELS[level(pause)]).collect();
+    if skipped > 0 { format!("…{bars}") } else { bars }
+}
+
+fn line(text: &str) {
+    // A reader that has gone away is no reason to stop.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_longer_pause_is_a_higher_bar() {
+        let pauses = [0, 499, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 9_000_000];
+        assert_eq!(drawn(&pauses.map(Duration::from_micros)), "▁▁▂▃▄▅▆▇███");
+    }
+}

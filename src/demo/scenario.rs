@@ -1,0 +1,148 @@
+//! What happens to the pods while the load runs.
+//!
+//! A scenario is a sequence of steps; each is announced, carried out, and waited for until everything has its place
+//! again. Which pod is chosen and how long it rests between comes from the seed.
+
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+
+use super::cluster::Cluster;
+use super::options::Scenario;
+use super::story::Story;
+
+/// How long a step may take until everything has its place again.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Plays scenarios on a cluster.
+pub(super) struct Stage<'a> {
+    pub(super) cluster: &'a mut Cluster,
+    pub(super) story: &'a Story,
+    pub(super) random: StdRng,
+    /// How many pods there are to begin with.
+    pub(super) pods: usize,
+}
+
+impl Stage<'_> {
+    /// Plays for so long; each scenario at least once.
+    pub(super) async fn play(&mut self, scenario: Scenario, duration: Duration) -> anyhow::Result<()> {
+        if scenario != Scenario::All {
+            return self.repeat(scenario, Instant::now() + duration).await;
+        }
+        let all = [Scenario::ScaleUp, Scenario::ScaleDown, Scenario::Crash, Scenario::Rolling];
+        let begin = Instant::now();
+        for (number, scenario) in (1_u32..).zip(all) {
+            self.repeat(scenario, begin + duration * number / all.len() as u32).await?;
+        }
+        Ok(())
+    }
+
+    async fn repeat(&mut self, scenario: Scenario, until: Instant) -> anyhow::Result<()> {
+        loop {
+            self.rest(until).await;
+            let began = Instant::now();
+            match scenario {
+                Scenario::ScaleUp => self.scale_up().await?,
+                Scenario::ScaleDown => self.scale_down().await?,
+                Scenario::Crash => self.crash(until).await?,
+                Scenario::Rolling => self.rolling().await?,
+                Scenario::All => {}
+            }
+            // Once more only if it is likely to be over in time.
+            if Instant::now() + began.elapsed() >= until {
+                break;
+            }
+        }
+        tokio::time::sleep_until(until.into()).await;
+        Ok(())
+    }
+
+    /// Nothing happens for a while, so that there is something to compare with.
+    async fn rest(&mut self, until: Instant) {
+        let left = until.saturating_duration_since(Instant::now());
+        let share = self.random.random_range(0.3..1.0);
+        tokio::time::sleep(Duration::from_millis(800).min(left / 4).mul_f64(share)).await;
+    }
+
+    async fn settle(&mut self) {
+        let settled = self.cluster.settled(PATIENCE).await;
+        self.story.end(settled, &self.cluster.witness().seen());
+    }
+
+    async fn scale_up(&mut self) -> anyhow::Result<()> {
+        // As many as there were come on top; then all of those leave at once and it begins again.
+        if self.cluster.pods().len() >= 2 * self.pods {
+            let extra = self.cluster.pods().split_off(self.pods);
+            self.story.begin("scale-up", format!("{} leave, to begin again", extra.join(", ")));
+            for pod in extra {
+                self.cluster.remove_pod(&pod).await;
+            }
+            self.settle().await;
+            return Ok(());
+        }
+        let pod = self.cluster.next_pod();
+        self.story.begin("scale-up", format!("{pod} joins"));
+        self.cluster.add_pod(&pod).await?;
+        self.settle().await;
+        Ok(())
+    }
+
+    async fn scale_down(&mut self) -> anyhow::Result<()> {
+        let pods = self.cluster.pods();
+        if pods.len() <= 1 || pods.len() < self.pods {
+            let pod = self.cluster.next_pod();
+            self.story.begin("scale-down", format!("{pod} joins, to begin again"));
+            self.cluster.add_pod(&pod).await?;
+        } else {
+            let pod = self.any_pod();
+            self.story.begin("scale-down", format!("{pod} hands over and leaves"));
+            self.cluster.remove_pod(&pod).await;
+        }
+        self.settle().await;
+        Ok(())
+    }
+
+    async fn crash(&mut self, until: Instant) -> anyhow::Result<()> {
+        if self.cluster.pods().len() < 2 {
+            let pod = self.cluster.next_pod();
+            self.story.begin("crash", format!("{pod} joins, so that one can crash"));
+            self.cluster.add_pod(&pod).await?;
+            self.settle().await;
+        }
+        let pod = self.any_pod();
+        self.story.begin("crash", format!("{pod} crashes"));
+        self.cluster.crash_pod(&pod);
+        self.settle().await;
+        self.rest(until).await;
+        self.story.begin("crash", format!("{pod} comes back"));
+        self.cluster.add_pod(&pod).await?;
+        self.settle().await;
+        Ok(())
+    }
+
+    async fn rolling(&mut self) -> anyhow::Result<()> {
+        let pods = self.cluster.pods();
+        for (number, pod) in pods.iter().enumerate() {
+            if number == pods.len() / 2 {
+                self.story.begin("rolling", "the leading coordinator resigns".to_owned());
+                self.cluster.resign_leader().await;
+                self.settle().await;
+            }
+            self.story.begin("rolling", format!("{pod} hands over and leaves"));
+            self.cluster.remove_pod(pod).await;
+            if pods.len() > 1 {
+                self.settle().await;
+            }
+            self.story.begin("rolling", format!("{pod} comes back"));
+            self.cluster.add_pod(pod).await?;
+            self.settle().await;
+        }
+        Ok(())
+    }
+
+    fn any_pod(&mut self) -> String {
+        let pods = self.cluster.pods();
+        pods[self.random.random_range(0..pods.len())].clone()
+    }
+}

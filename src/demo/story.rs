@@ -1,0 +1,190 @@
+//! What happens while a demo runs, as it is told: steps of the scenario, cutovers with their pauses, who leads.
+//!
+//! Parts of the cluster write here, the progress display and the report read.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use segue_coordination::router::{Cutover, CutoverTimes, RouterObserver};
+use segue_coordination::store::StoreError;
+use serde::Serialize;
+
+use super::clock::{self, Nanos};
+use super::measure::{Distribution, Windows};
+use super::witness::Seen;
+
+/// The story so far.
+#[derive(Debug)]
+pub struct Story {
+    began: Nanos,
+    told: Mutex<Told>,
+}
+
+/// What was told.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// The steps, the last one perhaps still going on.
+    pub steps: Vec<Step>,
+    /// Every time that requests flowed again after a stop.
+    pub holds: Vec<Hold>,
+    /// Pods that were cut off: name and incarnation.
+    pub crashed: HashSet<(String, u64)>,
+    /// Which coordinator leads.
+    pub leader: Option<String>,
+    /// Handoffs in flight.
+    pub in_flight: usize,
+    /// Handoffs that were given up.
+    pub cancelled: u64,
+}
+
+/// A step of the scenario.
+#[derive(Debug, Clone, Serialize)]
+pub struct Step {
+    /// Part of which scenario.
+    pub scenario: &'static str,
+    /// What happens to whom.
+    pub what: String,
+    /// When it began, in milliseconds from the start of the load.
+    pub at_ms: u64,
+    /// How long it took until everything had its place again; `None`: it did not get there.
+    pub took_ms: Option<u64>,
+    /// Partitions that changed their owner.
+    pub handoffs: u64,
+    /// Changes of owner, each counted once for each router, in which the old owner was alive: their pauses.
+    pub pause_us: Distribution,
+    /// In order of time, for the display.
+    #[serde(skip)]
+    pub pauses: Vec<Duration>,
+}
+
+/// A partition was held by a router and flows again.
+#[derive(Debug, Clone)]
+pub struct Hold {
+    /// Which router.
+    pub router: u32,
+    /// The partition.
+    pub partition: u32,
+    /// Where it leads now.
+    pub pod: String,
+    /// Under which epoch.
+    pub epoch: u64,
+    /// How it went.
+    pub times: CutoverTimes,
+    /// When that was known, a little after the fact.
+    pub at: Nanos,
+}
+
+/// What a hold was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The partition got its first owner.
+    First,
+    /// From one living pod to another.
+    Cutover,
+    /// From a pod that was cut off.
+    Failover,
+    /// The owner is the same: it refused for a moment, or a handoff was given up.
+    None,
+}
+
+impl Default for Story {
+    fn default() -> Self {
+        Story { began: clock::now(), told: Mutex::default() }
+    }
+}
+
+impl Story {
+    /// What was told so far.
+    pub fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Time since the beginning.
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(clock::now() - self.began)
+    }
+
+    /// A step begins.
+    pub fn begin(&self, scenario: &'static str, what: String) {
+        let at_ms = self.elapsed().as_millis() as u64;
+        let pause_us = Distribution::default();
+        self.told().steps.push(Step {
+            scenario,
+            what,
+            at_ms,
+            took_ms: None,
+            handoffs: 0,
+            pause_us,
+            pauses: Vec::new(),
+        });
+    }
+
+    /// The last step has ended; `settled`: everything has its place again.
+    pub fn end(&self, settled: bool, seen: &Seen) {
+        let now = self.elapsed().as_millis() as u64;
+        let mut told = self.told();
+        let Some(began) = told.steps.last().map(|step| self.began + step.at_ms * 1_000_000) else { return };
+        let changes: Vec<(&Hold, Change)> = changes(&told, seen).filter(|(hold, _)| hold.at >= began).collect();
+        let moved: HashSet<(u32, u64)> = changes
+            .iter()
+            .filter(|(_, change)| matches!(change, Change::Cutover | Change::Failover))
+            .map(|(hold, _)| (hold.partition, hold.epoch))
+            .collect();
+        let cutovers = changes.iter().filter(|(_, change)| *change == Change::Cutover);
+        let pauses: Vec<Duration> = cutovers.map(|(hold, _)| hold.times.pause).collect();
+        let handoffs = moved.len() as u64;
+        if let Some(step) = told.steps.last_mut() {
+            step.took_ms = settled.then(|| now.saturating_sub(step.at_ms));
+            step.handoffs = handoffs;
+            step.pause_us = Distribution::of(pauses.iter().map(|pause| clock::nanos(*pause)));
+            step.pauses = pauses;
+        }
+    }
+}
+
+/// What each hold was. A router's first hold under an epoch is the change of owner; later ones are not.
+pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change)> {
+    let mut newest = std::collections::HashMap::new();
+    told.holds.iter().map(move |hold| {
+        let known: &mut u64 = newest.entry((hold.router, hold.partition)).or_default();
+        let is_new = hold.epoch > *known;
+        *known = hold.epoch.max(*known);
+        let change = match seen.before.get(&(hold.partition, hold.epoch)) {
+            _ if !is_new => Change::None,
+            None => Change::First,
+            Some(before) if told.crashed.contains(before) => Change::Failover,
+            Some(_) => Change::Cutover,
+        };
+        (hold, change)
+    })
+}
+
+/// When partitions were held.
+pub fn windows(told: &Told) -> Windows {
+    let mut windows = Windows::new();
+    for hold in &told.holds {
+        let lasted = clock::nanos(hold.times.pause + hold.times.flush);
+        windows.entry(hold.partition).or_default().push((hold.at.saturating_sub(lasted), hold.at));
+    }
+    windows
+}
+
+/// Tells the story of one router.
+#[derive(Debug)]
+pub struct Teller {
+    /// The story.
+    pub story: std::sync::Arc<Story>,
+    /// Which router.
+    pub router: u32,
+}
+
+impl RouterObserver for Teller {
+    fn cutover(&self, cutover: &Cutover) {
+        let Cutover { partition, target, times, .. } = cutover.clone();
+        let (router, at) = (self.router, clock::now());
+        self.story.told().holds.push(Hold { router, partition, pod: target.pod, epoch: target.epoch, times, at });
+    }
+
+    fn resync(&self, _: &StoreError) {}
+}

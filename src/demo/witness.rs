@@ -1,0 +1,183 @@
+//! A store that writes down who was made the owner of what, and when: the judge's own record of the handoffs.
+//!
+//! It passes everything on unchanged. That every participant of the demo writes through one of these, in one process and
+//! under one clock, gives both bounds that the checks need: an ownership cannot have begun before its transaction was
+//! sent, and has begun once its answer is there.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use segue_coordination::protocol::records::{Assignment, Handoff, PodRecord};
+use segue_coordination::store::data::{Keys, LeaseId, Op, Revision, Snapshot, Txn, TxnOutcome};
+use segue_coordination::store::keys::{KeyName, Keyspace, Partition};
+use segue_coordination::store::{Store, StoreError, Watch};
+
+use super::check::{Owners, Ownership};
+use super::clock::{self, Nanos};
+
+/// The store, watched. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct Witness {
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// What has been written so far.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Who owned what.
+    pub owners: Owners,
+    /// The last word on each partition's owner.
+    pub assignments: HashMap<Partition, Assignment>,
+    /// The last record of each partition's handoff, unless its deletion was seen after it.
+    pub handoffs: HashMap<Partition, Handoff>,
+    /// The last registration under each name.
+    pub pods: HashMap<String, PodRecord>,
+    /// How many partitions have changed from one owner to another.
+    pub moved: u64,
+    /// For each partition and epoch, the owner before it.
+    pub before: HashMap<(Partition, u64), (String, Revision)>,
+}
+
+impl Witness {
+    /// Watches what is written to `store` below `keys`.
+    pub fn new(store: Arc<dyn Store>, keys: Keyspace) -> Self {
+        Witness { store, keys, seen: Arc::default() }
+    }
+
+    /// What has been seen.
+    pub fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, writes: &[Op], sent: Nanos, answered: Option<Nanos>) {
+        let mut seen = self.seen();
+        for write in writes {
+            match write {
+                Op::Put { key, value, .. } => match self.keys.parse(key) {
+                    Some(KeyName::Assignment(_)) => seen.assigned(value, sent, answered),
+                    Some(KeyName::Handoff(partition)) if answered.is_some() => {
+                        seen.handoffs.extend(serde_json::from_slice(value).ok().map(|handoff| (partition, handoff)));
+                    }
+                    Some(KeyName::Pod(pod)) if answered.is_some() => {
+                        seen.pods.extend(serde_json::from_slice(value).ok().map(|record| (pod, record)));
+                    }
+                    _ => {}
+                },
+                Op::Delete(Keys::One(key)) if answered.is_some() => {
+                    if let Some(KeyName::Handoff(partition)) = self.keys.parse(key) {
+                        seen.handoffs.remove(&partition);
+                    }
+                }
+                Op::Delete(_) => {}
+            }
+        }
+    }
+}
+
+impl Seen {
+    fn assigned(&mut self, value: &[u8], sent: Nanos, answered: Option<Nanos>) {
+        let Ok(assignment) = serde_json::from_slice::<Assignment>(value) else { return };
+        let Assignment { partition, epoch, incarnation, .. } = assignment;
+        let ownership = Ownership { pod: assignment.owner.clone(), incarnation, not_before: sent };
+        self.owners.note(partition, epoch, ownership);
+        let Some(answered) = answered else { return };
+        self.owners.begun(partition, epoch, answered);
+        // Answers may arrive in another order than the writes were made.
+        if self.assignments.get(&partition).is_some_and(|known| known.epoch >= epoch) {
+            return;
+        }
+        if let Some(before) = self.assignments.insert(partition, assignment) {
+            self.moved += 1;
+            self.before.insert((partition, epoch), (before.owner, before.incarnation));
+        }
+    }
+}
+
+/// The writes of the branch that was carried out.
+fn branch(txn: &Txn, mut branch: usize) -> &[Op] {
+    let mut txn = txn;
+    while branch > 0 {
+        let Some(otherwise) = txn.otherwise.as_deref() else { return &[] };
+        (txn, branch) = (otherwise, branch - 1);
+    }
+    &txn.then
+}
+
+#[async_trait]
+impl Store for Witness {
+    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+        self.store.snapshot(keys).await
+    }
+
+    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+        self.store.watch(keys, from).await
+    }
+
+    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        let sent = clock::now();
+        let outcome = self.store.commit(txn.clone()).await;
+        match &outcome {
+            Ok(TxnOutcome { branch: Some(taken), .. }) => self.note(branch(&txn, *taken), sent, Some(clock::now())),
+            Ok(TxnOutcome { branch: None, .. }) => {}
+            // Carried out or not: whoever it made an owner may be one.
+            Err(_) => {
+                let mut next = Some(&txn);
+                while let Some(txn) = next {
+                    self.note(&txn.then, sent, None);
+                    next = txn.otherwise.as_deref();
+                }
+            }
+        }
+        outcome
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.store.grant(ttl).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.revoke(lease).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use segue_coordination::protocol::records::{AssignmentStatus, encode};
+    use segue_coordination::store::MemoryStore;
+    use segue_coordination::store::data::Compare;
+
+    use super::*;
+
+    fn flip(keys: &Keyspace, owner: &str, epoch: u64, guard: Compare) -> Txn {
+        let (partition, incarnation, status) = (4, epoch * 10, AssignmentStatus::Active);
+        let assignment = Assignment { partition, owner: owner.into(), incarnation, status, epoch };
+        let put = Op::Put { key: keys.assignment(4), value: encode(&assignment), lease: None };
+        Txn { when: vec![guard], then: vec![put], otherwise: None }
+    }
+
+    #[tokio::test]
+    async fn only_flips_that_took_place_are_owners() {
+        let keys = Keyspace::new("/segue/", "default");
+        let witness = Witness::new(Arc::new(MemoryStore::new()), keys.clone());
+        let absent = || Compare::created_at(keys.assignment(4), 0);
+        let present = || Compare::not_created_at(keys.assignment(4), 0);
+        witness.commit(flip(&keys, "a", 1, absent())).await.unwrap();
+        witness.commit(flip(&keys, "never", 2, absent())).await.unwrap();
+        let fallback =
+            Txn { otherwise: Some(Box::new(flip(&keys, "b", 2, present()))), ..flip(&keys, "x", 3, absent()) };
+        witness.commit(fallback).await.unwrap();
+
+        let seen = witness.seen();
+        assert_eq!(seen.assignments[&4].owner, "b");
+        assert_eq!(seen.before[&(4, 2)], ("a".to_owned(), 10));
+        assert_eq!(seen.moved, 1);
+    }
+}

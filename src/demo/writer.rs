@@ -1,0 +1,283 @@
+//! The example writer: a service with state, which is the kind that a handoff is for.
+//!
+//! It keeps the last value of each key, a cache per partition in front of that partition's log. `PUT /keys/{key}` appends
+//! to the log and then updates the cache; `GET /keys/{key}` answers from the cache alone, so a pod whose cache is not what
+//! the log says is found out by whoever reads. Before it serves a partition it reads the log ([`Writer::warm`], while the
+//! old owner still writes) and then what was added until that one had stopped ([`Writer::sync`]). What it does not own it
+//! refuses: that is the business of the layer in front of it ([`pod`]).
+//!
+//! It is honest about being unfit: two writers of one partition do not see each other's writes, and nothing here hides it.
+
+pub mod pod;
+mod server;
+mod service;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use segue_coordination::pod::PodState;
+use tokio::sync::watch;
+
+pub use service::{WriterService, names};
+
+use super::clock::Nanos;
+use super::log::{Log, Tail};
+use super::record::{Appended, RequestId};
+
+/// How a writer behaves.
+#[derive(Debug, Clone, Default)]
+pub struct WriterSettings {
+    /// How long it works on a request, give or take a half: so that there are requests in flight.
+    pub service_time: Duration,
+    /// How long it takes to get warm, on top of reading the log: as if there were much to read.
+    pub warm_time: Duration,
+    /// What it does wrong.
+    pub mishap: Mishap,
+}
+
+/// What a writer does wrong, for tests of the checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mishap {
+    /// Nothing.
+    #[default]
+    None,
+    /// It acknowledges every 20th write without writing it.
+    DropsWrites,
+    /// It acknowledges every 5th write first and writes it a little later.
+    AnswersFirst,
+}
+
+/// A writer. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct Writer {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    name: Arc<str>,
+    log: Log,
+    settings: WriterSettings,
+    /// What is known of the pod that this writer is.
+    pod: OnceLock<watch::Receiver<PodState>>,
+    /// The state of each partition that it owns or is about to, with the handoff by which it comes.
+    caches: Mutex<HashMap<u32, (u64, Arc<Mutex<Cache>>)>>,
+    /// For [`Mishap`]s, which befall every so-manyth write.
+    writes: AtomicU64,
+}
+
+/// What a pod knows of a partition.
+#[derive(Debug, Default)]
+struct Cache {
+    entries: HashMap<Arc<str>, Entry>,
+    /// The log has been read up to here.
+    read_to: u64,
+}
+
+/// The state of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The sequence number of the newest write.
+    pub last: u64,
+    /// The highest sequence number of all writes.
+    pub highest: u64,
+    /// The request that wrote it.
+    pub request: RequestId,
+    /// The value.
+    pub value: Arc<str>,
+}
+
+/// A write as a request brings it.
+#[derive(Debug, Clone)]
+pub struct Write {
+    /// The partition and the epoch under which the request came.
+    pub partition: u32,
+    /// See `partition`.
+    pub epoch: u64,
+    /// The request.
+    pub request: RequestId,
+    /// The key.
+    pub key: Arc<str>,
+    /// The client's count.
+    pub sequence: u64,
+    /// The value.
+    pub value: Arc<str>,
+    /// When work on it began.
+    pub accepted_at: Nanos,
+}
+
+impl Writer {
+    /// A writer that knows nothing yet.
+    pub fn new(name: &str, log: Log, settings: WriterSettings) -> Self {
+        let (pod, writes) = (OnceLock::new(), AtomicU64::new(0));
+        let inner = Inner { name: name.into(), log, settings, pod, caches: Mutex::default(), writes };
+        Writer { inner: Arc::new(inner) }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &Arc<str> {
+        &self.inner.name
+    }
+
+    /// The pod that it is; its records name its life. Once.
+    pub fn is_pod(&self, state: watch::Receiver<PodState>) {
+        let _ = self.inner.pod.set(state);
+    }
+
+    fn incarnation(&self) -> u64 {
+        self.inner.pod.get().map_or(0, |state| state.borrow().incarnation)
+    }
+
+    /// How it behaves.
+    pub fn settings(&self) -> &WriterSettings {
+        &self.inner.settings
+    }
+
+    /// Reads the partition's log from its beginning. Whoever owns the partition still writes to it.
+    pub fn warm(&self, partition: u32, handoff: u64) -> io::Result<()> {
+        let mut cache = Cache::default();
+        cache.apply(self.inner.log.read(partition, 0)?);
+        lock(&self.inner.caches).insert(partition, (handoff, Arc::new(Mutex::new(cache))));
+        Ok(())
+    }
+
+    /// Reads what was added to the log since. Nobody writes to it now.
+    pub fn sync(&self, partition: u32, handoff: u64) -> io::Result<()> {
+        let known = lock(&self.inner.caches).get(&partition).cloned();
+        let Some((_, cache)) = known.filter(|(by, _)| *by == handoff) else { return self.warm(partition, handoff) };
+        let mut cache = lock(&cache);
+        let tail = self.inner.log.read(partition, cache.read_to)?;
+        cache.apply(tail);
+        Ok(())
+    }
+
+    /// Forgets the partition, unless it is on its way here again.
+    pub fn release(&self, partition: u32, handoff: u64) {
+        let mut caches = lock(&self.inner.caches);
+        if caches.get(&partition).is_some_and(|(by, _)| *by == handoff) {
+            caches.remove(&partition);
+        }
+    }
+
+    /// Appends to the log, then updates the cache. `Ok(None)`: this pod has no state of the partition.
+    pub fn write(&self, write: Write) -> io::Result<Option<u64>> {
+        let Some(cache) = self.cache(write.partition) else { return Ok(None) };
+        let Write { partition, epoch, request, key, sequence, value, accepted_at } = write;
+        let (pod, incarnation) = (self.inner.name.clone(), self.incarnation());
+        // Under the cache's lock, so that the cache changes in the order of the log.
+        let mut cache = lock(&cache);
+        let key = cache.entries.get_key_value(&key).map_or(key, |(known, _)| known.clone());
+        let (offset, appended_at) = (0, 0);
+        let record = Appended {
+            partition,
+            offset,
+            epoch,
+            pod,
+            incarnation,
+            request,
+            key,
+            sequence,
+            accepted_at,
+            appended_at,
+            value,
+        };
+        let (record, end) = self.inner.log.append(record)?;
+        let offset = record.offset;
+        cache.apply(Tail { records: vec![record], end });
+        Ok(Some(offset))
+    }
+
+    /// The state of a key as this pod knows it. `None`: this pod has no state of the partition.
+    pub fn read(&self, partition: u32, key: &str) -> Option<Option<Entry>> {
+        let cache = self.cache(partition)?;
+        let entry = lock(&cache).entries.get(key).cloned();
+        Some(entry)
+    }
+
+    /// What goes wrong with this write.
+    fn mishap(&self) -> Mishap {
+        let every = match self.inner.settings.mishap {
+            Mishap::None => return Mishap::None,
+            Mishap::DropsWrites => 20,
+            Mishap::AnswersFirst => 5,
+        };
+        let happens = self.inner.writes.fetch_add(1, Relaxed).is_multiple_of(every);
+        if happens { self.inner.settings.mishap } else { Mishap::None }
+    }
+
+    fn cache(&self, partition: u32) -> Option<Arc<Mutex<Cache>>> {
+        lock(&self.inner.caches).get(&partition).map(|(_, cache)| cache.clone())
+    }
+}
+
+impl Cache {
+    fn apply(&mut self, tail: Tail) {
+        for Appended { key, sequence, request, value, .. } in tail.records {
+            let highest = self.entries.get(&key).map_or(sequence, |entry| entry.highest.max(sequence));
+            self.entries.insert(key, Entry { last: sequence, highest, request, value });
+        }
+        self.read_to = tail.end;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(writer: &Writer, sequence: u64) -> Option<u64> {
+        let (key, value) = ("k".into(), format!("v{sequence}").into());
+        let write = Write { partition: 3, epoch: 1, request: sequence, key, sequence, value, accepted_at: 0 };
+        writer.write(write).unwrap()
+    }
+
+    fn sees(writer: &Writer) -> u64 {
+        writer.read(3, "k").unwrap().map_or(0, |entry| entry.highest)
+    }
+
+    #[test]
+    fn a_new_owner_sees_all_writes_once_it_is_warm_and_has_read_the_tail() {
+        let log = Log::in_memory();
+        let [old, new] = ["old", "new"].map(|name| Writer::new(name, log.clone(), WriterSettings::default()));
+        old.warm(3, 9).unwrap();
+        write(&old, 1);
+        new.warm(3, 9).unwrap();
+        write(&old, 2);
+        assert_eq!(sees(&new), 1, "the old owner went on");
+        new.sync(3, 9).unwrap();
+        assert_eq!(sees(&new), 2);
+        write(&new, 3);
+        assert_eq!(new.read(3, "k").unwrap().unwrap().value, "v3".into());
+    }
+
+    #[test]
+    fn two_writers_do_not_see_each_other() {
+        let log = Log::in_memory();
+        let [one, other] = ["one", "other"].map(|name| Writer::new(name, log.clone(), WriterSettings::default()));
+        one.warm(3, 9).unwrap();
+        other.warm(3, 9).unwrap();
+        write(&one, 1);
+        write(&other, 2);
+        write(&one, 1);
+        assert_eq!((sees(&one), sees(&other)), (1, 2));
+        assert_eq!(log.read(3, 0).unwrap().records.len(), 3);
+    }
+
+    #[test]
+    fn without_state_there_is_nothing_to_serve() {
+        let writer = Writer::new("w", Log::in_memory(), WriterSettings::default());
+        assert_eq!(write(&writer, 1), None);
+        writer.warm(3, 9).unwrap();
+        assert_eq!(write(&writer, 1), Some(0));
+        writer.release(3, 8);
+        assert_eq!(write(&writer, 2), Some(1), "that was another handoff's state");
+        writer.release(3, 9);
+        assert_eq!(writer.read(3, "k"), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! The writer as a pod: how a service takes part in handoffs.
+//!
+//! Two pieces of `segue-coordination` make a pod of it. [`PodHandle`] registers it and calls the four callbacks below when a
+//! partition comes or goes; its layer stands in front of the service, refuses what the pod does not own, and counts
+//! what is in flight, so that "drained" is known without help from the service.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use segue_coordination::pod::{HandlerError, HandoffHandler, Move, PodHandle, PodSettings, PodState};
+use segue_coordination::store::Store;
+use segue_coordination::store::keys::Keyspace;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tower::Layer;
+
+use super::server::Server;
+use super::{Writer, WriterService};
+
+/// What the protocol asks of a service.
+#[async_trait]
+impl HandoffHandler for Writer {
+    /// Copies the state while the old owner still serves. May take as long as it takes.
+    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+        tokio::time::sleep(self.settings().warm_time).await;
+        Ok(Writer::warm(self, part.partition, part.handoff)?)
+    }
+
+    /// The old owner has stopped for good: what it wrote since is the last that was missing. Clients wait meanwhile.
+    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
+        Ok(Writer::sync(self, part.partition, part.handoff)?)
+    }
+
+    /// Nothing outlives a request here: the log has each write before its answer.
+    async fn drain(&self, _: &Move) -> Result<(), HandlerError> {
+        Ok(())
+    }
+
+    /// Another pod has it now, or it never came.
+    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
+        Writer::release(self, part.partition, part.handoff);
+        Ok(())
+    }
+}
+
+/// A writer that serves and takes part.
+#[derive(Debug)]
+pub struct Pod {
+    handle: PodHandle,
+    server: Server,
+}
+
+/// Where and as whom a pod takes part.
+#[derive(Debug, Clone)]
+pub struct Membership {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// The keyspace's name.
+    pub keyspace: String,
+    /// Its keys.
+    pub keys: Keyspace,
+    /// How long the registration outlives the pod.
+    pub lease_ttl: Duration,
+}
+
+impl Pod {
+    /// Serves on `listener` and registers under the writer's name.
+    ///
+    /// `unguarded`: without the layer that refuses what the pod does not own. For tests of the checks.
+    pub fn start(writer: &Writer, member: &Membership, listener: TcpListener, unguarded: bool) -> io::Result<Self> {
+        let mut settings = PodSettings::new(writer.name().as_ref(), listener.local_addr()?.to_string());
+        settings.lease_ttl = member.lease_ttl;
+        let handler = Arc::new(writer.clone());
+        let handle = PodHandle::start(member.store.clone(), &member.keyspace, member.keys.clone(), settings, handler);
+        writer.is_pod(handle.status());
+        let service = WriterService::new(writer.clone());
+        let server = match unguarded {
+            false => Server::start(listener, handle.layer().layer(service)),
+            true => Server::start(listener, service),
+        };
+        Ok(Pod { handle, server })
+    }
+
+    /// What is known of the pod.
+    pub fn status(&self) -> watch::Receiver<PodState> {
+        self.handle.status()
+    }
+
+    /// Hands over what it has, then stops serving, then deregisters.
+    pub async fn shut_down(self, at_most: Duration) {
+        self.handle.shutdown(at_most).await;
+        self.server.stop(Duration::from_secs(1)).await;
+    }
+
+    /// Gone from one moment to the next, connections and all. Nobody is told.
+    pub fn crash(self) {
+        self.handle.crash();
+        drop(self.server);
+    }
+}

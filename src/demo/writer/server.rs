@@ -1,0 +1,109 @@
+//! The writer's listener: HTTP/1.1 and HTTP/2 on one port, ended gently or at once.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::{Body, Incoming};
+use hyper::rt::Executor;
+use hyper_util::rt::TokioIo;
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::AbortOnDropHandle;
+
+/// A server that runs. Dropping it is a crash: no connection is closed properly, no request is finished.
+#[derive(Debug)]
+pub(super) struct Server {
+    stop: CancellationToken,
+    task: AbortOnDropHandle<()>,
+    _alive: DropGuard,
+}
+
+/// Where the tasks of HTTP/2 streams run: they end with the server, not when they like.
+#[derive(Debug, Clone)]
+struct Bound {
+    dead: CancellationToken,
+}
+
+impl<F> Executor<F> for Bound
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    fn execute(&self, task: F) {
+        let dead = self.dead.clone();
+        tokio::spawn(async move { dead.run_until_cancelled(task).await.map(drop) });
+    }
+}
+
+impl Server {
+    /// Serves `service` to all who connect.
+    pub(super) fn start<S, B>(listener: TcpListener, service: S) -> Self
+    where
+        S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (stop, dead) = (CancellationToken::new(), CancellationToken::new());
+        let bound = Bound { dead: dead.clone() };
+        let task = AbortOnDropHandle::new(tokio::spawn(accept(listener, service, stop.clone(), bound)));
+        Server { stop, task, _alive: dead.drop_guard() }
+    }
+
+    /// Accepts no more, finishes what has begun.
+    pub(super) async fn stop(mut self, patience: Duration) {
+        self.stop.cancel();
+        let _ = tokio::time::timeout(patience, &mut self.task).await;
+    }
+}
+
+async fn accept<S, B>(listener: TcpListener, service: S, stop: CancellationToken, bound: Bound)
+where
+    S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    // Dropped with this task, and with it all connections and what they work on.
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(serve(stream, service.clone(), stop.clone(), bound.clone()))),
+                // Out of file descriptors, say: others may be closed soon.
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn serve<S, B>(stream: TcpStream, service: S, stop: CancellationToken, bound: Bound)
+where
+    S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let _ = stream.set_nodelay(true);
+    let builder = auto::Builder::new(bound);
+    let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    // A client that breaks off is no error of ours.
+    let _ = connection.await;
+}

@@ -1,0 +1,213 @@
+//! The writer over HTTP: heads and bodies to reads and writes, and back.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::str::FromStr;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Body;
+use rand::RngExt;
+
+use super::super::clock;
+use super::{Entry, Mishap, Write, Writer};
+
+/// The largest value that is taken.
+const MAX_VALUE: usize = 64 << 10;
+
+/// The names of the headers that clients and writers exchange.
+pub mod names {
+    use http::HeaderName;
+
+    /// The number of a request.
+    pub const REQUEST: HeaderName = HeaderName::from_static("x-request-id");
+    /// The client's count of a key's writes; in an answer, the highest that the pod knows of.
+    pub const SEQUENCE: HeaderName = HeaderName::from_static("x-sequence");
+    /// The pod that answered.
+    pub const WRITER: HeaderName = HeaderName::from_static("x-writer");
+    /// The epoch under which it answered.
+    pub const EPOCH: HeaderName = HeaderName::from_static("x-epoch");
+    /// The partition, for routers.
+    pub const PARTITION: HeaderName = HeaderName::from_static("x-partition");
+    /// The key whose order is kept, for routers.
+    pub const KEY: HeaderName = HeaderName::from_static("x-key");
+    /// Stamped by routers.
+    pub const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-partition");
+    /// Stamped by routers.
+    pub const SEGUE_EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
+    /// On every answer that a router makes itself: why.
+    pub const SEGUE_REASON: HeaderName = HeaderName::from_static("segue-reason");
+}
+
+/// The writer as a tower service.
+#[derive(Debug, Clone)]
+pub struct WriterService {
+    writer: Writer,
+}
+
+impl WriterService {
+    /// Serves this writer.
+    pub fn new(writer: Writer) -> Self {
+        WriterService { writer }
+    }
+}
+
+type Answer = Response<Full<Bytes>>;
+
+impl<B> tower::Service<Request<B>> for WriterService
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Answer;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Answer, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let writer = self.writer.clone();
+        Box::pin(async move { Ok(handle(&writer, request).await) })
+    }
+}
+
+async fn handle<B>(writer: &Writer, request: Request<B>) -> Answer
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let accepted_at = clock::now();
+    let (head, body) = request.into_parts();
+    let Some(key) = head.uri.path().strip_prefix("/keys/").filter(|key| !key.is_empty()) else {
+        return plain(StatusCode::NOT_FOUND, "the writer has /keys/{key}");
+    };
+    let (Some(partition), Some(epoch)) =
+        (number(&head.headers, &names::SEGUE_PARTITION), number(&head.headers, &names::SEGUE_EPOCH))
+    else {
+        return plain(StatusCode::BAD_REQUEST, "not stamped with partition and epoch: it came by no router");
+    };
+    match head.method {
+        Method::GET => {
+            work(writer).await;
+            let Some(entry) = writer.read(partition, key) else { return no_state(partition) };
+            stamped(writer, epoch, entry.as_ref().map_or(0, |entry| entry.highest), entry.as_ref())
+        }
+        Method::PUT | Method::POST => {
+            let (Some(request), Some(sequence)) =
+                (number(&head.headers, &names::REQUEST), number(&head.headers, &names::SEQUENCE))
+            else {
+                return plain(StatusCode::BAD_REQUEST, "a write has x-request-id and x-sequence");
+            };
+            let Ok(body) = Limited::new(body, MAX_VALUE).collect().await else {
+                return plain(StatusCode::BAD_REQUEST, "the value is too large, or did not arrive whole");
+            };
+            let value = String::from_utf8_lossy(&body.to_bytes()).into();
+            let write = Write { partition, epoch, request, key: key.into(), sequence, value, accepted_at };
+            // Half of the work before the write and half behind it: a pod that is cut off leaves clients in doubt both ways.
+            work(writer).await;
+            let answer = put(writer, write);
+            work(writer).await;
+            answer
+        }
+        _ => plain(StatusCode::METHOD_NOT_ALLOWED, "GET, PUT or POST"),
+    }
+}
+
+fn put(writer: &Writer, write: Write) -> Answer {
+    let (partition, epoch, sequence) = (write.partition, write.epoch, write.sequence);
+    match writer.mishap() {
+        Mishap::None => {}
+        Mishap::DropsWrites => return stamped(writer, epoch, sequence, None),
+        Mishap::AnswersFirst => {
+            let late = writer.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                let _ = late.write(write);
+            });
+            return stamped(writer, epoch, sequence, None);
+        }
+    }
+    match writer.write(write) {
+        Ok(Some(_)) => stamped(writer, epoch, sequence, None),
+        Ok(None) => no_state(partition),
+        Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("the log failed: {error}")),
+    }
+}
+
+async fn work(writer: &Writer) {
+    let half = writer.settings().service_time / 2;
+    if !half.is_zero() {
+        let share = rand::rng().random_range(0.5..1.5);
+        tokio::time::sleep(half.mul_f64(share)).await;
+    }
+}
+
+fn number<N: FromStr>(headers: &HeaderMap, name: &HeaderName) -> Option<N> {
+    headers.get(name)?.to_str().ok()?.parse().ok()
+}
+
+fn stamped(writer: &Writer, epoch: u64, highest: u64, entry: Option<&Entry>) -> Answer {
+    let body = entry.map_or_else(String::new, |entry| entry.value.to_string());
+    let mut answer = Response::new(Full::from(body));
+    let headers = answer.headers_mut();
+    headers.insert(names::EPOCH, epoch.into());
+    headers.insert(names::SEQUENCE, highest.into());
+    // Names are those of registrations: visible ASCII.
+    headers.extend(HeaderValue::from_str(writer.name()).ok().map(|name| (names::WRITER, name)));
+    answer
+}
+
+/// Let in by mistake: whoever guards the door believes that this pod owns the partition, and it has nothing of it.
+fn no_state(partition: u32) -> Answer {
+    plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("no state of partition {partition}"))
+}
+
+fn plain(status: StatusCode, text: &str) -> Answer {
+    let mut answer = Response::new(Full::from(format!("{text}\n")));
+    *answer.status_mut() = status;
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use tower::ServiceExt;
+
+    use super::super::super::log::Log;
+    use super::super::WriterSettings;
+    use super::*;
+
+    async fn ask(
+        service: &WriterService,
+        method: Method,
+        headers: &[(HeaderName, u64)],
+        body: &str,
+    ) -> (StatusCode, String, u64) {
+        let mut request = Request::new(Full::from(body.to_owned()));
+        *request.uri_mut() = "/keys/k".parse().unwrap();
+        *request.method_mut() = method;
+        request.headers_mut().extend(headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from(*value))));
+        let answer = service.clone().oneshot(request).await.unwrap();
+        let (status, seen) = (answer.status(), number(answer.headers(), &names::SEQUENCE).unwrap_or(0));
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8_lossy(&body).into(), seen)
+    }
+
+    #[tokio::test]
+    async fn a_write_is_read_back_with_its_sequence() {
+        let writer = Writer::new("w", Log::in_memory(), WriterSettings::default());
+        writer.warm(7, 9).unwrap();
+        let service = WriterService::new(writer);
+        let stamps = [(names::SEGUE_PARTITION, 7), (names::SEGUE_EPOCH, 2)];
+        let all = [stamps[0].clone(), stamps[1].clone(), (names::REQUEST, 1), (names::SEQUENCE, 5)];
+        assert_eq!(ask(&service, Method::PUT, &all, "hello").await, (StatusCode::OK, String::new(), 5));
+        assert_eq!(ask(&service, Method::GET, &stamps, "").await, (StatusCode::OK, "hello".into(), 5));
+        assert_eq!(ask(&service, Method::PUT, &stamps, "").await.0, StatusCode::BAD_REQUEST);
+        assert_eq!(ask(&service, Method::GET, &[], "").await.0, StatusCode::BAD_REQUEST);
+    }
+}

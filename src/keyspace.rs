@@ -1,0 +1,58 @@
+//! The keyspace as `/status` shows it: followed beside the roles, so that looking at it costs them nothing.
+
+use std::sync::Arc;
+
+use segue_coordination::participant::{Follow, Update, unix_millis};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::Store;
+use segue_coordination::store::keys::Keyspace;
+use serde_json::{Value, json};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::admin::Part;
+use crate::overview::Overview;
+
+/// A followed keyspace.
+#[derive(Debug)]
+pub struct KeyspacePart {
+    view: Arc<Mutex<View>>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl KeyspacePart {
+    /// Begins to follow.
+    pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
+        let view = Arc::new(Mutex::new(View::empty(keys.clone())));
+        let shared = view.clone();
+        let task = tokio::spawn(async move {
+            let mut follow = Follow::start(store, keys);
+            loop {
+                let update = follow.next().await;
+                let mut view = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                match update {
+                    Update::Snapshot(snapshot) => *view = *snapshot,
+                    Update::Batch(batch) => drop(view.apply(batch)),
+                    Update::Lost(_) => {}
+                }
+            }
+        });
+        KeyspacePart { view, _task: AbortOnDropHandle::new(task) }
+    }
+}
+
+impl Part for KeyspacePart {
+    fn name(&self) -> &'static str {
+        "keyspace"
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn status(&self) -> Value {
+        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        json!(Overview::of(&view, unix_millis()))
+    }
+}

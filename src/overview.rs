@@ -1,0 +1,156 @@
+//! A keyspace at a glance: what `segue status` and the admin endpoint's `/status` show, from one view of the store.
+
+use std::fmt;
+
+use segue_coordination::coordinator::describe_waits;
+use segue_coordination::planning::Assurance;
+use segue_coordination::protocol::records::{Mode, Phase, PodStatus};
+use segue_coordination::protocol::view::View;
+use serde::Serialize;
+
+/// The keyspace at one revision.
+#[derive(Debug, Clone, Serialize)]
+pub struct Overview {
+    /// The revision of the store that this shows.
+    pub revision: u64,
+    /// The coordinator that leads.
+    pub leader: Option<String>,
+    /// How many partitions there are; 0 before a leader has said so.
+    pub partitions: u32,
+    /// The pods.
+    pub pods: Vec<PodLine>,
+    /// The names of the routers.
+    pub routers: Vec<String>,
+    /// How many partitions nobody alive owns.
+    pub unowned: usize,
+    /// What moves.
+    pub handoffs: Vec<HandoffLine>,
+    /// How far the promise reaches with these pods.
+    pub assurance: Option<String>,
+    /// Keys that cannot be read, with the reason.
+    pub malformed: Vec<(String, String)>,
+}
+
+/// A pod in an [`Overview`].
+#[derive(Debug, Clone, Serialize)]
+pub struct PodLine {
+    /// Its name.
+    pub name: String,
+    /// Which life of it.
+    pub incarnation: u64,
+    /// Where routers reach it.
+    pub address: String,
+    /// Whether it takes partitions.
+    pub status: PodStatus,
+    /// How many partitions it owns.
+    pub partitions: usize,
+    /// What it can do in a handoff.
+    pub capabilities: Vec<String>,
+}
+
+/// A handoff in an [`Overview`].
+#[derive(Debug, Clone, Serialize)]
+pub struct HandoffLine {
+    /// Which partition.
+    pub partition: u32,
+    /// Who gives it up.
+    pub from: Option<String>,
+    /// Who gets it.
+    pub to: String,
+    /// Where the move is.
+    pub phase: Phase,
+    /// How routers cut over.
+    pub mode: Mode,
+    /// How long the phase lasts, by the clocks of two machines: for people.
+    pub phase_age_ms: u64,
+    /// Who is being waited for.
+    pub waiting_for: String,
+    /// Why it was planned.
+    pub reason: String,
+}
+
+impl Overview {
+    /// What `view` shows. `now`: Unix milliseconds.
+    pub fn of(view: &View, now: u64) -> Self {
+        let owned = |pod: &str, incarnation| {
+            let is_owner = |at: &&_| {
+                let at: &segue_coordination::protocol::view::Stamped<_> = at;
+                let at: &segue_coordination::protocol::records::Assignment = &at.value;
+                at.owner == pod && at.incarnation == incarnation
+            };
+            view.assignments.values().filter(is_owner).count()
+        };
+        Overview {
+            revision: view.revision,
+            leader: view.leader.as_ref().map(|leader| leader.value.holder.clone()),
+            partitions: view.partitions(),
+            pods: view
+                .pods
+                .iter()
+                .map(|(name, pod)| PodLine {
+                    name: name.clone(),
+                    incarnation: pod.create_revision,
+                    address: pod.value.address.clone(),
+                    status: pod.value.status,
+                    partitions: owned(name, pod.create_revision),
+                    capabilities: pod.value.capabilities.into(),
+                })
+                .collect(),
+            routers: view.routers.keys().cloned().collect(),
+            unowned: (0..view.partitions()).filter(|partition| view.live_owner(*partition).is_none()).count(),
+            handoffs: view
+                .handoffs
+                .iter()
+                .map(|(partition, handoff)| HandoffLine {
+                    partition: *partition,
+                    from: handoff.value.old_owner.clone(),
+                    to: handoff.value.new_owner.clone(),
+                    phase: handoff.value.phase,
+                    mode: handoff.value.mode,
+                    phase_age_ms: now.saturating_sub(handoff.value.phase_entered_at),
+                    waiting_for: describe_waits(view, *partition),
+                    reason: handoff.value.reason.clone(),
+                })
+                .collect(),
+            assurance: Assurance::of(view).map(|assurance| assurance.to_string()),
+            malformed: view.malformed.iter().map(|(key, reason)| (key.clone(), reason.clone())).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Overview {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let leader = self.leader.as_deref().unwrap_or("none (is a coordinator running?)");
+        writeln!(out, "leader      {leader}")?;
+        writeln!(out, "partitions  {}, {} without a living owner", self.partitions, self.unowned)?;
+        writeln!(out, "routers     {}", or_none(&self.routers.join(", ")))?;
+        writeln!(out, "pods        {}", if self.pods.is_empty() { "none" } else { "" })?;
+        let width = self.pods.iter().map(|pod| pod.name.len()).max().unwrap_or(0);
+        for pod in &self.pods {
+            let (name, status, owns) = (&pod.name, pod.status, pod.partitions);
+            let can = or_none(&pod.capabilities.join(", ")).to_owned();
+            writeln!(out, "  {name:width$}  {status:?}  owns {owns:>4}  at {}  can {can}", pod.address)?;
+        }
+        writeln!(out, "handoffs    {}", if self.handoffs.is_empty() { "none" } else { "" })?;
+        for handoff in &self.handoffs {
+            let from = handoff.from.as_deref().unwrap_or("nobody");
+            let seconds = handoff.phase_age_ms as f64 / 1000.0;
+            write!(out, "  {:>5}  {from} → {}  {:?} for {seconds:.1} s", handoff.partition, handoff.to, handoff.phase)?;
+            if !handoff.waiting_for.is_empty() {
+                write!(out, ", waiting for {}", handoff.waiting_for)?;
+            }
+            writeln!(out, "  ({})", handoff.reason)?;
+        }
+        if let Some(assurance) = &self.assurance {
+            writeln!(out, "assurance   {assurance}")?;
+        }
+        for (key, reason) in &self.malformed {
+            writeln!(out, "malformed   {key}: {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() { "none" } else { text }
+}

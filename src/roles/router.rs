@@ -1,0 +1,263 @@
+//! The router's role: the server and its table, and the shell of `segue-coordination` that moves them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use segue_config as config;
+use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss, Stage};
+use segue_coordination::router::{DataPlane as _, RouterObserver, RouterSettings, RouterStatus, run_router};
+use segue_coordination::store::Store;
+use segue_coordination::store::keys::Keyspace;
+use segue_proxy::hash::KeyHash;
+use segue_proxy::metrics::Metrics;
+use segue_proxy::partition::{KeyFrom, Locator, PartitionSource, PathTemplate};
+use segue_proxy::server::{Server, ServerHandle};
+use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::table::{StashLimits, Table};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::Part;
+use crate::metrics::{ResyncMetrics, RouterMetrics};
+
+/// A router that has its sockets and does not run yet.
+#[derive(Debug)]
+pub struct BoundRouter {
+    server: Server,
+    section: config::Router,
+}
+
+/// A running router.
+#[derive(Debug)]
+pub struct RouterRole {
+    table: Arc<Table>,
+    server: ServerHandle,
+    status: watch::Receiver<RouterStatus>,
+    metrics: Arc<RouterMetrics>,
+    stash_depth: Gauge,
+    stash_bytes: Gauge,
+    drain_timeout: Duration,
+    shutdown: CancellationToken,
+    shell: JoinHandle<()>,
+}
+
+impl BoundRouter {
+    /// Binds the address that clients connect to.
+    pub fn bind(section: &config::Router) -> anyhow::Result<Self> {
+        let settings = ServerSettings {
+            listen: section.listen.to_string(),
+            workers: section.workers.map_or(0, usize::from),
+            max_connections: section.limits.max_connections,
+            header_read_timeout: section.limits.header_read_timeout,
+            max_header_bytes: section.limits.max_header_bytes,
+        };
+        Ok(BoundRouter { server: Server::bind(settings)?, section: section.clone() })
+    }
+
+    /// Starts it.
+    pub fn start(
+        self,
+        store: Arc<dyn Store>,
+        keyspace: &str,
+        keys: Keyspace,
+        registry: &mut Registry,
+        resyncs: ResyncMetrics,
+    ) -> anyhow::Result<RouterRole> {
+        let section = self.section;
+        let (table, notices) = Table::new(self.server.workers(), stash_limits(&section.stash));
+        let forwarded = Metrics::new(self.server.workers());
+        forwarded.register(registry);
+        let metrics = Arc::new(RouterMetrics::new(registry, resyncs));
+        let (stash_depth, stash_bytes) = (Gauge::default(), Gauge::default());
+        registry.register("stash_depth", "Requests that wait", stash_depth.clone());
+        registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
+        let server = self.server.start(&forward_settings(&section, keyspace)?, &table, &forwarded)?;
+        let (sender, status) = watch::channel(RouterStatus::default());
+        let shutdown = CancellationToken::new();
+        let drain_timeout = section.drain.timeout;
+        let observer: Arc<dyn RouterObserver> = metrics.clone();
+        let settings = router_settings(&section);
+        let shell = run_router(store, keys, settings, table.clone(), notices, observer, sender, shutdown.clone());
+        let shell = tokio::spawn(shell);
+        Ok(RouterRole { table, server, status, metrics, stash_depth, stash_bytes, drain_timeout, shutdown, shell })
+    }
+}
+
+impl RouterRole {
+    /// What the admin endpoint shows of it.
+    pub fn part(&self) -> Arc<dyn Part> {
+        Arc::new(RouterPart {
+            table: self.table.clone(),
+            status: self.status.clone(),
+            metrics: self.metrics.clone(),
+            stash_depth: self.stash_depth.clone(),
+            stash_bytes: self.stash_bytes.clone(),
+        })
+    }
+
+    /// Stops accepting, lets what is under way end, refuses what still waits, and only then deregisters: until the last
+    /// request is done, handoffs must wait for this router.
+    pub async fn stop(self) {
+        let deadline = Instant::now() + self.drain_timeout;
+        let table = self.table.clone();
+        let refusing = tokio::spawn(async move {
+            tokio::time::sleep_until(deadline - (deadline - Instant::now()) / 10).await;
+            table.shut_down();
+        });
+        self.server.shutdown(deadline).await;
+        refusing.abort();
+        self.shutdown.cancel();
+        // It ends by itself now; a panic in it has been reported by the runtime.
+        let _ = self.shell.await;
+    }
+}
+
+fn stash_limits(section: &config::Stash) -> StashLimits {
+    StashLimits {
+        max_requests: section.max_requests,
+        max_bytes: section.max_bytes,
+        max_total_bytes: section.max_total_bytes,
+        max_wait: section.max_wait,
+        flush_concurrency: section.flush_concurrency,
+    }
+}
+
+fn router_settings(section: &config::Router) -> RouterSettings {
+    RouterSettings {
+        name: section.name.clone(),
+        lease_ttl: section.lease_ttl,
+        on_store_loss: match section.on_store_loss {
+            config::OnStoreLoss::Auto => OnStoreLoss::Auto,
+            config::OnStoreLoss::Fence => OnStoreLoss::Fence,
+            config::OnStoreLoss::Serve => OnStoreLoss::Serve,
+        },
+        drain_timeout: section.drain.timeout,
+        on_drain_timeout: match section.drain.on_timeout {
+            config::OnDrainTimeout::Auto => OnDrainTimeout::Auto,
+            config::OnDrainTimeout::Sever => OnDrainTimeout::Sever,
+            config::OnDrainTimeout::Cancel => OnDrainTimeout::Cancel,
+        },
+    }
+}
+
+fn forward_settings(section: &config::Router, keyspace: &str) -> anyhow::Result<ForwardSettings> {
+    let upstream = &section.upstream;
+    Ok(ForwardSettings {
+        router: section.name.clone(),
+        keyspace: keyspace.to_owned(),
+        locator: locator(&section.partition)?,
+        upstream: UpstreamSettings {
+            protocol: match upstream.protocol {
+                config::Protocol::Auto => UpstreamProtocol::Auto,
+                config::Protocol::Http1 => UpstreamProtocol::Http1,
+                config::Protocol::Http2 => UpstreamProtocol::Http2,
+            },
+            connect_timeout: upstream.connect_timeout,
+            request_timeout: upstream.request_timeout,
+            idle_timeout: upstream.idle_timeout,
+            max_idle_per_pod: upstream.max_idle_per_pod,
+        },
+    })
+}
+
+fn locator(section: &config::Partition) -> anyhow::Result<Locator> {
+    Ok(match section {
+        config::Partition::Number { header, order_by } => {
+            Locator { source: PartitionSource::Header(header.clone()), order_by: order_by.clone() }
+        }
+        config::Partition::Key { source, hash } => {
+            let from = match source {
+                config::KeySource::Header(name) => KeyFrom::Header(name.clone()),
+                config::KeySource::Query(name) => KeyFrom::Query(name.clone()),
+                config::KeySource::Cookie(name) => KeyFrom::Cookie(name.clone()),
+                config::KeySource::Path(template) => {
+                    let segments = template.before.iter().map(String::as_str).chain(["{key}"]);
+                    let segments = segments.chain(template.after.iter().map(String::as_str));
+                    let path = segments.fold(String::new(), |path, segment| path + "/" + segment);
+                    KeyFrom::Path(path.parse::<PathTemplate>().context("router.partition.key.path")?)
+                }
+            };
+            let hash = match hash {
+                config::Hash::Murmur2 => KeyHash::Murmur2,
+                config::Hash::Crc32 => KeyHash::Crc32,
+                config::Hash::Fnv1a => KeyHash::Fnv1a,
+                config::Hash::Xxh3 => KeyHash::Xxh3,
+            };
+            Locator { source: PartitionSource::Key { from, hash }, order_by: None }
+        }
+    })
+}
+
+struct RouterPart {
+    table: Arc<Table>,
+    status: watch::Receiver<RouterStatus>,
+    metrics: Arc<RouterMetrics>,
+    stash_depth: Gauge,
+    stash_bytes: Gauge,
+}
+
+impl Part for RouterPart {
+    fn name(&self) -> &'static str {
+        "router"
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        let status = self.status.borrow();
+        match &status.not_ready {
+            Some(reason) => Err(reason.clone()),
+            None if self.table.partitions() == 0 => {
+                Err("the keyspace has no settings yet: no coordinator has led".into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn status(&self) -> Value {
+        let status = self.status.borrow();
+        let partitions = (0..self.table.partitions()).map(|partition| {
+            let (stage, _) = self.table.stage(partition);
+            let (stashed, stashed_bytes) = self.table.stashed(partition);
+            let (stage, target) = match stage {
+                Stage::Open(target) => ("open", Some(target)),
+                Stage::Draining(target) => ("draining", Some(target)),
+                Stage::Flushing(target) => ("flushing", Some(target)),
+                Stage::Held => ("held", None),
+            };
+            json!({
+                "partition": partition,
+                "stage": stage,
+                "pod": target.as_ref().map(|target| &target.pod),
+                "epoch": target.as_ref().map(|target| target.epoch),
+                "in_flight": self.table.in_flight(partition),
+                "stashed": stashed,
+                "stashed_bytes": stashed_bytes,
+            })
+        });
+        json!({
+            "not_ready": status.not_ready,
+            "incarnation": status.incarnation,
+            "lease_remaining_ms": lease_remaining(&status).as_millis() as u64,
+            "resyncs": status.resyncs,
+            "partitions": partitions.collect::<Vec<_>>(),
+        })
+    }
+
+    fn refresh(&self) {
+        let (depth, bytes) = (0..self.table.partitions())
+            .map(|partition| self.table.stashed(partition))
+            .fold((0, 0), |(depth, bytes), (waiting, size)| (depth + waiting, bytes + size));
+        self.stash_depth.set(depth as i64);
+        self.stash_bytes.set(bytes as i64);
+        self.metrics.set_lease_remaining(lease_remaining(&self.status.borrow()));
+    }
+}
+
+fn lease_remaining(status: &RouterStatus) -> Duration {
+    status.trusted_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+}

@@ -1,0 +1,246 @@
+//! A real etcd for tests: started on free ports with a data directory of its own, stopped when dropped.
+//!
+//! Not a cluster manager: one member. Calls block their thread (a start takes some 0.3 s), so they work in any runtime
+//! and under a paused clock. Must stay true: an etcd never outlives the test process, however that ends, also when the
+//! [`Etcd`] is a static that is never dropped; and a healthy answer comes from this very etcd, not from another
+//! process that took the same port.
+
+use std::collections::hash_map::RandomState;
+use std::env;
+use std::fs::{self, File};
+use std::hash::BuildHasher;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// How long an etcd may take to answer. Two cores full of other tests have needed several seconds.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(10);
+
+const MISSING: &str = "no etcd found. These tests need a real one (3.4 or later): install it with `apt-get install \
+     etcd-server`, or put the binary of https://github.com/etcd-io/etcd/releases at .tools/etcd, or name it in SEGUE_ETCD";
+
+/// One running etcd.
+#[derive(Debug)]
+pub struct Etcd {
+    name: String,
+    client: u16,
+    peer: u16,
+    data: TempDir,
+    process: Mutex<Option<Process>>,
+}
+
+/// The process, and a watchdog that kills it when this process is gone.
+#[derive(Debug)]
+struct Process {
+    etcd: Child,
+    watchdog: Child,
+}
+
+impl Etcd {
+    /// Starts an etcd and waits until it answers a linearizable read.
+    ///
+    /// # Panics
+    /// When there is no etcd on this machine, or it does not come up.
+    pub fn start() -> Self {
+        let mut last = String::new();
+        for _ in 0..5 {
+            let etcd = Etcd {
+                name: format!("segue-{:016x}", random()),
+                client: free_port(),
+                peer: free_port(),
+                data: tempfile::Builder::new().prefix("segue-etcd-").tempdir().unwrap(),
+                process: Mutex::new(None),
+            };
+            match etcd.spawn() {
+                Ok(()) if etcd.is_ours() => return etcd,
+                Ok(()) => last = format!("another etcd answers at {}", etcd.endpoint()),
+                // Somebody else took a port between the look and the bind: try others.
+                Err(error) => last = error,
+            }
+        }
+        panic!("etcd does not start: {last}");
+    }
+
+    /// Where clients connect: `http://127.0.0.1:port`.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.client)
+    }
+
+    /// Kills it at once, as a crash would. Its data stay.
+    pub fn kill(&self) {
+        self.process().take();
+    }
+
+    /// Starts it again on the same port with the same data, and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub fn restart(&self) {
+        self.kill();
+        let deadline = Instant::now() + START_TIMEOUT;
+        while let Err(error) = self.spawn() {
+            assert!(Instant::now() < deadline, "etcd does not start again: {error}");
+        }
+    }
+
+    /// Stops it without closing a connection (SIGSTOP): the way a stuck machine looks from outside.
+    pub fn pause(&self) {
+        let threads = PathBuf::from(format!("/proc/{}/task", self.signal("-STOP")));
+        // Each of its threads stops at its own next chance; until then it still answers.
+        while fs::read_dir(&threads).is_ok_and(|mut all| all.any(|thread| thread.is_ok_and(|it| runs(&it.path())))) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Lets it go on after [`pause`](Self::pause).
+    pub fn resume(&self) {
+        self.signal("-CONT");
+    }
+
+    /// One value of its Prometheus metrics; `None` if there is none of this name (labels included).
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        let text = http(self.client, "GET", "/metrics", "")?;
+        let line = text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))?;
+        line.rsplit(' ').next()?.trim().parse().ok()
+    }
+
+    fn signal(&self, signal: &str) -> String {
+        let process = self.process();
+        let pid = process.as_ref().expect("etcd is running").etcd.id().to_string();
+        let status = Command::new("kill").args([signal, &pid]).status().unwrap();
+        assert!(status.success(), "kill {signal} {pid}: {status}");
+        pid
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self) -> Result<(), String> {
+        let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer));
+        let log = self.data.path().join("log");
+        let etcd = Command::new(binary())
+            .args(["--name", &self.name, "--data-dir"])
+            .arg(self.data.path().join("data"))
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("{}={peer}", self.name)])
+            // The shortest TTL that etcd grants follows from the election timeout: 2 s with its default, 1 s with this.
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap"])
+            .args(["--log-level", "warn"])
+            .args(unsafe_no_fsync())
+            .stdin(Stdio::null())
+            .stdout(File::create(&log).unwrap())
+            .stderr(File::options().append(true).open(&log).unwrap())
+            .spawn()
+            .map_err(|error| format!("{}: {error}", binary().display()))?;
+        let watchdog = watch_over(etcd.id(), self.data.path());
+        *self.process() = Some(Process { etcd, watchdog });
+
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            if self.is_healthy() {
+                return Ok(());
+            }
+            let ended = self.process().as_mut().and_then(|process| process.etcd.try_wait().unwrap());
+            if ended.is_some() || Instant::now() > deadline {
+                self.kill();
+                let log = fs::read_to_string(&log).unwrap_or_default();
+                let tail = log.lines().rev().take(5).collect::<Vec<_>>().join("\n");
+                return Err(format!("{ended:?} after this (newest first):\n{tail}"));
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Whether it serves linearizable reads: that is what etcd's health is.
+    fn is_healthy(&self) -> bool {
+        http(self.client, "GET", "/health", "").is_some_and(|answer| answer.contains(r#""health":"true""#))
+    }
+
+    /// Whether it is this etcd that answers: another test's may have won the race for the port.
+    fn is_ours(&self) -> bool {
+        http(self.client, "POST", "/v3/cluster/member/list", "{}").is_some_and(|answer| answer.contains(&self.name))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.etcd.kill();
+        let _ = self.etcd.wait();
+        // A line means that all is well; only the end of the pipe makes the watchdog act.
+        let _ = self.watchdog.stdin.take().map(|mut pipe| pipe.write_all(b"done\n"));
+        let _ = self.watchdog.wait();
+    }
+}
+
+/// Whether the thread behind this folder of /proc is not stopped.
+fn runs(thread: &Path) -> bool {
+    let stat = fs::read_to_string(thread.join("stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|state| !state.starts_with('T'))
+}
+
+/// A shell that kills `pid` and removes `data` when its standard input ends without a line, which it does with this
+/// process. Rust's statics are not dropped, and a killed test drops nothing at all.
+fn watch_over(pid: u32, data: &Path) -> Child {
+    Command::new("sh")
+        .args(["-c", r#"trap "" INT; read line || { kill -9 "$1"; rm -rf "$2"; }"#, "sh", &pid.to_string()])
+        .arg(data)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// `SEGUE_ETCD`, else `etcd` on the PATH, else `.tools/etcd` of the workspace.
+fn binary() -> PathBuf {
+    if let Some(named) = env::var_os("SEGUE_ETCD") {
+        return named.into();
+    }
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools");
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).chain([tools]).map(|folder| folder.join("etcd")).find(|file| file.is_file()).expect(MISSING)
+}
+
+/// The flag that saves the disk, for an etcd that has it (3.5 and later).
+fn unsafe_no_fsync() -> Option<&'static str> {
+    let help = Command::new(binary()).arg("--help").output().ok()?;
+    let flag = "--unsafe-no-fsync";
+    [help.stdout, help.stderr].iter().any(|text| String::from_utf8_lossy(text).contains(flag)).then_some(flag)
+}
+
+/// A port that nobody listens on, below those that the kernel gives to outgoing connections: one of those could be
+/// taken while a killed etcd is to come back to it.
+fn free_port() -> u16 {
+    loop {
+        let port = 10_000 + (random() % 22_000) as u16;
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// The answer to one HTTP request, head and body; `None` if there was none.
+fn http(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}");
+    stream.write_all(head.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.starts_with("HTTP/1.0 200").then_some(answer)
+}
