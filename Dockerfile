@@ -15,7 +15,7 @@ RUN find . -type f ! -name Cargo.toml ! -name Cargo.lock ! -path './.cargo/*' \
 
 FROM rust:1.95-bookworm AS build
 RUN apt-get update \
- && apt-get install -y --no-install-recommends protobuf-compiler \
+ && apt-get install -y --no-install-recommends libprotobuf-dev protobuf-compiler \
  && rm -rf /var/lib/apt/lists/*
 # Names of functions stay, for backtraces; what debuggers need goes.
 ENV CARGO_PROFILE_RELEASE_DEBUG=none CARGO_PROFILE_RELEASE_STRIP=debuginfo

@@ -56,7 +56,9 @@ impl ResyncMetrics {
     /// Makes the series and registers them.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = ResyncMetrics::default();
-        ["unavailable", "compacted", "refused"].map(|cause| drop(metrics.resyncs.get_or_create(&CauseLabel { cause })));
+        for cause in ["unavailable", "compacted", "refused"] {
+            drop(metrics.resyncs.get_or_create(&CauseLabel { cause }));
+        }
         registry.register("store_resyncs", "Times the state was taken anew from the store", metrics.resyncs.clone());
         metrics
     }
@@ -95,7 +97,9 @@ impl RouterMetrics {
             lease_remaining: Gauge::default(),
             resyncs,
         };
-        ["switched", "severed"].map(|result| drop(metrics.cutovers.get_or_create(&ResultLabel { result })));
+        for result in ["switched", "severed"] {
+            drop(metrics.cutovers.get_or_create(&ResultLabel { result }));
+        }
         registry.register("cutovers", "Times a partition's requests flow again after a stop", metrics.cutovers.clone());
         registry.register(
             "cutover_pause_seconds",
@@ -162,7 +166,9 @@ impl CoordinatorMetrics {
             leader: Gauge::default(),
             resyncs,
         };
-        ["completed", "cancelled"].map(|result| drop(metrics.handoffs.get_or_create(&ResultLabel { result })));
+        for result in ["completed", "cancelled"] {
+            drop(metrics.handoffs.get_or_create(&ResultLabel { result }));
+        }
         for phase in Phase::ALL.map(|phase| PhaseLabel { phase: phase.as_str() }) {
             drop(metrics.phases.get_or_create(&phase));
             drop(metrics.in_flight.get_or_create(&phase));

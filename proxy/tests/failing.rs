@@ -59,7 +59,7 @@ async fn an_answer_that_the_pod_breaks_off_is_broken_off_for_the_client() {
         assert_eq!(client.head().await.status, 200);
         drop(connection);
         let rest = client.rest().await;
-        assert!(rest.ends_with("hel") || rest.is_empty(), "{rest:?} looks complete");
+        assert!(!rest.ends_with("0\r\n\r\n") && rest.len() < 10, "{rest:?} looks complete");
     }
     world.in_flight(0, 0).await;
 }
@@ -142,7 +142,7 @@ async fn severing_before_the_answer_is_a_502_and_after_it_a_reset() {
         world.in_flight(0, 2).await;
 
         world.hold(0, HoldCause::Handoff);
-        assert_eq!(world.table.sever(0), 2);
+        world.sever(0);
         assert_eq!(reason(&plain.answer().await), (502, "severed"));
         assert!(soon(streaming.frame()).await.unwrap().is_err());
         world.in_flight(0, 0).await;
@@ -164,7 +164,7 @@ async fn severing_reaches_an_exchange_whose_client_does_not_read() {
     while tokio::time::timeout(Duration::from_millis(200), connection.write(&chunk)).await.is_ok() {}
     world.in_flight(0, 1).await;
     world.hold(0, HoldCause::Handoff);
-    world.table.sever(0);
+    world.sever(0);
     world.in_flight(0, 0).await;
 }
 
@@ -181,7 +181,7 @@ async fn severing_ends_an_upgraded_connection() {
     assert_eq!(client.head().await.status, 101);
     assert_eq!(client.exactly(7).await, b"welcome");
     world.hold(0, HoldCause::Handoff);
-    world.table.sever(0);
+    world.sever(0);
     assert_eq!(client.rest().await, "");
     assert_eq!(connection.rest().await, "");
     world.in_flight(0, 0).await;
@@ -292,7 +292,7 @@ async fn an_exchange_that_its_client_left_can_be_severed() {
     drop(client);
     world.in_flight(0, 1).await;
     world.hold(0, HoldCause::Handoff);
-    world.table.sever(0);
+    world.sever(0);
     assert_eq!(connection.rest().await, "");
     world.in_flight(0, 0).await;
 }

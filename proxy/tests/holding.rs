@@ -224,6 +224,7 @@ async fn a_bounce_in_the_middle_of_an_upload_sends_the_upload_again_from_its_beg
     assert!(first.head().await.contains("transfer-encoding: chunked"));
     assert_eq!(first.exactly(8).await, "3\r\none\r\n");
     first.write(MISDIRECTED).await;
+    until(|| world.metrics.bounces(Bounce::Misdirected) == 1, "the bounce").await;
     client.write("3\r\ntwo\r\n0\r\n\r\n").await;
     let mut second = pod.accept().await;
     second.head().await;

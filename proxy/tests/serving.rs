@@ -11,7 +11,7 @@ use segue_proxy::server::{Server, ServerError};
 use segue_proxy::settings::ServerSettings;
 use support::client::{Http2, Plain, empty};
 use support::pod::{Pod, Script, Speaks};
-use support::{PATIENCE, Settings, World, soon};
+use support::{PATIENCE, Settings, World, soon, until};
 use tokio::time::Instant;
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
@@ -113,7 +113,7 @@ async fn a_shutdown_lets_what_is_under_way_end() {
     let shutdown = tokio::spawn(server.shutdown(Instant::now() + PATIENCE));
     assert_eq!(idle.rest().await, "");
     assert!(tokio::net::TcpStream::connect(world.address).await.is_err());
-    assert!(http2.begin(http2.request("GET", "/").body(empty()).unwrap()).await.is_err());
+    until(|| http2.is_closed(), "the HTTP/2 client to be sent away").await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let answer = busy.answer().await;
     assert_eq!((answer.text(), answer.header("connection")), ("ok", "close"));

@@ -1,1 +1,124 @@
-//! bench
+//! The load of the demo against any URL, with as many of its checks as can be made from outside.
+//!
+//! From what clients see alone: each request is answered, and a read sees every write that was acknowledged before it. With
+//! the log directory of the writers (`examples/writer.rs`) also: nothing acknowledged is missing there, nothing is there
+//! twice, keys keep their order, and no two pods wrote at once. Who owned what is not known here.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use http::{HeaderName, Uri};
+
+use super::check::{Evidence, check};
+use super::load::{Gauge, Load, LoadSettings};
+use super::log::Log;
+use super::options::Progress;
+use super::progress::line;
+use super::report::{self, Report, thousands};
+
+/// What to send where.
+#[derive(Debug, Clone)]
+pub struct BenchOptions {
+    /// The routers, or whatever speaks HTTP: `http://host:port`. Each client uses all of them.
+    pub urls: Vec<Uri>,
+    /// How long.
+    pub duration: Duration,
+    /// Clients with one request under way each.
+    pub clients: u32,
+    /// Clients that send bursts, on top. They need a router of Segue with `partition_header` behind each URL.
+    pub bursts: u32,
+    /// Requests per second together; 0 is as fast as it goes.
+    pub rate: u32,
+    /// Where choices come from.
+    pub seed: u64,
+    /// How many partitions the keys are spread over, for the header.
+    pub partitions: u32,
+    /// The header that names the partition; `None`: the path `/keys/{key}` has to do.
+    pub partition_header: Option<HeaderName>,
+    /// How long a request may go without an answer.
+    pub patience: Duration,
+    /// Where the writers have their logs, if that is on this machine.
+    pub log: Option<PathBuf>,
+    /// Where progress is shown.
+    pub progress: Progress,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        BenchOptions {
+            urls: Vec::new(),
+            duration: Duration::from_secs(10),
+            clients: 64,
+            bursts: 0,
+            rate: 0,
+            seed: 1,
+            partitions: 64,
+            partition_header: Some(super::writer::names::PARTITION),
+            patience: Duration::from_secs(95),
+            log: None,
+            progress: Progress::Quiet,
+        }
+    }
+}
+
+/// Sends, checks, reports. An error means that it could not be done; harm is in the report.
+pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
+    ensure!(!options.urls.is_empty(), "where to? a load needs at least one URL");
+    let mut routers = Vec::new();
+    for url in &options.urls {
+        routers.push(resolve(url).await?);
+    }
+    let log = options.log.as_ref().map(|directory| Log::in_directory(directory)).transpose()?;
+    let load = Load::start(LoadSettings {
+        routers,
+        partitions: options.partitions.max(1),
+        clients: options.clients.max(1),
+        bursts: options.bursts,
+        rate: options.rate,
+        patience: options.patience,
+        seed: options.seed,
+        partition_header: options.partition_header,
+        repeats: 0,
+    });
+    let began = Instant::now();
+    watch(load.gauge(), options.duration, options.progress).await;
+    let lasted = began.elapsed();
+    let exchanges = load.finish().await;
+    let log = log.map(|log| log.read_all()).transpose().context("reading the writers' logs")?;
+    let log_records = log.as_ref().map(|log| log.len() as u64);
+    let evidence = Evidence { exchanges, log, owners: None };
+    let harm = check(&evidence);
+    let mut report = Report::of_load(options.seed, lasted, &evidence.exchanges, &harm);
+    report.checked.log_records = log_records;
+    let partitions = options.partitions;
+    report.cluster = report::Cluster { partitions, clients: options.clients, ..report::Cluster::default() };
+    Ok(report)
+}
+
+async fn resolve(url: &Uri) -> anyhow::Result<SocketAddr> {
+    ensure!(url.scheme_str().is_none_or(|scheme| scheme == "http"), "{url}: only http:// is spoken here");
+    let host = url.host().with_context(|| format!("{url}: no host in it"))?;
+    let port = url.port_u16().unwrap_or(80);
+    let found =
+        tokio::net::lookup_host((host, port)).await.with_context(|| format!("{url}: cannot find {host}"))?.next();
+    found.with_context(|| format!("{url}: {host} has no address"))
+}
+
+/// Says every second how it goes.
+async fn watch(gauge: &Arc<Gauge>, duration: Duration, progress: Progress) {
+    let (began, mut before) = (Instant::now(), 0);
+    while let Some(left) = duration.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {
+        tokio::time::sleep(left.min(Duration::from_secs(1))).await;
+        let ok = gauge.ok.load(Relaxed);
+        if progress == Progress::Stderr {
+            let errors: u64 = gauge.errors().values().sum();
+            let (at, rate) = (began.elapsed().as_secs_f64(), thousands(ok - before));
+            line(&format!("  {at:>5.1} s  {rate} req/s, {} done, {} errors", thousands(ok), thousands(errors)));
+        }
+        before = ok;
+    }
+}

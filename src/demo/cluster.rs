@@ -165,15 +165,18 @@ impl Cluster {
         pod.crash();
     }
 
-    /// The coordinator that leads resigns, and stands by from now on. Its name.
-    pub async fn resign_leader(&mut self) -> Option<String> {
-        let leader = self.places().leader?;
-        let at = self.coordinators.iter().position(|coordinator| *coordinator.name() == leader)?;
+    /// The coordinator that leads resigns, and stands by from now on. Returns once another one leads.
+    pub async fn resign_leader(&mut self) {
+        let leads = |leader: &Option<String>, one: &Coordinator| leader.as_ref() == Some(one.name());
+        let leader = self.places().leader;
+        let Some(at) = self.coordinators.iter().position(|one| leads(&leader, one)) else { return };
         let resigned = self.coordinators.remove(at);
         let number = resigned.number();
         resigned.stop().await;
+        let mut places = self.places.clone();
+        let other = places.wait_for(|places| places.leader.is_some() && places.leader != leader);
+        let _ = tokio::time::timeout(2 * COORDINATOR_LEASE, other).await;
         self.add_coordinator(number);
-        Some(leader)
     }
 
     /// Waits until every partition has a living owner, nothing moves and the pods that run share alike; whether it came to that.

@@ -26,8 +26,10 @@ pub struct Distribution {
 impl Distribution {
     /// Of these times, in nanoseconds.
     pub fn of(times: impl IntoIterator<Item = Nanos>) -> Self {
-        // Three digits, and it grows as needed: the bounds are constants that it accepts.
-        let Ok(mut histogram) = Histogram::<u64>::new(3) else { return Distribution::default() };
+        // From a microsecond to an hour, to three digits: bounds that it accepts.
+        let Ok(mut histogram) = Histogram::<u64>::new_with_bounds(1, 3_600_000_000, 3) else {
+            return Distribution::default();
+        };
         times.into_iter().for_each(|time| histogram.saturating_record(time.div_ceil(1_000)));
         if histogram.is_empty() {
             return Distribution::default();

@@ -228,7 +228,7 @@ fn drawn(pauses: &[Duration]) -> String {
     if skipped > 0 { format!("…{bars}") } else { bars }
 }
 
-fn line(text: &str) {
+pub(super) fn line(text: &str) {
     // A reader that has gone away is no reason to stop.
     let _ = writeln!(std::io::stderr(), "{text}");
 }

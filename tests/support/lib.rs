@@ -6,3 +6,4 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod etcd;
+pub mod process;

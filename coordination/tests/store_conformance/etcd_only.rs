@@ -163,9 +163,9 @@ async fn credentials_are_used_and_wrong_ones_refused() {
     // Off and on again: every token that etcd gave out is void. A watch copes with that, and so does a write.
     let void_all_tokens = async || {
         let user = etcd_client::ConnectOptions::new().with_user("root", "secret");
-        let mut root = etcd_client::Client::connect([etcd.endpoint()], Some(user)).await.unwrap();
-        root.auth_disable().await.unwrap();
-        root.auth_enable().await.unwrap();
+        let mut known = etcd_client::Client::connect([etcd.endpoint()], Some(user)).await.unwrap();
+        known.auth_disable().await.unwrap();
+        root.clone().auth_enable().await.unwrap();
     };
     void_all_tokens().await;
     known.watch(&everything(), revision).await.unwrap().next().await.unwrap();

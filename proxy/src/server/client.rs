@@ -164,13 +164,14 @@ impl Body for Served {
     }
 }
 
-/// A client's place among those of its worker.
-struct Seat<'clients> {
-    clients: &'clients Clients,
+/// A client's place among those of its worker, taken when it is accepted.
+pub(super) struct Seat {
+    clients: Rc<Clients>,
+    client: Rc<Client>,
     key: usize,
 }
 
-impl Drop for Seat<'_> {
+impl Drop for Seat {
     fn drop(&mut self) {
         self.clients.open.borrow_mut().remove(self.key);
         self.clients.metrics.disconnected();
@@ -203,8 +204,7 @@ impl Clients {
         self.open.borrow().iter().for_each(|(_, client)| client.tell(Order::Close));
     }
 
-    /// Serves one client to its end.
-    pub(super) async fn serve(&self, stream: TcpStream, peer: HeaderValue, forward: Forward) {
+    pub(super) fn seat(self: &Rc<Self>) -> Seat {
         let order = if self.ending.get() { Order::Finish } else { Order::GoOn };
         let client = Rc::new(Client {
             arrived: Arc::default(),
@@ -214,13 +214,18 @@ impl Clients {
             order: Cell::new(order),
             waker: RefCell::default(),
         });
-        let key = self.open.borrow_mut().insert(client.clone());
-        let _seat = Seat { clients: self, key };
         self.metrics.connected();
+        Seat { clients: self.clone(), key: self.open.borrow_mut().insert(client.clone()), client }
+    }
+}
+
+impl Seat {
+    /// Serves the client to its end.
+    pub(super) async fn serve(self, mut stream: TcpStream, peer: HeaderValue, forward: Forward) {
+        let client = &self.client;
         let _ = stream.set_nodelay(true);
         let mut ahead = BytesMut::new();
-        let mut stream = stream;
-        let is_http2 = match until_told(&client, recognise(&mut stream, &mut ahead, &client)).await {
+        let is_http2 = match until_told(client, recognise(&mut stream, &mut ahead, client)).await {
             Ok(Some(is_http2)) => is_http2,
             Ok(None) => return,
             Err(order) => {
@@ -232,18 +237,18 @@ impl Clients {
         };
         let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone());
         if is_http2 {
-            self.serve_http2(io, &client, peer, forward).await;
+            self.serve_http2(io, client, peer, forward).await;
         } else {
-            self.serve_http1(io, &client, peer, forward).await;
+            self.serve_http1(io, client, peer, forward).await;
         }
     }
 
     async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: HeaderValue, forward: Forward) {
         let mut connection = http1::Builder::new()
             .header_read_timeout(None)
-            .max_header_size(self.limits.max_header_bytes)
+            .max_header_size(self.clients.limits.max_header_bytes)
             // hyper reads a head into its buffer before it can tell how long it is.
-            .max_buf_size((2 * self.limits.max_header_bytes).max(16 << 10))
+            .max_buf_size((2 * self.clients.limits.max_header_bytes).max(16 << 10))
             .serve_connection(TokioIo::new(io), service(client, peer, forward))
             .with_upgrades();
         let mut finishing = false;
@@ -278,7 +283,7 @@ impl Clients {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_WITHIN)
-            .max_header_list_size(u32::try_from(self.limits.max_header_bytes).unwrap_or(u32::MAX))
+            .max_header_list_size(u32::try_from(self.clients.limits.max_header_bytes).unwrap_or(u32::MAX))
             .serve_connection(TokioIo::new(io), service(client, peer, forward));
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {

@@ -281,10 +281,8 @@ async fn accept(listener: &TcpListener, clients: &Rc<Clients>, forward: &Forward
 }
 
 fn serve(clients: &Rc<Clients>, forward: &Forward, stream: TcpStream, peer: SocketAddr) {
-    let (clients, forward) = (clients.clone(), forward.clone());
-    tokio::task::spawn_local(async move {
-        clients.serve(stream, address_of(peer.ip()), forward).await;
-    });
+    let served = clients.seat().serve(stream, address_of(peer.ip()), forward.clone());
+    tokio::task::spawn_local(served);
 }
 
 /// The client's address as `x-forwarded-for` has it; one of IPv4 that came over IPv6 is written as IPv4.

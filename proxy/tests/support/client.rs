@@ -178,6 +178,10 @@ impl Http2 {
         Request::builder().method(method).uri(format!("http://{}{path}", self.address)).header("x-partition", "0")
     }
 
+    pub fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
     pub async fn begin(&self, request: Request<Body>) -> Result<Response<Incoming>, hyper::Error> {
         soon(self.sender.clone().send_request(request)).await
     }

@@ -109,6 +109,17 @@ impl World {
         DataPlane::name_cause(&*self.table, partition, cause);
     }
 
+    /// Severs what is in flight. An exchange can be severed once it has lasted for a moment, as one that outlasts a drain
+    /// has, so this tries until all are.
+    pub fn sever(&self, partition: u32) {
+        let table = self.table.clone();
+        tokio::spawn(async move {
+            while table.sever(partition) > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+    }
+
     /// Waits until so many requests of the partition are held.
     pub async fn held(&self, partition: u32, requests: usize) {
         until(|| self.table.stashed(partition).0 == requests, "requests to be held").await;

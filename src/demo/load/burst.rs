@@ -4,7 +4,7 @@
 //! burst, the client sends a *sentinel* behind it: a request that names no partition, which the router answers itself and
 //! at once. When that answer is there, everything before it has been taken.
 
-use std::net::SocketAddr;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -13,17 +13,15 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::Request;
 use http_body_util::Full;
-use hyper::client::conn::http2::{self, SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::client::conn::http2::SendRequest;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::super::clock::{self, Nanos};
 use super::super::record::{Burst, Exchange, Kind, Outcome};
-use super::{AFTER_REFUSAL, Common, KEYS, Said, connection, target};
+use super::connection::{self, Connection, Driver};
+use super::{AFTER_REFUSAL, Common, KEYS, Said, target};
 
 /// Most writes of a burst.
 const LENGTH: u32 = 4;
@@ -36,11 +34,11 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
     let mut exchanges = Vec::new();
     let key = settings.clients * KEYS + number;
     let (mut sequence, mut sent, mut id) = (0, 0, u64::from(number) << 32);
-    let mut connection: Option<(Sender, AbortOnDropHandle<()>)> = None;
+    let mut connection: Option<(Sender, Driver)> = None;
     while !common.stop.is_cancelled() {
         let Some((sender, _)) = &mut connection else {
             let router = settings.routers[random.random_range(0..settings.routers.len())];
-            match open(router).await {
+            match Connection::open(router, true).await.ok().and_then(Connection::into_http2) {
                 Some(opened) => connection = Some(opened),
                 None => tokio::time::sleep(AFTER_REFUSAL).await,
             }
@@ -81,14 +79,6 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
         common.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
     exchanges
-}
-
-async fn open(router: SocketAddr) -> Option<(Sender, AbortOnDropHandle<()>)> {
-    let stream = TcpStream::connect(router).await.ok()?;
-    stream.set_nodelay(true).ok()?;
-    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.ok()?;
-    let driver = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
-    Some((sender, driver))
 }
 
 /// When the router's own answer was there. Not counted as a request of the load.

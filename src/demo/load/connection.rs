@@ -1,5 +1,6 @@
 //! A client's connections: one to each router, opened when needed.
 
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,9 +22,20 @@ type Body = Full<Bytes>;
 /// One connection.
 pub(super) enum Connection {
     /// HTTP/1.1 with keep-alive.
-    Http1(http1::SendRequest<Body>, AbortOnDropHandle<()>),
+    Http1(http1::SendRequest<Body>, Driver),
     /// HTTP/2 with prior knowledge.
-    Http2(http2::SendRequest<Body>, AbortOnDropHandle<()>),
+    Http2(http2::SendRequest<Body>, Driver),
+}
+
+/// The task that moves a connection's bytes; it ends with its owner.
+pub(super) struct Driver {
+    _task: AbortOnDropHandle<()>,
+}
+
+impl Driver {
+    fn start<E>(connection: impl Future<Output = Result<(), E>> + Send + 'static) -> Self {
+        Driver { _task: AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) })) }
+    }
 }
 
 impl Connection {
@@ -34,12 +46,18 @@ impl Connection {
         if http2 {
             let (sender, connection) =
                 http2::handshake(TokioExecutor::new(), stream).await.map_err(io::Error::other)?;
-            let driver = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
-            return Ok(Connection::Http2(sender, driver));
+            return Ok(Connection::Http2(sender, Driver::start(connection)));
         }
         let (sender, connection) = http1::handshake(stream).await.map_err(io::Error::other)?;
-        let driver = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
-        Ok(Connection::Http1(sender, driver))
+        Ok(Connection::Http1(sender, Driver::start(connection)))
+    }
+
+    /// For those who send several requests at once.
+    pub(super) fn into_http2(self) -> Option<(http2::SendRequest<Body>, Driver)> {
+        match self {
+            Connection::Http2(sender, driver) => Some((sender, driver)),
+            Connection::Http1(..) => None,
+        }
     }
 
     async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {

@@ -96,7 +96,8 @@ impl Pod {
 
     /// Gone from one moment to the next, connections and all. Nobody is told.
     pub fn crash(self) {
-        self.handle.crash();
+        // First, so that nothing is answered any more, not even that the pod has ended.
         drop(self.server);
+        self.handle.crash();
     }
 }

@@ -242,9 +242,13 @@ fn upload_alone(mut upload: Upload, mut write: tokio::net::tcp::OwnedWriteHalf, 
         loop {
             let before = upload.written;
             let rest = std::future::poll_fn(|context| upload.poll(context, &mut write));
-            let over = tokio::time::timeout(idle, rest).await.is_ok();
-            if over || upload.written == before {
-                break;
+            match tokio::time::timeout(idle, rest).await {
+                // The pod may still be answering, and would take a half that closes for a hang-up.
+                Ok(Ok(())) => return write.forget(),
+                // Closed, so that what was sent cannot be taken for all of it.
+                Ok(Err(_)) => return,
+                Err(_) if upload.written == before => return,
+                Err(_) => {}
             }
         }
     });

@@ -1,0 +1,105 @@
+//! Processes of the project, started and ended by tests: what they print, how they end.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take that happens at once on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running process whose output goes to a file. Killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command`; its output is kept in `folder` and shown when a wait for it fails.
+    pub fn start(name: &str, folder: &Path, command: &mut Command) -> Self {
+        let log = folder.join(format!("{name}.log"));
+        let file = File::options().create(true).append(true).open(&log).unwrap();
+        let command = command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        Process { name: name.to_owned(), child, log }
+    }
+
+    /// What it has printed so far.
+    pub fn output(&self) -> String {
+        let mut text = String::new();
+        File::open(&self.log).unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// Sends it a signal, by name.
+    pub fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()).status();
+        assert!(sent.unwrap().success(), "cannot signal {}", self.name);
+    }
+
+    /// Ends it the hard way.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Asks it to end, and how it did.
+    pub fn terminate(mut self) -> (ExitStatus, String) {
+        self.signal("TERM");
+        let status = self.wait();
+        (status, self.output())
+    }
+
+    /// How it ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{} does not end:\n{}", self.name, self.output());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until `condition` holds.
+    pub fn until(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !condition() {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("{} ended with {status} before {what}:\n{}", self.name, self.output());
+            }
+            assert!(begun.elapsed() < PATIENCE, "{}: no {what}:\n{}", self.name, self.output());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An address on loopback that was free a moment ago.
+pub fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// The status and body of `GET http://{address}{path}`; `None` if nobody answers.
+pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    use std::io::Write as _;
+    let mut stream = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let status = answer.split(' ').nth(1)?.parse().ok()?;
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned();
+    Some((status, body))
+}
