@@ -1,0 +1,430 @@
+//! The rules that make a handoff safe, one by one: what a decision says, and that the store refuses its transaction once
+//! the world has moved on. Over the embedded store, without tasks or clocks.
+#![allow(clippy::unwrap_used)]
+
+use segue_coordination::protocol::advance::{Ack, Waiting, acknowledge, advance, waiting_for};
+use segue_coordination::protocol::pod::{Duty, duty, warmed};
+use segue_coordination::protocol::records::{
+    Assignment, AssignmentStatus, Capabilities, Handoff, KeyspaceConfig, Mode, Phase, PodAck, PodAckKind, PodRecord,
+    PodStatus, RouterCutoverAck, RouterDrainedAck, RouterRecord, Thousandths, encode,
+};
+use segue_coordination::protocol::router::{
+    DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out,
+    next_step, route,
+};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::{Keys, Op, Revision, Txn};
+use segue_coordination::store::keys::Keyspace;
+use segue_coordination::store::{MemoryStore, Store};
+
+const NO_SYNC: Capabilities = Capabilities { sync: false, ..Capabilities::ALL };
+const NONE: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: false };
+
+/// A keyspace with one partition, put together by hand.
+struct World {
+    store: MemoryStore,
+    keys: Keyspace,
+}
+
+impl World {
+    /// Partition 0 belongs to pod `a` at epoch 4; pod `b` is there; so are these routers.
+    async fn new(old: Capabilities, new: Capabilities, routers: &[&str]) -> Self {
+        let world = World { store: MemoryStore::new(), keys: Keyspace::new("/segue/", "test") };
+        world.put(world.keys.config(), encode(&KeyspaceConfig { partitions: 1 })).await;
+        let a = world.pod("a", old).await;
+        world.pod("b", new).await;
+        for router in routers {
+            world.router(router).await;
+        }
+        let owned =
+            Assignment { partition: 0, owner: "a".into(), incarnation: a, status: AssignmentStatus::Active, epoch: 4 };
+        world.put(world.keys.assignment(0), encode(&owned)).await;
+        world
+    }
+
+    async fn put(&self, key: String, value: Vec<u8>) -> Revision {
+        self.commit(Txn { then: vec![Op::Put { key, value, lease: None }], ..Txn::default() }).await.unwrap()
+    }
+
+    async fn delete(&self, key: String) {
+        self.commit(Txn { then: vec![Op::Delete(Keys::One(key))], ..Txn::default() }).await.unwrap();
+    }
+
+    /// The revision of a transaction that was carried out; `None`: it was refused.
+    async fn commit(&self, txn: Txn) -> Option<Revision> {
+        let outcome = self.store.commit(txn).await.unwrap();
+        outcome.committed().then_some(outcome.revision)
+    }
+
+    async fn pod(&self, name: &str, capabilities: Capabilities) -> Revision {
+        let record = PodRecord {
+            pod_name: name.into(),
+            address: "127.0.0.1:1".into(),
+            status: PodStatus::Ready,
+            registered_at: 0,
+            last_heartbeat: 0,
+            weight: Thousandths(1000),
+            zone: None,
+            load: None,
+            capabilities,
+        };
+        self.put(self.keys.pod(name), encode(&record)).await
+    }
+
+    async fn router(&self, name: &str) -> Revision {
+        let record = RouterRecord { router_name: name.into(), registered_at: 0, last_heartbeat: 0 };
+        self.put(self.keys.router(name), encode(&record)).await
+    }
+
+    async fn view(&self) -> View {
+        let snapshot = self.store.snapshot(&Keys::Prefix(self.keys.root().into())).await.unwrap();
+        View::from_snapshot(self.keys.clone(), snapshot)
+    }
+
+    /// The handoff from `a` to `b` begins at this phase; its identity.
+    async fn handoff(&self, phase: Phase, mode: Mode) -> Revision {
+        let view = self.view().await;
+        let record = Handoff {
+            partition: 0,
+            old_owner: Some("a".into()),
+            old_incarnation: view.incarnation_of("a"),
+            new_owner: "b".into(),
+            new_incarnation: view.incarnation_of("b"),
+            phase,
+            epoch: 5,
+            mode,
+            started_at: 0,
+            phase_entered_at: 0,
+            reason: "test".into(),
+        };
+        self.put(self.keys.handoff(0), encode(&record)).await
+    }
+
+    async fn phase(&self) -> Option<Phase> {
+        self.view().await.handoffs.get(&0).map(|handoff| handoff.value.phase)
+    }
+
+    /// A router or pod acknowledges by what it sees now; whether that was accepted.
+    async fn ack(&self, ack: &Ack) -> bool {
+        let view = self.view().await;
+        self.ack_seen(&view, ack).await
+    }
+
+    /// The same, by what it saw then.
+    async fn ack_seen(&self, view: &View, ack: &Ack) -> bool {
+        let (key, incarnation) = match ack {
+            Ack::RouterDrained(RouterDrainedAck { router_name, .. })
+            | Ack::RouterCutover(RouterCutoverAck { router_name, .. }) => {
+                (self.keys.router(router_name), view.routers[router_name].create_revision)
+            }
+            Ack::Pod(PodAck { pod_name, .. }) => (self.keys.pod(pod_name), view.incarnation_of(pod_name)),
+        };
+        self.commit(acknowledge(view, ack, key, incarnation, 0)).await.is_some()
+    }
+
+    /// Anyone moves the handoff on by what the view shows; whether there was a move and the store carried it out.
+    async fn advance_seen(&self, view: &View) -> bool {
+        match advance(view, 0, 0) {
+            Some(step) => self.commit(step.txn).await.is_some(),
+            None => false,
+        }
+    }
+}
+
+fn drained(router: &str, handoff: Revision) -> Ack {
+    let router_name = router.to_owned();
+    Ack::RouterDrained(RouterDrainedAck { router_name, partition: 0, handoff, acked_at: 0, severed: 0, gave_up: false })
+}
+
+fn cut_over(router: &str, handoff: Revision) -> Ack {
+    Ack::RouterCutover(RouterCutoverAck {
+        router_name: router.to_owned(),
+        partition: 0,
+        handoff,
+        acked_at: 0,
+        stashed: 0,
+        drain_us: 0,
+        pause_us: 0,
+        flush_us: 0,
+    })
+}
+
+fn says(pod: &str, ack: PodAckKind, handoff: Revision) -> Ack {
+    Ack::Pod(PodAck { pod_name: pod.to_owned(), partition: 0, handoff, ack, acked_at: 0 })
+}
+
+fn at(pod: &str, incarnation: Revision, epoch: u64) -> Target {
+    Target { pod: pod.into(), incarnation, epoch }
+}
+
+fn is_held(view: &View) -> bool {
+    matches!(route(view, 0, Trust::Held), Route::Hold(HoldCause::Handoff))
+}
+
+#[tokio::test]
+async fn a_handoff_goes_through_its_phases_and_each_last_ack_carries_the_move() {
+    let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r", "s"]).await;
+    let id = world.handoff(Phase::Warming, Mode::Barrier).await;
+    let view = world.view().await;
+    let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
+    assert_eq!(route(&view, 0, Trust::Held), Route::To(at("a", a, 4)), "the old owner serves while the new one warms");
+    assert_eq!(duty(&view, "b", b, 0), Duty::Warm { handoff: id, epoch: 5 });
+    world.commit(warmed(&view, "b", b, id, 0, 0).unwrap()).await.unwrap();
+
+    assert!(is_held(&world.view().await));
+    assert!(world.ack(&drained("r", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Ready), "s has not drained");
+    assert!(world.ack(&drained("s", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Syncing));
+
+    let view = world.view().await;
+    assert!(is_held(&view));
+    assert_eq!(duty(&view, "a", a, 0), Duty::Drain { handoff: id, epoch: 4 });
+    assert_eq!(duty(&view, "b", b, 0), Duty::Stand { handoff: id, epoch: 5 }, "the log is not at rest yet");
+    assert!(world.ack(&says("a", PodAckKind::Drained, id)).await);
+    assert_eq!(duty(&world.view().await, "b", b, 0), Duty::Sync { handoff: id, epoch: 5 });
+    assert!(world.ack(&says("b", PodAckKind::Synced, id)).await);
+
+    let view = world.view().await;
+    assert_eq!(world.phase().await, Some(Phase::Switching));
+    assert_eq!(route(&view, 0, Trust::Held), Route::To(at("b", b, 5)));
+    assert_eq!(duty(&view, "b", b, 0), Duty::Serve { epoch: 5 });
+    assert!(world.ack(&cut_over("r", id)).await);
+    assert!(world.ack(&cut_over("s", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Complete));
+
+    assert_eq!(duty(&world.view().await, "a", a, 0), Duty::Release { handoff: id });
+    assert!(world.ack(&says("a", PodAckKind::Released, id)).await);
+    assert!(world.advance_seen(&world.view().await).await);
+    let view = world.view().await;
+    assert!(view.handoffs.is_empty() && view.acks.is_empty(), "the record and all acks go together");
+}
+
+#[tokio::test]
+async fn syncing_is_skipped_when_neither_pod_has_anything_to_say() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    assert!(world.ack(&drained("r", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Switching));
+}
+
+#[tokio::test]
+async fn a_router_that_registers_late_makes_the_move_fail() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = world.view().await;
+    world.router("late").await;
+    assert!(world.ack_seen(&before, &drained("r", id)).await, "the ack itself stands");
+    assert_eq!(world.phase().await, Some(Phase::Ready), "but not the move that it would have carried");
+    assert_eq!(waiting_for(&world.view().await, 0), [Waiting::RouterDrained("late".into())]);
+    assert!(is_held(&world.view().await), "and the late one never routes to the old owner");
+}
+
+#[tokio::test]
+async fn a_router_that_dies_drops_out_of_the_quorum() {
+    let world = World::new(NONE, NONE, &["r", "s"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    assert!(world.ack(&drained("r", id)).await);
+    world.delete(world.keys.router("s")).await;
+    assert!(world.advance_seen(&world.view().await).await);
+    assert_eq!(world.phase().await, Some(Phase::Switching));
+}
+
+#[tokio::test]
+async fn an_ack_for_an_earlier_handoff_is_impossible() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let first = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = world.view().await;
+    world.delete(world.keys.handoff(0)).await;
+    let second = world.handoff(Phase::Ready, Mode::Barrier).await;
+    assert_ne!(first, second);
+    assert!(!world.ack_seen(&before, &drained("r", first)).await);
+    assert_eq!(world.phase().await, Some(Phase::Ready));
+}
+
+#[tokio::test]
+async fn a_participant_whose_registration_is_gone_cannot_acknowledge() {
+    let world = World::new(Capabilities::ALL, NONE, &["r"]).await;
+    let id = world.handoff(Phase::Syncing, Mode::Barrier).await;
+    let before = world.view().await;
+    world.delete(world.keys.pod("a")).await;
+    world.pod("a", Capabilities::ALL).await;
+    assert!(!world.ack_seen(&before, &says("a", PodAckKind::Drained, id)).await);
+}
+
+#[tokio::test]
+async fn an_old_owner_that_comes_back_between_the_view_and_the_move_makes_it_fail() {
+    let world = World::new(Capabilities::ALL, NO_SYNC, &["r"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    world.delete(world.keys.pod("a")).await;
+    let without_a = world.view().await;
+    world.pod("a", Capabilities::ALL).await;
+    assert!(world.ack_seen(&without_a, &drained("r", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Ready));
+}
+
+#[tokio::test]
+async fn nothing_flips_to_a_new_owner_that_is_dead() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = world.view().await;
+    world.delete(world.keys.pod("b")).await;
+    world.ack_seen(&before, &drained("r", id)).await;
+    assert_eq!(world.phase().await, Some(Phase::Ready));
+    assert_eq!(waiting_for(&world.view().await, 0), [Waiting::NewOwner("b".into())]);
+}
+
+#[tokio::test]
+async fn a_move_is_made_once_however_many_try() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = world.view().await;
+    assert!(world.ack(&drained("r", id)).await);
+    let moved = world.view().await;
+    assert!(world.ack_seen(&before, &drained("r", id)).await, "a repeated ack is harmless");
+    assert_eq!(world.view().await.handoffs[&0].mod_revision, moved.handoffs[&0].mod_revision);
+}
+
+#[tokio::test]
+async fn a_router_that_gave_up_is_no_router_that_has_drained() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let Ack::RouterDrained(mut ack) = drained("r", id) else { unreachable!() };
+    ack.gave_up = true;
+    assert!(world.ack(&Ack::RouterDrained(ack)).await);
+    assert_eq!(waiting_for(&world.view().await, 0), [Waiting::RouterGaveUp("r".into())]);
+    assert_eq!(world.phase().await, Some(Phase::Ready));
+    assert!(world.ack(&drained("r", id)).await, "unless the drain ends after all");
+    assert_eq!(world.phase().await, Some(Phase::Switching));
+}
+
+#[tokio::test]
+async fn the_very_first_placement_needs_no_acks_and_routers_hold_meanwhile() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    world.delete(world.keys.assignment(0)).await;
+    let b = world.view().await.incarnation_of("b");
+    let record = Handoff {
+        partition: 0,
+        old_owner: None,
+        old_incarnation: 0,
+        new_owner: "b".into(),
+        new_incarnation: b,
+        phase: Phase::Ready,
+        epoch: 1,
+        mode: Mode::Barrier,
+        started_at: 0,
+        phase_entered_at: 0,
+        reason: "first placement".into(),
+    };
+    world.put(world.keys.handoff(0), encode(&record)).await;
+    let view = world.view().await;
+    assert!(is_held(&view));
+    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Held, false), None);
+    assert!(world.advance_seen(&view).await);
+    assert_eq!(route(&world.view().await, 0, Trust::Held), Route::To(at("b", b, 1)));
+}
+
+#[tokio::test]
+async fn independent_mode_lets_a_router_switch_by_itself_and_flips_with_its_ack() {
+    let world = World::new(NONE, Capabilities::ALL, &["r"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Independent).await;
+    let view = world.view().await;
+    let b = view.incarnation_of("b");
+    assert_eq!(duty(&view, "b", b, 0), Duty::SyncAndServe { handoff: id, epoch: 5 });
+    let to = at("b", b, 5);
+    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to.clone())));
+    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Open(to), false), Some(Step::AckCutover(id)));
+    assert!(world.ack(&cut_over("r", id)).await);
+    let view = world.view().await;
+    assert_eq!((world.phase().await, view.assignments[&0].value.epoch), (Some(Phase::Complete), 5));
+}
+
+#[tokio::test]
+async fn a_router_stops_drains_acknowledges_and_reopens_when_the_handoff_is_cancelled() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let old = at("a", world.view().await.incarnation_of("a"), 4);
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let view = world.view().await;
+    let step = |view: &View, stage: &Stage| next_step(view, "r", 0, Trust::Held, stage, false);
+    assert_eq!(step(&view, &Stage::Open(old.clone())), Some(Step::Stop));
+    assert_eq!(step(&view, &Stage::Draining(old.clone())), None, "not before the last exchange has ended");
+    assert_eq!(step(&view, &Stage::Held), Some(Step::AckDrained(id)));
+    world.delete(world.keys.handoff(0)).await;
+    let view = world.view().await;
+    assert_eq!(step(&view, &Stage::Draining(old.clone())), Some(Step::Switch(old.clone())), "a stuck drain is no bar");
+    assert_eq!(step(&view, &Stage::Held), Some(Step::Switch(old)));
+}
+
+#[tokio::test]
+async fn a_change_of_owner_learnt_from_a_snapshot_is_a_cutover_too() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let view = world.view().await;
+    let earlier = at("z", 1, 3);
+    let step = |stage: &Stage| next_step(&view, "r", 0, Trust::Held, stage, false);
+    assert_eq!(step(&Stage::Open(earlier.clone())), Some(Step::Stop));
+    assert_eq!(step(&Stage::Draining(earlier.clone())), None);
+    assert_eq!(step(&Stage::Flushing(earlier)), Some(Step::Stop));
+}
+
+#[tokio::test]
+async fn a_refusing_pod_is_left_alone_until_the_back_off_is_over() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let view = world.view().await;
+    let to = at("a", view.incarnation_of("a"), 4);
+    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Held, true), None);
+    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to)));
+}
+
+#[tokio::test]
+async fn past_the_lease_clock_only_pods_that_fence_and_drain_are_served() {
+    for (capabilities, policy, serves) in [
+        (Capabilities::ALL, OnStoreLoss::Auto, true),
+        (Capabilities { fence: true, ..NONE }, OnStoreLoss::Auto, false),
+        (Capabilities { drained: true, ..NONE }, OnStoreLoss::Auto, false),
+        (Capabilities::ALL, OnStoreLoss::Fence, false),
+        (NONE, OnStoreLoss::Serve, true),
+    ] {
+        let world = World::new(capabilities, NONE, &["r"]).await;
+        let route = route(&world.view().await, 0, Trust::RunOut(policy));
+        assert_eq!(matches!(route, Route::To(_)), serves, "{capabilities:?} {policy:?}");
+    }
+    let world = World::new(Capabilities::ALL, NONE, &["r"]).await;
+    let gone = route(&world.view().await, 0, Trust::Gone);
+    assert_eq!(gone, Route::Hold(HoldCause::Fenced), "a registration that is seen gone fences at once");
+}
+
+#[tokio::test]
+async fn a_partition_is_held_from_the_moment_its_pod_is_gone() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let old = at("a", world.view().await.incarnation_of("a"), 4);
+    world.delete(world.keys.pod("a")).await;
+    world.pod("a", NONE).await;
+    let view = world.view().await;
+    assert_eq!(route(&view, 0, Trust::Held), Route::Hold(HoldCause::NoOwner), "its namesake owns nothing");
+    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Open(old), false), Some(Step::Stop));
+    assert_eq!(duty(&view, "a", view.incarnation_of("a"), 0), Duty::Idle);
+}
+
+#[tokio::test]
+async fn severing_is_left_to_where_it_is_safe() {
+    let auto = OnDrainTimeout::Auto;
+    for (capabilities, expected) in [(Capabilities::ALL, DrainTimeout::Sever), (NONE, DrainTimeout::GiveUp)] {
+        let world = World::new(capabilities, NONE, &["r"]).await;
+        world.handoff(Phase::Ready, Mode::Barrier).await;
+        assert_eq!(drain_timed_out(&world.view().await, 0, auto, false), expected);
+        world.delete(world.keys.pod("a")).await;
+        let view = world.view().await;
+        assert_eq!(drain_timed_out(&view, 0, auto, true), DrainTimeout::Sever, "it had fenced itself");
+        assert_eq!(drain_timed_out(&view, 0, auto, false), DrainTimeout::Wait);
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_stops_everything_about_its_partition() {
+    let world = World::new(Capabilities::ALL, NONE, &["r"]).await;
+    world.put(world.keys.handoff(0), b"{".to_vec()).await;
+    let view = world.view().await;
+    assert_eq!(route(&view, 0, Trust::Held), Route::Hold(HoldCause::NoOwner));
+    assert_eq!(duty(&view, "a", view.incarnation_of("a"), 0), Duty::Idle);
+    assert!(advance(&view, 0, 0).is_none());
+}
