@@ -12,10 +12,10 @@ use segue_proxy::ticket::{Admission, Pass, Ticket, Worker};
 use tokio::time::Instant;
 
 /// Partitions of the table.
-pub const PARTITIONS: u32 = 64;
+pub(crate) const PARTITIONS: u32 = 64;
 
 /// A table all of whose partitions lead to one pod.
-pub fn open_table(workers: usize) -> Arc<Table> {
+pub(crate) fn open_table(workers: usize) -> Arc<Table> {
     let limits = StashLimits {
         max_requests: 10_000,
         max_bytes: 64 << 20,
@@ -32,7 +32,7 @@ pub fn open_table(workers: usize) -> Arc<Table> {
 }
 
 /// Leads a partition to a pod.
-pub fn switch(table: &Table, partition: u32, pod: &str, epoch: u64) {
+pub(crate) fn switch(table: &Table, partition: u32, pod: &str, epoch: u64) {
     let record = PodRecord {
         pod_name: pod.to_owned(),
         address: "127.0.0.1:1".to_owned(),
@@ -49,7 +49,7 @@ pub fn switch(table: &Table, partition: u32, pod: &str, epoch: u64) {
 }
 
 /// A request that passes.
-pub fn pass(worker: &Worker, partition: u32, now: Instant) -> Pass {
+pub(crate) fn pass(worker: &Worker, partition: u32, now: Instant) -> Pass {
     match worker.enter(partition, None, 512, now) {
         Ok(Admission::Pass(pass)) => pass,
         other => panic!("expected an open gate, found {other:?}"),
@@ -57,7 +57,7 @@ pub fn pass(worker: &Worker, partition: u32, now: Instant) -> Pass {
 }
 
 /// A request that waits.
-pub fn wait(worker: &Worker, partition: u32, now: Instant) -> Ticket {
+pub(crate) fn wait(worker: &Worker, partition: u32, now: Instant) -> Ticket {
     match worker.enter(partition, None, 512, now) {
         Ok(Admission::Held(ticket)) => ticket,
         other => panic!("expected a closed gate, found {other:?}"),

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -23,19 +23,20 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::answer::AnswerBody;
-use crate::flight::{Flight, see_through};
+use crate::flight::Flight;
 use crate::headers::{self, Stamps};
 use crate::local::Background;
 use crate::metrics::{Bounce, WorkerMetrics};
 use crate::partition::Locator;
 use crate::request_body::RequestBody;
 use crate::respond::{Own, is_grpc};
+use crate::sending::{NoAnswer, Sending};
 use crate::settings::ForwardSettings;
 use crate::table::Refusal;
 use crate::ticket::{Admission, Pass, Ticket, Worker};
 use crate::upgrade;
-use crate::upstream::{Answer, AnswerStream, Broken, InFlight, SendError, Upstream};
-use crate::vigil::{Ended, Vigil};
+use crate::upstream::{Answer, AnswerStream, Broken, SendError, Upstream};
+use crate::vigil::Ended;
 use crate::watch::Watch;
 
 /// One worker's data path.
@@ -63,6 +64,22 @@ pub(crate) struct Shared {
 #[error("the client has not sent its whole request")]
 pub struct ClientGone;
 
+/// A name that cannot be written into a header.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} cannot be the name of a router or keyspace: it goes into a header, so only visible ASCII is allowed")]
+pub struct InvalidName(String);
+
+fn header_value(name: &str) -> Result<HeaderValue, InvalidName> {
+    let visible = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    let value = HeaderValue::try_from(name).ok().filter(|_| visible);
+    value.ok_or_else(|| InvalidName(name.to_owned()))
+}
+
+/// Refuses settings that [`Forward::new`] would refuse.
+pub(crate) fn check(settings: &ForwardSettings) -> Result<(), InvalidName> {
+    header_value(&settings.router).and(header_value(&settings.keyspace)).map(drop)
+}
+
 impl std::fmt::Debug for Forward {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Forward").field("router", &self.shared.router).finish_non_exhaustive()
@@ -72,14 +89,13 @@ impl std::fmt::Debug for Forward {
 impl Forward {
     /// The data path of the worker whose access to the table this is. To be called on that worker's thread, inside its
     /// set of local tasks.
-    pub fn new(settings: &ForwardSettings, worker: Worker, metrics: Arc<WorkerMetrics>) -> Self {
+    pub fn new(settings: &ForwardSettings, worker: Worker, metrics: Arc<WorkerMetrics>) -> Result<Self, InvalidName> {
         // Short time-outs want a finer watch; below a millisecond nobody can tell.
         let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
         let watch = Watch::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
-        let text = |name: &str| HeaderValue::try_from(name).unwrap_or_else(|_| HeaderValue::from_static("invalid"));
         let shared = Rc::new(Shared {
-            router: text(&settings.router),
-            keyspace: text(&settings.keyspace),
+            router: header_value(&settings.router)?,
+            keyspace: header_value(&settings.keyspace)?,
             locator: settings.locator.clone(),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
@@ -102,7 +118,7 @@ impl Forward {
                 })
                 .await;
         });
-        Forward { shared }
+        Ok(Forward { shared })
     }
 
     /// Answers one request of a client; `peer` is the client's address, as `x-forwarded-for` has it.
@@ -253,14 +269,8 @@ async fn send(
             peer,
         };
         let made_for_this = line.is_fresh();
-        let sending = Sending {
-            under_way: Some((line.begin(head, &stamps, attempt, upgrade), flight)),
-            body,
-            vigil: Vigil::new(shared.watch.clone()),
-            begun: shared.watch.now(),
-        };
         let outcome;
-        (outcome, flight) = sending.await;
+        (outcome, flight) = Sending::new(line.begin(head, &stamps, attempt, upgrade), flight, body).await;
         let answer = match outcome {
             Ok(answer) => answer,
             Err(NoAnswer::Send(SendError::NotSent(_))) if !made_for_this => {
@@ -279,7 +289,10 @@ async fn send(
                 return Sent::Own(Own::UpstreamFailed);
             }
             Err(NoAnswer::Ended(Ended::Severed)) => return Sent::Own(Own::Severed),
-            Err(NoAnswer::Ended(Ended::TimedOut)) => return Sent::Own(Own::UpstreamTimeout),
+            Err(NoAnswer::Ended(Ended::TimedOut)) => {
+                let by_client = body.upload().is_some_and(|upload| upload.awaits_client);
+                return Sent::Own(if by_client { Own::TooSlow } else { Own::UpstreamTimeout });
+            }
         };
         return match answer {
             Answer::Response(mut response) if is_misdirected(&response) => {
@@ -335,63 +348,4 @@ fn switched(
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     upgrade::join(client, stream, read, flight);
     response.map(|()| AnswerBody::whole(bytes::Bytes::new()))
-}
-
-/// Why there is no answer.
-enum NoAnswer {
-    Send(SendError),
-    Ended(Ended),
-}
-
-/// An exchange until its answer begins. Dropped, because the client has gone, it goes on by itself.
-struct Sending<'request> {
-    under_way: Option<(InFlight, Flight)>,
-    body: &'request RequestBody,
-    vigil: Vigil,
-    begun: Instant,
-}
-
-impl Future for Sending<'_> {
-    type Output = (Result<Answer, NoAnswer>, Flight);
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let Some((exchange, flight)) = &mut this.under_way else {
-            return Poll::Pending;
-        };
-        let outcome = match exchange.poll_answer(context) {
-            Poll::Ready(answer) => answer.map_err(NoAnswer::Send),
-            Poll::Pending => {
-                let shared = flight.shared();
-                // The pod's time runs from when it last had what it needs: while the client still has to send, only
-                // silence is bounded.
-                let deadline = || {
-                    let upload = this.body.upload().filter(|upload| upload.progress > this.begun);
-                    let since = upload.map_or(this.begun, |upload| upload.progress);
-                    let patience = match this.body.upload() {
-                        Some(upload) if upload.awaits_client => shared.idle_timeout,
-                        _ => shared.request_timeout,
-                    };
-                    since + patience + shared.watch.tick()
-                };
-                match this.vigil.poll(context, || flight.sever_token(), deadline) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(ended) => Err(NoAnswer::Ended(ended)),
-                }
-            }
-        };
-        match this.under_way.take() {
-            // Broken off here, if it has not ended by itself.
-            Some((_, flight)) => Poll::Ready((outcome, flight)),
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl Drop for Sending<'_> {
-    fn drop(&mut self) {
-        if let Some((exchange, flight)) = self.under_way.take() {
-            see_through(exchange, flight);
-        }
-    }
 }

@@ -20,6 +20,7 @@ mod plane;
 mod request_body;
 pub mod respond;
 mod segments;
+mod sending;
 pub mod server;
 pub mod settings;
 pub mod sidecar;

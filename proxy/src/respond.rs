@@ -41,8 +41,8 @@ pub enum Own {
     Shutdown,
     /// The request's head is too large.
     HeadTooLarge,
-    /// The request's head took too long.
-    HeadTooSlow,
+    /// The request, or its head alone, took too long to arrive.
+    TooSlow,
 }
 
 impl Own {
@@ -59,7 +59,7 @@ impl Own {
         Own::Fenced,
         Own::Shutdown,
         Own::HeadTooLarge,
-        Own::HeadTooSlow,
+        Own::TooSlow,
     ];
 
     /// Its place in [`ALL`](Self::ALL).
@@ -77,7 +77,7 @@ impl Own {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Own::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            Own::HeadTooSlow => StatusCode::REQUEST_TIMEOUT,
+            Own::TooSlow => StatusCode::REQUEST_TIMEOUT,
         }
     }
 
@@ -94,7 +94,7 @@ impl Own {
             Own::NoOwner => "no-owner",
             Own::Fenced => "fenced",
             Own::Shutdown => "shutdown",
-            Own::HeadTooLarge | Own::HeadTooSlow => "limit",
+            Own::HeadTooLarge | Own::TooSlow => "limit",
         }
     }
 
@@ -111,7 +111,7 @@ impl Own {
             Own::Fenced => "the router has lost its store and may not route at the moment",
             Own::Shutdown => "the router is shutting down",
             Own::HeadTooLarge => "the request's head is too large",
-            Own::HeadTooSlow => "the request's head took too long to arrive",
+            Own::TooSlow => "the request took too long to arrive",
         }
     }
 
@@ -121,7 +121,7 @@ impl Own {
         match self {
             Own::NoPartition | Own::BadPartition => "3",
             Own::UpstreamFailed | Own::Severed => "13",
-            Own::UpstreamTimeout | Own::HeadTooSlow => "4",
+            Own::UpstreamTimeout | Own::TooSlow => "4",
             Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown => "14",
             Own::HeadTooLarge => "8",
         }

@@ -268,7 +268,9 @@ mod tests {
     #[test]
     fn requests_without_a_key_start_in_order_of_arrival_and_do_not_wait() {
         let mut stash = Stash::default();
-        (0..5).for_each(|name| drop(stash.push(None, 1, name)));
+        for name in 0..5 {
+            stash.push(None, 1, name);
+        }
         stash.begin_flush(64);
         assert_eq!(names(&started(&mut stash)), [0, 1, 2, 3, 4]);
         assert!(stash.is_flushed());
@@ -277,7 +279,9 @@ mod tests {
     #[test]
     fn concurrency_bounds_a_flush() {
         let mut stash = Stash::default();
-        (0..10).for_each(|name| drop(stash.push(None, 1, name)));
+        for name in 0..10 {
+            stash.push(None, 1, name);
+        }
         stash.begin_flush(3);
         let first = started(&mut stash);
         assert_eq!(first.len(), 3);

@@ -89,10 +89,10 @@ impl Watch {
     /// Another task is to be told instead.
     #[inline]
     pub(crate) fn renew(&self, place: Place, waker: &Waker) {
-        if let Some((_, Enrolled::Task(old))) = self.0.enrolled.borrow_mut().get_mut(place.key) {
-            if !old.will_wake(waker) {
-                old.clone_from(waker);
-            }
+        if let Some((_, Enrolled::Task(old))) = self.0.enrolled.borrow_mut().get_mut(place.key)
+            && !old.will_wake(waker)
+        {
+            old.clone_from(waker);
         }
     }
 

@@ -99,6 +99,21 @@ async fn an_upload_that_flows_may_take_longer_than_the_request_timeout() {
 }
 
 #[tokio::test]
+async fn a_client_that_stops_sending_is_told_that_it_was_too_slow() {
+    let world = World::with(upstream(|upstream| upstream.idle_timeout = Duration::from_millis(50)));
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 10\r\n\r\nhello").await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    assert_eq!(connection.exactly(5).await, "hello");
+    assert_eq!(reason(&client.answer().await), (408, "limit"));
+    assert_eq!(connection.rest().await, "");
+    world.in_flight(0, 0).await;
+}
+
+#[tokio::test]
 async fn a_stream_on_which_nothing_flows_is_reset() {
     let world = World::with(upstream(|upstream| upstream.idle_timeout = Duration::from_millis(50)));
     let pod = Script::new().await;

@@ -136,6 +136,29 @@ async fn held_requests_are_delivered_when_the_partition_is_led_somewhere() {
 }
 
 #[tokio::test]
+async fn a_held_client_that_asks_before_it_sends_is_not_told_to_go_on() {
+    let world = World::new();
+    let mut client = Plain::connect(world.address).await;
+    client
+        .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+        .await;
+    world.held(0, 1).await;
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    connection.write(MISDIRECTED).await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    connection.write("HTTP/1.1 100 Continue\r\n\r\n").await;
+    assert_eq!(client.head().await.status, 100);
+    client.write("hello").await;
+    assert_eq!(connection.exactly(5).await, "hello");
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.answer().await.status, 200);
+}
+
+#[tokio::test]
 async fn a_misdirected_request_is_put_back_and_its_client_sees_only_the_end() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
         let mut settings = Settings::default();

@@ -149,6 +149,28 @@ async fn large_bodies_arrive_whole() {
 }
 
 #[tokio::test]
+async fn large_frames_of_a_body_without_length_arrive_whole() {
+    let world = World::with(speaking(UpstreamProtocol::Http1));
+    let pod = Pod::start(Speaks::Http1, echo).await;
+    world.lead(0, pod.address, 1);
+    let http2 = Http2::connect(world.address).await;
+    let (sender, body) = stream();
+    let mut sent = Vec::new();
+    for bytes in [1, 4096, 4097, 16384, 3, 100_000, 0, 5] {
+        let frame: Vec<u8> = (0..bytes as u32).map(|index| (index % 251) as u8).collect();
+        sent.extend_from_slice(&frame);
+        sender.send(Some(Frame::data(frame.into()))).unwrap();
+    }
+    sender
+        .send(Some(Frame::trailers([("x-sum".parse().unwrap(), "9".parse().unwrap())].into_iter().collect())))
+        .unwrap();
+    sender.send(None).unwrap();
+    let answer = http2.ask(http2.request("POST", "/").header("trailer", "x-sum").body(body).unwrap()).await;
+    assert!(answer.body == sent);
+    assert_eq!(answer.header("x-trailer"), "9");
+}
+
+#[tokio::test]
 async fn trailers_pass_both_ways() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
         let world = World::with(speaking(protocol));

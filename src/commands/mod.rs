@@ -1,5 +1,6 @@
 //! The command line: one file per command, and what they share.
 
+mod bench;
 mod check;
 mod demo;
 mod run;
@@ -34,6 +35,8 @@ enum Command {
     /// One process, nothing installed: an embedded store, a coordinator and a standby, routers, writer pods and clients
     /// over real loopback sockets. Ends with a report; exits 0 only if every invariant held.
     Demo(demo::Args),
+    /// Send the demo's load to routers and check that nothing is lost, duplicated or reordered.
+    Bench(bench::Args),
 }
 
 /// Why a command did not succeed.
@@ -61,6 +64,7 @@ impl Cli {
             Command::Check(args) => check::check(&args),
             Command::Status(args) => status::status(&args),
             Command::Demo(args) => demo::demo(&args),
+            Command::Bench(args) => bench::run(&args),
         }
     }
 }

@@ -82,6 +82,7 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
         patience: options.patience,
         seed: options.seed,
         partition_header: options.partition_header,
+        places: None,
         repeats: 0,
     });
     let began = Instant::now();

@@ -2,6 +2,7 @@
 //! of its own on the loopback.
 
 mod coordinator;
+mod instruments;
 mod places;
 mod router;
 
@@ -11,16 +12,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use segue_coordination::coordinator::CoordinatorObserver;
 use segue_coordination::pod::PodState;
 use segue_coordination::store::data::{Keys, Op, Txn};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore, Store};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
 
 pub use places::Places;
 
 use self::coordinator::Coordinator;
+use self::instruments::Instruments;
 use self::router::Router;
 use super::log::Log;
 use super::options::Options;
@@ -42,18 +46,19 @@ pub(super) const MAX_WAIT: Duration = Duration::from_secs(10);
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Everything that runs.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "observers have none")]
 pub struct Cluster {
     witness: Witness,
     member: Membership,
     log: Log,
     story: Arc<Story>,
     options: Options,
-    coordinators: Vec<Coordinator>,
+    coordinators: Vec<(Coordinator, Arc<dyn CoordinatorObserver>)>,
     routers: Vec<Router>,
     pods: BTreeMap<String, Pod>,
     places: watch::Receiver<Places>,
-    _follower: tokio_util::task::AbortOnDropHandle<()>,
+    _follower: AbortOnDropHandle<()>,
+    _admin: Option<AbortOnDropHandle<()>>,
 }
 
 impl Cluster {
@@ -89,24 +94,31 @@ impl Cluster {
             pods: BTreeMap::new(),
             places,
             _follower: follower,
+            _admin: None,
         };
+        let mut instruments = Instruments::new();
         for number in 0..options.routers.max(1) {
-            let router = Router::start(number, &cluster.member, &cluster.witness, &cluster.story, options.sabotage);
-            cluster.routers.push(router?);
+            let Cluster { member, witness, story, .. } = &cluster;
+            let router = Router::start(number, member, witness, story, &mut instruments, options.sabotage)?;
+            cluster.routers.push(router);
         }
         for number in 0..options.pods.max(1) {
             cluster.add_pod(&pod_name(number)).await?;
         }
-        for number in 0..2 {
-            cluster.add_coordinator(number);
+        for name in ["coordinator-0", "coordinator-1"] {
+            let observer = instruments.coordinator(name, &cluster.story);
+            cluster.add_coordinator(name.to_owned(), observer);
+        }
+        if let Some(address) = options.admin {
+            cluster._admin = Some(instruments.serve(address, &cluster.member, &cluster.story).await?);
         }
         Ok(cluster)
     }
 
-    fn add_coordinator(&mut self, number: u32) {
-        let (member, story) = (&self.member, &self.story);
-        let partitions = self.options.partitions;
-        self.coordinators.push(Coordinator::start(number, member, story, partitions, COORDINATOR_LEASE));
+    fn add_coordinator(&mut self, name: String, observer: Arc<dyn CoordinatorObserver>) {
+        let (member, partitions) = (&self.member, self.options.partitions);
+        let coordinator = Coordinator::start(name, member, observer.clone(), partitions, COORDINATOR_LEASE);
+        self.coordinators.push((coordinator, observer));
     }
 
     /// Where clients connect to.
@@ -122,6 +134,11 @@ impl Cluster {
     /// What was written to the store.
     pub fn witness(&self) -> &Witness {
         &self.witness
+    }
+
+    /// Where everything is, with a channel that tells of changes.
+    pub fn watch_places(&self) -> watch::Receiver<Places> {
+        self.places.clone()
     }
 
     /// Where everything is.
@@ -161,22 +178,23 @@ impl Cluster {
     pub fn crash_pod(&mut self, name: &str) {
         let Some(pod) = self.pods.remove(name) else { return };
         let PodState { incarnation, .. } = pod.status().borrow().clone();
-        self.story.told().crashed.insert((name.to_owned(), incarnation));
+        self.story.told().crashed.insert((name.to_owned(), incarnation), super::clock::now());
         pod.crash();
     }
 
     /// The coordinator that leads resigns, and stands by from now on. Returns once another one leads.
     pub async fn resign_leader(&mut self) {
-        let leads = |leader: &Option<String>, one: &Coordinator| leader.as_ref() == Some(one.name());
         let leader = self.places().leader;
-        let Some(at) = self.coordinators.iter().position(|one| leads(&leader, one)) else { return };
-        let resigned = self.coordinators.remove(at);
-        let number = resigned.number();
+        let Some(at) = self.coordinators.iter().position(|(one, _)| leader.as_ref() == Some(one.name())) else {
+            return;
+        };
+        let (resigned, observer) = self.coordinators.remove(at);
+        let name = resigned.name().clone();
         resigned.stop().await;
         let mut places = self.places.clone();
         let other = places.wait_for(|places| places.leader.is_some() && places.leader != leader);
         let _ = tokio::time::timeout(2 * COORDINATOR_LEASE, other).await;
-        self.add_coordinator(number);
+        self.add_coordinator(name, observer);
     }
 
     /// Waits until every partition has a living owner, nothing moves and the pods that run share alike; whether it came to that.
@@ -198,7 +216,7 @@ impl Cluster {
         let routers = self.routers.into_iter().map(|router| tokio::time::timeout(patience, router.stop()));
         futures_util::future::join_all(routers).await;
         self.pods.into_values().for_each(Pod::crash);
-        for coordinator in self.coordinators {
+        for (coordinator, _) in self.coordinators {
             let _ = tokio::time::timeout(patience, coordinator.stop()).await;
         }
         if self.options.etcd.is_some() {

@@ -1,7 +1,7 @@
 //! The load: clients that send checked requests to routers over real sockets, and write down what they saw.
 //!
-//! Two kinds. A *steady* client ([`steady`]) owns some keys, has one request under way, and sends a key's next write only
-//! after the answer to the one before; each goes by any of the routers. A *burst* client ([`burst`]) sends several
+//! Two kinds. A *steady* client ([`steady`]) owns some keys and sends a key's next request only after the answer to the one
+//! before; each goes by any of the routers. A *burst* client ([`burst`]) sends several
 //! writes of a key on one HTTP/2 connection without waiting, which is what can be overtaken in a cutover.
 //!
 //! What is sound to conclude from their records is said in [`check`](super::check). Nothing is ever sent again, except
@@ -23,10 +23,12 @@ use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
 use http_body_util::Full;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::clock::{self, Nanos};
+use super::cluster::Places;
 use super::record::{Exchange, Key, Kind, Outcome, RequestId};
 use super::writer::names;
 
@@ -56,6 +58,8 @@ pub struct LoadSettings {
     pub seed: u64,
     /// The header that names the partition; else only the path `/keys/{key}` names the key.
     pub partition_header: Option<HeaderName>,
+    /// Where everything is, for bursts to be sent where something moves. `None`: they go anywhere.
+    pub places: Option<watch::Receiver<Places>>,
     /// Every so-manyth write is sent again once it is answered, as by a middlebox that should not: for tests. 0: none.
     pub repeats: u32,
 }
@@ -120,13 +124,14 @@ impl Load {
     /// Starts all clients.
     pub fn start(settings: LoadSettings) -> Self {
         let mut random = StdRng::seed_from_u64(settings.seed);
-        let all = settings.clients * KEYS + settings.bursts;
-        let first: u32 = random.random_range(0..settings.partitions.max(1));
+        let partitions = settings.partitions.max(1);
+        let (steady, bursts) = (settings.clients * KEYS, settings.bursts * partitions);
+        let first: u32 = random.random_range(0..partitions);
         let run: u64 = rand::rng().random::<u64>() << 40;
-        let keys = (0..all).map(|key| KeyPlace {
+        let keys = (0..steady + bursts).map(|key| KeyPlace {
             name: format!("{:x}-{key}", run >> 40),
-            // All partitions alike; bursts, which come last, go on where the others ended.
-            partition: (first + key) % settings.partitions.max(1),
+            // Each burst client has a key in each partition.
+            partition: if key < steady { (first + key) % partitions } else { (key - steady) % partitions },
         });
         let (gauge, stop) = (Arc::new(Gauge::default()), CancellationToken::new());
         let common = Arc::new(Common { keys: keys.collect(), gauge: gauge.clone(), stop: stop.clone(), run, settings });

@@ -130,6 +130,7 @@ fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> L
         patience: cluster::MAX_WAIT + cluster::REQUEST_TIMEOUT + MARGIN,
         seed: rand::RngExt::random(random),
         partition_header: Some(names::PARTITION),
+        places: Some(cluster.watch_places()),
         repeats: options.sabotage.repeats(),
     }
 }
@@ -138,8 +139,8 @@ fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> L
 fn tell(report: &mut Report, story: &Story, cluster: &Cluster, evidence: &Evidence) {
     let (seen, told) = (cluster.witness().seen(), story.told());
     let pauses = |wanted: Change| {
-        let holds = changes(&told, &seen).filter(move |(_, change)| *change == wanted);
-        Distribution::of(holds.map(|(hold, _)| clock::nanos(hold.times.pause)))
+        let pauses = changes(&told, &seen).filter(move |(_, change, _)| *change == wanted);
+        Distribution::of(pauses.map(|(_, _, pause)| clock::nanos(pause)))
     };
     report.cutover_pause_us = pauses(Change::Cutover);
     report.failover_pause_us = pauses(Change::Failover);

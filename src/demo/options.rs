@@ -114,8 +114,8 @@ pub enum Progress {
 pub enum Sabotage {
     /// Nothing.
     None,
-    /// The first router leads a partition to its new owner as soon as it has drained itself, while the others still
-    /// send to the old one, and pods take whatever comes.
+    /// The first router leads a partition to its new owner as soon as a handoff is planned, while the others still send
+    /// to the old one, and pods take whatever comes.
     SwitchesEarly,
     /// As [`SwitchesEarly`](Self::SwitchesEarly), but pods refuse what they do not own: nothing may go wrong then.
     SwitchesEarlyTowardsGuardedPods,

@@ -15,7 +15,7 @@ use super::clock;
 use super::load::Gauge;
 use super::options;
 use super::report::{micros, thousands};
-use super::story::{Change, Step, Story, changes};
+use super::story::{Step, Story, changes};
 use super::witness::Witness;
 
 const FRAME: Duration = Duration::from_millis(100);
@@ -195,13 +195,11 @@ fn current_step(step: &Step, watched: &Watched) -> String {
     let told = watched.story.told();
     let began =
         clock::nanos(Duration::from_millis(step.at_ms)) + (clock::now() - clock::nanos(watched.story.elapsed()));
-    let cutovers: Vec<_> = changes(&told, &seen)
-        .filter(|(hold, change)| hold.at >= began && matches!(change, Change::Cutover | Change::Failover))
-        .map(|(hold, _)| hold)
-        .collect();
-    let pauses: Vec<Duration> = cutovers.iter().map(|hold| hold.times.pause).collect();
-    let last = cutovers.last().map_or(String::new(), |hold| {
-        let pause = micros(hold.times.pause.as_micros() as u64);
+    let cutovers: Vec<_> =
+        changes(&told, &seen).filter(|(hold, change, _)| hold.at >= began && change.moved()).collect();
+    let pauses: Vec<Duration> = cutovers.iter().map(|(.., pause)| *pause).collect();
+    let last = cutovers.last().map_or(String::new(), |(hold, _, pause)| {
+        let pause = micros(pause.as_micros() as u64);
         format!("  partition {} → {} in {pause}, {} waited", hold.partition, hold.pod, hold.times.stashed)
     });
     format!("{}  {}{last}", step.what, drawn(&pauses))

@@ -12,13 +12,22 @@ use tokio::time::Instant;
 
 use super::witness::Witness;
 
-/// A data plane that leads a partition to its new owner as soon as it has itself drained, and says that it holds. The other
-/// routers may still send to the old owner, which has not confirmed that it has ended, nor the new one that it has read
-/// the tail.
+/// A data plane that leads a partition to its new owner as soon as a handoff is planned, and pretends to follow the protocol.
+/// The other routers still send to the old owner, which has not ended, and the new one has not read the tail.
 pub(super) struct EarlySwitch {
     table: Arc<Table>,
     witness: Witness,
-    early: Mutex<HashMap<Partition, Target>>,
+    early: Mutex<HashMap<Partition, Early>>,
+}
+
+/// A partition that was switched early.
+struct Early {
+    old: Target,
+    new: Target,
+    pod: PodRecord,
+    switched: bool,
+    /// The control side was told that the partition is held.
+    held: bool,
 }
 
 impl EarlySwitch {
@@ -26,19 +35,19 @@ impl EarlySwitch {
         EarlySwitch { table, witness, early: Mutex::default() }
     }
 
-    fn early(&self) -> MutexGuard<'_, HashMap<Partition, Target>> {
+    fn early(&self) -> MutexGuard<'_, HashMap<Partition, Early>> {
         self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who is to get the partition, if it is time to hold it.
-    fn new_owner(&self, partition: Partition) -> Option<(Target, PodRecord)> {
+    /// Who is to get the partition.
+    fn planned(&self, partition: Partition, old: &Target) -> Option<Early> {
         let seen = self.witness.seen();
-        let handoff = seen.handoffs.get(&partition)?;
-        let holds = matches!(handoff.phase, Phase::Ready | Phase::Syncing) && handoff.old_owner.is_some();
-        let pod = seen.pods.get(&handoff.new_owner).filter(|_| holds)?;
-        let target =
-            Target { pod: handoff.new_owner.clone(), incarnation: handoff.new_incarnation, epoch: handoff.epoch };
-        Some((target, pod.clone()))
+        let handoff = seen.handoffs.get(&partition).filter(|handoff| handoff.phase < Phase::Switching)?;
+        let pod = seen.pods.get(&handoff.new_owner)?.clone();
+        let (name, incarnation) = (handoff.new_owner.clone(), handoff.new_incarnation);
+        let new = Target { pod: name, incarnation, epoch: handoff.epoch };
+        let moves = handoff.old_owner.is_some() && new.epoch > old.epoch;
+        moves.then(|| Early { old: old.clone(), new, pod, switched: false, held: false })
     }
 }
 
@@ -48,33 +57,43 @@ impl DataPlane for EarlySwitch {
     }
 
     fn stage(&self, partition: Partition) -> (Stage, Option<Instant>) {
-        let (stage, retry_at) = self.table.stage(partition);
-        let mut early = self.early();
-        if stage == Stage::Held
-            && !early.contains_key(&partition)
-            && let Some((target, pod)) = self.new_owner(partition)
+        let mut all = self.early();
+        if let (Stage::Open(old), _) = self.table.stage(partition)
+            && !all.contains_key(&partition)
+            && let Some(early) = self.planned(partition, &old)
         {
-            self.table.switch(partition, &target, &pod, false);
-            early.insert(partition, target);
+            all.insert(partition, early);
+            Table::stop(&self.table, partition, HoldCause::Handoff);
         }
-        if early.contains_key(&partition) { (Stage::Held, None) } else { (stage, retry_at) }
+        let Some(early) = all.get_mut(&partition) else { return self.table.stage(partition) };
+        if !early.switched && self.table.stage(partition).0 == Stage::Held {
+            early.switched = true;
+            DataPlane::switch(&*self.table, partition, &early.new, &early.pod, false);
+        }
+        (if early.held { Stage::Held } else { Stage::Open(early.old.clone()) }, None)
     }
 
     fn stop(&self, partition: Partition, cause: HoldCause) {
-        self.early().remove(&partition);
-        Table::stop(&self.table, partition, cause);
-    }
-
-    fn name_cause(&self, partition: Partition, cause: HoldCause) {
-        DataPlane::name_cause(&*self.table, partition, cause);
+        match self.early().get_mut(&partition) {
+            Some(early) => early.held = true,
+            None => Table::stop(&self.table, partition, cause),
+        }
     }
 
     fn switch(&self, partition: Partition, target: &Target, pod: &PodRecord, without_lease: bool) {
         match self.early().remove(&partition) {
-            Some(early) if early == *target => {}
-            Some(_) => Table::stop(&self.table, partition, HoldCause::Handoff),
-            None => DataPlane::switch(&*self.table, partition, target, pod, without_lease),
+            Some(early) if early.switched && early.new == *target => {}
+            early => {
+                if early.is_some() {
+                    Table::stop(&self.table, partition, HoldCause::Handoff);
+                }
+                DataPlane::switch(&*self.table, partition, target, pod, without_lease);
+            }
         }
+    }
+
+    fn name_cause(&self, partition: Partition, cause: HoldCause) {
+        DataPlane::name_cause(&*self.table, partition, cause);
     }
 
     fn retry_now(&self, partition: Partition) {

@@ -2,12 +2,11 @@
 //!
 //! Parts of the cluster write here, the progress display and the report read.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use segue_coordination::router::{Cutover, CutoverTimes, RouterObserver};
-use segue_coordination::store::StoreError;
+use segue_coordination::router::CutoverTimes;
 use serde::Serialize;
 
 use super::clock::{self, Nanos};
@@ -28,8 +27,8 @@ pub struct Told {
     pub steps: Vec<Step>,
     /// Every time that requests flowed again after a stop.
     pub holds: Vec<Hold>,
-    /// Pods that were cut off: name and incarnation.
-    pub crashed: HashSet<(String, u64)>,
+    /// Pods that were cut off, by name and incarnation: when.
+    pub crashed: HashMap<(String, u64), Nanos>,
     /// Which coordinator leads.
     pub leader: Option<String>,
     /// Handoffs in flight.
@@ -51,7 +50,7 @@ pub struct Step {
     pub took_ms: Option<u64>,
     /// Partitions that changed their owner.
     pub handoffs: u64,
-    /// Changes of owner, each counted once for each router, in which the old owner was alive: their pauses.
+    /// How long partitions were held, each counted once for each router.
     pub pause_us: Distribution,
     /// In order of time, for the display.
     #[serde(skip)]
@@ -125,14 +124,10 @@ impl Story {
         let now = self.elapsed().as_millis() as u64;
         let mut told = self.told();
         let Some(began) = told.steps.last().map(|step| self.began + step.at_ms * 1_000_000) else { return };
-        let changes: Vec<(&Hold, Change)> = changes(&told, seen).filter(|(hold, _)| hold.at >= began).collect();
-        let moved: HashSet<(u32, u64)> = changes
-            .iter()
-            .filter(|(_, change)| matches!(change, Change::Cutover | Change::Failover))
-            .map(|(hold, _)| (hold.partition, hold.epoch))
-            .collect();
-        let cutovers = changes.iter().filter(|(_, change)| *change == Change::Cutover);
-        let pauses: Vec<Duration> = cutovers.map(|(hold, _)| hold.times.pause).collect();
+        let changes: Vec<_> =
+            changes(&told, seen).filter(|(hold, change, _)| hold.at >= began && change.moved()).collect();
+        let moved: HashSet<(u32, u64)> = changes.iter().map(|(hold, ..)| (hold.partition, hold.epoch)).collect();
+        let pauses: Vec<Duration> = changes.iter().map(|(.., pause)| *pause).collect();
         let handoffs = moved.len() as u64;
         if let Some(step) = told.steps.last_mut() {
             step.took_ms = settled.then(|| now.saturating_sub(step.at_ms));
@@ -143,20 +138,34 @@ impl Story {
     }
 }
 
-/// What each hold was. A router's first hold under an epoch is the change of owner; later ones are not.
-pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change)> {
-    let mut newest = std::collections::HashMap::new();
+impl Change {
+    /// The partition has another owner than before.
+    pub fn moved(self) -> bool {
+        matches!(self, Change::Cutover | Change::Failover)
+    }
+}
+
+/// What each hold was, and how long it kept the partition's requests. A router's first hold under an epoch is the change of
+/// owner; later ones are not. After a crash a router tries the dead pod again and again, so there the pause counts from
+/// the crash.
+pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change, Duration)> {
+    let mut newest = HashMap::new();
     told.holds.iter().map(move |hold| {
         let known: &mut u64 = newest.entry((hold.router, hold.partition)).or_default();
         let is_new = hold.epoch > *known;
         *known = hold.epoch.max(*known);
-        let change = match seen.before.get(&(hold.partition, hold.epoch)) {
-            _ if !is_new => Change::None,
-            None => Change::First,
-            Some(before) if told.crashed.contains(before) => Change::Failover,
-            Some(_) => Change::Cutover,
-        };
-        (hold, change)
+        let pause = hold.times.pause;
+        match seen.before.get(&(hold.partition, hold.epoch)) {
+            _ if !is_new => (hold, Change::None, pause),
+            None => (hold, Change::First, pause),
+            Some(before) => match told.crashed.get(before) {
+                None => (hold, Change::Cutover, pause),
+                Some(crashed) => {
+                    let since = hold.at.saturating_sub(*crashed);
+                    (hold, Change::Failover, Duration::from_nanos(since).saturating_sub(hold.times.flush))
+                }
+            },
+        }
     })
 }
 
@@ -168,23 +177,4 @@ pub fn windows(told: &Told) -> Windows {
         windows.entry(hold.partition).or_default().push((hold.at.saturating_sub(lasted), hold.at));
     }
     windows
-}
-
-/// Tells the story of one router.
-#[derive(Debug)]
-pub struct Teller {
-    /// The story.
-    pub story: std::sync::Arc<Story>,
-    /// Which router.
-    pub router: u32,
-}
-
-impl RouterObserver for Teller {
-    fn cutover(&self, cutover: &Cutover) {
-        let Cutover { partition, target, times, .. } = cutover.clone();
-        let (router, at) = (self.router, clock::now());
-        self.story.told().holds.push(Hold { router, partition, pod: target.pod, epoch: target.epoch, times, at });
-    }
-
-    fn resync(&self, _: &StoreError) {}
 }

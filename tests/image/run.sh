@@ -14,7 +14,7 @@ readonly load_seconds=${LOAD_SECONDS:-60}
 readonly image=segue:test build_stage=segue:test-build helper=segue:test-helper
 readonly run=segue-test-$$
 readonly keyspace=orders etcd=http://etcd:2379
-# The last part of each address; routers are named by address to the load, and keep theirs when they come back.
+# The last part of each address: those that everybody knows keep theirs when they come back.
 declare -rA host_part=([etcd]=10 [router-0]=20 [router-1]=21)
 
 say() { echo "image: $*" >&2; }
@@ -134,7 +134,7 @@ before=$(cutovers)
 # --- moves under load ---
 
 say "load for $load_seconds s"
-client segue bench --url "http://$prefix.20:8080" --url "http://$prefix.21:8080" --partitions 64 --clients 32 --rate 2000 \
+client segue bench http://router-0:8080 http://router-1:8080 --partitions 64 --clients 32 --bursts 4 --rate 2000 \
   --duration "${load_seconds}s" --log-dir /log --json >"$work/report.json" 2>"$work/bench.log" &
 load=$!
 sleep 3

@@ -130,6 +130,79 @@ impl BackOffs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planning::actions::Standing;
+    use crate::protocol::records::{Handoff, Mode, Phase};
+    use crate::protocol::view::Stamped;
+    use crate::store::keys::Keyspace;
+
+    const POD: (&str, Revision) = ("w-1", 7);
+
+    /// A move of partition 0 to the pod is cancelled.
+    fn cancel(reason: CancelReason) -> Action {
+        let handoff = Handoff {
+            partition: 0,
+            old_owner: None,
+            old_incarnation: 0,
+            new_owner: POD.0.into(),
+            new_incarnation: POD.1,
+            phase: Phase::Warming,
+            epoch: 1,
+            mode: Mode::Barrier,
+            started_at: 0,
+            phase_entered_at: 0,
+            reason: String::new(),
+        };
+        let handoff = Stamped { create_revision: 9, mod_revision: 9, value: handoff };
+        Action::Cancel { standing: Standing { handoff, assignment: 0 }, reason }
+    }
+
+    fn timed_out(who: Waiting) -> Action {
+        cancel(CancelReason::PhaseTimeout { phase: Phase::Syncing, waiting: vec![who] })
+    }
+
+    #[test]
+    fn a_partition_that_nobody_owns_waits_no_longer_than_the_first_time() {
+        let mut backoffs = BackOffs::default();
+        let mut now = Duration::ZERO;
+        for _ in 0..6 {
+            backoffs.note(&cancel(CancelReason::GaveUp { router: "r".into() }), now);
+            now = backoffs.partition_waits(0, false, now).unwrap();
+        }
+        assert_eq!(now, Duration::from_secs(5 + 10 + 20 + 40 + 80 + 160));
+        for _ in 0..3 {
+            backoffs.note(&cancel(CancelReason::GaveUp { router: "r".into() }), now);
+            let until = backoffs.partition_waits(0, true, now).unwrap();
+            assert_eq!(until, now + FIRST_BACK_OFF, "also when it fails while it would otherwise wait");
+            now = until;
+        }
+    }
+
+    #[test]
+    fn a_pod_that_does_not_read_the_tail_is_shunned_and_one_that_others_wait_for_is_not() {
+        let now = Duration::ZERO;
+        for (who, shunned) in [
+            (Waiting::PodSynced("w-1".into()), true),
+            (Waiting::PodDrained("w-0".into()), false),
+            (Waiting::RouterDrained("r".into()), false),
+        ] {
+            let mut backoffs = BackOffs::default();
+            backoffs.note(&timed_out(who), now);
+            assert_eq!(backoffs.is_shunned(POD.0, POD.1, now), shunned);
+            assert!(!backoffs.is_shunned(POD.0, POD.1 + 1, now), "another life of it has failed nothing");
+            assert_eq!(backoffs.partition_waits(0, false, now), Some(FIRST_BACK_OFF));
+        }
+    }
+
+    #[test]
+    fn a_success_and_the_end_of_the_pod_are_forgiven() {
+        let mut backoffs = BackOffs::default();
+        backoffs.note(&cancel(CancelReason::WarmTimeout), Duration::ZERO);
+        let mut forgotten = backoffs.clone();
+        backoffs.succeeded(0, POD.0, POD.1);
+        assert_eq!(backoffs, BackOffs::default());
+        forgotten.forget_old(&View::empty(Keyspace::new("/segue/", "default")), Duration::ZERO);
+        assert!(!forgotten.is_shunned(POD.0, POD.1, Duration::ZERO));
+    }
 
     #[test]
     fn each_failure_in_a_row_doubles_the_wait_up_to_the_longest() {

@@ -28,7 +28,7 @@ impl Placement for Jump {
         };
         let place = |(partition, slot): (usize, &super::placement::Slot)| {
             let first = pick(partition, &staying)?;
-            if Some(first) == slot.owner || open.binary_search(&first).is_ok() {
+            if open.binary_search(&first).is_ok() {
                 return Some(first);
             }
             // Its pod is shunned: it stays where it is, and if it cannot, the open pods have it for as long.

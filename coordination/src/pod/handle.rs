@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::layer::OwnershipLayer;
 use super::ownership::Ownership;
-use super::shell::{Shell, Wish};
+use super::shell::{NOT_REGISTERED, Shell, Wish};
 use super::{HandoffHandler, PodSettings, PodState};
 use crate::store::Store;
 use crate::store::keys::Keyspace;
@@ -39,7 +39,8 @@ impl PodHandle {
         handler: Arc<dyn HandoffHandler>,
     ) -> PodHandle {
         let ownership = Arc::new(Ownership::new(keyspace));
-        let (sender, state) = watch::channel(PodState::default());
+        let (sender, state) =
+            watch::channel(PodState { not_ready: Some(NOT_REGISTERED.into()), ..PodState::default() });
         let (wish, wishes) = watch::channel(Wish::Serve);
         let shell = Shell::new(store, keys, settings, handler, ownership.clone(), sender, wishes);
         let task = tokio::spawn(shell.run()).abort_handle();

@@ -3,8 +3,10 @@
 //! It reads the router's stamps, has [`Ownership`] decide, counts the request until its response has ended, and stops it
 //! when the lease is over. Not here: the decision itself. What must stay true: a `421` is answered before the inner
 //! service is called and without a look at the body; after the lease's end nothing that the inner service says gets out.
-//! It stops what it can drop: the inner future and body. A service whose work outlives them asks
-//! [`Owned::hold`](super::Owned::hold) or ends that work in `drain`.
+//! A request whose connection dies is worked on to its answer all the same, in the background and counted: its write may
+//! be on its way to the log already, and `drained` must not be said before it is there ([`Exchange`]). An answer that
+//! nobody reads any more ends. Work that outlives the inner future and body is the service's to report
+//! ([`Owned::hold`](super::Owned::hold)) or to end in `drain`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,6 +25,7 @@ use tower_service::Service;
 
 use super::answer;
 use super::body::OwnedBody;
+use super::exchange::Exchange;
 use super::ownership::{Entry, InFlight, Ownership, Refusal};
 use crate::protocol::records::Epoch;
 use crate::store::keys::Partition;
@@ -62,6 +65,7 @@ pub struct OwnershipService<S> {
 impl<S, B, R> Service<Request<B>> for OwnershipService<S>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
+    S::Future: Send + 'static,
     R: Body<Data = Bytes>,
 {
     type Response = Response<OwnedBody<R>>;
@@ -105,6 +109,7 @@ where
 pub struct OwnershipFuture<S, B>
 where
     S: Service<Request<B>>,
+    S::Future: Send + 'static,
 {
     #[pin]
     state: State<S, B>,
@@ -118,6 +123,7 @@ type Entering = Pin<Box<dyn Future<Output = Result<InFlight, Refusal>> + Send>>;
 enum State<S, B>
 where
     S: Service<Request<B>>,
+    S::Future: Send + 'static,
 {
     /// For this pod's view to catch up.
     Waiting {
@@ -125,13 +131,11 @@ where
         call: Option<(S, Request<B>)>,
         ownership: Arc<Ownership>,
     },
-    /// For the inner service. What is dropped first stands first.
+    /// For the inner service.
     Running {
-        #[pin]
-        exchange: S::Future,
+        exchange: Exchange<S::Future>,
         #[pin]
         lost: WaitForCancellationFutureOwned,
-        in_flight: Option<InFlight>,
     },
     Refused(Refusal),
     Answered,
@@ -140,16 +144,18 @@ where
 impl<S, B> State<S, B>
 where
     S: Service<Request<B>>,
+    S::Future: Send + 'static,
 {
     fn running(inner: &mut S, mut request: Request<B>, partition: Partition, in_flight: InFlight) -> Self {
         request.extensions_mut().insert(in_flight.owned(partition));
-        State::Running { lost: in_flight.lost(), exchange: inner.call(request), in_flight: Some(in_flight) }
+        State::Running { lost: in_flight.lost(), exchange: Exchange::new(inner.call(request), in_flight) }
     }
 }
 
 impl<S, B, R> Future for OwnershipFuture<S, B>
 where
     S: Service<Request<B>, Response = Response<R>>,
+    S::Future: Send + 'static,
     R: Body<Data = Bytes>,
 {
     type Output = Result<Response<OwnedBody<R>>, S::Error>;
@@ -171,37 +177,28 @@ where
                         State::Refused(why)
                     }
                 },
-                StateProjection::Running { exchange, lost, in_flight } => {
+                StateProjection::Running { exchange, lost } => {
                     // The clock is looked at before and after: this thread, too, can have been stopped for long.
-                    let is_lost = |in_flight: &Option<InFlight>| in_flight.as_ref().is_none_or(InFlight::is_lost);
-                    let response = match is_lost(in_flight) {
+                    let response = match exchange.is_lost() {
                         true => None,
                         false => match exchange.poll(context) {
-                            Poll::Ready(Ok(response)) => (!is_lost(in_flight)).then_some(response),
-                            Poll::Ready(Err(error)) => {
-                                this.state.set(State::Answered);
-                                return Poll::Ready(Err(error));
-                            }
+                            Poll::Ready(response) if !exchange.is_lost() => Some(response),
+                            Poll::Ready(_) => None,
                             Poll::Pending => {
                                 ready!(lost.poll(context));
                                 None
                             }
                         },
                     };
-                    let in_flight = in_flight.take();
-                    let answered = match (response, in_flight) {
-                        (Some(response), Some(in_flight)) => {
-                            // The inner future goes before the response does, in case it holds what the body needs.
-                            this.state.set(State::Answered);
+                    let in_flight = exchange.end();
+                    this.state.set(State::Answered);
+                    return Poll::Ready(Ok(match (response, in_flight) {
+                        (Some(Err(error)), _) => return Poll::Ready(Err(error)),
+                        (Some(Ok(response)), Some(in_flight)) => {
                             response.map(|body| OwnedBody::passing(body, in_flight))
                         }
-                        (_, in_flight) => {
-                            this.state.set(State::Answered);
-                            drop(in_flight);
-                            answer::lost(*this.partition, *this.grpc).map(OwnedBody::own)
-                        }
-                    };
-                    return Poll::Ready(Ok(answered));
+                        _ => answer::lost(*this.partition, *this.grpc).map(OwnedBody::own),
+                    }));
                 }
                 StateProjection::Refused(why) => {
                     let refused = answer::refused(*why, *this.partition, *this.grpc).map(OwnedBody::own);

@@ -11,6 +11,7 @@
 mod agree;
 mod answer;
 mod body;
+mod exchange;
 mod handle;
 mod layer;
 mod ownership;

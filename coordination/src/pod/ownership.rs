@@ -355,3 +355,6 @@ impl Owned {
         Some(InFlight { slot: self.slot.clone(), term: self.term.clone(), epoch: self.epoch })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,6 +27,9 @@ use crate::store::{Store, StoreError};
 /// How long the store may take to end the lease of a pod that shuts down.
 const DEREGISTER: Duration = Duration::from_secs(2);
 
+/// Why a pod accepts nothing before it has registered.
+pub(super) const NOT_REGISTERED: &str = "not registered";
+
 /// What the service wants of its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wish {
@@ -332,7 +335,7 @@ impl Shell {
     fn publish(&self, lease: Option<LeaseState>) {
         let now = Instant::now();
         let not_ready = match lease {
-            None => Some("not registered"),
+            None => Some(NOT_REGISTERED),
             Some(_) if !self.synced => Some("the store's state is not loaded yet"),
             Some(lease) if now >= lease.trusted_until => Some("the store has not confirmed the lease in time"),
             Some(_) => None,

@@ -8,7 +8,7 @@ use http_body_util::{BodyExt as _, Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use segue_coordination::pod::{Owned, Refusal};
-use segue_coordination::protocol::records::Phase;
+use segue_coordination::protocol::records::{Phase, PodAckKind};
 use tokio::time::{Instant, sleep};
 use tower::{Layer as _, service_fn};
 
@@ -101,22 +101,56 @@ async fn a_grpc_request_is_refused_in_grpcs_own_words() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_whose_caller_goes_away_is_in_flight_no_more() {
+async fn a_request_whose_caller_goes_away_is_worked_on_and_counted_until_it_has_ended() {
     let (world, _) = World::new();
+    let mut old = Pod::start(&world, "old").await;
+    let new = Pod::start(&world, "new").await;
+    world.place(0, &old, 1).await;
+    let sent = old.send(0, 1);
+    let working = old.arrival().await;
+    sent.abort();
+    assert!(sent.await.is_err());
+    let handoff = world.begin(0, Some(&old), &new, 2).await;
+    world.in_phase(0, Phase::Ready).await;
+    world.move_to(0, Phase::Syncing).await;
+    sleep(Duration::from_secs(60)).await;
+    assert!(!working.answer.is_closed(), "its write may be on the way already");
+    assert!(!world.has_said(0, "old", PodAckKind::Drained, handoff).await);
+    assert!(working.answer.send(whole("done")).is_ok());
+    world.in_phase(0, Phase::Switching).await;
+    assert_eq!(old.handle.ownership().total_in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_goes_on_without_its_caller_is_stopped_with_the_lease() {
+    let (world, memory) = World::new();
     let mut pod = Pod::start(&world, "w").await;
     world.place(0, &pod, 1).await;
     let sent = pod.send(0, 1);
     let mut working = pod.arrival().await;
-    assert_eq!(pod.handle.ownership().in_flight(0), 1);
     sent.abort();
+    let stands = pod.state().stands_until.unwrap();
+    memory.set_available(false);
     working.answer.closed().await;
-    assert_eq!(pod.handle.ownership().in_flight(0), 0);
+    assert!(Instant::now() < stands);
+    assert_eq!(pod.handle.ownership().total_in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_counts_until_it_is_read_or_dropped() {
+    let (world, _) = World::new();
+    let mut pod = Pod::start(&world, "w").await;
+    world.place(0, &pod, 1).await;
+    let sent = pod.send(0, 1);
+    assert!(pod.arrival().await.answer.send(whole("done")).is_ok());
+    let mut response = sent.await.unwrap();
+    assert_eq!(pod.handle.ownership().in_flight(0), 1);
+    assert!(response.body_mut().frame().await.unwrap().is_ok());
+    assert_eq!(pod.handle.ownership().in_flight(0), 0, "that was all of it");
 
     let sent = pod.send(0, 1);
     assert!(pod.arrival().await.answer.send(whole("done")).is_ok());
-    let response = sent.await.unwrap();
-    assert_eq!(pod.handle.ownership().in_flight(0), 1, "until the body has ended");
-    drop(response);
+    drop(sent.await.unwrap());
     assert_eq!(pod.handle.ownership().in_flight(0), 0);
 }
 

@@ -230,7 +230,7 @@ impl Seat {
             Ok(None) => return,
             Err(order) => {
                 if order == Order::TooSlow {
-                    ClientIo::new(stream, Bytes::new(), client.arrived.clone()).refuse(Own::HeadTooSlow);
+                    ClientIo::new(stream, Bytes::new(), client.arrived.clone()).refuse(Own::TooSlow);
                 }
                 return;
             }
@@ -269,7 +269,7 @@ impl Seat {
             Ok(Ok(())) | Err(Order::Close) => {}
             Err(_) => {
                 if let Some(parts) = connection.into_parts() {
-                    parts.io.into_inner().refuse(Own::HeadTooSlow);
+                    parts.io.into_inner().refuse(Own::TooSlow);
                 }
             }
         }

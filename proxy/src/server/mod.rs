@@ -21,7 +21,7 @@ use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::forward::Forward;
+use crate::forward::{self, Forward, InvalidName};
 use crate::metrics::{Metrics, WorkerMetrics};
 use crate::settings::{ForwardSettings, ServerSettings};
 use crate::table::Table;
@@ -52,6 +52,9 @@ pub enum ServerError {
         /// Why not.
         source: std::io::Error,
     },
+    /// A name cannot be stamped on requests.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
     /// A worker's thread or runtime could not be made.
     #[error("cannot start a worker thread: {0}")]
     Worker(std::io::Error),
@@ -102,6 +105,7 @@ impl Server {
         table: &Arc<Table>,
         metrics: &Metrics,
     ) -> Result<ServerHandle, ServerError> {
+        forward::check(forward)?;
         let (stop, stopped) = watch::channel(None);
         let most = self.settings.max_connections.div_ceil(self.listeners.len()).max(1);
         let mut workers = Vec::new();
@@ -204,12 +208,10 @@ struct WorkerPlan {
 impl WorkerPlan {
     async fn run(mut self) {
         let forward = Forward::new(&self.forward, self.table.worker(self.index), self.metrics.clone());
-        let listener = match TcpListener::from_std(self.listener) {
-            Ok(listener) => listener,
-            Err(error) => {
-                tracing::error!(%error, "a worker cannot listen");
-                return;
-            }
+        let (forward, listener) = match (forward, TcpListener::from_std(self.listener)) {
+            (Ok(forward), Ok(listener)) => (forward, listener),
+            (Err(error), _) => return tracing::error!(%error, "a worker cannot run"),
+            (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
         };
         let look_every = (self.limits.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let clients = Rc::new(Clients::new(self.limits, self.metrics.clone()));

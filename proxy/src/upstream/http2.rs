@@ -170,9 +170,11 @@ async fn open_session(stream: TcpStream) -> io::Result<Session> {
     Ok(Session { sender, load: Rc::default(), used: Rc::new(Cell::new(Instant::now())) })
 }
 
+type Sent = Result<Response<Incoming>, TrySendError<Request<Attempt>>>;
+
 /// A request being sent, until the head of its answer is there.
 pub(crate) struct Exchange {
-    sending: Pin<Box<dyn Future<Output = Result<Response<Incoming>, TrySendError<Request<Attempt>>>>>>,
+    sending: Pin<Box<dyn Future<Output = Sent>>>,
     lease: Option<Lease>,
 }
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rand::seq::IndexedRandom;
 use segue_coordination::participant::{Follow, Update};
-use segue_coordination::protocol::records::PodStatus;
+use segue_coordination::protocol::records::{Phase, PodStatus};
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::Store;
 use segue_coordination::store::keys::Keyspace;
@@ -22,6 +23,8 @@ pub struct Places {
     pub in_flight: usize,
     /// The coordinator that leads.
     pub leader: Option<String>,
+    /// Partitions that a new owner is about to get, or is getting.
+    pub moving: Vec<u32>,
     partitions: u32,
     draining: bool,
 }
@@ -41,9 +44,20 @@ impl Places {
             unowned,
             in_flight: view.handoffs.len(),
             leader: view.leader.as_ref().map(|leader| leader.value.holder.clone()),
+            moving: view
+                .handoffs
+                .values()
+                .filter(|it| it.value.phase < Phase::Switching)
+                .map(|it| it.value.partition)
+                .collect(),
             partitions,
             draining: view.pods.values().any(|pod| pod.value.status == PodStatus::Draining),
         }
+    }
+
+    /// One of the partitions that move.
+    pub(crate) fn any_moving(&self, random: &mut impl rand::Rng) -> Option<u32> {
+        self.moving.choose(random).copied()
     }
 
     /// All partitions are owned by these pods, as evenly as can be, and nothing moves.

@@ -18,10 +18,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::options::Sabotage;
 use super::super::sabotage::EarlySwitch;
-use super::super::story::{Story, Teller};
+use super::super::story::Story;
 use super::super::witness::Witness;
 use super::super::writer::names;
 use super::super::writer::pod::Membership;
+use super::instruments::Instruments;
 use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE};
 
 /// A router that runs.
@@ -40,6 +41,7 @@ impl Router {
         member: &Membership,
         witness: &Witness,
         story: &Arc<Story>,
+        instruments: &mut Instruments,
         sabotage: Sabotage,
     ) -> anyhow::Result<Self> {
         let name = format!("router-{number}");
@@ -47,6 +49,7 @@ impl Router {
         let server = Server::bind(settings)?;
         let (table, notices) = Table::new(server.workers(), limits());
         let metrics = Metrics::new(server.workers());
+        instruments.add_router(&name, &metrics);
         let server = server.start(&forward(&name, member), &table, &metrics)?;
         let plane: Arc<dyn DataPlane> = match sabotage.switches_early(number) {
             false => table.clone(),
@@ -60,7 +63,7 @@ impl Router {
             on_drain_timeout: OnDrainTimeout::Auto,
         };
         let (sender, status) = watch::channel(RouterStatus::default());
-        let observer = Arc::new(Teller { story: story.clone(), router: number });
+        let observer = instruments.router(number, story);
         let shutdown = CancellationToken::new();
         let (store, keys) = (member.store.clone(), member.keys.clone());
         let control = run_router(store, keys, settings, plane, notices, observer, sender, shutdown.clone());

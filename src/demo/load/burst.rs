@@ -2,7 +2,8 @@
 //!
 //! A router reads the requests of a connection in the order in which they were sent. To know that it has taken all of a
 //! burst, the client sends a *sentinel* behind it: a request that names no partition, which the router answers itself and
-//! at once. When that answer is there, everything before it has been taken.
+//! at once. When that answer is there, everything before it has been taken. Bursts go where a partition moves, if it is
+//! known where that is.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -32,8 +33,9 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
     let mut random = StdRng::seed_from_u64(seed);
     let settings = &common.settings;
     let mut exchanges = Vec::new();
-    let key = settings.clients * KEYS + number;
-    let (mut sequence, mut sent, mut id) = (0, 0, u64::from(number) << 32);
+    let partitions = settings.partitions.max(1);
+    let mut sequences = vec![0_u64; partitions as usize];
+    let (mut sent, mut id) = (0, u64::from(number) << 32);
     let mut connection: Option<(Sender, Driver)> = None;
     while !common.stop.is_cancelled() {
         let Some((sender, _)) = &mut connection else {
@@ -45,11 +47,15 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
             continue;
         };
         id += 1;
+        let moving = settings.places.as_ref().and_then(|places| places.borrow().any_moving(&mut random));
+        let partition = moving.unwrap_or_else(|| random.random_range(0..partitions));
+        let key = settings.clients * KEYS + number * partitions + partition;
+        let sequence = &mut sequences[partition as usize];
         let mut members = Vec::new();
         for _ in 0..random.random_range(2..=LENGTH) {
-            (sequence, sent) = (sequence + 1, sent + 1);
+            (*sequence, sent) = (*sequence + 1, sent + 1);
             let request = common.request_id(settings.clients + number, sent);
-            let kind = Kind::Write { sequence };
+            let kind = Kind::Write { sequence: *sequence };
             // Handed to the connection here, not when it is awaited: the order is that of these lines.
             let answer = sender.send_request(common.request(key, &kind, request, true));
             members.push((request, kind, clock::now(), answer));
@@ -61,7 +67,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
             async move {
                 let said = timeout(common.settings.patience, heard(answer)).await;
                 let Said { outcome, answered_by, .. } = said.unwrap_or_else(|_| unanswered());
-                let (ended_at, partition) = (clock::now(), common.keys[key as usize].partition);
+                let ended_at = clock::now();
                 common.gauge.ended(&outcome);
                 let (due_at, burst) = (sent_at, None);
                 Exchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst }

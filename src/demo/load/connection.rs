@@ -22,7 +22,7 @@ type Body = Full<Bytes>;
 /// One connection.
 pub(super) enum Connection {
     /// HTTP/1.1 with keep-alive.
-    Http1(http1::SendRequest<Body>, Driver),
+    Http1 { sender: http1::SendRequest<Body>, _driver: Driver },
     /// HTTP/2 with prior knowledge.
     Http2(http2::SendRequest<Body>, Driver),
 }
@@ -49,20 +49,20 @@ impl Connection {
             return Ok(Connection::Http2(sender, Driver::start(connection)));
         }
         let (sender, connection) = http1::handshake(stream).await.map_err(io::Error::other)?;
-        Ok(Connection::Http1(sender, Driver::start(connection)))
+        Ok(Connection::Http1 { sender, _driver: Driver::start(connection) })
     }
 
     /// For those who send several requests at once.
     pub(super) fn into_http2(self) -> Option<(http2::SendRequest<Body>, Driver)> {
         match self {
             Connection::Http2(sender, driver) => Some((sender, driver)),
-            Connection::Http1(..) => None,
+            Connection::Http1 { .. } => None,
         }
     }
 
     async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
         match self {
-            Connection::Http1(sender, _) => match sender.ready().await {
+            Connection::Http1 { sender, .. } => match sender.ready().await {
                 Ok(()) => sender.try_send_request(request).await,
                 // Closed while idle: the next line says so and gives the request back.
                 Err(_) => sender.try_send_request(request).await,

@@ -1,12 +1,18 @@
-//! A steady client: one request at a time, writes and reads of its own keys, by whichever router.
+//! A steady client: writes and reads of its own keys, by whichever router, one request of a key at a time.
+//!
+//! It has one request under way, as a thread of a service would. One that is held longer than [`PATIENT`] is waited for
+//! aside, and the client goes on with its other keys: else one partition that is held would silence all clients, and
+//! nothing would be known about the others.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use tokio::task::JoinSet;
 
 use super::super::clock;
 use super::super::record::{Exchange, Key, Kind, Outcome};
@@ -15,14 +21,32 @@ use super::{AFTER_REFUSAL, Common, KEYS, next_due};
 
 /// How often the last look at a key is tried.
 const LOOKS: u32 = 5;
+/// How long a client waits for an answer before it goes on with another key.
+const PATIENT: Duration = Duration::from_millis(100);
 
 struct Client {
     common: Arc<Common>,
     number: u32,
     http2: bool,
+    /// One for each router; absent while it is in use.
     connections: Vec<Option<Connection>>,
     random: StdRng,
     sent: u32,
+}
+
+/// A request that was answered, or was not.
+struct Done {
+    exchange: Exchange,
+    router: usize,
+    connection: Option<Connection>,
+}
+
+/// What the client knows of a key.
+#[derive(Debug, Clone, Copy, Default)]
+struct Writes {
+    sent: u64,
+    acked: u64,
+    under_way: bool,
 }
 
 pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exchange> {
@@ -34,34 +58,59 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
         rate => clock::nanos(Duration::from_secs(u64::from(settings.clients)) / rate),
     };
     let mut due = clock::now() + if interval > 0 { client.random.random_range(0..interval) } else { 0 };
-    // Per key: the last write that was sent, and the last that was acknowledged.
-    let mut writes = [(0_u64, 0_u64); KEYS as usize];
+    let mut writes = [Writes::default(); KEYS as usize];
+    let mut aside = JoinSet::new();
     while !stop.is_cancelled() {
         let wait = due.saturating_sub(clock::now());
         if wait > 0 && stop.run_until_cancelled(tokio::time::sleep(Duration::from_nanos(wait))).await.is_none() {
             break;
         }
-        let own = client.random.random_range(0..KEYS as usize);
-        let (written, acked) = &mut writes[own];
-        let key = number * KEYS + own as u32;
-        let kind = if *acked > 0 && client.random.random_ratio(1, 4) {
-            Kind::Read { floor: *acked, seen: 0, last: false }
-        } else {
-            *written += 1;
-            Kind::Write { sequence: *written }
-        };
-        let done = client.send(key, kind, due).await;
-        match (&done.outcome, done.kind) {
-            (Outcome::Ok, Kind::Write { sequence }) => *acked = sequence,
-            (Outcome::Refused { .. }, _) => tokio::time::sleep(AFTER_REFUSAL).await,
-            _ => {}
+        let free: Vec<usize> = (0..writes.len()).filter(|own| !writes[*own].under_way).collect();
+        let mut current = None;
+        if !free.is_empty() {
+            let own = free[client.random.random_range(0..free.len())];
+            let known = &mut writes[own];
+            known.under_way = true;
+            let kind = if known.acked > 0 && client.random.random_ratio(1, 4) {
+                Kind::Read { floor: known.acked, seen: 0, last: false }
+            } else {
+                known.sent += 1;
+                Kind::Write { sequence: known.sent }
+            };
+            current = Some(Box::pin(client.send(number * KEYS + own as u32, kind, due)));
         }
-        let repeats = settings.repeats > 0 && client.random.random_ratio(1, settings.repeats);
-        if repeats && done.sequence().is_some() && done.outcome == Outcome::Ok {
-            client.repeat(&done).await;
+        let patience = tokio::time::sleep(PATIENT);
+        tokio::pin!(patience);
+        // Until the request is done or has to wait aside; if all keys wait, until one of them does no longer.
+        loop {
+            let Some(asked) = &mut current else {
+                if let Some(Ok(done)) = aside.join_next().await {
+                    client.note(done, &mut writes, &mut exchanges).await;
+                }
+                break;
+            };
+            tokio::select! {
+                done = asked => {
+                    let refused = matches!(done.exchange.outcome, Outcome::Refused { .. });
+                    client.note(done, &mut writes, &mut exchanges).await;
+                    if refused {
+                        tokio::time::sleep(AFTER_REFUSAL).await;
+                    }
+                    break;
+                }
+                Some(Ok(done)) = aside.join_next(), if !aside.is_empty() => {
+                    client.note(done, &mut writes, &mut exchanges).await;
+                }
+                () = &mut patience => {
+                    current.take().map(|asked| aside.spawn(asked));
+                    break;
+                }
+            }
         }
-        exchanges.push(done);
         due = next_due(due, interval);
+    }
+    while let Some(Ok(done)) = aside.join_next().await {
+        exchanges.push(done.exchange);
     }
     exchanges
 }
@@ -73,34 +122,63 @@ impl Client {
         Client { common, number, http2, connections, random: StdRng::seed_from_u64(seed), sent: 0 }
     }
 
-    async fn send(&mut self, key: Key, kind: Kind, due_at: u64) -> Exchange {
+    /// Sends a request; the future is independent of the client.
+    fn send(&mut self, key: Key, kind: Kind, due_at: u64) -> impl Future<Output = Done> + use<> {
         self.sent += 1;
         let request = self.common.request_id(self.number, self.sent);
-        let sent_at = clock::now();
-        let said = self.ask(key, &kind, request).await;
-        let ended_at = clock::now();
-        self.common.gauge.ended(&said.outcome);
-        let kind = match kind {
-            Kind::Read { floor, last, .. } => Kind::Read { floor, seen: said.seen, last },
-            write => write,
-        };
-        let partition = self.common.keys[key as usize].partition;
-        let (outcome, answered_by) = (said.outcome, said.answered_by);
-        Exchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst: None }
+        let asked = self.ask(key, kind, request);
+        let common = self.common.clone();
+        async move {
+            let sent_at = clock::now();
+            let (said, router, connection) = asked.await;
+            let ended_at = clock::now();
+            common.gauge.ended(&said.outcome);
+            let kind = match kind {
+                Kind::Read { floor, last, .. } => Kind::Read { floor, seen: said.seen, last },
+                write => write,
+            };
+            let partition = common.keys[key as usize].partition;
+            let (outcome, answered_by, burst) = (said.outcome, said.answered_by, None);
+            let exchange =
+                Exchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst };
+            Done { exchange, router, connection }
+        }
     }
 
-    async fn ask(&mut self, key: Key, kind: &Kind, request: u64) -> super::Said {
-        let settings = &self.common.settings;
-        let router = self.random.random_range(0..settings.routers.len());
-        let (to, patience) = (settings.routers[router], settings.patience);
+    fn ask(
+        &mut self,
+        key: Key,
+        kind: Kind,
+        request: u64,
+    ) -> impl Future<Output = (super::Said, usize, Option<Connection>)> + use<> {
+        let router = self.random.random_range(0..self.connections.len());
+        let (to, patience) = (self.common.settings.routers[router], self.common.settings.patience);
+        let (http2, request) = (self.http2, self.common.request(key, &kind, request, self.http2));
+        let mut connection = self.connections[router].take();
         self.common.gauge.sent.fetch_add(1, Relaxed);
-        let request = self.common.request(key, kind, request, self.http2);
-        exchange(&mut self.connections[router], to, self.http2, request, patience).await
+        async move {
+            let said = exchange(&mut connection, to, http2, request, patience).await;
+            (said, router, connection)
+        }
     }
 
-    /// Sends the same request again, which nobody should.
-    async fn repeat(&mut self, done: &Exchange) {
-        let _ = self.ask(done.key, &done.kind, done.request).await;
+    async fn note(&mut self, done: Done, writes: &mut [Writes; KEYS as usize], exchanges: &mut Vec<Exchange>) {
+        let Done { exchange, router, connection } = done;
+        if self.connections[router].is_none() {
+            self.connections[router] = connection;
+        }
+        let known = &mut writes[(exchange.key - self.number * KEYS) as usize];
+        known.under_way = false;
+        if let (Outcome::Ok, Kind::Write { sequence }) = (&exchange.outcome, exchange.kind) {
+            known.acked = sequence;
+        }
+        let repeats = self.common.settings.repeats;
+        let is_write = exchange.sequence().is_some() && exchange.outcome == Outcome::Ok;
+        if repeats > 0 && is_write && self.random.random_ratio(1, repeats) {
+            // As nobody should.
+            let _ = self.ask(exchange.key, exchange.kind, exchange.request).await;
+        }
+        exchanges.push(exchange);
     }
 }
 
@@ -118,15 +196,15 @@ pub(super) async fn last_look(common: &Arc<Common>, exchanges: &[Exchange]) -> V
     let mut looks = Vec::new();
     for (key, floor) in acked {
         let kind = Kind::Read { floor, seen: 0, last: true };
-        let mut look = client.send(key, kind, clock::now()).await;
-        for _ in 1..LOOKS {
-            if look.outcome == Outcome::Ok {
+        for tried in 1..=LOOKS {
+            let Done { exchange, router, connection } = client.send(key, kind, clock::now()).await;
+            client.connections[router] = connection;
+            if exchange.outcome == Outcome::Ok || tried == LOOKS {
+                looks.push(exchange);
                 break;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
-            look = client.send(key, kind, clock::now()).await;
         }
-        looks.push(look);
     }
     looks
 }

@@ -24,8 +24,9 @@ use super::{Writer, WriterService};
 impl HandoffHandler for Writer {
     /// Copies the state while the old owner still serves. May take as long as it takes.
     async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+        Writer::warm(self, part.partition, part.handoff)?;
         tokio::time::sleep(self.settings().warm_time).await;
-        Ok(Writer::warm(self, part.partition, part.handoff)?)
+        Ok(())
     }
 
     /// The old owner has stopped for good: what it wrote since is the last that was missing. Clients wait meanwhile.

@@ -201,7 +201,7 @@ fn live(happenings: &[Happening], mode: Mode, strategy: Name, max_concurrent_han
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn a_plan_applied_until_quiet_converges_after_any_life(

@@ -48,9 +48,10 @@ fn a_move_whose_new_owner_dies_after_the_flip_starts_anew_from_the_dead_owner() 
         let dead = world.view().incarnation_of("w-1");
         world.join_pod("w-2");
         world.restart_pod("w-1");
+        let flipped = world.view().assignments[&0].clone();
         let plan = world.lead();
         assert!(matches!(plan.actions[..], [Action::Abandon { .. }]), "in {phase:?}: {:?}", plan.actions);
-        assert_eq!(world.owner(0), "w-1");
+        assert_eq!(world.view().assignments[&0], flipped, "it is a dead owner already");
         world.wait(secs(5));
         let next = world.handoff(0);
         assert_eq!((next.old_owner.as_deref(), next.old_incarnation, next.epoch), (Some("w-1"), dead, 3));
@@ -99,8 +100,11 @@ fn a_warming_move_to_a_pod_that_begins_to_drain_is_cancelled_and_a_later_one_fin
     world.drain_pod("w-1");
     world.join_pod("w-2");
     assert!(cancels(&world.wait(secs(10))).is_empty());
-    world.run_until_quiet();
-    assert_eq!(world.owner(0), "w-2");
+    while world.participate(0) {}
+    assert!(!world.view().handoffs.contains_key(&0));
+    let plan = world.lead();
+    assert_eq!(plan.round, None, "what waited for the end of a handoff needs no round");
+    assert_eq!(world.handoff(0).new_owner, "w-2");
 }
 
 #[test]
@@ -219,6 +223,35 @@ fn time_in_a_phase_counts_from_the_planners_own_sight_of_it() {
 }
 
 #[test]
+fn each_phase_has_its_own_time() {
+    let mut world = moving(Mode::Barrier, Phase::Warming);
+    world.silent.insert("r-0".into());
+    world.wait(secs(200));
+    assert!(world.participate(0));
+    assert_eq!(world.handoff(0).phase, Phase::Ready);
+    assert!(cancels(&world.wait(secs(59))).is_empty());
+    assert_eq!(cancels(&world.wait(secs(2))).len(), 1);
+}
+
+#[test]
+fn nothing_is_decided_about_a_partition_whose_records_cannot_be_read() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    world.store.put(world.keys.assignment(0), b"{".to_vec());
+    world.kill_pod("w-1");
+    assert!(world.wait(secs(100)).iter().all(|plan| plan.actions.is_empty()));
+}
+
+#[test]
+fn a_completed_move_that_waits_for_nobody_is_left_to_its_next_step() {
+    let mut world = moving(Mode::Barrier, Phase::Complete);
+    world.silent.insert("w-0".into());
+    world.lead();
+    world.kill_pod("w-0");
+    world.now += secs(100);
+    assert!(world.lead().actions.is_empty());
+}
+
+#[test]
 fn a_timeout_does_not_race_a_phase_that_is_about_to_move_on() {
     let mut world = moving(Mode::Barrier, Phase::Ready);
     world.silent.insert("r-0".into());
@@ -252,6 +285,7 @@ fn a_router_that_cannot_drain_gets_its_cancel_and_each_retry_waits_longer() {
     world.stuck.clear();
     world.run_until_quiet();
     assert_eq!(world.owner(0), "w-1");
+    assert_eq!(world.memory.backoffs, Default::default(), "a success ends the row");
 }
 
 #[test]

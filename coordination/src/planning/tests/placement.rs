@@ -187,11 +187,11 @@ fn odd_partitions_are_spread_over_zones() {
 fn a_restarted_pod_gets_its_own_partitions_back() {
     let mut layout = even(3, 9);
     for (partition, slot) in layout.slots.iter_mut().enumerate() {
-        let member = Some(partition % 3);
-        (slot.owner, slot.home) = if partition % 3 == 1 { (None, member) } else { (member, None) };
+        let member = partition / 3;
+        (slot.owner, slot.home) = if member == 2 { (Some(member), None) } else { (None, Some(member)) };
     }
     let places = Name::Sticky.placement().place(&layout);
-    assert!(places.iter().enumerate().all(|(partition, place)| *place == Some(partition % 3)));
+    assert!(places.iter().enumerate().all(|(partition, place)| *place == Some(partition / 3)));
 }
 
 #[test]
@@ -199,4 +199,25 @@ fn jump_spreads_partitions_evenly_enough() {
     let layout = even(8, 1024);
     let loads = loads(&layout, &Name::Jump.placement().place(&layout));
     assert!(loads.iter().all(|load| (90..=170).contains(load)), "{loads:?}");
+}
+
+#[test]
+fn an_odd_partition_goes_to_the_largest_remainder() {
+    let mut layout = even(2, 1);
+    layout.members[1].weight = Thousandths(1700);
+    assert_eq!(Name::Sticky.placement().place(&layout), [Some(1)]);
+}
+
+#[test]
+fn under_jump_a_partition_whose_pod_is_shunned_stays_where_it_is() {
+    let mut layout = even(5, 64);
+    for (partition, slot) in layout.slots.iter_mut().enumerate() {
+        slot.owner = Some(1 + partition % 4);
+    }
+    let meant = Name::Jump.placement().place(&layout);
+    layout.members[0].intake = Intake::Shunned;
+    let places = Name::Jump.placement().place(&layout);
+    for (slot, (meant, place)) in layout.slots.iter().zip(meant.iter().zip(places)) {
+        assert_eq!(place, if *meant == Some(0) { slot.owner } else { *meant });
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::world::{World, policy, secs};
 use crate::planning::{Action, FIRST_BACK_OFF, MoveCause, Notice, Plan, Policy, RoundCause, Strategy};
-use crate::protocol::records::{Handoff, KeyspaceConfig, Mode, Phase, PodStatus, encode};
+use crate::protocol::records::{Assignment, AssignmentStatus, Handoff, KeyspaceConfig, Mode, Phase, PodStatus, encode};
 
 fn begun(plan: &Plan) -> Vec<(&Handoff, MoveCause)> {
     let begun = plan.actions.iter().filter_map(|action| match action {
@@ -141,6 +141,10 @@ fn settings_deleted_by_hand_come_back_but_never_smaller() {
 #[test]
 fn settings_that_cannot_be_read_are_left_alone() {
     let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+    world.join_pod("w-2");
+    world.plan();
+    world.now = world.wake.unwrap();
+    assert!(!begun(&world.plan()).is_empty(), "and it would be tried again");
     world.store.put(world.keys.config(), b"{".to_vec());
     world.kill_pod("w-1");
     let plans = world.wait(secs(60));
@@ -148,7 +152,7 @@ fn settings_that_cannot_be_read_are_left_alone() {
     assert!(plans.len() < 10, "{} plans in a minute in which nothing can be done", plans.len());
     world.store.put(world.keys.config(), encode(&KeyspaceConfig { partitions: 8 }));
     world.run_until_quiet();
-    assert_eq!(world.balance()["w-0"], 8);
+    assert_eq!(world.balance()["w-0"], 4);
 }
 
 #[test]
@@ -283,4 +287,48 @@ fn a_create_that_did_not_happen_is_tried_again_without_a_round() {
     let again = world.wait_for_wake();
     assert_eq!((again.round, begun(&again).len()), (None, 3));
     assert!(world.now < secs(100) + FIRST_BACK_OFF + secs(100));
+}
+
+#[test]
+fn a_draining_pod_goes_before_balance_whatever_its_partitions_are_called() {
+    let mut world = World::new(policy(8));
+    world.policy.max_concurrent_handoffs = 2;
+    for pod in ["w-0", "w-1", "w-2"] {
+        world.join_pod(pod);
+    }
+    let view = world.view();
+    for partition in 0..8 {
+        let owner = if partition < 6 { "w-0" } else { "w-1" };
+        let assignment = Assignment {
+            partition,
+            owner: owner.into(),
+            incarnation: view.incarnation_of(owner),
+            status: AssignmentStatus::Active,
+            epoch: 1,
+        };
+        world.store.put(world.keys.assignment(partition), encode(&assignment));
+    }
+    world.drain_pod("w-1");
+    let plans = world.wait(secs(5));
+    let partitions: Vec<u32> = all_begun(&plans).iter().map(|(handoff, _)| handoff.partition).collect();
+    assert_eq!(partitions, [6, 7]);
+}
+
+#[test]
+fn while_changes_settle_nothing_is_begun_and_nobody_is_woken_for_nothing() {
+    let mut world = World::settled(policy(12), &["w-0"]);
+    world.policy.max_concurrent_handoffs = 2;
+    world.policy.settle = secs(30);
+    world.policy.settle_max = secs(30);
+    world.wait(secs(10));
+    world.join_pod("w-1");
+    world.lead();
+    assert_eq!(begun(&world.wait_for_wake()).len(), 2);
+    let first = *world.view().handoffs.keys().next().unwrap();
+    world.join_pod("w-2");
+    while world.participate(first) {}
+    let plans = world.wait(secs(29));
+    assert!(all_begun(&plans).is_empty(), "a place is free, but what it would be used for may be out of date");
+    assert!(plans.len() < 5, "{} plans", plans.len());
+    assert_eq!(all_begun(&world.wait(secs(1))).len(), 1);
 }

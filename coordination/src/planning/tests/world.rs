@@ -344,7 +344,7 @@ impl World {
     /// Leads and participates until two heartbeats have passed in which nothing was written. Returns the moves begun.
     pub(super) fn run_until_quiet(&mut self) -> usize {
         let (mut begun, mut heartbeats) = (0, 0);
-        for _ in 0..100_000 {
+        for _ in 0..5_000 {
             let before = self.store.revision;
             let plan = self.lead();
             begun += plan.actions.iter().filter(|action| matches!(action, Action::Create { .. })).count();

@@ -184,11 +184,12 @@ fn answer_framing(
     status: StatusCode,
     method: &Method,
 ) -> Result<(AnswerFraming, bool), HeadError> {
-    let bodiless = status.is_informational() || status == StatusCode::NO_CONTENT;
-    if bodiless {
+    let bodiless = status.is_informational() || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
+    if bodiless && *method != Method::HEAD {
+        // In a 304 it is the length of what is not sent, and hyper's server would drop it as well.
         headers.remove(CONTENT_LENGTH);
     }
-    if bodiless || status == StatusCode::NOT_MODIFIED || *method == Method::HEAD {
+    if bodiless || *method == Method::HEAD {
         return Ok((AnswerFraming::Length(0), true));
     }
     if headers.contains_key(TRANSFER_ENCODING) {

@@ -144,11 +144,11 @@ impl Exchange {
             return Poll::Ready(Err(SendError::Failed(Broken::Closed)));
         };
         let result = loop {
-            if let Some(timer) = &mut self.continue_timer {
-                if timer.as_mut().poll(context).is_ready() {
-                    live.upload.withheld = false;
-                    self.continue_timer = None;
-                }
+            if let Some(timer) = &mut self.continue_timer
+                && timer.as_mut().poll(context).is_ready()
+            {
+                live.upload.withheld = false;
+                self.continue_timer = None;
             }
             if let Err(error) = live.send(context) {
                 break Err(error);

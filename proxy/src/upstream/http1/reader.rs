@@ -123,16 +123,12 @@ impl Reader {
         if !self.decoder.is_done() {
             return;
         }
-        if let Side::Whole(stream, mut write, Some(pool)) = std::mem::replace(&mut self.side, Side::Gone) {
-            if self.read.is_empty() {
-                write.clear();
-                pool.give_back(Connection {
-                    stream,
-                    read: std::mem::take(&mut self.read),
-                    write,
-                    idle_since: pool.now(),
-                });
-            }
+        if let Side::Whole(stream, mut write, Some(pool)) = std::mem::replace(&mut self.side, Side::Gone)
+            && self.read.is_empty()
+        {
+            write.clear();
+            let (read, idle_since) = (std::mem::take(&mut self.read), pool.now());
+            pool.give_back(Connection { stream, read, write, idle_since });
         }
     }
 }

@@ -113,7 +113,7 @@ impl Upload {
                 Poll::Ready(Some(Err(_))) => return Err(UploadError::Body),
                 Poll::Ready(Some(Ok(frame))) => {
                     self.push(frame)?;
-                    if !self.ended && self.attempt.is_end_stream() {
+                    if !self.ended && self.large.is_empty() && self.attempt.is_end_stream() {
                         self.end(None)?;
                     }
                 }
@@ -159,10 +159,6 @@ impl Upload {
             // The client's own length was not reached: hyper refuses that, and so would the pod.
             Framing::Length(left) if left > 0 => return Err(UploadError::Body),
             Framing::Chunked => {
-                if std::mem::take(&mut self.line_end_due) {
-                    // Only trailers right behind a large frame get here, and they come after it has been written.
-                    self.out.extend_from_slice(b"\r\n");
-                }
                 self.out.extend_from_slice(b"0\r\n");
                 for (name, value) in trailers.into_iter().flatten() {
                     self.out.extend_from_slice(name.as_str().as_bytes());

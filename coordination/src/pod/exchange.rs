@@ -1,0 +1,67 @@
+//! One request inside the service: its future, and the guard that counts it until it has ended.
+//!
+//! Dropped before its end, because the caller went away, it goes on in a task of its own: what it has begun may take effect
+//! whether somebody waits for the answer or not, and only its end tells that it has. It is dropped for good when the lease
+//! is over.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::runtime::Handle;
+
+use super::ownership::InFlight;
+
+#[derive(Debug)]
+pub(super) struct Exchange<F: Future + Send + 'static> {
+    // In a box, so that it can move to a task of its own.
+    future: Option<Pin<Box<F>>>,
+    in_flight: Option<InFlight>,
+}
+
+impl<F: Future + Send + 'static> Exchange<F> {
+    pub(super) fn new(future: F, in_flight: InFlight) -> Self {
+        Exchange { future: Some(Box::pin(future)), in_flight: Some(in_flight) }
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.in_flight.as_ref().is_none_or(InFlight::is_lost)
+    }
+
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<F::Output> {
+        let Some(mut future) = self.future.take() else { return Poll::Pending };
+        let answer = future.as_mut().poll(context);
+        // One that panicked is not put back: it has ended.
+        if answer.is_pending() {
+            self.future = Some(future);
+        }
+        answer
+    }
+
+    /// Ends it for good, whether it has an answer or not.
+    pub(super) fn end(&mut self) -> Option<InFlight> {
+        self.future = None;
+        self.in_flight.take()
+    }
+}
+
+impl<F: Future + Send + 'static> Drop for Exchange<F> {
+    fn drop(&mut self) {
+        let (Some(future), Some(in_flight)) = (self.future.take(), self.in_flight.take()) else { return };
+        // Without a runtime, or with one that ends, the process ends too.
+        if let Ok(runtime) = Handle::try_current()
+            && !in_flight.is_lost()
+        {
+            runtime.spawn(finish(future, in_flight));
+        }
+    }
+}
+
+async fn finish<F: Future>(future: Pin<Box<F>>, in_flight: InFlight) {
+    // Dropped before `in_flight` is, in either case.
+    tokio::select! {
+        biased;
+        () = in_flight.lost() => {}
+        _ = future => {}
+    }
+}

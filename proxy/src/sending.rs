@@ -1,0 +1,81 @@
+//! The time between the first byte to a pod and the head of its answer: the exchange, its time-outs, and a client that may
+//! leave.
+//!
+//! What must stay true: a client that leaves does not end the exchange; time and severing do.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::time::Instant;
+
+use crate::flight::{Flight, see_through};
+use crate::request_body::RequestBody;
+use crate::upstream::{Answer, InFlight, SendError};
+use crate::vigil::{Ended, Vigil};
+
+/// Why there is no answer.
+pub(crate) enum NoAnswer {
+    Send(SendError),
+    Ended(Ended),
+}
+
+/// An exchange until its answer begins. Dropped, because the client has gone, it goes on by itself.
+pub(crate) struct Sending<'request> {
+    under_way: Option<(InFlight, Flight)>,
+    body: &'request RequestBody,
+    vigil: Vigil,
+    begun: Instant,
+}
+
+impl<'request> Sending<'request> {
+    pub(crate) fn new(exchange: InFlight, flight: Flight, body: &'request RequestBody) -> Self {
+        let watch = &flight.shared().watch;
+        Sending { vigil: Vigil::new(watch.clone()), begun: watch.now(), under_way: Some((exchange, flight)), body }
+    }
+}
+
+impl Future for Sending<'_> {
+    type Output = (Result<Answer, NoAnswer>, Flight);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Some((exchange, flight)) = &mut this.under_way else {
+            return Poll::Pending;
+        };
+        let outcome = match exchange.poll_answer(context) {
+            Poll::Ready(answer) => answer.map_err(NoAnswer::Send),
+            Poll::Pending => {
+                let shared = flight.shared();
+                // The pod's time runs from when it last had what it needs: while the client still has to send, only
+                // silence is bounded.
+                let deadline = || {
+                    let upload = this.body.upload().filter(|upload| upload.progress > this.begun);
+                    let since = upload.map_or(this.begun, |upload| upload.progress);
+                    let patience = match this.body.upload() {
+                        Some(upload) if upload.awaits_client => shared.idle_timeout,
+                        _ => shared.request_timeout,
+                    };
+                    since + patience + shared.watch.tick()
+                };
+                match this.vigil.poll(context, || flight.sever_token(), deadline) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(ended) => Err(NoAnswer::Ended(ended)),
+                }
+            }
+        };
+        match this.under_way.take() {
+            // Broken off here, if it has not ended by itself.
+            Some((_, flight)) => Poll::Ready((outcome, flight)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if let Some((exchange, flight)) = self.under_way.take() {
+            see_through(exchange, flight);
+        }
+    }
+}
