@@ -1,7 +1,7 @@
 //! The path of one request: which partition, through its gate, to the pod that owns it, and the answer back.
 //!
 //! Not here: what an error looks like to the client ([`respond`](crate::respond)), connections
-//! ([`upstream`](crate::upstream)), who owns what ([`table`](crate::table)).
+//! (`upstream`), who owns what ([`table`](crate::table)).
 //! What must stay true: a request is sent a second time only if it is certain that no pod acted on it; one that is held
 //! dies with its client and is never sent; one that may have been sent is seen through whether its client waits or not;
 //! a pod's "not mine" never reaches a client.

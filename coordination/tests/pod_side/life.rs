@@ -6,7 +6,7 @@ use http_body_util::BodyExt as _;
 use segue_coordination::pod::{Move, PodSettings};
 use segue_coordination::protocol::records::{Phase, PodStatus};
 use segue_coordination::store::data::{Keys, Op};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::world::{Call, Conduct, Pod, TTL, World, whole};
 
@@ -45,7 +45,7 @@ async fn past_its_lease_clock_a_zombie_refuses_and_before_the_lease_can_end_it_s
     assert_eq!(pod.status_of(0, 1).await, 421);
     assert!(!working.answer.is_closed(), "what was accepted has the last third of the TTL to end");
 
-    let answer = sent.await.unwrap();
+    let answer = timeout(TTL, sent).await.expect("never stopped").unwrap();
     assert!(Instant::now() > trusted && Instant::now() < stands, "stopped in the last third");
     assert_eq!(answer.status(), 500, "it may have been applied: neither a success nor a 421");
     working.answer.closed().await;
@@ -76,7 +76,8 @@ async fn an_answer_that_flows_is_cut_off_when_the_lease_runs_out() {
     assert_eq!(response.status(), 200);
     let stands = pod.state().stands_until.unwrap();
     memory.set_available(false);
-    assert!(response.body_mut().frame().await.unwrap().is_err());
+    let cut_off = timeout(TTL, response.body_mut().frame()).await.expect("never cut off");
+    assert!(cut_off.unwrap().is_err());
     assert!(Instant::now() < stands);
     assert_eq!(pod.handle.ownership().total_in_flight(), 0);
 }

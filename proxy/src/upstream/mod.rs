@@ -171,6 +171,7 @@ impl Line {
 }
 
 /// A request on its way, until the head of its answer is there. Dropped, it is broken off.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one; a box would be one more allocation")]
 pub(crate) enum InFlight {
     Http1(http1::Exchange),
     Http2(http2::Exchange),

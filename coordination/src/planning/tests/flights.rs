@@ -242,6 +242,15 @@ fn nothing_is_decided_about_a_partition_whose_records_cannot_be_read() {
 }
 
 #[test]
+fn a_new_owner_whose_registration_cannot_be_read_is_not_taken_for_dead() {
+    for phase in [Phase::Warming, Phase::Switching] {
+        let mut world = moving(Mode::Barrier, phase);
+        world.store.put(world.keys.pod("w-1"), b"{".to_vec());
+        assert!(world.wait(secs(50)).iter().all(|plan| plan.actions.is_empty()), "in {phase:?}");
+    }
+}
+
+#[test]
 fn a_completed_move_that_waits_for_nobody_is_left_to_its_next_step() {
     let mut world = moving(Mode::Barrier, Phase::Complete);
     world.silent.insert("w-0".into());

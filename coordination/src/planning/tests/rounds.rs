@@ -1,7 +1,7 @@
 //! When moves are planned, how many at a time, and which first.
 
 use super::world::{World, policy, secs};
-use crate::planning::{Action, FIRST_BACK_OFF, MoveCause, Notice, Plan, Policy, RoundCause, Strategy};
+use crate::planning::{Action, FIRST_BACK_OFF, MoveCause, Notice, Plan, Policy, RoundCause, Strategy, plan};
 use crate::protocol::records::{Assignment, AssignmentStatus, Handoff, KeyspaceConfig, Mode, Phase, PodStatus, encode};
 
 fn begun(plan: &Plan) -> Vec<(&Handoff, MoveCause)> {
@@ -331,4 +331,19 @@ fn while_changes_settle_nothing_is_begun_and_nobody_is_woken_for_nothing() {
     assert!(all_begun(&plans).is_empty(), "a place is free, but what it would be used for may be out of date");
     assert!(plans.len() < 5, "{} plans", plans.len());
     assert_eq!(all_begun(&world.wait(secs(1))).len(), 1);
+}
+
+#[test]
+fn settings_that_cannot_be_read_are_not_those_that_stood_there_before() {
+    let mut world = World::settled(policy(4), &["w-0"]);
+    world.wait(secs(1));
+    let mut view = world.view();
+    view.malformed.insert(world.keys.config(), "a newer version wrote them".into());
+    view.pods.clear();
+    world.join_pod("w-1");
+    view.pods = world.view().pods;
+    for second in 0..40 {
+        let plan = plan(&view, &world.policy, &mut world.memory, world.now + secs(second));
+        assert!(plan.actions.is_empty());
+    }
 }

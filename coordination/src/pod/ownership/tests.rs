@@ -37,7 +37,7 @@ async fn nothing_gets_in_after_a_closed_partition_was_seen_idle() {
             })
         })
         .collect();
-    for _ in 0..2_000 {
+    for _ in 0..500 {
         ownership.set(0, Some(1), 1);
         let before = accepted.load(SeqCst);
         while accepted.load(SeqCst) == before {
@@ -45,8 +45,10 @@ async fn nothing_gets_in_after_a_closed_partition_was_seen_idle() {
         }
         ownership.set(0, None, 1);
         ownership.idle(0).await;
-        for _ in 0..100 {
+        for _ in 0..50 {
             assert_eq!(inside.load(SeqCst), 0);
+            // Time for one that was on its way in.
+            std::thread::yield_now();
         }
     }
     ended.store(true, SeqCst);
