@@ -128,6 +128,8 @@ fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
         "segue_in_flight",
         "segue_stash_depth",
         "segue_stash_bytes",
+        "segue_stash_wait_seconds",
+        "segue_stash_rejected_total",
         "segue_bounced_total",
         "segue_cutovers_total",
         "segue_cutover_pause_seconds",

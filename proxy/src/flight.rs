@@ -45,6 +45,10 @@ impl Flight {
         self.pass().epoch()
     }
 
+    pub(crate) fn may_still_go(&self) -> bool {
+        self.pass().may_still_go()
+    }
+
     pub(crate) fn sever_token(&self) -> CancellationToken {
         self.pass().sever_token()
     }

@@ -153,6 +153,8 @@ enum Sent {
     Answered(Response<AnswerBody>),
     /// Nothing was done: the request waits for its turn again.
     Undone(Pass, Bounce),
+    /// While a connection was being made, the router's lease ran out: nothing was sent.
+    Fenced(Pass),
     Own(Own),
     ClientGone,
 }
@@ -202,7 +204,11 @@ async fn route(
     loop {
         let pass = match admission {
             Admission::Pass(pass) => pass,
-            Admission::Held(ticket) => wait(ticket, head, &body).await?,
+            Admission::Held(ticket) => {
+                let pass = wait(ticket, head, &body).await?;
+                shared.metrics.waited(arrived.elapsed());
+                pass
+            }
         };
         let flight = Flight::begin(pass, shared, arrived);
         admission = match send(shared, head, &body, peer, flight, &mut switch).await {
@@ -213,6 +219,7 @@ async fn route(
                 shared.metrics.bounced(cause);
                 Admission::Held(pass.put_back())
             }
+            Sent::Fenced(pass) => Admission::Held(pass.put_back_fenced()),
         };
     }
 }
@@ -258,6 +265,9 @@ async fn send(
                 return Sent::Undone(flight.undo(), Bounce::Refused);
             }
         };
+        if line.is_fresh() && !flight.may_still_go() {
+            return Sent::Fenced(flight.undo());
+        }
         let Some(attempt) = body.attempt() else {
             return Sent::Own(Own::NoOwner);
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
@@ -49,9 +49,31 @@ pub struct WorkerMetrics {
     aborted: AtomicU64,
     in_flight: AtomicU64,
     bounced: [AtomicU64; 2],
+    durations: Times,
+    stash_waits: Times,
+    connections: AtomicU64,
+}
+
+/// A histogram of durations.
+struct Times {
     buckets: [AtomicU64; BOUNDS.len() + 1],
     nanoseconds: AtomicU64,
-    connections: AtomicU64,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Times { buckets: std::array::from_fn(|_| AtomicU64::new(0)), nanoseconds: AtomicU64::new(0) }
+    }
+}
+
+impl Times {
+    #[inline]
+    fn observe(&self, duration: Duration) {
+        let micros = duration.as_micros() as u64;
+        let bucket = BOUNDS.iter().position(|bound| micros <= *bound).unwrap_or(BOUNDS.len());
+        add(&self.buckets[bucket], 1);
+        add(&self.nanoseconds, duration.as_nanos() as u64);
+    }
 }
 
 impl fmt::Debug for WorkerMetrics {
@@ -68,8 +90,8 @@ impl Default for WorkerMetrics {
             aborted: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             bounced: Default::default(),
-            buckets: std::array::from_fn(|_| AtomicU64::new(0)),
-            nanoseconds: AtomicU64::new(0),
+            durations: Times::default(),
+            stash_waits: Times::default(),
             connections: AtomicU64::new(0),
         }
     }
@@ -105,10 +127,12 @@ impl WorkerMetrics {
 
     #[inline]
     pub(crate) fn took(&self, duration: Duration) {
-        let micros = duration.as_micros() as u64;
-        let bucket = BOUNDS.iter().position(|bound| micros <= *bound).unwrap_or(BOUNDS.len());
-        add(&self.buckets[bucket], 1);
-        add(&self.nanoseconds, duration.as_nanos() as u64);
+        self.durations.observe(duration);
+    }
+
+    /// A held request was let in after so long.
+    pub(crate) fn waited(&self, duration: Duration) {
+        self.stash_waits.observe(duration);
     }
 
     #[inline]
@@ -165,6 +189,18 @@ impl Metrics {
         self.sum(|worker| &worker.own[own.index()])
     }
 
+    fn encode_times(&self, mut encoder: MetricEncoder<'_>, times: impl Fn(&WorkerMetrics) -> &Times) -> fmt::Result {
+        let buckets: Vec<(f64, u64)> = (0..=BOUNDS.len())
+            .map(|index| {
+                let bound = BOUNDS.get(index).map_or(f64::INFINITY, |bound| *bound as f64 / 1e6);
+                (bound, self.sum(|worker| &times(worker).buckets[index]))
+            })
+            .collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let seconds = self.sum(|worker| &times(worker).nanoseconds) as f64 / 1e9;
+        encoder.encode_histogram::<NoLabels>(seconds, count, &buckets, None)
+    }
+
     /// How often a request came back undone for this cause.
     pub fn bounces(&self, cause: Bounce) -> u64 {
         self.sum(|worker| &worker.bounced[cause as usize])
@@ -214,15 +250,21 @@ impl Collector for Metrics {
         aborted.encode_counter(&self.sum(|worker| &worker.aborted), none)?;
 
         let help = "From a request's arrival until the pod was done with it";
-        let mut duration = encoder.encode_descriptor("request_duration_seconds", help, None, Histogram)?;
-        let mut buckets = Vec::with_capacity(BOUNDS.len() + 1);
-        for index in 0..=BOUNDS.len() {
-            let bound = BOUNDS.get(index).map_or(f64::INFINITY, |bound| *bound as f64 / 1e6);
-            buckets.push((bound, self.sum(|worker| &worker.buckets[index])));
+        self.encode_times(encoder.encode_descriptor("request_duration_seconds", help, None, Histogram)?, |worker| {
+            &worker.durations
+        })?;
+
+        let help = "How long requests waited in the stash that were let in";
+        self.encode_times(encoder.encode_descriptor("stash_wait_seconds", help, None, Histogram)?, |worker| {
+            &worker.stash_waits
+        })?;
+
+        let help = "Requests that were held, or were to be, and were refused";
+        let mut rejected = encoder.encode_descriptor("stash_rejected", help, None, Counter)?;
+        for own in [Own::StashFull, Own::StashTimeout, Own::NoOwner, Own::Fenced, Own::Shutdown] {
+            let count = self.own_answers(own);
+            rejected.encode_family(&[("reason", own.reason())])?.encode_counter(&count, none)?;
         }
-        let count = buckets.iter().map(|(_, count)| count).sum();
-        let seconds = self.sum(|worker| &worker.nanoseconds) as f64 / 1e9;
-        duration.encode_histogram::<NoLabels>(seconds, count, &buckets, None)?;
 
         let help = "Requests that a pod is working on";
         let mut in_flight = encoder.encode_descriptor("in_flight", help, None, Gauge)?;
@@ -266,6 +308,8 @@ mod tests {
             "segue_bounced_total{cause=\"refused\"} 0\n",
             "segue_in_flight 0\n",
             "segue_request_duration_seconds_count 0\n",
+            "segue_stash_wait_seconds_count 0\n",
+            "segue_stash_rejected_total{reason=\"stash-full\"} 0\n",
             "segue_request_duration_seconds_bucket{le=\"0.0001\"} 0\n",
             "segue_request_duration_seconds_bucket{le=\"+Inf\"} 0\n",
         ] {

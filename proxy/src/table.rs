@@ -7,7 +7,7 @@
 //! * the gate's position changes only under the partition's lock, and opens only when nobody waits;
 //! * a request is counted inside from before it can reach a pod until the pod is done with it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -76,8 +76,28 @@ struct Cell {
     gate: Gate,
     slot: AtomicU32,
     epoch: AtomicU64,
+    /// How often the partition's exchanges were severed. An exchange that began before the last time is one of them.
+    severs: AtomicU32,
     /// There only while the gate is not simply open.
     closed: Mutex<Option<Box<Closed>>>,
+}
+
+/// Where a gate led when a request passed it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Way {
+    pub(crate) slot: u32,
+    pub(crate) epoch: u64,
+    /// How often the partition had been severed by then.
+    pub(crate) severs: u32,
+}
+
+impl Cell {
+    /// For those who are inside, so that it does not change under them.
+    #[inline]
+    fn way(&self) -> Way {
+        let (slot, epoch) = (self.slot.load(Relaxed), self.epoch.load(Relaxed));
+        Way { slot, epoch, severs: self.severs.load(Relaxed) }
+    }
 }
 
 /// What is known of a partition whose gate is closed, or was until just now.
@@ -344,6 +364,8 @@ impl Table {
     /// Ends every exchange of the partition; how many there were.
     pub fn sever(&self, partition: u32) -> u32 {
         let severed = self.in_flight(partition);
+        // Before the tokens go: an exchange takes one only when it lasts, and sees by this that it comes too late.
+        self.cell(partition).severs.fetch_add(1, SeqCst);
         for tokens in &self.severs {
             let token = tokens.lock().unwrap_or_else(PoisonError::into_inner).remove(&partition);
             if let Some(token) = token {
@@ -410,13 +432,13 @@ impl Closed {
 impl Table {
     /// Tries to pass the open gate. On success the caller is inside, and where the gate leads is returned.
     #[inline]
-    pub(crate) fn try_pass(&self, worker: usize, partition: u32, now: Instant) -> Option<(u32, u64)> {
+    pub(crate) fn try_pass(&self, worker: usize, partition: u32, now: Instant) -> Option<Way> {
         let cell = self.cell(partition);
         let inside = self.inside(worker, partition);
         if cell.gate.enter(inside) {
             let slot = cell.slot.load(Relaxed);
             if self.may_pass(slot, now) {
-                return Some((slot, cell.epoch.load(Relaxed)));
+                return Some(cell.way());
             }
             self.leave(worker, partition);
             // The control side sees the same clock; this closes the gap until it has acted.
@@ -429,9 +451,8 @@ impl Table {
     }
 
     /// Where the gate led when the caller was let in; for callers inside.
-    pub(crate) fn leads_to(&self, partition: u32) -> (u32, u64) {
-        let cell = self.cell(partition);
-        (cell.slot.load(Relaxed), cell.epoch.load(Relaxed))
+    pub(crate) fn leads_to(&self, partition: u32) -> Way {
+        self.cell(partition).way()
     }
 
     /// Counts the caller out.
@@ -549,8 +570,14 @@ impl Table {
         self.shutting_down.load(Relaxed)
     }
 
-    pub(crate) fn sever_token(&self, worker: usize, partition: u32) -> CancellationToken {
+    /// Cancelled when the partition's exchanges are severed, or since `began` were.
+    pub(crate) fn sever_token(&self, worker: usize, partition: u32, began: u32) -> CancellationToken {
         let mut tokens = self.severs[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if self.cell(partition).severs.load(SeqCst) != began {
+            let token = CancellationToken::new();
+            token.cancel();
+            return token;
+        }
         tokens.entry(partition).or_default().clone()
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::stash::Place;
-use crate::table::{Pod, Refusal, Table};
+use crate::table::{Pod, Refusal, Table, Way};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ impl Worker {
     pub fn enter(&self, partition: u32, order: Option<u64>, bytes: usize, now: Instant) -> Result<Admission, Refusal> {
         let request = Request { worker: self.clone(), partition, order, bytes, held_since: None };
         match self.inner.table.try_pass(self.inner.index, partition, now) {
-            Some((slot, epoch)) => Ok(Admission::Pass(Pass { request: Some(request), slot, epoch, place: None })),
+            Some(way) => Ok(Admission::Pass(Pass { request: Some(request), way, place: None })),
             None => self.wait(request, now),
         }
     }
@@ -123,10 +123,10 @@ impl Future for Ticket {
                     return Poll::Pending;
                 };
                 let pass = Pass::inside(request, Some(self.place));
-                if pass.request().table().may_pass(pass.slot, Instant::now()) {
+                if pass.may_still_go() {
                     return Poll::Ready(Ok(pass));
                 }
-                *self = pass.back(Some(HoldCause::Fenced));
+                *self = pass.put_back_fenced();
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -170,16 +170,15 @@ impl Drop for Ticket {
 #[derive(Debug)]
 pub struct Pass {
     request: Option<Request>,
-    slot: u32,
-    epoch: u64,
+    way: Way,
     /// Its place in the stash, until its outcome is definite.
     place: Option<Place>,
 }
 
 impl Pass {
     fn inside(request: Request, place: Option<Place>) -> Self {
-        let (slot, epoch) = request.table().leads_to(request.partition);
-        Pass { request: Some(request), slot, epoch, place }
+        let way = request.table().leads_to(request.partition);
+        Pass { request: Some(request), way, place }
     }
 
     fn request(&self) -> &Request {
@@ -194,12 +193,12 @@ impl Pass {
 
     /// The epoch to stamp it with.
     pub fn epoch(&self) -> u64 {
-        self.epoch
+        self.way.epoch
     }
 
     /// Where it goes.
     pub fn pod(&self) -> &Arc<Pod> {
-        self.request().table().pod(self.slot)
+        self.request().table().pod(self.way.slot)
     }
 
     /// Its outcome is definite: the head of the pod's answer is there, or it failed for good. The next request
@@ -215,6 +214,17 @@ impl Pass {
         self.back(None)
     }
 
+    /// Whether the router's lease may still be trusted, or need not be. To be asked again before sending if time has
+    /// passed since the request was let in.
+    pub fn may_still_go(&self) -> bool {
+        self.request().table().may_pass(self.way.slot, Instant::now())
+    }
+
+    /// As [`put_back`](Self::put_back), because of the router's lease.
+    pub fn put_back_fenced(self) -> Ticket {
+        self.back(Some(HoldCause::Fenced))
+    }
+
     fn back(mut self, cause: Option<HoldCause>) -> Ticket {
         let mut request = self.request.take().expect("a pass that was not put back");
         request.held_since.get_or_insert_with(Instant::now);
@@ -227,7 +237,7 @@ impl Pass {
     /// Cancelled when the partition's exchanges are severed.
     pub fn sever_token(&self) -> CancellationToken {
         let request = self.request();
-        request.table().sever_token(request.worker.inner.index, request.partition)
+        request.table().sever_token(request.worker.inner.index, request.partition, self.way.severs)
     }
 }
 

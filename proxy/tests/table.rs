@@ -251,12 +251,22 @@ async fn severing_reaches_what_is_in_flight_and_nothing_that_comes_later() {
     assert!(!passes(&worker, None).sever_token().is_cancelled());
 }
 
+#[tokio::test(start_paused = true)]
+async fn severing_reaches_an_exchange_that_asks_for_its_token_only_later() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    switch(&table, 0, "a", 1);
+    let pass = passes(&worker, None);
+    table.sever(0);
+    assert!(pass.sever_token().is_cancelled());
+}
+
 /// Workers hammer one partition from their threads while it moves to and fro: at no time are requests of two epochs in
 /// flight, and everyone gets through.
 #[test]
 fn requests_of_two_owners_are_never_in_flight_together() {
     const WORKERS: usize = 4;
-    const REQUESTS: usize = 20_000;
+    const MOVES: u64 = 500;
     let limits = StashLimits { max_requests: 1_000_000, max_bytes: usize::MAX, max_total_bytes: usize::MAX, ..LIMITS };
     let (table, mut notices) = Table::new(WORKERS, limits);
     table.set_partitions(1);
@@ -268,55 +278,51 @@ fn requests_of_two_owners_are_never_in_flight_together() {
 
     let workers: Vec<_> = (0..WORKERS)
         .map(|index| {
-            let (table, in_flight) = (table.clone(), in_flight.clone());
+            let (table, in_flight, ended) = (table.clone(), in_flight.clone(), ended.clone());
             std::thread::spawn(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                runtime.block_on(async {
-                    let worker = table.worker(index);
-                    for number in 0..REQUESTS {
-                        let order = (number % 3 != 0).then_some(number as u64 % 5);
-                        let pass = match worker.enter(0, order, 1, Instant::now()).unwrap() {
-                            Admission::Pass(pass) => pass,
-                            Admission::Held(ticket) => ticket.await.unwrap(),
-                        };
-                        let entered = in_flight.fetch_update(SeqCst, SeqCst, |seen| {
-                            let (epoch, count) = (seen >> 32, seen & 0xffff_ffff);
-                            assert!(epoch == pass.epoch() || count == 0, "{} joins {count} of {epoch}", pass.epoch());
-                            Some((pass.epoch() << 32) | (count + 1))
-                        });
-                        assert!(entered.is_ok());
-                        if number % 7 == 0 {
-                            tokio::task::yield_now().await;
-                        }
-                        in_flight.fetch_sub(1, SeqCst);
-                    }
-                });
+                runtime.block_on(hammer(&table.worker(index), &in_flight, &ended))
             })
         })
         .collect();
 
-    let mover = {
-        let (table, ended) = (table.clone(), ended.clone());
-        std::thread::spawn(move || {
-            let mut epoch = 1;
-            while !ended.load(SeqCst) {
-                table.stop(0, HoldCause::Handoff);
-                while stage(&table, 0) != Stage::Held {
-                    std::hint::spin_loop();
-                }
-                epoch += 1;
-                switch(&table, 0, "pod", epoch);
-                while !matches!(stage(&table, 0), Stage::Open(_)) {
-                    std::thread::yield_now();
-                }
-            }
-            epoch
-        })
-    };
-    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    for epoch in 2..2 + MOVES {
+        table.stop(0, HoldCause::Handoff);
+        while stage(&table, 0) != Stage::Held {
+            std::thread::yield_now();
+        }
+        switch(&table, 0, "pod", epoch);
+        while !matches!(stage(&table, 0), Stage::Open(_)) {
+            std::thread::yield_now();
+        }
+    }
     ended.store(true, SeqCst);
-    let epochs = mover.join().unwrap();
-    assert!(epochs > 10, "it moved only {epochs} times");
+    let requests: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+    assert!(requests > MOVES, "only {requests} requests in {MOVES} moves");
     assert_eq!((table.in_flight(0), table.stashed(0)), (0, (0, 0)));
     while notices.try_recv().is_ok() {}
+}
+
+/// Sends one request after the other until told to end; how many.
+async fn hammer(worker: &Worker, in_flight: &AtomicU64, ended: &AtomicBool) -> u64 {
+    let mut number = 0;
+    while !ended.load(SeqCst) {
+        number += 1;
+        let order = (number % 3 != 0).then_some(number % 5);
+        let pass = match worker.enter(0, order, 1, Instant::now()).unwrap() {
+            Admission::Pass(pass) => pass,
+            Admission::Held(ticket) => ticket.await.unwrap(),
+        };
+        let entered = in_flight.fetch_update(SeqCst, SeqCst, |seen| {
+            let (epoch, count) = (seen >> 32, seen & 0xffff_ffff);
+            assert!(epoch == pass.epoch() || count == 0, "{} joins {count} of {epoch}", pass.epoch());
+            Some((pass.epoch() << 32) | (count + 1))
+        });
+        assert!(entered.is_ok());
+        if number % 7 == 0 {
+            tokio::task::yield_now().await;
+        }
+        in_flight.fetch_sub(1, SeqCst);
+    }
+    number
 }

@@ -13,7 +13,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -212,9 +212,12 @@ fn binary() -> PathBuf {
 
 /// The flag that saves the disk, for an etcd that has it (3.5 and later).
 fn unsafe_no_fsync() -> Option<&'static str> {
-    let help = Command::new(binary()).arg("--help").output().ok()?;
-    let flag = "--unsafe-no-fsync";
-    [help.stdout, help.stderr].iter().any(|text| String::from_utf8_lossy(text).contains(flag)).then_some(flag)
+    const FLAG: &str = "--unsafe-no-fsync";
+    static KNOWN: LazyLock<bool> = LazyLock::new(|| {
+        let help = Command::new(binary()).arg("--help").output();
+        help.is_ok_and(|it| [it.stdout, it.stderr].iter().any(|text| String::from_utf8_lossy(text).contains(FLAG)))
+    });
+    KNOWN.then_some(FLAG)
 }
 
 /// A port that nobody listens on, below those that the kernel gives to outgoing connections: one of those could be

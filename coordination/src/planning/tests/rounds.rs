@@ -324,6 +324,7 @@ fn while_changes_settle_nothing_is_begun_and_nobody_is_woken_for_nothing() {
     world.join_pod("w-1");
     world.lead();
     assert_eq!(begun(&world.wait_for_wake()).len(), 2);
+    world.lead();
     let first = *world.view().handoffs.keys().next().unwrap();
     world.join_pod("w-2");
     while world.participate(first) {}
