@@ -112,17 +112,33 @@ pub trait RouterObserver: Send + Sync + 'static {
     fn resync(&self, cause: &StoreError);
 }
 
+/// What a router is joined to within its process.
+pub struct RouterPorts {
+    /// What moves its requests.
+    pub plane: Arc<dyn DataPlane>,
+    /// Partitions in which the data plane saw something happen.
+    pub notices: mpsc::UnboundedReceiver<Partition>,
+    /// Who is told what it does.
+    pub observer: Arc<dyn RouterObserver>,
+    /// Where it says how it is.
+    pub status: watch::Sender<RouterStatus>,
+}
+
+impl std::fmt::Debug for RouterPorts {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("RouterPorts").finish_non_exhaustive()
+    }
+}
+
 /// Runs a router's side of the protocol until `shutdown`, then deregisters. Requests must not flow any more by then.
 pub async fn run_router(
     store: Arc<dyn Store>,
     keys: Keyspace,
     settings: RouterSettings,
-    plane: Arc<dyn DataPlane>,
-    notices: mpsc::UnboundedReceiver<Partition>,
-    observer: Arc<dyn RouterObserver>,
-    status: watch::Sender<RouterStatus>,
+    ports: RouterPorts,
     shutdown: CancellationToken,
 ) {
+    let RouterPorts { plane, notices, observer, status } = ports;
     let mut router = Router {
         view: View::empty(keys.clone()),
         keys,

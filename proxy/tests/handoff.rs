@@ -23,7 +23,7 @@ use segue_coordination::protocol::records::{
 };
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_coordination::protocol::view::View;
-use segue_coordination::router::{Cutover, RouterObserver, RouterSettings, RouterStatus, run_router};
+use segue_coordination::router::{Cutover, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router};
 use segue_coordination::store::data::{Keys, Op, Txn};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError};
@@ -127,9 +127,8 @@ impl World {
         let (status, watched) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
         let store: Arc<dyn Store> = self.store.clone();
-        let plane = table.clone();
-        let run =
-            run_router(store, self.keys.clone(), settings, plane, notices, Arc::new(Quiet), status, shutdown.clone());
+        let ports = RouterPorts { plane: table.clone(), notices, observer: Arc::new(Quiet), status };
+        let run = run_router(store, self.keys.clone(), settings, ports, shutdown.clone());
         Router { table, shutdown, task: spawn_local(run), _status: watched }
     }
 

@@ -146,8 +146,8 @@ impl Change {
 }
 
 /// What each hold was, and how long it kept the partition's requests. A router's first hold under an epoch is the change of
-/// owner; later ones are not. After a crash a router tries the dead pod again and again, so there the pause counts from
-/// the crash.
+/// owner; later ones are not. After a crash a router tries the dead pod again and again, so there the pause is all the
+/// time from the crash until nobody waited any more.
 pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change, Duration)> {
     let mut newest = HashMap::new();
     told.holds.iter().map(move |hold| {
@@ -160,10 +160,7 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
             None => (hold, Change::First, pause),
             Some(before) => match told.crashed.get(before) {
                 None => (hold, Change::Cutover, pause),
-                Some(crashed) => {
-                    let since = hold.at.saturating_sub(*crashed);
-                    (hold, Change::Failover, Duration::from_nanos(since).saturating_sub(hold.times.flush))
-                }
+                Some(crashed) => (hold, Change::Failover, Duration::from_nanos(hold.at.saturating_sub(*crashed))),
             },
         }
     })

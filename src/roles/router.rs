@@ -8,7 +8,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use segue_config as config;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss, Stage};
-use segue_coordination::router::{DataPlane as _, RouterObserver, RouterSettings, RouterStatus, run_router};
+use segue_coordination::router::{
+    DataPlane as _, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+};
 use segue_coordination::store::Store;
 use segue_coordination::store::keys::Keyspace;
 use segue_proxy::hash::KeyHash;
@@ -83,8 +85,8 @@ impl BoundRouter {
         let drain_timeout = section.drain.timeout;
         let observer: Arc<dyn RouterObserver> = metrics.clone();
         let settings = router_settings(&section);
-        let shell = run_router(store, keys, settings, table.clone(), notices, observer, sender, shutdown.clone());
-        let shell = tokio::spawn(shell);
+        let ports = RouterPorts { plane: table.clone(), notices, observer, status: sender };
+        let shell = tokio::spawn(run_router(store, keys, settings, ports, shutdown.clone()));
         Ok(RouterRole { table, server, status, metrics, stash_depth, stash_bytes, drain_timeout, shutdown, shell })
     }
 }

@@ -137,10 +137,10 @@ impl View {
         let result = match name {
             KeyName::Config => read().stamped().map(|value| self.config = Some(value)),
             KeyName::Leader => read().stamped().map(|value| self.leader = Some(value)),
-            KeyName::Pod(pod) => read().into_map(&mut self.pods, pod),
-            KeyName::Router(router) => read().into_map(&mut self.routers, router),
-            KeyName::Assignment(partition) => read().into_map(&mut self.assignments, partition),
-            KeyName::Handoff(partition) => read().into_map(&mut self.handoffs, partition),
+            KeyName::Pod(pod) => read().put_into(&mut self.pods, pod),
+            KeyName::Router(router) => read().put_into(&mut self.routers, router),
+            KeyName::Assignment(partition) => read().put_into(&mut self.assignments, partition),
+            KeyName::Handoff(partition) => read().put_into(&mut self.handoffs, partition),
             KeyName::RouterDrained(partition, router) => {
                 read().parse().map(|ack| drop(self.acks.entry(partition).or_default().drained.insert(router, ack)))
             }
@@ -274,7 +274,7 @@ impl Reading<'_> {
     }
 
     /// A value that cannot be read takes the readable one that stood there before with it.
-    fn into_map<K: Ord, T: DeserializeOwned>(&self, map: &mut BTreeMap<K, Stamped<T>>, key: K) -> Result<(), String> {
+    fn put_into<K: Ord, T: DeserializeOwned>(&self, map: &mut BTreeMap<K, Stamped<T>>, key: K) -> Result<(), String> {
         match self.stamped() {
             Ok(value) => drop(map.insert(key, value)),
             Err(reason) => {

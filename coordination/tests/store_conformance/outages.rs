@@ -1,5 +1,6 @@
 //! The store goes away and comes back.
 
+use std::convert::Infallible;
 use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
@@ -22,15 +23,14 @@ async fn is_unavailable<T: Debug>(what: &str, call: impl Future<Output = Result<
 
 /// Reads a watch to its end, which must say that the store is gone.
 async fn ends(mut watch: Watch) {
-    let end = async {
-        loop {
-            if let Err(error) = watch.next().await {
-                return Err::<(), _>(error);
-            }
-        }
-    };
-    is_unavailable("the watch", end).await;
+    is_unavailable("the watch", read_on(&mut watch)).await;
     is_unavailable("the watch, once more", watch.next()).await;
+}
+
+async fn read_on(watch: &mut Watch) -> Result<Infallible, StoreError> {
+    loop {
+        watch.next().await?;
+    }
 }
 
 async fn everything_is_unavailable(site: &Site, lease: i64, watch: Watch) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
-use segue_coordination::router::{DataPlane, RouterSettings, RouterStatus, run_router};
+use segue_coordination::router::{DataPlane, RouterPorts, RouterSettings, RouterStatus, run_router};
 use segue_proxy::metrics::Metrics;
 use segue_proxy::partition::{Locator, PartitionSource};
 use segue_proxy::server::{Server, ServerHandle};
@@ -66,7 +66,8 @@ impl Router {
         let observer = instruments.router(number, story);
         let shutdown = CancellationToken::new();
         let (store, keys) = (member.store.clone(), member.keys.clone());
-        let control = run_router(store, keys, settings, plane, notices, observer, sender, shutdown.clone());
+        let ports = RouterPorts { plane, notices, observer, status: sender };
+        let control = run_router(store, keys, settings, ports, shutdown.clone());
         Ok(Router { table, server, status, shutdown, control: tokio::spawn(control) })
     }
 

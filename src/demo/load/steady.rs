@@ -21,6 +21,8 @@ use super::{AFTER_REFUSAL, Common, KEYS, next_due};
 
 /// How often the last look at a key is tried.
 const LOOKS: u32 = 5;
+/// How many read at a time then.
+const READERS: usize = 16;
 /// How long a client waits for an answer before it goes on with another key.
 const PATIENT: Duration = Duration::from_millis(100);
 
@@ -191,10 +193,18 @@ pub(super) async fn last_look(common: &Arc<Common>, exchanges: &[Exchange]) -> V
             *newest = sequence.max(*newest);
         }
     }
-    let number = common.settings.clients + common.settings.bursts;
-    let mut client = Client::new(common.clone(), number, common.run);
+    let acked: Vec<(Key, u64)> = acked.into_iter().collect();
+    let mut readers = JoinSet::new();
+    for (reader, keys) in (0..).zip(acked.chunks(acked.len().div_ceil(READERS).max(1))) {
+        let number = common.settings.clients + common.settings.bursts + reader;
+        readers.spawn(read_all(Client::new(common.clone(), number, common.run), keys.to_vec()));
+    }
+    readers.join_all().await.concat()
+}
+
+async fn read_all(mut client: Client, keys: Vec<(Key, u64)>) -> Vec<Exchange> {
     let mut looks = Vec::new();
-    for (key, floor) in acked {
+    for (key, floor) in keys {
         let kind = Kind::Read { floor, seen: 0, last: true };
         for tried in 1..=LOOKS {
             let Done { exchange, router, connection } = client.send(key, kind, clock::now()).await;

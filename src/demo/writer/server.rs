@@ -97,13 +97,17 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let _ = stream.set_nodelay(true);
+    let dead = bound.dead.clone();
     let builder = auto::Builder::new(bound);
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
-    let mut connection = std::pin::pin!(connection);
-    tokio::select! {
-        _ = connection.as_mut() => return,
-        () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
-    }
-    // A client that breaks off is no error of ours.
-    let _ = connection.await;
+    let gently = async {
+        let mut connection = std::pin::pin!(connection);
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        // A client that breaks off is no error of ours.
+        let _ = connection.await;
+    };
+    dead.run_until_cancelled(gently).await;
 }
