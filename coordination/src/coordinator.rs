@@ -201,7 +201,7 @@ impl<'a> Reign<'a> {
                     }
                     Update::Batch(batch) if synced => {
                         self.view.apply(batch);
-                        while let Some(Update::Batch(batch)) = follow.try_next() {
+                        while let Some(batch) = follow.try_next_batch() {
                             self.view.apply(batch);
                         }
                     }

@@ -273,7 +273,7 @@ impl Router {
                     Update::Batch(batch) if synced => {
                         let mut touched = self.view.apply(batch);
                         // Whatever has arrived meanwhile is seen in one go.
-                        while let Some(Update::Batch(batch)) = follow.try_next() {
+                        while let Some(batch) = follow.try_next_batch() {
                             let more = self.view.apply(batch);
                             touched.partitions.extend(more.partitions);
                             touched.membership |= more.membership;

@@ -47,7 +47,7 @@ async fn show(args: &Args) -> Result<(), Failure> {
                 continue;
             }
         }
-        while let Some(Update::Batch(batch)) = follow.try_next() {
+        while let Some(batch) = follow.try_next_batch() {
             view.apply(batch);
         }
         print(&view, args, true)?;

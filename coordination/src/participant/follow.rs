@@ -34,6 +34,8 @@ pub enum Update {
 #[derive(Debug)]
 pub struct Follow {
     updates: mpsc::Receiver<Update>,
+    /// Looked at by [`try_next_batch`](Self::try_next_batch), and no batch.
+    next: Option<Update>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -42,11 +44,14 @@ impl Follow {
     pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         // Behind a slow reader the store's own watch buffers, and compaction bounds that.
         let (sender, updates) = mpsc::channel(256);
-        Follow { updates, _task: AbortOnDropHandle::new(tokio::spawn(follow(store, keys, sender))) }
+        Follow { updates, next: None, _task: AbortOnDropHandle::new(tokio::spawn(follow(store, keys, sender))) }
     }
 
     /// What is new. Cancel-safe.
     pub async fn next(&mut self) -> Update {
+        if let Some(update) = self.next.take() {
+            return update;
+        }
         match self.updates.recv().await {
             Some(update) => update,
             // The task ends only with this handle.
@@ -56,7 +61,21 @@ impl Follow {
 
     /// What is there already. `None`: nothing yet.
     pub fn try_next(&mut self) -> Option<Update> {
-        self.updates.try_recv().ok()
+        self.next.take().or_else(|| self.updates.try_recv().ok())
+    }
+
+    /// What is there already, if it is a batch; anything else is left for [`next`](Self::next).
+    pub fn try_next_batch(&mut self) -> Option<Batch> {
+        if self.next.is_none() {
+            self.next = self.updates.try_recv().ok();
+        }
+        match self.next.take() {
+            Some(Update::Batch(batch)) => Some(batch),
+            other => {
+                self.next = other;
+                None
+            }
+        }
     }
 }
 
@@ -95,4 +114,27 @@ async fn follow_once(
         updates.send(Update::Batch(batch)).await.map_err(|_| None)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn looking_for_batches_takes_nothing_else_away() {
+        let (sender, updates) = mpsc::channel(8);
+        let idle = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
+        let mut follow = Follow { updates, next: None, _task: idle };
+        let batch = |revision| Update::Batch(Batch { revision, events: Vec::new() });
+        let view = || Box::new(View::empty(Keyspace::new("/segue/", "test")));
+        for update in [batch(1), Update::Snapshot(view()), batch(2)] {
+            sender.send(update).await.unwrap();
+        }
+        assert_eq!(follow.try_next_batch().unwrap().revision, 1);
+        assert!(follow.try_next_batch().is_none());
+        assert!(follow.try_next_batch().is_none());
+        assert!(matches!(follow.next().await, Update::Snapshot(_)));
+        assert_eq!(follow.try_next_batch().unwrap().revision, 2);
+        assert!(follow.try_next_batch().is_none());
+    }
 }
