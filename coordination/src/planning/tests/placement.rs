@@ -102,7 +102,9 @@ proptest! {
 
     #[test]
     fn sticky_is_balanced_and_no_balanced_placement_moves_fewer(layout in layouts(4, 6, &[0, 500, 1000, 3000])) {
-        prop_assume!(has_takers(&layout));
+        if !has_takers(&layout) {
+            return Ok(());
+        }
         let places = Name::Sticky.placement().place(&layout);
         prop_assert!(is_balanced(&layout, &places), "{places:?}");
         prop_assert_eq!(moves(&layout, &places), fewest_moves(&layout), "{:?}", places);
@@ -110,14 +112,18 @@ proptest! {
 
     #[test]
     fn sticky_is_balanced_for_any_weights(layout in layouts(8, 60, &[0, 1, 333, 1000, 1700, u32::MAX])) {
-        prop_assume!(has_takers(&layout));
+        if !has_takers(&layout) {
+            return Ok(());
+        }
         let places = Name::Sticky.placement().place(&layout);
         prop_assert!(is_balanced(&layout, &places), "{places:?}");
     }
 
     #[test]
     fn a_pinned_partition_moves_only_if_all_of_its_pods_have_to(layout in layouts(5, 30, &[1000, 2000])) {
-        prop_assume!(has_takers(&layout));
+        if !has_takers(&layout) {
+            return Ok(());
+        }
         let places = Name::Sticky.placement().place(&layout);
         for (slot, place) in layout.slots.iter().zip(&places) {
             let Some(owner) = slot.owner.filter(|owner| *place != Some(*owner)) else { continue };
