@@ -74,6 +74,8 @@ pub struct View {
     pub acks: BTreeMap<Partition, Acks>,
     /// Keys whose value this version cannot read, with the reason.
     pub malformed: BTreeMap<String, String>,
+    /// The incarnations of pods whose registration cannot be read: they are there all the same.
+    unreadable_pods: BTreeMap<String, Revision>,
 }
 
 impl View {
@@ -90,6 +92,7 @@ impl View {
             handoffs: BTreeMap::new(),
             acks: BTreeMap::new(),
             malformed: BTreeMap::new(),
+            unreadable_pods: BTreeMap::new(),
         }
     }
 
@@ -132,27 +135,45 @@ impl View {
         };
         touched.note(&name);
         self.malformed.remove(&entry.key);
-        let (keys, malformed) = (&entry.key, &mut self.malformed);
-        let read = || Reading { entry: &entry };
+        let read = Reading { entry: &entry };
         let result = match name {
-            KeyName::Config => read().stamped().map(|value| self.config = Some(value)),
-            KeyName::Leader => read().stamped().map(|value| self.leader = Some(value)),
-            KeyName::Pod(pod) => read().put_into(&mut self.pods, pod),
-            KeyName::Router(router) => read().put_into(&mut self.routers, router),
-            KeyName::Assignment(partition) => read().put_into(&mut self.assignments, partition),
-            KeyName::Handoff(partition) => read().put_into(&mut self.handoffs, partition),
+            KeyName::Config => read.stamped().map(|value| self.config = Some(value)),
+            KeyName::Leader => read.stamped().map(|value| self.leader = Some(value)),
+            KeyName::Pod(pod) => {
+                let result = read.put_into(&mut self.pods, pod.clone());
+                match &result {
+                    Ok(()) => drop(self.unreadable_pods.remove(&pod)),
+                    Err(_) => drop(self.unreadable_pods.insert(pod, entry.create_revision)),
+                }
+                result
+            }
+            KeyName::Router(router) => {
+                let result = read.put_into(&mut self.routers, router.clone());
+                if result.is_err() {
+                    // Whatever it says of itself, it may route: it must be waited for.
+                    let value = RouterRecord { router_name: router.clone(), registered_at: 0, last_heartbeat: 0 };
+                    self.routers.insert(router, read.stamp(value));
+                }
+                result
+            }
+            KeyName::Assignment(partition) => {
+                read.put_numbered(&mut self.assignments, partition, |record: &Assignment| record.partition)
+            }
+            KeyName::Handoff(partition) => {
+                read.put_numbered(&mut self.handoffs, partition, |record: &Handoff| record.partition)
+            }
             KeyName::RouterDrained(partition, router) => {
-                read().parse().map(|ack| drop(self.acks.entry(partition).or_default().drained.insert(router, ack)))
+                read.put_ack(&mut self.acks.entry(partition).or_default().drained, router)
             }
             KeyName::RouterCutover(partition, router) => {
-                read().parse().map(|ack| drop(self.acks.entry(partition).or_default().cutover.insert(router, ack)))
+                read.put_ack(&mut self.acks.entry(partition).or_default().cutover, router)
             }
             KeyName::PodAck(partition, pod, kind) => {
-                read().parse().map(|ack| drop(self.acks.entry(partition).or_default().pods.insert((pod, kind), ack)))
+                read.put_ack(&mut self.acks.entry(partition).or_default().pods, (pod, kind))
             }
         };
         if let Err(reason) = result {
-            malformed.insert(keys.clone(), reason);
+            self.malformed.insert(entry.key, reason);
         }
     }
 
@@ -163,7 +184,10 @@ impl View {
         let partition = match name {
             KeyName::Config => return self.config = None,
             KeyName::Leader => return self.leader = None,
-            KeyName::Pod(pod) => return drop(self.pods.remove(&pod)),
+            KeyName::Pod(pod) => {
+                self.unreadable_pods.remove(&pod);
+                return drop(self.pods.remove(&pod));
+            }
             KeyName::Router(router) => return drop(self.routers.remove(&router)),
             KeyName::Assignment(partition) => return drop(self.assignments.remove(&partition)),
             KeyName::Handoff(partition) => return drop(self.handoffs.remove(&partition)),
@@ -197,7 +221,8 @@ impl View {
 
     /// The incarnation that stands under a pod's name; 0 if none does. What a guard "still as I saw it" compares.
     pub fn incarnation_of(&self, pod: &str) -> Revision {
-        self.pods.get(pod).map_or(0, |record| record.create_revision)
+        let unreadable = || self.unreadable_pods.get(pod).copied().unwrap_or(0);
+        self.pods.get(pod).map_or_else(unreadable, |record| record.create_revision)
     }
 
     /// The partition's assignment together with its owner's registration, if that very owner lives.
@@ -265,23 +290,41 @@ impl Reading<'_> {
         serde_json::from_slice(&self.entry.value).map_err(|error| error.to_string())
     }
 
+    fn stamp<T>(&self, value: T) -> Stamped<T> {
+        Stamped { create_revision: self.entry.create_revision, mod_revision: self.entry.mod_revision, value }
+    }
+
     fn stamped<T: DeserializeOwned>(&self) -> Result<Stamped<T>, String> {
-        Ok(Stamped {
-            create_revision: self.entry.create_revision,
-            mod_revision: self.entry.mod_revision,
-            value: self.parse()?,
-        })
+        Ok(self.stamp(self.parse()?))
     }
 
     /// A value that cannot be read takes the readable one that stood there before with it.
     fn put_into<K: Ord, T: DeserializeOwned>(&self, map: &mut BTreeMap<K, Stamped<T>>, key: K) -> Result<(), String> {
-        match self.stamped() {
-            Ok(value) => drop(map.insert(key, value)),
-            Err(reason) => {
-                map.remove(&key);
-                return Err(reason);
-            }
+        map.remove(&key);
+        map.insert(key, self.stamped()?);
+        Ok(())
+    }
+
+    /// The same for a record that names its partition: it must be the one of its key.
+    fn put_numbered<T: DeserializeOwned>(
+        &self,
+        map: &mut BTreeMap<Partition, Stamped<T>>,
+        partition: Partition,
+        named: impl Fn(&T) -> Partition,
+    ) -> Result<(), String> {
+        map.remove(&partition);
+        let record = self.stamped()?;
+        let named = named(&record.value);
+        if named != partition {
+            return Err(format!("it names partition {named}"));
         }
+        map.insert(partition, record);
+        Ok(())
+    }
+
+    fn put_ack<K: Ord, T: DeserializeOwned>(&self, acks: &mut BTreeMap<K, T>, key: K) -> Result<(), String> {
+        acks.remove(&key);
+        acks.insert(key, self.parse()?);
         Ok(())
     }
 }
@@ -332,6 +375,28 @@ mod tests {
         assert!(seen.is_malformed(0) && seen.assignments.is_empty());
         seen.apply(Batch { revision: 6, events: vec![Event::Put(entry("assignments/0", OWNED, 4, 6))] });
         assert!(!seen.is_malformed(0) && seen.assignments.len() == 1);
+    }
+
+    #[test]
+    fn a_router_whose_registration_cannot_be_read_is_still_there() {
+        let mut seen = view(vec![entry("routers/r", "[]", 3, 3)], 3);
+        assert_eq!(seen.routers["r"].create_revision, 3);
+        assert_eq!(seen.malformed.len(), 1);
+        seen.apply(Batch { revision: 4, events: vec![Event::Delete { key: "/segue/default/routers/r".into() }] });
+        assert!(seen.routers.is_empty() && seen.malformed.is_empty());
+    }
+
+    #[test]
+    fn a_pod_whose_registration_cannot_be_read_has_its_incarnation_and_is_no_owner() {
+        let seen = view(vec![entry("pods/w", "[]", 3, 3), entry("assignments/0", OWNED, 4, 4)], 4);
+        assert_eq!(seen.incarnation_of("w"), 3);
+        assert!(seen.live_owner(0).is_none());
+    }
+
+    #[test]
+    fn a_record_that_names_another_partition_than_its_key_is_malformed() {
+        let seen = view(vec![entry("assignments/1", OWNED, 4, 4)], 4);
+        assert!(seen.is_malformed(1) && seen.assignments.is_empty());
     }
 
     #[test]

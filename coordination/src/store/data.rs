@@ -1,6 +1,6 @@
 //! The part of etcd v3 that the protocol needs, as plain data: keys with their revisions, compares, transactions, events.
 //!
-//! Pure: decisions build these values, a [`Store`](super::Store) carries them out. The meaning is etcd's own, to the
+//! Pure: decisions build these values, a `Store` carries them out. The meaning is etcd's own, to the
 //! letter, because every guard of the protocol leans on it; `tests/store_conformance` holds both stores to it.
 
 use serde::{Deserialize, Serialize};
