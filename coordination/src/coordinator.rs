@@ -15,14 +15,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::participant::{Follow, Registration, Update, register, unix_millis};
-use crate::planning::{Memory, Notice, Policy, RoundCause, plan, txn};
+use crate::planning::{Assurance, Memory, Notice, Policy, RoundCause, plan, txn};
 use crate::protocol::advance::{advance, waiting_for};
 use crate::protocol::records::{Epoch, Leader, Phase, encode};
 use crate::protocol::view::View;
-use crate::store::data::{Compare, Revision, Txn, TxnOutcome};
+use crate::store::data::{Batch, Compare, Revision, Txn, TxnOutcome};
 use crate::store::keys::{Keyspace, Partition};
 use crate::store::{Store, StoreError};
 
+/// After a refused write the view is likely to be newer in a moment; if not, its subject is left alone for so long.
+const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 /// Most writes under way at a time: etcd's throughput hardly grows beyond.
 const MAX_WRITES: usize = 64;
 
@@ -128,6 +130,8 @@ struct Reign<'a> {
     began: Instant,
     writes: JoinSet<(Subject, Result<TxnOutcome, StoreError>)>,
     under_way: BTreeSet<Partition>,
+    /// Partitions whose last write was refused, and until when they are left alone.
+    resting: HashMap<Partition, Instant>,
     /// What was written is in the view from this revision on.
     seen_at: Revision,
     /// After a failed write nothing is tried before then.
@@ -168,6 +172,7 @@ impl<'a> Reign<'a> {
             began: now,
             writes: JoinSet::new(),
             under_way: BTreeSet::new(),
+            resting: HashMap::new(),
             seen_at: 0,
             not_before: now,
             next_wake: None,
@@ -196,13 +201,14 @@ impl<'a> Reign<'a> {
                 update = follow.next() => match update {
                     Update::Snapshot(view) => {
                         self.view = *view;
+                        self.resting.clear();
                         synced = true;
                         self.status.send_modify(|status| (status.leads, status.not_ready) = (true, None));
                     }
                     Update::Batch(batch) if synced => {
-                        self.view.apply(batch);
+                        self.apply(batch);
                         while let Some(batch) = follow.try_next_batch() {
-                            self.view.apply(batch);
+                            self.apply(batch);
                         }
                     }
                     Update::Batch(_) => {}
@@ -226,6 +232,12 @@ impl<'a> Reign<'a> {
             }
             self.observe();
             self.act();
+        }
+    }
+
+    fn apply(&mut self, batch: Batch) {
+        for partition in self.view.apply(batch).partitions {
+            self.resting.remove(&partition);
         }
     }
 
@@ -305,7 +317,10 @@ impl<'a> Reign<'a> {
             return;
         }
         for notice in notices.iter().filter(|notice| !self.notices.contains(notice)) {
-            warn!("{notice}");
+            match notice {
+                Notice::Assurance(Assurance::Full) => info!("{notice}"),
+                _ => warn!("{notice}"),
+            }
         }
         self.status.send_modify(|status| status.notices = notices.iter().map(ToString::to_string).collect());
         self.notices = notices;
@@ -315,6 +330,15 @@ impl<'a> Reign<'a> {
         if self.writes.len() >= MAX_WRITES {
             // The rest is decided again when these are done.
             return;
+        }
+        if let Subject::Partition(partition) = subject
+            && let Some(until) = self.resting.get(&partition)
+        {
+            if Instant::now() < *until {
+                self.next_wake = Some(self.next_wake.map_or(*until, |wake| wake.min(*until)));
+                return;
+            }
+            self.resting.remove(&partition);
         }
         if let Subject::Partition(partition) = subject {
             self.under_way.insert(partition);
@@ -328,7 +352,15 @@ impl<'a> Reign<'a> {
             self.under_way.remove(&partition);
         }
         match result {
-            Ok(outcome) => self.seen_at = self.seen_at.max(outcome.revision),
+            Ok(outcome) if outcome.committed() => self.seen_at = self.seen_at.max(outcome.revision),
+            // The view was behind. The revision may be another keyspace's, so that this view never reaches it.
+            Ok(_) => {
+                let rested = Instant::now() + REFUSED_PAUSE;
+                if let Subject::Partition(partition) = subject {
+                    self.resting.insert(partition, rested);
+                }
+                self.next_wake = Some(self.next_wake.map_or(rested, |wake| wake.min(rested)));
+            }
             Err(error) => {
                 warn!(%error, ?subject, "a write failed; trying again");
                 self.not_before = Instant::now() + Duration::from_millis(250);

@@ -28,6 +28,9 @@ use crate::store::data::{Revision, TxnOutcome};
 use crate::store::keys::{Keyspace, Partition};
 use crate::store::{Store, StoreError};
 
+/// After a refused write the view is likely to be newer in a moment; if not, it is asked for again after this.
+const REFUSED_PAUSE: Duration = Duration::from_millis(50);
+
 /// How a partition's cutover went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CutoverTimes {
@@ -205,9 +208,9 @@ enum AckKind {
 enum Written {
     /// On its way.
     InFlight,
-    /// Done, or refused: what it led to is seen from this revision on.
+    /// Done: seen from this revision on.
     SeenAt(Revision),
-    /// Failed: to be tried again then.
+    /// Failed, or refused because the view was behind: to be looked at again then.
     RetryAt(Instant),
 }
 
@@ -535,7 +538,12 @@ impl Router {
                     self.times.remove(&id.0);
                     self.severed.remove(&id.0);
                 }
-                Written::SeenAt(outcome.revision)
+                if outcome.committed() {
+                    Written::SeenAt(outcome.revision)
+                } else {
+                    // Refused at a revision that may be another keyspace's, so that this view never reaches it.
+                    Written::RetryAt(Instant::now() + REFUSED_PAUSE)
+                }
             }
             Err(error) => {
                 info!(partition = id.0, %error, "could not write an acknowledgement; trying again");

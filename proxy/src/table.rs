@@ -278,7 +278,10 @@ impl Table {
         let was_flushing = cell.gate.position() == Position::Flushing;
         let closed = closed.get_or_insert_with(|| Box::new(Closed::new(cause)));
         closed.cause = cause;
-        if !was_flushing {
+        if was_flushing {
+            // The pod that it led to refused, or is the wrong one by now: the pause goes on until it leads to another.
+            closed.switched_at = None;
+        } else {
             closed.restart();
         }
         closed.stash.end_flush();

@@ -159,6 +159,23 @@ async fn a_refused_request_goes_first_again_and_the_pod_is_left_alone_for_a_whil
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pause_lasts_until_the_partition_leads_to_a_pod_that_takes_it() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    switch(&table, 0, "a", 1);
+    DataPlane::take_times(&*table, 0);
+    table.stop(0, HoldCause::Handoff);
+    let held = waits(&worker, Some(7));
+    tokio::time::advance(Duration::from_millis(3)).await;
+    switch(&table, 0, "b", 2);
+    let again = held.await.unwrap().put_back();
+    tokio::time::advance(Duration::from_millis(40)).await;
+    switch(&table, 0, "b", 2);
+    again.await.unwrap().delivered();
+    assert_eq!(DataPlane::take_times(&*table, 0).unwrap().pause, Duration::from_millis(43));
+}
+
+#[tokio::test(start_paused = true)]
 async fn past_the_lease_clock_nothing_passes_until_it_is_confirmed() {
     let (table, mut notices) = table(1);
     let worker = table.worker(0);
