@@ -13,11 +13,12 @@
 //!
 //! 1. It says what it does when a partition comes or goes: a `HandoffHandler` with `warm` (copy the state while the old
 //!    owner still serves), `sync` (read what that one has written since; requests wait), `drain` (end what outlives a
-//!    request) and `release` (forget). Here these are four short functions in `segue::demo::writer::pod`: the state is a cache,
-//!    and the log, which all pods share, is where it comes from.
+//!    request) and `release` (forget). Here these are four short functions in `segue::demo::writer::pod`: the state is
+//!    a cache, and the log, which all pods share, is where it comes from.
 //! 2. `PodHandle::start` registers it and calls these when they are due.
 //! 3. `PodHandle::layer` goes in front of its HTTP service. It lets through what the pod owns at the request's epoch,
-//!    answers `421` to the rest (the router then tries elsewhere), and counts what is in flight, so that "drained" is known.
+//!    answers `421` to the rest (the router then tries elsewhere), and counts what is in flight, so that "drained" is
+//!    known.
 //! 4. On SIGTERM `PodHandle::shutdown` hands over all it has before the process ends: no request is lost by a restart.
 //!
 //! That is all. The service never asks whom a partition belongs to.

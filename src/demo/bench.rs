@@ -1,8 +1,8 @@
 //! The load of the demo against any URL, with as many of its checks as can be made from outside.
 //!
-//! From what clients see alone: each request is answered, and a read sees every write that was acknowledged before it. With
-//! the log directory of the writers (`examples/writer.rs`) also: nothing acknowledged is missing there, nothing is there
-//! twice, keys keep their order, and no two pods wrote at once. Who owned what is not known here.
+//! From what clients see alone: each request is answered, and a read sees every write that was acknowledged before it.
+//! With the log directory of the writers (`examples/writer.rs`) also: nothing acknowledged is missing there, nothing is
+//! there twice, keys keep their order, and no two pods wrote at once. Who owned what is not known here.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

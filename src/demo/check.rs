@@ -4,14 +4,14 @@
 //! counts only what cannot have happened otherwise. What that takes:
 //!
 //! * Clients send the next write of a key only after the answer to the one before, so the order of each key is known.
-//!   Bursts (several writes of a key without waiting for answers) go over one HTTP/2 connection, which a router reads in
-//!   order. In a burst an inversion within one epoch counts only if the router is known to have taken all of it before
-//!   that epoch began: then it held them, and had to send them one after the other. Two requests that met an open gate
-//!   may overtake each other, and nobody promises that they do not.
+//!   Bursts (several writes of a key without waiting for answers) go over one HTTP/2 connection, which a router reads
+//!   in order. In a burst an inversion within one epoch counts only if the router is known to have taken all of it
+//!   before that epoch began: then it held them, and had to send them one after the other. Two requests that met an
+//!   open gate may overtake each other, and nobody promises that they do not.
 //! * After a 502, a 504 or a broken connection a write may have been applied, now or later, or not at all: such a write
 //!   is looked at for `duplicated`, `misrouted` and `dual_writer_overlaps` only.
-//! * Who owned a partition at an epoch is taken from the store's own transactions ([`witness`](super::witness)), with the
-//!   moment before which the ownership cannot have begun. Without them (`segue bench`) that part is not checked.
+//! * Who owned a partition at an epoch is taken from the store's own transactions ([`witness`](super::witness)), with
+//!   the moment before which the ownership cannot have begun. Without them (`segue bench`) that part is not checked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -112,8 +112,8 @@ pub struct Harm {
     /// Acknowledged writes that are not in the log; reads that do not see an acknowledged write, the last look at each
     /// key included; requests that were never answered.
     pub lost: Count,
-    /// Requests that are in the log once more than they should be: twice, or once though the answer promised that nothing
-    /// was done, so that a client who believes it sends it again.
+    /// Requests that are in the log once more than they should be: twice, or once though the answer promised that
+    /// nothing was done, so that a client who believes it sends it again.
     pub duplicated: Count,
     /// Requests that a pod took which was not the owner at that epoch, not yet or not any more; records in another
     /// partition's log than the client meant; refusals of pods that reached a client.
@@ -172,15 +172,17 @@ fn lost(evidence: &Evidence) -> Count {
     for exchange in &evidence.exchanges {
         let Exchange { request, key, partition, .. } = exchange;
         match (&exchange.outcome, exchange.kind) {
-            (Outcome::Ok, Kind::Write { sequence }) => {
-                if logged.as_ref().is_some_and(|logged| !logged.contains(request)) {
-                    count.add(|| format!("write {sequence} of key {key} (partition {partition}) was acknowledged and is not in the log"));
-                }
+            (Outcome::Ok, Kind::Write { sequence })
+                if logged.as_ref().is_some_and(|logged| !logged.contains(request)) =>
+            {
+                count.add(|| {
+                    format!("acknowledged write {sequence} of key {key} is not in the log of partition {partition}")
+                });
             }
             (Outcome::Ok, Kind::Read { floor, seen, .. }) if seen < floor => count.add(|| {
-                format!("a read of key {key} (partition {partition}) saw write {seen} after write {floor} had been acknowledged")
+                format!("a read of key {key} (partition {partition}) saw write {seen}, not the acknowledged {floor}")
             }),
-            (Outcome::Ok, Kind::Read { .. }) => {}
+            (Outcome::Ok, _) => {}
             (Outcome::Unanswered, _) => {
                 count.add(|| format!("request {request} of key {key} (partition {partition}) was never answered"));
             }
@@ -230,12 +232,16 @@ fn misrouted(evidence: &Evidence) -> Count {
         }
         let Some(owners) = &evidence.owners else { continue };
         match owners.began(*partition, *epoch, pod, *incarnation) {
-            None => count.add(|| format!("{pod} took write {sequence} of {key} at epoch {epoch} of partition {partition}, which it does not own")),
+            None => count.add(|| {
+                format!("{pod} took write {sequence} of {key} at epoch {epoch} of partition {partition}: not its own")
+            }),
             Some(began) if *accepted_at < began => count.add(|| {
                 format!("{pod} took write {sequence} of {key} before its epoch {epoch} of partition {partition} began")
             }),
             Some(_) if *accepted_at > owners.ended_by(*partition, *epoch) => count.add(|| {
-                format!("{pod} took write {sequence} of {key} after its epoch {epoch} of partition {partition} had ended")
+                format!(
+                    "{pod} took write {sequence} of {key} after its epoch {epoch} of partition {partition} had ended"
+                )
             }),
             Some(_) => {}
         }
@@ -257,7 +263,9 @@ fn misrouted(evidence: &Evidence) -> Count {
         let too_early = |began| exchange.ended_at < began;
         let too_late = exchange.sent_at > owners.ended_by(*partition, *epoch);
         if owners.began(*partition, *epoch, pod, 0).is_none_or(too_early) || too_late {
-            count.add(|| format!("{pod} answered request {request} of key {key} at epoch {epoch} of partition {partition}, which it did not own"));
+            count.add(|| {
+                format!("{pod} answered {request} of key {key} at epoch {epoch} of partition {partition}: not its own")
+            });
         }
     }
     count
@@ -315,7 +323,12 @@ fn reordered(evidence: &Evidence) -> (Count, u64) {
         held_pairs += if held { pairs } else { 0 };
         let overtaken_by = |(later, other): &&(u64, u64)| *later > sequence && (*other != epoch || held);
         if let Some((later, other)) = line.members.iter().find(overtaken_by) {
-            count.add(|| format!("write {later} of {} (epoch {other}) overtook write {sequence} (epoch {epoch}) on the way to partition {partition}", record.key));
+            let key = &record.key;
+            count.add(|| {
+                format!(
+                    "write {later} of {key} (epoch {other}) overtook write {sequence} (epoch {epoch}) of {partition}"
+                )
+            });
         }
         line.members.push((sequence, epoch));
     }

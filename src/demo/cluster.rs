@@ -175,11 +175,11 @@ impl Cluster {
     }
 
     /// A pod is cut off.
-    pub fn crash_pod(&mut self, name: &str) {
+    pub async fn crash_pod(&mut self, name: &str) {
         let Some(pod) = self.pods.remove(name) else { return };
         let PodState { incarnation, .. } = pod.status().borrow().clone();
         self.story.told().crashed.insert((name.to_owned(), incarnation), super::clock::now());
-        pod.crash();
+        pod.crash().await;
     }
 
     /// The coordinator that leads resigns, and stands by from now on. Returns once another one leads.
@@ -197,7 +197,8 @@ impl Cluster {
         self.add_coordinator(name, observer);
     }
 
-    /// Waits until every partition has a living owner, nothing moves and the pods that run share alike; whether it came to that.
+    /// Waits until every partition has a living owner, nothing moves and the pods that run share alike; whether it came
+    /// to that.
     pub async fn settled(&self, patience: Duration) -> bool {
         let (pods, mut places) = (self.pods(), self.places.clone());
         let settled = places.wait_for(|places| places.are_settled(self.options.partitions, &pods));
@@ -215,7 +216,7 @@ impl Cluster {
         let patience = Duration::from_secs(2);
         let routers = self.routers.into_iter().map(|router| tokio::time::timeout(patience, router.stop()));
         futures_util::future::join_all(routers).await;
-        self.pods.into_values().for_each(Pod::crash);
+        futures_util::future::join_all(self.pods.into_values().map(Pod::crash)).await;
         for (coordinator, _) in self.coordinators {
             let _ = tokio::time::timeout(patience, coordinator.stop()).await;
         }

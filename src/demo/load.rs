@@ -1,8 +1,8 @@
 //! The load: clients that send checked requests to routers over real sockets, and write down what they saw.
 //!
-//! Two kinds. A *steady* client ([`steady`]) owns some keys and sends a key's next request only after the answer to the one
-//! before; each goes by any of the routers. A *burst* client ([`burst`]) sends several
-//! writes of a key on one HTTP/2 connection without waiting, which is what can be overtaken in a cutover.
+//! Two kinds. A *steady* client ([`steady`]) owns some keys and sends a key's next request only after the answer to the
+//! one before; each goes by any of the routers. A *burst* client ([`burst`]) sends several writes of a key on one
+//! HTTP/2 connection without waiting, which is what can be overtaken in a cutover.
 //!
 //! What is sound to conclude from their records is said in [`check`](super::check). Nothing is ever sent again, except
 //! what certainly never left (its connection was closed before), and, for tests, by [`LoadSettings::repeats`].

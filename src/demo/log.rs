@@ -1,8 +1,8 @@
 //! An append-only log for each partition, shared by all pods: the stand-in for Kafka.
 //!
-//! In memory for pods of one process, or a file per partition (a JSON object per line) for pods that are processes of their
-//! own. It appends whatever it is given and compares no epochs, on purpose: it is the witness of what pods do, and one that
-//! kept two writers apart would hide that there were two.
+//! In memory for pods of one process, or a file per partition (a JSON object per line) for pods that are processes of
+//! their own. It appends whatever it is given and compares no epochs, on purpose: it is the witness of what pods do,
+//! and one that kept two writers apart would hide that there were two.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};

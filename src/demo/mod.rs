@@ -1,9 +1,9 @@
-//! The demo: a whole cluster in one process, a load of checked requests over real sockets, pods that join, leave and crash,
-//! and at the end a verdict that was measured.
+//! The demo: a whole cluster in one process, a load of checked requests over real sockets, pods that join, leave and
+//! crash, and at the end a verdict that was measured.
 //!
 //! [`run`] is all of it. Clients and pods write down what they saw ([`record`]); nothing is judged while it runs. Then
-//! [`check`] holds what clients were told against what the logs say and against what the store's transactions
-//! say about who owned what ([`witness`]), and counts harm in five kinds. That each of them sees its harm is shown by
+//! [`check`] holds what clients were told against what the logs say and against what the store's transactions say about
+//! who owned what ([`witness`]), and counts harm in five kinds. That each of them sees its harm is shown by
 //! `tests/demo_harm.rs`, which breaks the protocol on purpose ([`Sabotage`](options::Sabotage)).
 //!
 //! The example writer ([`writer`]) is also a program of its own, `examples/writer.rs`; [`bench`] is the load with the
@@ -77,11 +77,11 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
     stage.play(options.scenario, options.duration).await?;
     let lasted = began.elapsed();
 
-    shown.say("  the load ends; reading every key once more");
+    shown.say(&story, "the load ends; reading every key once more");
     let settled = cluster.settled(scenario::PATIENCE).await;
     let places = cluster.places();
     let exchanges = load.finish().await;
-    shown.say("  checking");
+    shown.say(&story, "checking");
     let log = cluster.log().read_all()?;
     let owners = cluster.witness().seen().owners.clone();
     let log_records = log.len() as u64;
@@ -114,10 +114,9 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
 fn announcement(options: &Options) -> String {
     let Options { routers, pods, partitions, clients, seed, .. } = options;
     let store = options.etcd.as_ref().map_or("an embedded store".to_owned(), |url| format!("etcd at {url}"));
-    format!(
-        "  {routers} routers, {pods} writers, {partitions} partitions, {clients} clients, {store}, scenario {}, seed {seed}",
-        options.scenario.as_str()
-    )
+    let scenario = options.scenario.as_str();
+    let who = format!("{routers} routers, {pods} writers, {partitions} partitions, {clients} clients");
+    format!("  {who}, {store}, scenario {scenario}, seed {seed}")
 }
 
 fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> LoadSettings {

@@ -83,11 +83,10 @@ impl Progress {
     }
 
     /// Says what goes on after the load.
-    pub fn say(&self, text: &str) {
-        match &self.screen {
-            Screen::Live(bars) => bars.step.set_message(text.to_owned()),
-            Screen::Lines => line(text),
-            Screen::Quiet => {}
+    pub fn say(&self, story: &Story, text: &'static str) {
+        story.told().closing = Some(text);
+        if matches!(self.screen, Screen::Lines) {
+            line(&format!("  {text}"));
         }
     }
 
@@ -125,7 +124,10 @@ async fn show(screen: Screen, watched: Watched) {
             rate = ((ok - before) as f64 / at.elapsed().as_secs_f64()) as u64;
             (before, at) = (ok, Instant::now());
         }
-        let steps = watched.story.told().steps.clone();
+        let (steps, closing) = {
+            let told = watched.story.told();
+            (told.steps.clone(), told.closing)
+        };
         let done = |step: &&Step| step.took_ms.is_some();
         for step in steps.iter().skip(finished).take_while(done) {
             finished += 1;
@@ -146,7 +148,8 @@ async fn show(screen: Screen, watched: Watched) {
                     watched.duration.as_secs_f64()
                 ));
                 bars.load.set_message(load_line(&watched, rate));
-                bars.step.set_message(steps.last().map_or(String::new(), |step| current_step(step, &watched)));
+                let now = steps.last().map_or(String::new(), |step| current_step(step, &watched));
+                bars.step.set_message(closing.map_or(now, str::to_owned));
                 bars.step.tick();
             }
             _ if frame % FRAMES_PER_LINE == 0 => {

@@ -1,7 +1,8 @@
 //! What a demo found, for programs (JSON) and for people.
 
+mod text;
+
 use std::collections::BTreeMap;
-use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use super::check::Harm;
 use super::measure::{Distribution, Latencies};
 use super::record::{Exchange, Outcome};
 use super::story::Step;
+pub(super) use text::{micros, thousands};
 
 /// What a run found.
 #[derive(Debug, Clone, Serialize)]
@@ -145,170 +147,9 @@ impl Report {
     }
 }
 
-/// The report for people.
-impl Display for Report {
-    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
-        let Distribution { p50, p99, max, .. } = self.cutover_pause_us;
-        writeln!(out)?;
-        if !self.steps.is_empty() {
-            writeln!(
-                out,
-                "  {:>7}  {:<46} {:>8} {:>10}  pause p50 / max",
-                "at", "what happened", "handoffs", "settled in"
-            )?;
-            for step in &self.steps {
-                let at = format!("{:.1} s", step.at_ms as f64 / 1e3);
-                let took = step.took_ms.map_or("never".to_owned(), |took| micros(took * 1_000));
-                let pause = match step.pause_us.count {
-                    0 => String::new(),
-                    _ => format!("{} / {}", micros(step.pause_us.p50), micros(step.pause_us.max)),
-                };
-                writeln!(out, "  {at:>7}  {:<46} {:>8} {took:>10}  {pause}", step.what, step.handoffs)?;
-            }
-            writeln!(out)?;
-        }
-        row(
-            out,
-            "requests",
-            &format!(
-                "{} in {:.1} s, {} done per second",
-                thousands(self.requests),
-                self.seconds,
-                thousands(self.requests_per_second)
-            ),
-        )?;
-        let latency = |of: &Distribution| {
-            format!(
-                "p50 {}, p99 {}, p99.9 {}, max {}  ({} requests)",
-                micros(of.p50),
-                micros(of.p99),
-                micros(of.p999),
-                micros(of.max),
-                thousands(of.count)
-            )
-        };
-        row(out, "latency, steady", &latency(&self.latency_us.steady))?;
-        if self.latency_us.during_cutovers.count > 0 {
-            row(out, "latency, in cutovers", &latency(&self.latency_us.during_cutovers))?;
-        }
-        if self.cutovers > 0 {
-            let given_up = if self.handoffs_cancelled > 0 {
-                format!(", {} given up", self.handoffs_cancelled)
-            } else {
-                String::new()
-            };
-            row(
-                out,
-                "moved",
-                &format!("{} handoffs, {} cutovers{given_up}", thousands(self.handoffs), thousands(self.cutovers)),
-            )?;
-            row(out, "pause of a cutover", &format!("p50 {}, p99 {}, max {}", micros(p50), micros(p99), micros(max)))?;
-        }
-        let failover = self.failover_pause_us;
-        if failover.count > 0 {
-            row(
-                out,
-                "pause after a crash",
-                &format!(
-                    "p50 {}, max {}  (the dead pod's lease has to end first)",
-                    micros(failover.p50),
-                    micros(failover.max)
-                ),
-            )?;
-        }
-        let errors: Vec<String> = self
-            .errors
-            .iter()
-            .flat_map(|(code, reasons)| {
-                let code = if *code == 0 { String::new() } else { format!("{code} ") };
-                reasons.iter().map(move |(reason, count)| format!("{} × {code}{reason}", thousands(*count)))
-            })
-            .collect();
-        row(out, "errors", &if errors.is_empty() { "none".to_owned() } else { errors.join(", ") })?;
-        let log = self
-            .checked
-            .log_records
-            .map_or("the log not seen".to_owned(), |records| format!("{} log records", thousands(records)));
-        row(
-            out,
-            "checked",
-            &format!(
-                "{log}, {} reads after writes, {} pairs held together",
-                thousands(self.checked.reads),
-                thousands(self.checked.held_pairs)
-            ),
-        )?;
-        row(out, "seed", &self.seed.to_string())?;
-        writeln!(out)?;
-        self.verdict(out)
-    }
-}
-
-impl Report {
-    fn verdict(&self, out: &mut Formatter<'_>) -> fmt::Result {
-        if self.sound {
-            let requests = thousands(self.requests);
-            write!(out, "  ✔ nothing lost, doubled, misrouted or reordered: {requests} requests")?;
-            if self.cutovers > 0 {
-                let Distribution { p50, p99, max, .. } = self.cutover_pause_us;
-                let pause = format!("pause p50 {} / p99 {} / max {}", micros(p50), micros(p99), micros(max));
-                write!(out, ", {} cutovers, {pause}", thousands(self.cutovers))?;
-            }
-            return writeln!(out);
-        }
-        writeln!(out, "  ✘ the promise was broken:")?;
-        let Report { lost, duplicated, misrouted, reordered, dual_writer_overlaps, .. } = self;
-        writeln!(
-            out,
-            "    lost {lost}, duplicated {duplicated}, misrouted {misrouted}, reordered {reordered}, two writers at once {dual_writer_overlaps}"
-        )?;
-        for (name, examples) in &self.harm {
-            examples.iter().try_for_each(|example| writeln!(out, "    {name}: {example}"))?;
-        }
-        if self.unsettled > 0 {
-            writeln!(out, "    {} partitions had not found their place at the end", self.unsettled)?;
-        }
-        Ok(())
-    }
-}
-
-fn row(out: &mut Formatter<'_>, name: &str, value: &str) -> fmt::Result {
-    writeln!(out, "  {name:<22}{value}")
-}
-
-/// Microseconds as people read them.
-pub(super) fn micros(micros: u64) -> String {
-    match micros {
-        0..1_000 => format!("{micros} µs"),
-        1_000..10_000 => format!("{:.1} ms", micros as f64 / 1e3),
-        10_000..1_000_000 => format!("{} ms", micros / 1_000),
-        _ => format!("{:.1} s", micros as f64 / 1e6),
-    }
-}
-
-/// A number with its thousands apart.
-pub(super) fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).unwrap_or_default()).collect();
-    groups.join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_read_well() {
-        assert_eq!(
-            ["0", "12", "1,234", "1,000,000"],
-            [0, 12, 1_234, 1_000_000].map(thousands).each_ref().map(|text| &**text)
-        );
-        assert_eq!(
-            ["950 µs", "1.5 ms", "73 ms", "2.3 s"],
-            [950, 1_500, 73_400, 2_300_000].map(micros).each_ref().map(|text| &**text)
-        );
-    }
 
     #[test]
     fn the_json_has_what_tools_rely_on() {

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::witness::Witness;
 
-/// A data plane that leads a partition to its new owner as soon as a handoff is planned, and pretends to follow the protocol.
-/// The other routers still send to the old owner, which has not ended, and the new one has not read the tail.
+/// A data plane that leads a partition to its new owner as soon as a handoff is planned, and pretends to follow the
+/// protocol. The other routers still send to the old owner, which has not ended, and the new one has not read the tail.
 pub(super) struct EarlySwitch {
     table: Arc<Table>,
     witness: Witness,

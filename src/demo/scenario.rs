@@ -96,8 +96,8 @@ impl Stage<'_> {
             self.cluster.add_pod(&pod).await?;
         } else {
             let pod = self.any_pod();
-            self.story.begin("scale-down", format!("{pod} hands over and leaves"));
-            self.cluster.remove_pod(&pod).await;
+            self.leave("scale-down", &pod).await;
+            return Ok(());
         }
         self.settle().await;
         Ok(())
@@ -112,7 +112,7 @@ impl Stage<'_> {
         }
         let pod = self.any_pod();
         self.story.begin("crash", format!("{pod} crashes"));
-        self.cluster.crash_pod(&pod);
+        self.cluster.crash_pod(&pod).await;
         self.settle().await;
         self.rest(until).await;
         self.story.begin("crash", format!("{pod} comes back"));
@@ -123,22 +123,34 @@ impl Stage<'_> {
 
     async fn rolling(&mut self) -> anyhow::Result<()> {
         let pods = self.cluster.pods();
+        // Somebody has to have the partitions meanwhile.
+        let spare = (pods.len() == 1).then(|| self.cluster.next_pod());
+        if let Some(spare) = &spare {
+            self.story.begin("rolling", format!("{spare} joins, as a spare"));
+            self.cluster.add_pod(spare).await?;
+            self.settle().await;
+        }
         for (number, pod) in pods.iter().enumerate() {
             if number == pods.len() / 2 {
                 self.story.begin("rolling", "the leading coordinator resigns".to_owned());
                 self.cluster.resign_leader().await;
                 self.settle().await;
             }
-            self.story.begin("rolling", format!("{pod} hands over and leaves"));
-            self.cluster.remove_pod(pod).await;
-            if pods.len() > 1 {
-                self.settle().await;
-            }
+            self.leave("rolling", pod).await;
             self.story.begin("rolling", format!("{pod} comes back"));
             self.cluster.add_pod(pod).await?;
             self.settle().await;
         }
+        if let Some(spare) = spare {
+            self.leave("rolling", &spare).await;
+        }
         Ok(())
+    }
+
+    async fn leave(&mut self, scenario: &'static str, pod: &str) {
+        self.story.begin(scenario, format!("{pod} hands over and leaves"));
+        self.cluster.remove_pod(pod).await;
+        self.settle().await;
     }
 
     fn any_pod(&mut self) -> String {

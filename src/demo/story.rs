@@ -35,6 +35,8 @@ pub struct Told {
     pub in_flight: usize,
     /// Handoffs that were given up.
     pub cancelled: u64,
+    /// What goes on after the load.
+    pub closing: Option<&'static str>,
 }
 
 /// A step of the scenario.
@@ -145,9 +147,9 @@ impl Change {
     }
 }
 
-/// What each hold was, and how long it kept the partition's requests. A router's first hold under an epoch is the change of
-/// owner; later ones are not. After a crash a router tries the dead pod again and again, so there the pause is all the
-/// time from the crash until nobody waited any more.
+/// What each hold was, and how long it kept the partition's requests. A router's first hold under an epoch is the
+/// change of owner; later ones are not. After a crash a router tries the dead pod again and again, so there the pause
+/// is all the time from the crash until nobody waited any more.
 pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change, Duration)> {
     let mut newest = HashMap::new();
     told.holds.iter().map(move |hold| {
@@ -159,8 +161,11 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
             _ if !is_new => (hold, Change::None, pause),
             None => (hold, Change::First, pause),
             Some(before) => match told.crashed.get(before) {
-                None => (hold, Change::Cutover, pause),
-                Some(crashed) => (hold, Change::Failover, Duration::from_nanos(hold.at.saturating_sub(*crashed))),
+                // It may have been cut off later, when it no longer had the partition.
+                Some(crashed) if *crashed < hold.at => {
+                    (hold, Change::Failover, Duration::from_nanos(hold.at - crashed))
+                }
+                _ => (hold, Change::Cutover, pause),
             },
         }
     })
@@ -174,4 +179,29 @@ pub fn windows(told: &Told) -> Windows {
         windows.entry(hold.partition).or_default().push((hold.at.saturating_sub(lasted), hold.at));
     }
     windows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold(router: u32, epoch: u64, at: Nanos) -> Hold {
+        let times = CutoverTimes { pause: Duration::from_nanos(5), ..CutoverTimes::default() };
+        Hold { router, partition: 1, pod: "w".into(), epoch, times, at }
+    }
+
+    #[test]
+    fn a_cutover_stays_one_when_its_old_owner_is_cut_off_later() {
+        let (mut told, mut seen) = (Told::default(), Seen::default());
+        seen.before.insert((1, 2), ("a".into(), 7));
+        seen.before.insert((1, 3), ("b".into(), 8));
+        told.crashed.insert(("a".into(), 7), 250);
+        told.crashed.insert(("b".into(), 8), 260);
+        told.holds = vec![hold(0, 1, 100), hold(0, 2, 200), hold(1, 2, 201), hold(0, 2, 210), hold(0, 3, 300)];
+        let found: Vec<(Change, u128)> =
+            changes(&told, &seen).map(|(_, change, pause)| (change, pause.as_nanos())).collect();
+        let expected =
+            [(Change::First, 5), (Change::Cutover, 5), (Change::Cutover, 5), (Change::None, 5), (Change::Failover, 40)];
+        assert_eq!(found, expected);
+    }
 }

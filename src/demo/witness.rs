@@ -1,8 +1,8 @@
 //! A store that writes down who was made the owner of what, and when: the judge's own record of the handoffs.
 //!
-//! It passes everything on unchanged. That every participant of the demo writes through one of these, in one process and
-//! under one clock, gives both bounds that the checks need: an ownership cannot have begun before its transaction was
-//! sent, and has begun once its answer is there.
+//! It passes everything on unchanged. That every participant of the demo writes through one of these, in one process
+//! and under one clock, gives both bounds that the checks need: an ownership cannot have begun before its transaction
+//! was sent, and has begun once its answer is there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,12 +1,13 @@
 //! The example writer: a service with state, which is the kind that a handoff is for.
 //!
-//! It keeps the last value of each key, a cache per partition in front of that partition's log. `PUT /keys/{key}` appends
-//! to the log and then updates the cache; `GET /keys/{key}` answers from the cache alone, so a pod whose cache is not what
-//! the log says is found out by whoever reads. Before it serves a partition it reads the log ([`Writer::warm`], while the
-//! old owner still writes) and then what was added until that one had stopped ([`Writer::sync`]). What it does not own it
-//! refuses: that is the business of the layer in front of it ([`pod`]).
+//! It keeps the last value of each key, a cache per partition in front of that partition's log. `PUT /keys/{key}`
+//! appends to the log and then updates the cache; `GET /keys/{key}` answers from the cache alone, so a pod whose cache
+//! is not what the log says is found out by whoever reads. Before it serves a partition it reads the log
+//! ([`Writer::warm`], while the old owner still writes) and then what was added until that one had stopped
+//! ([`Writer::sync`]). What it does not own it refuses: that is the business of the layer in front of it ([`pod`]).
 //!
-//! It is honest about being unfit: two writers of one partition do not see each other's writes, and nothing here hides it.
+//! It is honest about being unfit: two writers of one partition do not see each other's writes, and nothing here hides
+//! it.
 
 pub mod pod;
 mod server;
@@ -64,10 +65,12 @@ struct Inner {
     /// What is known of the pod that this writer is.
     pod: OnceLock<watch::Receiver<PodState>>,
     /// The state of each partition that it owns or is about to, with the handoff by which it comes.
-    caches: Mutex<HashMap<u32, (u64, Arc<Mutex<Cache>>)>>,
+    caches: Mutex<HashMap<u32, (u64, SharedCache)>>,
     /// For [`Mishap`]s, which befall every so-manyth write.
     writes: AtomicU64,
 }
+
+type SharedCache = Arc<Mutex<Cache>>;
 
 /// What a pod knows of a partition.
 #[derive(Debug, Default)]
@@ -208,7 +211,7 @@ impl Writer {
         if happens { self.inner.settings.mishap } else { Mishap::None }
     }
 
-    fn cache(&self, partition: u32) -> Option<Arc<Mutex<Cache>>> {
+    fn cache(&self, partition: u32) -> Option<SharedCache> {
         lock(&self.inner.caches).get(&partition).map(|(_, cache)| cache.clone())
     }
 }

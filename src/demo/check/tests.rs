@@ -405,7 +405,8 @@ proptest! {
 
     #[test]
     fn overlaps_are_found_exactly_when_every_pair_of_records_held_against_each_other_shows_one(
-        steps in steps(), shifts in prop::collection::vec((any::<prop::sample::Index>(), -200..200_i64, any::<bool>()), 0..3),
+        steps in steps(),
+        shifts in prop::collection::vec((any::<prop::sample::Index>(), -200..200_i64, any::<bool>()), 0..3),
     ) {
         let mut world = carry_out(steps);
         prop_assume!(!world.log().is_empty());

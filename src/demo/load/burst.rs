@@ -1,9 +1,9 @@
 //! A burst client: several writes of one key on one HTTP/2 connection, without waiting for answers.
 //!
 //! A router reads the requests of a connection in the order in which they were sent. To know that it has taken all of a
-//! burst, the client sends a *sentinel* behind it: a request that names no partition, which the router answers itself and
-//! at once. When that answer is there, everything before it has been taken. Bursts go where a partition moves, if it is
-//! known where that is.
+//! burst, the client sends a *sentinel* behind it: a request that names no partition, which the router answers itself
+//! and at once. When that answer is there, everything before it has been taken. Bursts go where a partition moves, if
+//! it is known where that is.
 
 use std::future::Future;
 use std::sync::Arc;

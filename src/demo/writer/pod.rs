@@ -1,8 +1,8 @@
 //! The writer as a pod: how a service takes part in handoffs.
 //!
-//! Two pieces of `segue-coordination` make a pod of it. [`PodHandle`] registers it and calls the four callbacks below when a
-//! partition comes or goes; its layer stands in front of the service, refuses what the pod does not own, and counts
-//! what is in flight, so that "drained" is known without help from the service.
+//! Two pieces of `segue-coordination` make a pod of it. [`PodHandle`] registers it and calls the four callbacks below
+//! when a partition comes or goes; its layer stands in front of the service, refuses what the pod does not own, and
+//! counts what is in flight, so that "drained" is known without help from the service.
 
 use std::io;
 use std::sync::Arc;
@@ -96,9 +96,9 @@ impl Pod {
     }
 
     /// Gone from one moment to the next, connections and all. Nobody is told.
-    pub fn crash(self) {
+    pub async fn crash(self) {
         // First, so that nothing is answered any more, not even that the pod has ended.
-        drop(self.server);
+        self.server.kill().await;
         self.handle.crash();
     }
 }

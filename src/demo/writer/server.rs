@@ -13,20 +13,22 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-/// A server that runs. Dropping it is a crash: no connection is closed properly, no request is finished.
+/// A server that runs.
 #[derive(Debug)]
 pub(super) struct Server {
     stop: CancellationToken,
+    bound: Bound,
     task: AbortOnDropHandle<()>,
     _alive: DropGuard,
 }
 
-/// Where the tasks of HTTP/2 streams run: they end with the server, not when they like.
+/// What ends with the server: its connections, and the tasks of HTTP/2 streams.
 #[derive(Debug, Clone)]
 struct Bound {
     dead: CancellationToken,
+    streams: TaskTracker,
 }
 
 impl<F> Executor<F> for Bound
@@ -36,7 +38,7 @@ where
 {
     fn execute(&self, task: F) {
         let dead = self.dead.clone();
-        tokio::spawn(async move { dead.run_until_cancelled(task).await.map(drop) });
+        self.streams.spawn(async move { dead.run_until_cancelled(task).await.map(drop) });
     }
 }
 
@@ -51,15 +53,23 @@ impl Server {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (stop, dead) = (CancellationToken::new(), CancellationToken::new());
-        let bound = Bound { dead: dead.clone() };
-        let task = AbortOnDropHandle::new(tokio::spawn(accept(listener, service, stop.clone(), bound)));
-        Server { stop, task, _alive: dead.drop_guard() }
+        let bound = Bound { dead: dead.clone(), streams: TaskTracker::new() };
+        let task = AbortOnDropHandle::new(tokio::spawn(accept(listener, service, stop.clone(), bound.clone())));
+        Server { stop, bound, task, _alive: dead.drop_guard() }
     }
 
     /// Accepts no more, finishes what has begun.
     pub(super) async fn stop(mut self, patience: Duration) {
         self.stop.cancel();
         let _ = tokio::time::timeout(patience, &mut self.task).await;
+    }
+
+    /// Ends at once: no connection is closed properly, no request is finished. Nothing works any more when this returns.
+    pub(super) async fn kill(mut self) {
+        self.bound.dead.cancel();
+        let _ = (&mut self.task).await;
+        self.bound.streams.close();
+        self.bound.streams.wait().await;
     }
 }
 
@@ -76,6 +86,7 @@ where
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
+            () = bound.dead.cancelled() => break,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => drop(connections.spawn(serve(stream, service.clone(), stop.clone(), bound.clone()))),

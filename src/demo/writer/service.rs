@@ -109,7 +109,8 @@ where
             };
             let value = String::from_utf8_lossy(&body.to_bytes()).into();
             let write = Write { partition, epoch, request, key: key.into(), sequence, value, accepted_at };
-            // Half of the work before the write and half behind it: a pod that is cut off leaves clients in doubt both ways.
+            // Half of the work before the write and half behind it: a pod that is cut off leaves clients in doubt both
+            // ways.
             work(writer).await;
             let answer = put(writer, write);
             work(writer).await;
