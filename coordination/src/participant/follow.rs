@@ -59,11 +59,6 @@ impl Follow {
         }
     }
 
-    /// What is there already. `None`: nothing yet.
-    pub fn try_next(&mut self) -> Option<Update> {
-        self.next.take().or_else(|| self.updates.try_recv().ok())
-    }
-
     /// What is there already, if it is a batch; anything else is left for [`next`](Self::next).
     pub fn try_next_batch(&mut self) -> Option<Batch> {
         if self.next.is_none() {

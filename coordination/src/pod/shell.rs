@@ -153,7 +153,6 @@ impl Shell {
         let mut lease_state = lease.state();
         (self.incarnation, self.lease) = (registration.incarnation, Some(lease.id()));
         let mut follow = Follow::start(self.store.clone(), self.keys.clone());
-        let mut ahead = None;
         let tick = self.settings.lease_ttl / 6;
         loop {
             lease.made_progress();
@@ -177,15 +176,9 @@ impl Shell {
             if state.trusted_until > now {
                 wake = wake.min(state.trusted_until);
             }
-            let following = async {
-                match ahead.take() {
-                    Some(update) => update,
-                    None => follow.next().await,
-                }
-            };
             tokio::select! {
                 biased;
-                update = following => match update {
+                update = follow.next() => match update {
                     Update::Snapshot(view) => {
                         self.view = *view;
                         self.synced = true;
@@ -199,18 +192,10 @@ impl Shell {
                     Update::Batch(batch) if self.synced => {
                         let mut touched = self.view.apply(batch);
                         // Whatever has arrived meanwhile is seen in one go.
-                        loop {
-                            match follow.try_next() {
-                                Some(Update::Batch(batch)) => {
-                                    let more = self.view.apply(batch);
-                                    touched.partitions.extend(more.partitions);
-                                    touched.membership |= more.membership;
-                                }
-                                other => {
-                                    ahead = other;
-                                    break;
-                                }
-                            }
+                        while let Some(batch) = follow.try_next_batch() {
+                            let more = self.view.apply(batch);
+                            touched.partitions.extend(more.partitions);
+                            touched.membership |= more.membership;
                         }
                         if !self.is_registered() {
                             return self.registration_gone("the registration is gone or replaced");

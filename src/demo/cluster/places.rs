@@ -76,14 +76,13 @@ pub(super) fn follow(store: Arc<dyn Store>, keys: Keyspace) -> (watch::Receiver<
         let mut view = View::empty(keys.clone());
         let mut follow = Follow::start(store, keys);
         loop {
-            let mut next = Some(follow.next().await);
-            while let Some(update) = next {
-                match update {
-                    Update::Snapshot(snapshot) => view = *snapshot,
-                    Update::Batch(batch) => drop(view.apply(batch)),
-                    Update::Lost(_) => {}
-                }
-                next = follow.try_next();
+            match follow.next().await {
+                Update::Snapshot(snapshot) => view = *snapshot,
+                Update::Batch(batch) => drop(view.apply(batch)),
+                Update::Lost(_) => {}
+            }
+            while let Some(batch) = follow.try_next_batch() {
+                view.apply(batch);
             }
             let places = Places::of(&view);
             sender.send_if_modified(|known| std::mem::replace(known, places.clone()) != places);
