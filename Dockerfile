@@ -1,7 +1,7 @@
 # The image of Segue: the binary, the C library that it loads, and nothing else (no shell, no packages).
 #
 #   docker build -t segue .
-#   docker run -v ./router.toml:/etc/segue/router.toml:ro -p 8080:8080 segue run --config /etc/segue/router.toml
+#   docker run -v "$PWD/router.toml:/etc/segue/router.toml:ro" -p 8080:8080 segue run --config /etc/segue/router.toml
 
 # What a build of the dependencies depends on: every manifest and the lock, and each target with nothing in it. A change
 # of the code leaves this stage's result as it was, and so the next one's dependencies are built only when they change.

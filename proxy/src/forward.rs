@@ -188,14 +188,14 @@ async fn route(
     mut switch: Option<OnUpgrade>,
     partition: &mut Option<u32>,
 ) -> Result<Response<AnswerBody>, Option<Own>> {
-    let partitions = shared.worker.partitions();
     if head.method == Method::CONNECT {
         // It asks for a connection to somewhere, which is no request for a partition.
         return Err(Some(Own::NoPartition));
     }
-    if partitions == 0 {
-        return Err(Some(Own::NoOwner));
-    }
+    let partitions = match shared.worker.partitions() {
+        0 => table_is_there(shared, arrived).await?,
+        partitions => partitions,
+    };
     let located = shared.locator.locate(head, partitions).map_err(Own::from)?;
     *partition = Some(located.partition);
     let body = RequestBody::new(incoming, head.version, &shared.watch);
@@ -221,6 +221,25 @@ async fn route(
             }
             Sent::Fenced(pass) => Admission::Held(pass.put_back_fenced()),
         };
+    }
+}
+
+/// Waits until the router has seen the store for the first time, no longer than any held request.
+#[cold]
+async fn table_is_there(shared: &Shared, arrived: Instant) -> Result<u32, Option<Own>> {
+    let Some(_early) = shared.worker.wait_early() else {
+        return Err(Some(Own::StashFull));
+    };
+    loop {
+        if shared.worker.shutting_down() {
+            return Err(Some(Own::Shutdown));
+        }
+        match shared.worker.partitions() {
+            0 if arrived.elapsed() >= shared.worker.max_wait() => return Err(Some(Own::NoOwner)),
+            // Once in the life of a router, so a look now and then will do.
+            0 => tokio::time::sleep(Duration::from_millis(10)).await,
+            partitions => return Ok(partitions),
+        }
     }
 }
 

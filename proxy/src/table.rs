@@ -565,6 +565,10 @@ impl Table {
         Some(cause)
     }
 
+    pub(crate) fn max_requests(&self) -> usize {
+        self.limits.max_requests
+    }
+
     pub(crate) fn max_wait(&self) -> Duration {
         self.limits.max_wait
     }

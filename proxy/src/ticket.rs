@@ -3,11 +3,13 @@
 //! Both undo themselves when dropped: a client that hangs up while held takes its place along, an exchange that ends in
 //! any way leaves the gate. Each belongs to one worker thread.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use segue_coordination::protocol::router::HoldCause;
 use tokio::sync::oneshot;
@@ -27,6 +29,18 @@ pub struct Worker {
 struct Inner {
     table: Arc<Table>,
     index: usize,
+    /// Requests that wait although it is not known for which partition.
+    early: Cell<usize>,
+}
+
+/// A place among those who came before the table.
+#[derive(Debug)]
+pub(crate) struct Early(Rc<Inner>);
+
+impl Drop for Early {
+    fn drop(&mut self) {
+        self.0.early.set(self.0.early.get() - 1);
+    }
 }
 
 /// What became of a request at the gate.
@@ -41,7 +55,7 @@ pub enum Admission {
 impl Table {
     /// The access of worker number `index`, to be made on that worker's thread.
     pub fn worker(self: &Arc<Self>, index: usize) -> Worker {
-        Worker { inner: Rc::new(Inner { table: self.clone(), index }) }
+        Worker { inner: Rc::new(Inner { table: self.clone(), index, early: Cell::new(0) }) }
     }
 }
 
@@ -55,6 +69,21 @@ impl Worker {
     /// Whether the router is ending.
     pub fn shutting_down(&self) -> bool {
         self.inner.table.is_shutting_down()
+    }
+
+    /// Longest that a request waits.
+    pub(crate) fn max_wait(&self) -> Duration {
+        self.inner.table.max_wait()
+    }
+
+    /// A place for a request that came before the table; `None`: as many wait already as may for a partition.
+    pub(crate) fn wait_early(&self) -> Option<Early> {
+        let waiting = self.inner.early.get();
+        if waiting >= self.inner.table.max_requests() {
+            return None;
+        }
+        self.inner.early.set(waiting + 1);
+        Some(Early(self.inner.clone()))
     }
 
     /// A request arrives at the gate of `partition`, which must be below [`partitions`](Self::partitions). Requests with

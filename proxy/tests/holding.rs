@@ -65,10 +65,23 @@ async fn a_key_in_the_path_finds_its_partition() {
 
 #[tokio::test]
 async fn without_a_view_of_the_store_there_is_no_owner() {
-    let world = World::with(Settings { partitions: 0, ..Settings::default() });
+    let mut settings = Settings { partitions: 0, ..Settings::default() };
+    settings.stash.max_wait = Duration::from_millis(20);
+    let world = World::with(settings);
     let answer = Plain::connect(world.address).await.ask(GET).await;
     assert_eq!(reason(&answer), (503, "no-owner"));
     assert_eq!(answer.header("retry-after"), "1");
+}
+
+#[tokio::test]
+async fn a_request_that_comes_before_the_first_view_of_the_store_waits_for_it() {
+    let world = World::with(Settings { partitions: 0, ..Settings::default() });
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
+    let mut client = Plain::connect(world.address).await;
+    client.write(GET).await;
+    world.table.set_partitions(8);
+    world.lead(0, pod.address, 1);
+    assert_eq!(client.answer().await.status, 200);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! `segue run`: starts the roles of a file, waits for a signal, ends them in the order that loses nothing.
 
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -161,7 +162,10 @@ fn level_filter(level: LogLevel) -> LevelFilter {
 
 fn start_logging(config: &Config) -> LevelHandle {
     let (filter, handle) = reload::Layer::new(level_filter(config.log.level));
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
     let layer = match config.log.format {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json().boxed(),

@@ -1,5 +1,6 @@
 //! What a pod does and says in a handoff, phase by phase.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use segue_coordination::store::data::Keys;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use crate::world::{Call, Conduct, Pod, World};
+use crate::world::{Call, Conduct, Flaky, Pod, World};
 
 fn part(epoch: u64, handoff: u64) -> Move {
     Move { keyspace: "default".to_owned(), partition: 0, epoch, handoff }
@@ -307,6 +308,24 @@ async fn what_could_not_be_said_is_said_when_the_store_is_back() {
     world.in_phase(0, Phase::Ready).await;
     assert!(back.elapsed() < Duration::from_secs(2));
     assert!(pod.calls.try_recv().is_err(), "it is not warmed twice");
+}
+
+/// The watch goes on all the while, so that no snapshot makes the pod look again.
+#[tokio::test(start_paused = true)]
+async fn a_write_whose_answer_is_lost_is_tried_again_whether_it_was_carried_out_or_not() {
+    for carried_out in [false, true] {
+        let (mut world, memory) = World::new();
+        let flaky = Arc::new(Flaky::new(memory));
+        world.pods_store = flaky.clone();
+        let mut pod = Pod::start(&world, "w").await;
+        flaky.fail_next(2, carried_out);
+        world.place(0, &pod, 1).await;
+        flaky.fail_next(2, carried_out);
+        pod.handle.set_draining();
+        pod.until("it is draining", |state| state.draining).await;
+        assert_eq!(pod.status_of(0, 1).await, 200);
+        assert_eq!(pod.state().resyncs, 0);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -211,6 +211,22 @@ async fn a_shutdown_hands_over_then_deregisters() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_shutdown_with_nothing_to_hand_over_is_announced_all_the_same() {
+    let (world, _) = World::new();
+    let pod = Pod::start(&world, "w").await;
+    let announced = tokio::spawn({
+        let world = world.clone();
+        async move { world.until("draining", |view| is_draining(view, "w")).await }
+    });
+    tokio::task::yield_now().await;
+    let began = Instant::now();
+    pod.handle.shutdown(Duration::from_secs(20)).await;
+    assert!(began.elapsed() < Duration::from_secs(1));
+    // Else a coordinator could begin to hand something to a pod that is about to go.
+    announced.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_shutdown_that_cannot_hand_over_ends_in_time_and_lets_requests_end_before_it_deregisters() {
     let (world, _) = World::new();
     let mut pod = Pod::start(&world, "w").await;

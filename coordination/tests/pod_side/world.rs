@@ -17,9 +17,9 @@ use segue_coordination::protocol::records::{
     Assignment, AssignmentStatus, Epoch, Handoff, Mode, Phase, PodAckKind, encode,
 };
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Compare, Keys, Op, Revision, Txn};
+use segue_coordination::store::data::{Compare, Keys, LeaseId, Op, Revision, Snapshot, Txn, TxnOutcome};
 use segue_coordination::store::keys::{Keyspace, Partition};
-use segue_coordination::store::{MemoryStore, Store};
+use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -33,6 +33,8 @@ const LONG: Duration = Duration::from_secs(120);
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) store: Arc<dyn Store>,
+    /// The way in which pods reach it.
+    pub(crate) pods_store: Arc<dyn Store>,
     pub(crate) keys: Keyspace,
 }
 
@@ -43,7 +45,7 @@ impl World {
     }
 
     pub(crate) fn on(store: Arc<dyn Store>) -> World {
-        World { store, keys: Keyspace::new("/segue/", "default") }
+        World { pods_store: store.clone(), store, keys: Keyspace::new("/segue/", "default") }
     }
 
     pub(crate) async fn commit(&self, when: Vec<Compare>, then: Vec<Op>) -> Revision {
@@ -164,6 +166,63 @@ impl World {
     }
 }
 
+/// A store that loses the answers to its next writes.
+#[derive(Debug)]
+pub(crate) struct Flaky {
+    inner: MemoryStore,
+    /// How many, and whether they are carried out nevertheless.
+    failing: Mutex<(u32, bool)>,
+}
+
+impl Flaky {
+    pub(crate) fn new(inner: MemoryStore) -> Self {
+        Flaky { inner, failing: Mutex::default() }
+    }
+
+    pub(crate) fn fail_next(&self, writes: u32, carried_out: bool) {
+        *self.failing.lock().unwrap() = (writes, carried_out);
+    }
+}
+
+#[async_trait]
+impl Store for Flaky {
+    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+        self.inner.snapshot(keys).await
+    }
+
+    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+        self.inner.watch(keys, from).await
+    }
+
+    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        let (fails, carried_out) = {
+            let mut failing = self.failing.lock().unwrap();
+            let fails = failing.0 > 0;
+            failing.0 -= u32::from(fails);
+            (fails, failing.1)
+        };
+        if !fails {
+            return self.inner.commit(txn).await;
+        }
+        if carried_out {
+            self.inner.commit(txn).await?;
+        }
+        Err(StoreError::Unavailable("the test wants it".to_owned()))
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.inner.grant(ttl).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.inner.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.inner.revoke(lease).await
+    }
+}
+
 /// A running pod with its service.
 pub(crate) struct Pod {
     name: String,
@@ -188,7 +247,7 @@ impl Pod {
     /// Starts one, without waiting for its registration.
     pub(crate) fn launch(world: &World, settings: PodSettings) -> Pod {
         let (service, calls) = Service::new();
-        let (name, store) = (settings.name.clone(), world.store.clone());
+        let (name, store) = (settings.name.clone(), world.pods_store.clone());
         let handle = PodHandle::start(store, "default", world.keys.clone(), settings, service.clone());
         let (arrivals, arrived) = mpsc::unbounded_channel();
         Pod { name, handle, service, calls, arrivals, arrived }

@@ -1,0 +1,207 @@
+//! The sidecar role: services that know nothing of Segue, each behind a `segue run` with a `[pod]` section, get fencing,
+//! hand-over and hooks.
+#![allow(clippy::unwrap_used)]
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::routing::{get, post};
+use segue_tests::etcd::Etcd;
+use segue_tests::process::{self, Process, free_address};
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+
+/// What a service saw, in order.
+#[derive(Default)]
+struct Seen {
+    events: Mutex<Vec<String>>,
+    gate: Notify,
+}
+
+impl Seen {
+    fn note(&self, event: String) {
+        self.events.lock().unwrap().push(event);
+    }
+
+    fn has(&self, what: &str) -> bool {
+        self.events.lock().unwrap().iter().any(|event| event.starts_with(what))
+    }
+}
+
+/// A plain service: `/` answers with its name, `/slow` when the test says so, and the hooks are noted.
+async fn service(name: &'static str) -> (SocketAddr, Arc<Seen>) {
+    let seen = Arc::new(Seen::default());
+    let hook = |what: &'static str| {
+        post(move |State(seen): State<Arc<Seen>>, body: String| async move { seen.note(format!("{what} {body}")) })
+    };
+    let routes = Router::new()
+        .route(
+            "/",
+            get(move |headers: HeaderMap| async move {
+                format!("{name} {}", headers.get("segue-epoch").map_or("none", |epoch| epoch.to_str().unwrap()))
+            }),
+        )
+        .route(
+            "/slow",
+            get(|State(seen): State<Arc<Seen>>| async move {
+                seen.note("slow begins".into());
+                seen.gate.notified().await;
+                seen.note("slow ends".into());
+                "slow"
+            }),
+        )
+        .route("/warm", hook("warm"))
+        .route("/sync", hook("sync"))
+        .route("/release", hook("release"))
+        .with_state(seen.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    (address, seen)
+}
+
+struct Site {
+    folder: TempDir,
+    etcd: Etcd,
+    listen: SocketAddr,
+    _control: Process,
+}
+
+impl Site {
+    fn start() -> Self {
+        let (folder, etcd, listen) = (TempDir::new().unwrap(), Etcd::start(), free_address());
+        let sections = format!(
+            "[router]\nname = \"r-0\"\nlisten = \"{listen}\"\nlease_ttl = \"2s\"\n\
+             [coordinator]\nname = \"c-0\"\npartitions = 1\nlease_ttl = \"2s\"\nsettle = \"50ms\"\nmin_interval = \"100ms\"\n\
+             listen = \"127.0.0.1:0\"\n"
+        );
+        let control = role(&folder, &etcd, "control", &sections);
+        Site { folder, etcd, listen, _control: control }
+    }
+
+    fn pod(&self, name: &str, listen: SocketAddr, upstream: SocketAddr) -> Process {
+        let sections = format!(
+            "[pod]\nname = \"{name}\"\nlisten = \"{listen}\"\nupstream = \"{upstream}\"\nlease_ttl = \"2s\"\n\
+             warm_url = \"http://{upstream}/warm\"\nsync_url = \"http://{upstream}/sync\"\n\
+             release_url = \"http://{upstream}/release\"\n"
+        );
+        role(&self.folder, &self.etcd, name, &sections)
+    }
+}
+
+fn role(folder: &TempDir, etcd: &Etcd, name: &str, sections: &str) -> Process {
+    let store = format!("[store]\nendpoints = [\"{}\"]\n", etcd.endpoint());
+    let config = folder.path().join(format!("{name}.toml"));
+    std::fs::write(&config, store + sections).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
+    Process::start(name, folder.path(), command.args(["run", "--config"]).arg(config))
+}
+
+/// What `GET path` for partition 0 answers at `address`.
+async fn ask(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = TcpStream::connect(address).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nx-partition: 0\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    let status = answer.split(' ').nth(1)?.parse().ok()?;
+    Some((status, answer.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned())))
+}
+
+async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition().await {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
+    let site = Site::start();
+    let ((a_address, a_seen), (b_address, b_seen)) = (service("a").await, service("b").await);
+    let a_listen = free_address();
+    let a = site.pod("a", a_listen, a_address);
+    until("answer of a", async || ask(site.listen, "/").await.is_some_and(|(_, body)| body == "a 1")).await;
+    assert!(a_seen.has("warm {\"epoch\":1,"), "{:?}", a_seen.events);
+
+    // Past the router nobody gets in.
+    assert_eq!(ask(a_listen, "/").await.unwrap().0, 421);
+
+    // a leaves while it works on a request: b gets the partition only when that has ended.
+    let b = site.pod("b", free_address(), b_address);
+    let slow = tokio::spawn(async move { ask(site.listen, "/slow").await.unwrap() });
+    until("begin of the slow request", async || a_seen.has("slow begins")).await;
+    let leaving = tokio::task::spawn_blocking(move || a.terminate());
+    until("warming of b", async || b_seen.has("warm")).await;
+    let held = tokio::spawn(async move { ask(site.listen, "/").await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!b_seen.has("sync") && !held.is_finished(), "the partition moved with work in it");
+    a_seen.gate.notify_one();
+    assert_eq!(slow.await.unwrap(), (200, "slow".to_owned()));
+    assert_eq!(held.await.unwrap(), (200, "b 2".to_owned()));
+    assert!(b_seen.has("sync {\"epoch\":2,"), "{:?}", b_seen.events);
+
+    let (status, output) = leaving.await.unwrap();
+    assert!(status.success(), "{output}");
+    assert!(a_seen.has("release"), "{:?}", a_seen.events);
+    drop(b);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_whose_router_is_gone_still_holds_the_hand_over_back() {
+    let (folder, etcd, listen, admin) = (TempDir::new().unwrap(), Etcd::start(), free_address(), free_address());
+    let control = "[coordinator]\nname = \"c-0\"\npartitions = 1\nlease_ttl = \"2s\"\nsettle = \"50ms\"\n\
+                   min_interval = \"100ms\"\nlisten = \"127.0.0.1:0\"\n";
+    let _control = role(&folder, &etcd, "control", control);
+    let router = |name: &str, listen: SocketAddr| {
+        let sections = format!("[router]\nname = \"{name}\"\nlisten = \"{listen}\"\nlease_ttl = \"2s\"\n");
+        role(&folder, &etcd, name, &sections)
+    };
+    let ((a_address, a_seen), (b_address, b_seen)) = (service("a").await, service("b").await);
+    let pod = |name: &str, upstream: SocketAddr, admin: &str| {
+        let sections = format!(
+            "[pod]\nname = \"{name}\"\nlisten = \"{}\"\nupstream = \"{upstream}\"\nlease_ttl = \"2s\"\n\
+             sync_url = \"http://{upstream}/sync\"\n{admin}",
+            free_address()
+        );
+        role(&folder, &etcd, name, &sections)
+    };
+    let a = pod("a", a_address, &format!("[admin]\nlisten = \"{admin}\"\n"));
+    let dies = router("r-0", listen);
+    until("answer of a", async || ask(listen, "/").await.is_some_and(|(_, body)| body == "a 1")).await;
+
+    let cut_off = tokio::spawn(ask(listen, "/slow"));
+    until("begin of the slow request", async || a_seen.has("slow begins")).await;
+    tokio::task::spawn_blocking(|| dies.kill()).await.unwrap();
+    assert!(cut_off.await.unwrap().is_none(), "its router is dead");
+    let other = free_address();
+    let _other = router("r-1", other);
+    let _b = pod("b", b_address, "");
+    let leaving = tokio::task::spawn_blocking(move || a.terminate());
+    // No router has anything in flight, and still b has to wait: only a's sidecar knows that a works on.
+    let status = || process::get(admin, "/status").unwrap().1;
+    until("drain of a", async || ask_status(&etcd).contains("pod a to drain")).await;
+    let status = tokio::task::block_in_place(status);
+    assert!(status.contains("in_flight") && !status.contains("\"in_flight\":0"), "{status}");
+    assert!(!b_seen.has("sync"));
+    a_seen.gate.notify_one();
+    until("answer of b", async || ask(other, "/").await.is_some_and(|(_, body)| body == "b 2")).await;
+    let order = a_seen.events.lock().unwrap().clone();
+    assert!(order.contains(&"slow ends".to_owned()), "{order:?}");
+    let (status, output) = leaving.await.unwrap();
+    assert!(status.success(), "{output}");
+}
+
+fn ask_status(etcd: &Etcd) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
+    let output = command.args(["status", "--json", "--etcd", &etcd.endpoint()]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
