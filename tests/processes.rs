@@ -156,7 +156,9 @@ async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
         repeats: 0,
     });
     let done = || load.gauge().ok.load(Relaxed);
+    let started = Instant::now();
     let flows = |what: &str| {
+        eprintln!("{:6.1} s  {} answered; requests must flow {what}", started.elapsed().as_secs_f64(), done());
         let (before, begun) = (done(), Instant::now());
         while done() < before + 200 {
             assert!(begun.elapsed() < Duration::from_secs(60), "requests do not flow {what}");
@@ -198,7 +200,9 @@ async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
         flows("after a router was restarted");
     });
 
+    eprintln!("{:6.1} s  the load ends", started.elapsed().as_secs_f64());
     let exchanges = load.finish().await;
+    eprintln!("{:6.1} s  checking", started.elapsed().as_secs_f64());
     let log = Log::in_directory(&site.logs()).unwrap().read_all().unwrap();
     let records = log.len();
     let answered = exchanges.iter().filter(|exchange| matches!(exchange.outcome, Outcome::Ok)).count();
