@@ -28,10 +28,13 @@ struct Site {
     processes: BTreeMap<String, Process>,
 }
 
-/// The example, which cargo builds for a run of all tests, and which has to be asked for in a run of this one.
+/// The example, which cargo builds for a run of all tests, and which has to be asked for in a run of this one. Built as the
+/// whole workspace builds it, or its dependencies would be built again with other features.
 fn example_writer() -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--locked", "--example", "writer"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    build
+        .args(["build", "--quiet", "--locked", "--workspace", "--example", "writer"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }
