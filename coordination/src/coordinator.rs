@@ -185,8 +185,12 @@ impl<'a> Reign<'a> {
         let mut lease = elected.lease.state();
         let mut follow = Follow::start(self.store.clone(), self.keys.clone());
         let mut synced = false;
+        let mut sighted = true;
         loop {
-            elected.lease.made_progress();
+            // A leader that cannot see does not act, and must make room for one that can.
+            if sighted {
+                elected.lease.made_progress();
+            }
             let state = *lease.borrow_and_update();
             if state.lost {
                 warn!("the leader's lease is gone");
@@ -202,7 +206,7 @@ impl<'a> Reign<'a> {
                     Update::Snapshot(view) => {
                         self.view = *view;
                         self.resting.clear();
-                        synced = true;
+                        (synced, sighted) = (true, true);
                         self.status.send_modify(|status| (status.leads, status.not_ready) = (true, None));
                     }
                     Update::Batch(batch) if synced => {
@@ -214,6 +218,7 @@ impl<'a> Reign<'a> {
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
                         warn!(%error, "lost sight of the store");
+                        sighted = false;
                         self.observer.resync(&error);
                         self.status.send_modify(|status| status.not_ready = Some(error.to_string()));
                         continue;

@@ -95,7 +95,7 @@ pub struct Cutover {
 }
 
 /// What others may know about a running router.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct RouterStatus {
     /// It is registered, has seen the store and may trust its lease; else why not.
     pub not_ready: Option<String>,
@@ -105,6 +105,12 @@ pub struct RouterStatus {
     pub trusted_until: Option<Instant>,
     /// How often it had to take the state anew, by cause.
     pub resyncs: u64,
+}
+
+impl Default for RouterStatus {
+    fn default() -> Self {
+        RouterStatus { not_ready: Some("not started yet".to_owned()), incarnation: 0, trusted_until: None, resyncs: 0 }
+    }
 }
 
 /// Observes what a router does.
@@ -245,9 +251,13 @@ impl Router {
         self.incarnation = registration.incarnation;
         let mut follow = Follow::start(self.store.clone(), self.keys.clone());
         let mut synced = false;
+        let mut sighted = true;
         let tick = self.settings.lease_ttl / 6;
         loop {
-            lease.made_progress();
+            // One that cannot see does not act: were its lease kept alive all the same, every handoff would wait for it.
+            if sighted {
+                lease.made_progress();
+            }
             let state = *lease_state.borrow_and_update();
             if state.lost {
                 warn!("the lease is gone");
@@ -266,7 +276,7 @@ impl Router {
                 update = follow.next() => match update {
                     Update::Snapshot(view) => {
                         self.view = *view;
-                        synced = true;
+                        (synced, sighted) = (true, true);
                         if !self.is_registered() { return self.registration_gone(); }
                         self.set_trust(state);
                         self.acks.clear();
@@ -288,6 +298,7 @@ impl Router {
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
                         warn!(%error, "lost sight of the store");
+                        sighted = false;
                         self.observer.resync(&error);
                         self.status.send_modify(|status| status.resyncs += 1);
                     }

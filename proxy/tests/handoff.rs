@@ -9,8 +9,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
@@ -24,9 +26,9 @@ use segue_coordination::protocol::records::{
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_coordination::protocol::view::View;
 use segue_coordination::router::{Cutover, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router};
-use segue_coordination::store::data::{Keys, Op, Txn};
+use segue_coordination::store::data::{Keys, LeaseId, Op, Revision, Snapshot, Txn, TxnOutcome};
 use segue_coordination::store::keys::Keyspace;
-use segue_coordination::store::{MemoryStore, Store, StoreError};
+use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use segue_proxy::table::{StashLimits, Table};
 use segue_proxy::ticket::{Admission, Worker};
 use tokio::sync::watch;
@@ -51,6 +53,46 @@ impl CoordinatorObserver for Quiet {
     fn handoff_ended(&self, _: u32, _: HandoffResult) {}
     fn view_changed(&self, _: &View) {}
     fn resync(&self, _: &StoreError) {}
+}
+
+/// The embedded store, through which one participant may be unable to watch.
+#[derive(Debug)]
+struct Blindfold {
+    store: Arc<MemoryStore>,
+    on: AtomicBool,
+}
+
+#[async_trait]
+impl Store for Blindfold {
+    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+        if self.on.load(SeqCst) {
+            return Err(StoreError::Unavailable("blindfolded".to_owned()));
+        }
+        self.store.snapshot(keys).await
+    }
+
+    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+        if self.on.load(SeqCst) {
+            return Err(StoreError::Unavailable("blindfolded".to_owned()));
+        }
+        self.store.watch(keys, from).await
+    }
+
+    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        self.store.commit(txn).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.store.grant(ttl).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.revoke(lease).await
+    }
 }
 
 /// What each pod accepts, as the pods themselves believe it.
@@ -109,6 +151,10 @@ impl World {
     }
 
     fn router(&self, name: &str) -> Router {
+        self.router_of(name, self.store.clone())
+    }
+
+    fn router_of(&self, name: &str, store: Arc<dyn Store>) -> Router {
         let limits = StashLimits {
             max_requests: 10_000,
             max_bytes: 1 << 20,
@@ -126,7 +172,6 @@ impl World {
         };
         let (status, watched) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
-        let store: Arc<dyn Store> = self.store.clone();
         let ports = RouterPorts { plane: table.clone(), notices, observer: Arc::new(Quiet), status };
         let run = run_router(store, self.keys.clone(), settings, ports, shutdown.clone());
         Router { table, shutdown, task: spawn_local(run), _status: watched }
@@ -400,6 +445,32 @@ async fn a_router_that_dies_is_waited_for_no_longer_than_its_lease() {
         let _b = world.pod("b", Capabilities::ALL);
         world.settles(2).await;
         assert!(died.elapsed() < TTL + Duration::from_secs(4), "{:?}", died.elapsed());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_that_sees_nothing_loses_its_lease_although_it_could_renew_it() {
+    within(async || {
+        let world = World::new(Mode::Barrier);
+        let (_stop, _coordinator) = world.coordinator("c-0");
+        let blindfold = Arc::new(Blindfold { store: world.store.clone(), on: AtomicBool::new(false) });
+        let (_sees, blind) = (world.router("r-0"), world.router_of("r-1", blindfold.clone()));
+        let _a = world.pod("a", Capabilities::ALL);
+        world.settles(1).await;
+        blindfold.on.store(true, SeqCst);
+        // Its watch ends, and no other begins.
+        world.store.set_available(false);
+        sleep(Duration::from_millis(10)).await;
+        world.store.set_available(true);
+        let _b = world.pod("b", Capabilities::ALL);
+        world.settles(2).await;
+        assert!(!world.view().await.routers.contains_key("r-1"));
+        blindfold.on.store(false, SeqCst);
+        while !world.view().await.routers.contains_key("r-1") {
+            sleep(Duration::from_millis(10)).await;
+        }
+        timeout(Duration::from_secs(10), world.request(&blind.table.worker(0), 3)).await.unwrap();
     })
     .await;
 }

@@ -154,8 +154,12 @@ impl Shell {
         (self.incarnation, self.lease) = (registration.incarnation, Some(lease.id()));
         let mut follow = Follow::start(self.store.clone(), self.keys.clone());
         let tick = self.settings.lease_ttl / 6;
+        let mut sighted = true;
         loop {
-            lease.made_progress();
+            // One that cannot see does not act: were its lease kept alive all the same, every handoff would wait for it.
+            if sighted {
+                lease.made_progress();
+            }
             let state = *lease_state.borrow_and_update();
             if state.lost {
                 return self.registration_gone("the lease is gone");
@@ -182,6 +186,7 @@ impl Shell {
                     Update::Snapshot(view) => {
                         self.view = *view;
                         self.synced = true;
+                        sighted = true;
                         if !self.is_registered() {
                             return self.registration_gone("the registration is gone or replaced");
                         }
@@ -205,6 +210,7 @@ impl Shell {
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
                         warn!(%error, "lost sight of the store");
+                        sighted = false;
                         self.state.send_modify(|state| state.resyncs += 1);
                     }
                 },

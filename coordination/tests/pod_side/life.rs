@@ -1,5 +1,6 @@
 //! A pod's registration and lease: how it comes, is lost, and is given up.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
@@ -8,7 +9,7 @@ use segue_coordination::protocol::records::{Phase, PodStatus};
 use segue_coordination::store::data::{Keys, Op};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::world::{Call, Conduct, Pod, TTL, World, whole};
+use crate::world::{Call, Conduct, Flaky, Pod, TTL, World, whole};
 
 #[tokio::test(start_paused = true)]
 async fn a_restart_under_the_same_name_waits_for_the_earlier_lease_and_owns_nothing() {
@@ -212,7 +213,9 @@ async fn a_shutdown_hands_over_then_deregisters() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_with_nothing_to_hand_over_is_announced_all_the_same() {
-    let (world, _) = World::new();
+    let (mut world, memory) = World::new();
+    let flaky = Arc::new(Flaky::new(memory));
+    world.pods_store = flaky.clone();
     let pod = Pod::start(&world, "w").await;
     let announced = tokio::spawn({
         let world = world.clone();
@@ -220,6 +223,7 @@ async fn a_shutdown_with_nothing_to_hand_over_is_announced_all_the_same() {
     });
     tokio::task::yield_now().await;
     let began = Instant::now();
+    flaky.fail_next(2, false);
     pod.handle.shutdown(Duration::from_secs(20)).await;
     assert!(began.elapsed() < Duration::from_secs(1));
     // Else a coordinator could begin to hand something to a pod that is about to go.
