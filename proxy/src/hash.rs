@@ -3,7 +3,7 @@
 //! Pure. Not for hash maps and not secret: a client may choose its key. What must stay true: for the same bytes and the
 //! same number of partitions the answer never changes, or a key's requests and its log part ways.
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// How a key becomes a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,14 +32,14 @@ impl KeyHash {
             // Sarama divides the signed hash and drops the remainder's sign. Partition numbers are signed there, so
             // there are never so many that the cast matters.
             KeyHash::Fnv1a => (i64::from(fnv1a(key) as i32) % i64::from(partitions)).unsigned_abs() as u32,
-            KeyHash::Xxh3 => (xxh3_64(key) % u64::from(partitions)) as u32,
+            KeyHash::Xxh3 => (XxHash3_64::oneshot(key) % u64::from(partitions)) as u32,
         }
     }
 }
 
 /// What orders the requests of one key: the same for the same key, whatever its partition's hash.
 pub(crate) fn order_of(key: &[u8]) -> u64 {
-    xxh3_64(key)
+    XxHash3_64::oneshot(key)
 }
 
 /// MurmurHash2 as Kafka's `Utils.murmur2` has it (its own seed).
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn xxh3_is_the_reference_with_seed_zero() {
-        assert_eq!(xxh3_64(b""), 0x2d06_8005_38d3_94c2);
+        assert_eq!(XxHash3_64::oneshot(b""), 0x2d06_8005_38d3_94c2);
         assert_eq!(KeyHash::Xxh3.partition(b"", 1000), (0x2d06_8005_38d3_94c2u64 % 1000) as u32);
     }
 
