@@ -9,7 +9,7 @@ help: ## Show this list
 
 .PHONY: demo
 demo: setup-build ## Watch partitions move under load: builds Segue and runs `segue demo`
-	$(CARGO) run --release --locked --bin segue -- demo $(ARGS)
+	@$(CARGO) run --release --locked --bin segue -- demo $(ARGS)
 
 .PHONY: test
 test: setup-build setup-etcd lint ## Format, lints and every test, against a real etcd
