@@ -44,8 +44,8 @@ LABEL org.opencontainers.image.title="segue" \
 COPY --from=build /image /
 ENV PATH=/usr/local/bin
 USER 65532:65532
-# By default: requests; health, metrics and the dashboard; pods that talk gRPC to the coordinator.
-EXPOSE 8080 9090 7070
+# By default: requests; health, metrics and status.
+EXPOSE 8080 9090
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["segue"]
 CMD ["--help"]
