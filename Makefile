@@ -22,6 +22,33 @@ lint: setup-build ## Formatting, clippy, and that the protocol's core needs no r
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy -p segue-coordination --no-default-features --locked -- -D warnings
 
+.PHONY: model
+model: setup-build ## Exhaustive model of the handoff: every scenario, states and verdicts (ARGS=--large: a longer search)
+	@$(CARGO) run --profile verify --locked -p segue-model -- check $(ARGS)
+
+.PHONY: mutants
+mutants: setup-build ## Take out one rule of the protocol at a time and see the model find the fault
+	@$(CARGO) run --profile verify --locked -p segue-model -- mutants $(ARGS)
+
+SEEDS ?= 1000
+.PHONY: simulate
+simulate: setup-build ## Simulate whole clusters under random faults, SEEDS of them (ARGS="--seed N": replay one)
+	@$(CARGO) run --profile verify --locked -p segue-simulation -- --seeds $(SEEDS) $(ARGS)
+
+.PHONY: loom
+loom: setup-build ## Every interleaving of gate, stash and table
+	RUSTFLAGS="--cfg loom" $(CARGO) test --profile verify --locked -p segue-proxy --lib --target-dir target/loom loom
+
+.PHONY: chaos
+chaos: setup-build setup-etcd ## Kill, stop and cut off real processes and a 3-node etcd cluster under load (needs root; ARGS=--short)
+	@$(CARGO) build --profile verify --locked --bin segue --example writer
+	@$(CARGO) run --profile verify --locked -p segue-chaos -- $(ARGS)
+
+SECONDS ?= 60
+.PHONY: fuzz
+fuzz: setup-build ## Coverage-guided fuzzing of everything that reads bytes from outside, SECONDS for each target
+	@tests/fuzz/run $(SECONDS)
+
 .PHONY: bench
 bench: setup-build ## criterion: cutover pause, gate, routing decision
 	$(CARGO) bench --locked $(ARGS)
