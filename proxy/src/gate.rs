@@ -12,10 +12,11 @@
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 /// What the gate lets through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
-pub(crate) enum Position {
+pub enum Position {
     /// Closed and empty.
+    #[default]
     Held = 0,
     /// Everyone may enter.
     Open = 1,
@@ -23,6 +24,31 @@ pub(crate) enum Position {
     Draining = 2,
     /// Closed to newcomers; those who waited are let in one by one.
     Flushing = 3,
+}
+
+/// The moves of a gate, as plain functions: the table asks them under the partition's lock, the model of the protocol asks
+/// the same ones. `None`: it stays where it is.
+impl Position {
+    /// Newcomers are to wait.
+    pub fn stopped(self) -> Option<Self> {
+        matches!(self, Position::Open | Position::Flushing).then_some(Position::Draining)
+    }
+
+    /// So many are inside now.
+    pub fn settled(self, inside: u32) -> Option<Self> {
+        (self == Position::Draining && inside == 0).then_some(Position::Held)
+    }
+
+    /// It is to lead somewhere, those who wait going first. Who is inside may only stay if it `leads_there` already.
+    pub fn switched(self, leads_there: bool) -> Option<Self> {
+        let may = self == Position::Held || (self == Position::Draining && leads_there);
+        may.then_some(Position::Flushing)
+    }
+
+    /// `is_flushed`: newcomers would overtake nobody.
+    pub fn flushed(self, is_flushed: bool) -> Option<Self> {
+        (self == Position::Flushing && is_flushed).then_some(Position::Open)
+    }
 }
 
 /// The shared word. Starts closed and empty.

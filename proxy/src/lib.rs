@@ -10,7 +10,7 @@
 pub mod answer;
 mod flight;
 pub mod forward;
-mod gate;
+pub mod gate;
 pub mod hash;
 mod headers;
 mod local;
@@ -24,7 +24,7 @@ mod sending;
 pub mod server;
 pub mod settings;
 pub mod sidecar;
-mod stash;
+pub mod stash;
 pub mod table;
 pub mod ticket;
 mod upgrade;

@@ -6,14 +6,14 @@
 //! What must stay true: nothing of a line starts while an earlier request of it is queued or being tried, unless the
 //! flush has released the rest ([`Stash::begin_flush`]); put back, a request stands at the head of its line again.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Places below are kept for requests that had already passed the gate when they were put back: they arrived before
 /// everyone who waits.
 const FIRST_ARRIVAL: u64 = 1 << 32;
 
 /// A line of requests that must not overtake each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum LineId {
     /// All requests with this hash of their ordering key.
     Key(u64),
@@ -22,20 +22,20 @@ enum LineId {
 }
 
 /// A request's place in its line. Kept while it waits and while it is tried.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
     line: LineId,
     seq: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Entry<W> {
     seq: u64,
     bytes: usize,
     waiter: W,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Line<W> {
     /// Started and without a definite outcome.
     trying: usize,
@@ -43,7 +43,7 @@ struct Line<W> {
 }
 
 /// How a flush goes on.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Flush {
     /// Most requests being tried at a time.
     concurrency: usize,
@@ -52,9 +52,9 @@ struct Flush {
 }
 
 /// The waiting requests of one partition.
-#[derive(Debug)]
-pub(crate) struct Stash<W> {
-    lines: HashMap<LineId, Line<W>>,
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Stash<W> {
+    lines: BTreeMap<LineId, Line<W>>,
     /// Lines whose first request may start, by the sequence number of that request.
     ready: BTreeMap<u64, LineId>,
     waiting: usize,
@@ -69,7 +69,7 @@ pub(crate) struct Stash<W> {
 impl<W> Default for Stash<W> {
     fn default() -> Self {
         Stash {
-            lines: HashMap::new(),
+            lines: BTreeMap::new(),
             ready: BTreeMap::new(),
             waiting: 0,
             bytes: 0,
@@ -84,17 +84,17 @@ impl<W> Default for Stash<W> {
 
 impl<W> Stash<W> {
     /// How many wait.
-    pub(crate) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.waiting
     }
 
     /// What they cost in memory, as their pushers said.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Adds a request behind all others of its key.
-    pub(crate) fn push(&mut self, order: Option<u64>, bytes: usize, waiter: W) -> Place {
+    pub fn push(&mut self, order: Option<u64>, bytes: usize, waiter: W) -> Place {
         let seq = self.next_arrival;
         self.next_arrival += 1;
         let place = Place { line: order.map_or(LineId::Alone(seq), LineId::Key), seq };
@@ -104,7 +104,7 @@ impl<W> Stash<W> {
 
     /// Puts a request back that no pod has acted on. One that was flushed gets its old place; one that had passed the
     /// open gate stands before all that wait.
-    pub(crate) fn put_back(&mut self, place: Option<Place>, order: Option<u64>, bytes: usize, waiter: W) -> Place {
+    pub fn put_back(&mut self, place: Option<Place>, order: Option<u64>, bytes: usize, waiter: W) -> Place {
         let place = place.unwrap_or_else(|| {
             let seq = self.next_put_back;
             self.next_put_back += 1;
@@ -116,7 +116,7 @@ impl<W> Stash<W> {
     }
 
     /// Takes a request out that waits no longer. `None`: it has been started.
-    pub(crate) fn remove(&mut self, place: Place) -> Option<W> {
+    pub fn remove(&mut self, place: Place) -> Option<W> {
         let line = self.lines.get_mut(&place.line)?;
         let index = line.queue.binary_search_by_key(&place.seq, |entry| entry.seq).ok()?;
         let entry = line.queue.remove(index)?;
@@ -132,12 +132,12 @@ impl<W> Stash<W> {
     /// One at a time per key cannot go on for ever: a key whose requests come faster than one after the other can be
     /// answered would never leave the stash. So the strict order holds for what waits now and as much again; what is
     /// left then is started at once, in order of arrival.
-    pub(crate) fn begin_flush(&mut self, concurrency: usize) {
+    pub fn begin_flush(&mut self, concurrency: usize) {
         self.flush = Some(Flush { concurrency: concurrency.max(1), serial_left: 2 * self.waiting + concurrency });
     }
 
     /// Lets nothing start any more.
-    pub(crate) fn end_flush(&mut self) {
+    pub fn end_flush(&mut self) {
         self.flush = None;
         let lines: Vec<LineId> = self.ready.values().copied().collect();
         for line in lines {
@@ -147,7 +147,7 @@ impl<W> Stash<W> {
 
     /// The next request that may start now; it is being tried from here on, until [`done`](Self::done) or
     /// [`put_back`](Self::put_back).
-    pub(crate) fn start_next(&mut self) -> Option<(Place, W)> {
+    pub fn start_next(&mut self) -> Option<(Place, W)> {
         let flush = self.flush.as_mut()?;
         if flush.serial_left > 0 {
             if self.trying >= flush.concurrency {
@@ -172,7 +172,7 @@ impl<W> Stash<W> {
     }
 
     /// The outcome of a started request is definite (or it is put back right after): the next of its line may start.
-    pub(crate) fn done(&mut self, place: Place) {
+    pub fn done(&mut self, place: Place) {
         let Some(line) = self.lines.get_mut(&place.line) else {
             return;
         };
@@ -183,17 +183,17 @@ impl<W> Stash<W> {
     }
 
     /// Whether newcomers may pass by without overtaking anyone.
-    pub(crate) fn is_flushed(&self) -> bool {
+    pub fn is_flushed(&self) -> bool {
         self.waiting == 0 && (self.trying_in_order == 0 || self.is_releasing())
     }
 
     /// Whether nobody waits and nothing is being tried.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.waiting == 0 && self.trying == 0
     }
 
     /// Takes out everyone who waits.
-    pub(crate) fn take_all(&mut self) -> Vec<W> {
+    pub fn take_all(&mut self) -> Vec<W> {
         self.ready.clear();
         self.waiting = 0;
         self.bytes = 0;

@@ -272,27 +272,27 @@ impl Table {
     }
 
     fn close(&self, partition: u32, cell: &Cell, closed: &mut Option<Box<Closed>>, cause: HoldCause) {
-        if !matches!(cell.gate.position(), Position::Open | Position::Flushing) {
+        let was = cell.gate.position();
+        let Some(stopped) = was.stopped() else {
             return;
-        }
-        let was_flushing = cell.gate.position() == Position::Flushing;
+        };
         let closed = closed.get_or_insert_with(|| Box::new(Closed::new(cause)));
         closed.cause = cause;
-        if was_flushing {
+        if was == Position::Flushing {
             // The pod that it led to refused, or is the wrong one by now: the pause goes on until it leads to another.
             closed.switched_at = None;
         } else {
             closed.restart();
         }
         closed.stash.end_flush();
-        cell.gate.set(Position::Draining);
+        cell.gate.set(stopped);
         self.settle(partition, cell, closed);
     }
 
     /// `Draining` → `Held` once nobody is inside.
     fn settle(&self, partition: u32, cell: &Cell, closed: &mut Closed) {
-        if cell.gate.position() == Position::Draining && self.in_flight(partition) == 0 {
-            cell.gate.set(Position::Held);
+        if let Some(settled) = cell.gate.position().settled(self.in_flight(partition)) {
+            cell.gate.set(settled);
             closed.drained_at.get_or_insert_with(Instant::now);
             self.notify(partition);
         }
@@ -304,11 +304,9 @@ impl Table {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         let leads_there = cell.slot.load(Relaxed) == slot && cell.epoch.load(Relaxed) == epoch;
-        match cell.gate.position() {
-            Position::Held => {}
-            Position::Draining if leads_there => {}
-            _ => return,
-        }
+        let Some(switched) = cell.gate.position().switched(leads_there) else {
+            return;
+        };
         cell.slot.store(slot, Relaxed);
         cell.epoch.store(epoch, Relaxed);
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
@@ -317,7 +315,7 @@ impl Table {
         closed.drained_at.get_or_insert(now);
         closed.switched_at.get_or_insert(now);
         closed.stash.begin_flush(self.limits.flush_concurrency);
-        cell.gate.set(Position::Flushing);
+        cell.gate.set(switched);
         self.flush(partition, cell, closed);
     }
 
@@ -337,12 +335,12 @@ impl Table {
             }
         }
         self.stashed_bytes.fetch_sub(before - closed.stash.bytes(), Relaxed);
-        if closed.stash.is_flushed() {
+        if let Some(open) = cell.gate.position().flushed(closed.stash.is_flushed()) {
             let now = Instant::now();
             closed.times = Some(closed.times_until(now));
             closed.bounces = 0;
             closed.stash.end_flush();
-            cell.gate.set(Position::Open);
+            cell.gate.set(open);
             self.notify(partition);
         }
     }

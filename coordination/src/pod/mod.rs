@@ -5,10 +5,9 @@
 //! [`Hooks`] is the handler of the sidecar, which does the same for a service that knows nothing of Segue.
 //!
 //! Decisions are elsewhere: what a pod must do in [`protocol::pod`](crate::protocol::pod), in which order this process
-//! gets there in `agree`. What must stay true: it registers, then takes its snapshot, then accepts; it fences before it
+//! gets there in [`protocol::agree`](crate::protocol::agree). What must stay true: it registers, then takes its snapshot, then accepts; it fences before it
 //! gives its registration up; and all that it says is true of the handoff that it says it of.
 
-mod agree;
 mod answer;
 mod body;
 mod exchange;

@@ -5,7 +5,7 @@
 //! is counted is one decision under the partition's lock, so once the shell has closed a partition and seen nothing in
 //! flight there, nothing comes after. The lock is held for a few instructions and never across an await.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -17,6 +17,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::term::Term;
 use crate::participant::LeaseState;
+use crate::protocol::door::{Answer, Door};
 use crate::protocol::records::Epoch;
 use crate::store::keys::Partition;
 
@@ -67,9 +68,9 @@ pub struct Ownership {
 #[derive(Debug)]
 struct Table {
     term: Arc<Term>,
-    slots: HashMap<Partition, Arc<Slot>>,
+    slots: BTreeMap<Partition, Arc<Slot>>,
     /// What was in flight when an ownership was lost, until its state has been let go.
-    lost: HashMap<Partition, Arc<Slot>>,
+    lost: BTreeMap<Partition, Arc<Slot>>,
     /// Nothing is ever accepted again.
     closed: bool,
 }
@@ -83,11 +84,7 @@ struct Slot {
 
 #[derive(Debug, Default)]
 struct SlotState {
-    accepted: Option<Epoch>,
-    /// The newest epoch seen of the partition, whoever's. A request of it or an older one has nothing to wait for.
-    known: Epoch,
-    /// The epoch that was accepted last.
-    last: Epoch,
+    door: Door,
     in_flight: u64,
 }
 
@@ -108,8 +105,8 @@ impl Ownership {
             keyspace: keyspace.to_owned(),
             table: RwLock::new(Table {
                 term: Term::over(),
-                slots: HashMap::new(),
-                lost: HashMap::new(),
+                slots: BTreeMap::new(),
+                lost: BTreeMap::new(),
                 closed: false,
             }),
             grown: Arc::default(),
@@ -158,17 +155,16 @@ impl Ownership {
             return Entry::Refused(Refusal::Fenced);
         }
         let mut state = slot.lock();
-        match state.accepted {
-            Some(accepted) if accepted == epoch => {
+        match state.door.ask(epoch) {
+            Answer::In => {
                 state.in_flight += 1;
                 drop(state);
                 Entry::In(InFlight { slot, term, epoch })
             }
             // Made under the lock, so that no change between this look and the wait is missed.
-            _ if epoch > state.known => Entry::Wait(slot.changed.clone().notified_owned()),
-            Some(_) => Entry::Refused(Refusal::Stale),
-            None if epoch == state.last => Entry::Refused(Refusal::Stale),
-            None => Entry::Refused(Refusal::NotOwner),
+            Answer::Wait => Entry::Wait(slot.changed.clone().notified_owned()),
+            Answer::Stale => Entry::Refused(Refusal::Stale),
+            Answer::NotOwner => Entry::Refused(Refusal::NotOwner),
         }
     }
 
@@ -267,14 +263,9 @@ impl Slot {
     }
 
     fn set(&self, accepted: Option<Epoch>, known: Epoch) {
-        let mut state = self.lock();
-        if (state.accepted, state.known) == (accepted, known) {
-            return;
+        if self.lock().door.set(accepted, known) {
+            self.changed.notify_waiters();
         }
-        (state.accepted, state.known) = (accepted, known);
-        state.last = accepted.unwrap_or(state.last);
-        drop(state);
-        self.changed.notify_waiters();
     }
 
     async fn idle(&self) {
@@ -290,7 +281,7 @@ impl Slot {
     fn leave(&self) {
         let mut state = self.lock();
         state.in_flight -= 1;
-        let is_last = state.in_flight == 0 && state.accepted.is_none();
+        let is_last = state.in_flight == 0 && state.door.accepted.is_none();
         drop(state);
         if is_last {
             self.changed.notify_waiters();
@@ -346,7 +337,7 @@ impl Owned {
     /// and that outlives it. `None`: too late, the partition is given up already.
     pub fn hold(&self) -> Option<InFlight> {
         let mut state = self.slot.lock();
-        let stands = state.last == self.epoch && (state.accepted.is_some() || state.in_flight > 0);
+        let stands = state.door.last == self.epoch && (state.door.accepted.is_some() || state.in_flight > 0);
         if !stands || self.term.is_over(Instant::now()) {
             return None;
         }

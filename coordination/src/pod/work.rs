@@ -1,7 +1,7 @@
 //! What the shell does about one partition: makes the callbacks that run, the epoch that is accepted and the words that
 //! are written agree with its duty.
 //!
-//! What to do is decided in [`agree`](super::agree); this starts it, stops it, and tries it again when it failed. What must
+//! What to do is decided in [`agree`](crate::protocol::agree); this starts it, stops it, and tries it again when it failed. What must
 //! stay true: a partition is closed before anything is begun that needs it closed; one callback at a time, and the next
 //! begins only when the one before it has really ended.
 
@@ -11,11 +11,12 @@ use tokio::task::{self, AbortHandle, JoinError};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::agree::{Act, Callback, Done, Held, Next, Stage, Task, Word, next};
 use super::shell::{Shell, Wish};
 use super::{HandlerError, Move};
 use crate::participant::{BackOff, unix_millis};
 use crate::protocol::advance::{Ack, acknowledge};
+use crate::protocol::agree::{Act, Callback, Done, Next, Task, Word, next};
+use crate::protocol::door::known_epoch;
 use crate::protocol::pod::{Duty, duty, warmed};
 use crate::protocol::records::{Epoch, PodAck, PodAckKind, PodRecord, PodStatus, encode};
 use crate::store::StoreError;
@@ -45,10 +46,7 @@ struct Running {
 impl Work {
     /// The ownership that the state was for is lost.
     pub(super) fn leave(&mut self) {
-        self.done.drained = None;
-        if let Some(held) = &mut self.done.held {
-            held.stage = Stage::Left;
-        }
+        self.done.leave();
     }
 }
 
@@ -79,8 +77,7 @@ impl Shell {
         self.accept(partition, duty, accept);
         let work = self.work.entry(partition).or_default();
         if accept.is_some() {
-            // What has ended may begin again.
-            work.done.drained = None;
+            work.done.reopen();
         }
         if let Some(running) = &work.running {
             // The next begins when this one has ended.
@@ -110,13 +107,8 @@ impl Shell {
     }
 
     fn accept(&mut self, partition: Partition, duty: Duty, accept: Option<Epoch>) {
-        let known = match (accept, duty) {
-            (Some(epoch), _) => epoch,
-            // Its own, but not ready yet: worth waiting for.
-            (None, Duty::Serve { epoch } | Duty::SyncAndServe { epoch, .. }) => epoch.saturating_sub(1),
-            _ => self.view.assignments.get(&partition).map_or(0, |assignment| assignment.value.epoch),
-        };
-        self.ownership.set(partition, accept, known);
+        let assigned = self.view.assignments.get(&partition).map(|assignment| assignment.value.epoch);
+        self.ownership.set(partition, accept, known_epoch(accept, duty, assigned));
         self.state.send_if_modified(|state| {
             let before = match accept {
                 Some(epoch) => state.owned.insert(partition, epoch),
@@ -144,15 +136,7 @@ impl Shell {
             _ => work.back_off.reset(),
         }
         let Task { callback, handoff, epoch } = task;
-        match callback {
-            Callback::Warm if work.done.held.is_none() => {
-                let has_tail = has_tail && handoff != 0;
-                work.done.held = Some(Held { handoff, epoch, has_tail, stage: Stage::Warming });
-            }
-            // From here on it may be half gone.
-            Callback::Release => work.leave(),
-            _ => {}
-        }
+        work.done.begin(task, has_tail);
         let (handler, ownership) = (self.handler.clone(), self.ownership.clone());
         let part = Move { keyspace: ownership.keyspace().to_owned(), partition, epoch, handoff };
         let abort = self.callbacks.spawn(async move {
@@ -188,7 +172,7 @@ impl Shell {
             Some(Ok(())) => {
                 info!(partition, epoch = task.epoch, handoff = task.handoff, ?took, "{callback}: done");
                 work.failed = None;
-                work.has_done(task);
+                work.done.end(task);
             }
             Some(Err(error)) => {
                 let again = work.back_off.next();
@@ -279,20 +263,6 @@ impl Shell {
         match partition {
             Some(partition) => self.reconcile(partition),
             None => self.keep_record(),
-        }
-    }
-}
-
-impl Work {
-    fn has_done(&mut self, task: Task) {
-        let Task { callback, handoff, .. } = task;
-        let held = self.done.held.as_mut().filter(|held| held.stage != Stage::Left);
-        match (callback, held) {
-            (Callback::Warm, Some(held)) => held.stage = Stage::Warm,
-            (Callback::Sync, Some(held)) => held.stage = Stage::Synced,
-            (Callback::Drain, Some(_)) => self.done.drained = Some(handoff),
-            (Callback::Release, _) => self.done.held = None,
-            _ => {}
         }
     }
 }

@@ -2,6 +2,8 @@
 //! want. No I/O, no clock, no task; the shells carry out what these say.
 
 pub mod advance;
+pub mod agree;
+pub mod door;
 pub mod lease;
 pub mod pod;
 pub mod records;

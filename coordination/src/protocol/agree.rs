@@ -5,34 +5,35 @@
 //! here, warmed and with its tail read; state is let go once, before other state of the partition is taken; a word is
 //! given only after what it says has been done for that very handoff.
 
-use crate::protocol::pod::Duty;
-use crate::protocol::records::Epoch;
+use super::pod::Duty;
+use super::records::Epoch;
 use crate::store::data::Revision;
 
 /// What this process has done about a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Done {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Done {
     /// The state that is here.
-    pub(super) held: Option<Held>,
+    pub held: Option<Held>,
     /// Everything of the partition has ended for this handoff.
-    pub(super) drained: Option<Revision>,
+    pub drained: Option<Revision>,
 }
 
 /// State of a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Held {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Held {
     /// The handoff by which it came; 0 if it came by none.
-    pub(super) handoff: Revision,
+    pub handoff: Revision,
     /// The epoch that it is for.
-    pub(super) epoch: Epoch,
+    pub epoch: Epoch,
     /// Whether an old owner may have written more after it was warmed.
-    pub(super) has_tail: bool,
+    pub has_tail: bool,
     /// How far it is.
-    pub(super) stage: Stage,
+    pub stage: Stage,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+/// How far state is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
     /// Being copied, or half copied.
     Warming,
     /// Copied.
@@ -44,16 +45,22 @@ pub(super) enum Stage {
 }
 
 /// A callback of the service to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Task {
-    pub(super) callback: Callback,
-    pub(super) handoff: Revision,
-    pub(super) epoch: Epoch,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Task {
+    /// Which one.
+    pub callback: Callback,
+    /// The handoff that it is about; 0 if the state came by none.
+    pub handoff: Revision,
+    /// The epoch that it is about.
+    pub epoch: Epoch,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Callback {
+/// The callbacks of a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Callback {
+    /// Copy the state.
     Warm,
+    /// Read the tail of the log.
     Sync,
     /// Once nothing is in flight.
     Drain,
@@ -62,7 +69,8 @@ pub(super) enum Callback {
 }
 
 impl Callback {
-    pub(super) fn as_str(self) -> &'static str {
+    /// The callback as logs name it.
+    pub fn as_str(self) -> &'static str {
         match self {
             Callback::Warm => "warm",
             Callback::Sync => "sync",
@@ -74,30 +82,77 @@ impl Callback {
 
 /// What a pod says about a handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Word {
+pub enum Word {
+    /// The state is warm: `Warming` → `Ready`.
     Ready,
+    /// The ack `drained`.
     Drained,
+    /// The ack `synced`.
     Synced,
+    /// The ack `released`.
     Released,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Act {
+/// Something to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Act {
+    /// Run a callback.
     Run(Task),
+    /// Write this word about this handoff.
     Say(Word, Revision),
 }
 
 /// What is to be done now; the first before the second.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Next {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Next {
     /// Accept this epoch and no other.
-    pub(super) accept: Option<Epoch>,
+    pub accept: Option<Epoch>,
     /// Do this unless it is being done, and stop what else is being done.
-    pub(super) act: Option<Act>,
+    pub act: Option<Act>,
 }
 
-/// `syncs`: the pod has the capability `sync`.
-pub(super) fn next(duty: Duty, done: &Done, syncs: bool) -> Next {
+impl Done {
+    /// A callback begins. `has_tail`: it belongs to a handoff from an old owner.
+    pub fn begin(&mut self, task: Task, has_tail: bool) {
+        let Task { callback, handoff, epoch } = task;
+        match callback {
+            Callback::Warm if self.held.is_none() => {
+                self.held = Some(Held { handoff, epoch, has_tail: has_tail && handoff != 0, stage: Stage::Warming });
+            }
+            // From here on it may be half gone.
+            Callback::Release => self.leave(),
+            _ => {}
+        }
+    }
+
+    /// A callback has succeeded.
+    pub fn end(&mut self, task: Task) {
+        let held = self.held.as_mut().filter(|held| held.stage != Stage::Left);
+        match (task.callback, held) {
+            (Callback::Warm, Some(held)) => held.stage = Stage::Warm,
+            (Callback::Sync, Some(held)) => held.stage = Stage::Synced,
+            (Callback::Drain, Some(_)) => self.drained = Some(task.handoff),
+            (Callback::Release, _) => self.held = None,
+            _ => {}
+        }
+    }
+
+    /// The partition is accepted again: what had ended may begin anew.
+    pub fn reopen(&mut self) {
+        self.drained = None;
+    }
+
+    /// The ownership that the state was for is lost.
+    pub fn leave(&mut self) {
+        self.drained = None;
+        if let Some(held) = &mut self.held {
+            held.stage = Stage::Left;
+        }
+    }
+}
+
+/// What there is to do. `syncs`: the pod has the capability `sync`.
+pub fn next(duty: Duty, done: &Done, syncs: bool) -> Next {
     let act = match duty {
         Duty::Idle => release(done).map(Act::Run),
         Duty::Release { handoff } => Some(release(done).map_or(Act::Say(Word::Released, handoff), Act::Run)),
