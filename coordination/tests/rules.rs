@@ -326,11 +326,11 @@ async fn the_very_first_placement_needs_no_acks_and_routers_hold_meanwhile() {
 
 #[tokio::test]
 async fn independent_mode_lets_a_router_switch_by_itself_and_flips_with_its_ack() {
-    let world = World::new(NONE, Capabilities::ALL, &["r"]).await;
+    let world = World::new(NONE, NONE, &["r"]).await;
     let id = world.handoff(Phase::Ready, Mode::Independent).await;
     let view = world.view().await;
     let b = view.incarnation_of("b");
-    assert_eq!(duty(&view, "b", b, 0), Duty::SyncAndServe { handoff: id, epoch: 5 });
+    assert_eq!(duty(&view, "b", b, 0), Duty::Serve { epoch: 5 });
     let to = at("b", b, 5);
     assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to.clone())));
     assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Open(to), false), Some(Step::AckCutover(id)));

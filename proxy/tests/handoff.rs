@@ -222,7 +222,7 @@ impl World {
         let incarnation = registration.incarnation;
         let now = duty(view, name, incarnation, partition);
         match now {
-            Duty::Serve { epoch } | Duty::SyncAndServe { epoch, .. } => {
+            Duty::Serve { epoch } => {
                 self.accepted.borrow_mut().insert(key, epoch);
             }
             _ => drop(self.accepted.borrow_mut().remove(&key)),

@@ -131,8 +131,7 @@ fn begin(
     reason: String,
 ) -> Action {
     let assignment = view.assignments.get(&partition);
-    // An `independent` move is only safe with a single router.
-    let mode = if view.routers.len() > 1 { Mode::Barrier } else { policy.mode };
+    let mode = if may_be_independent(view, to.name) { policy.mode } else { Mode::Barrier };
     let handoff = Handoff {
         partition,
         old_owner: assignment.map(|assignment| assignment.value.owner.clone()),
@@ -152,6 +151,13 @@ fn begin(
         assignment: assignment.map_or(0, |assignment| assignment.mod_revision),
         seen: view.revision,
     }
+}
+
+/// Whether a move to this pod is safe without the barrier: there is a single router, and the pod does not read the tail
+/// when it is told to. It would be told in `Ready`, while the router may still send to the old owner: what the old
+/// owner writes after that would be missing.
+fn may_be_independent(view: &View, to: &str) -> bool {
+    view.routers.len() < 2 && view.pods.get(to).is_some_and(|pod| !pod.value.capabilities.sync)
 }
 
 /// The epoch of the next ownership, given that of the last.

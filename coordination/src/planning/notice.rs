@@ -70,6 +70,11 @@ pub enum Notice {
         /// How many are registered.
         routers: usize,
     },
+    /// `independent` needs a new owner that reads the tail itself before its first request; `barrier` is used.
+    IndependentNotTo {
+        /// The pods that read it when they are told to.
+        pods: Vec<String>,
+    },
     /// A value cannot be read; what it is about is left alone.
     Malformed {
         /// The key.
@@ -115,6 +120,12 @@ impl fmt::Display for Notice {
                 out,
                 "{routers} routers are registered: barrier is used, since independent is only safe with a single router"
             ),
+            Notice::IndependentNotTo { pods } => write!(
+                out,
+                "barrier is used for moves to {}: a pod with the capability sync reads the tail once the log is at rest, \
+                 which it never is for certain in independent mode",
+                pods.join(", ")
+            ),
             Notice::Malformed { key, reason } => write!(out, "{key} cannot be read and is left alone: {reason}"),
             Notice::NoPod => out.write_str("no pod takes partitions"),
             Notice::Overdue { partition, phase, waiting } => write!(
@@ -150,6 +161,11 @@ pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
     let routers = view.routers.len();
     if policy.mode == Mode::Independent && routers > 1 {
         notices.push(Notice::IndependentImpossible { routers });
+    }
+    let syncs = view.pods.iter().filter(|(_, pod)| pod.value.capabilities.sync);
+    let pods: Vec<String> = syncs.map(|(name, _)| name.clone()).collect();
+    if policy.mode == Mode::Independent && !pods.is_empty() {
+        notices.push(Notice::IndependentNotTo { pods });
     }
     if !view.pods.values().any(|pod| pod.value.status == PodStatus::Ready) {
         notices.push(Notice::NoPod);

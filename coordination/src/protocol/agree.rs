@@ -167,7 +167,7 @@ pub fn next(duty: Duty, done: &Done, syncs: bool) -> Next {
         Duty::Sync { handoff, epoch } => {
             Some(have(done, Some(handoff), epoch, true).map_or(Act::Say(Word::Synced, handoff), Act::Run))
         }
-        Duty::SyncAndServe { epoch, .. } | Duty::Serve { epoch } => {
+        Duty::Serve { epoch } => {
             let unread = done.held.is_some_and(|held| held.has_tail) && syncs;
             match have(done, None, epoch, unread) {
                 None => return Next { accept: Some(epoch), act: None },
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(accept(serve, &held(Stage::Warm), false), Some(3));
         assert_eq!(accept(serve, &held(Stage::Warm), true), None);
         assert_eq!(next(serve, &held(Stage::Warm), true).act, run(Callback::Sync));
-        assert_eq!(accept(Duty::SyncAndServe { handoff: 7, epoch: 3 }, &held(Stage::Synced), true), Some(3));
+        assert_eq!(accept(serve, &held(Stage::Synced), true), Some(3));
         assert_eq!(accept(Duty::Serve { epoch: 4 }, &held(Stage::Synced), true), None);
     }
 

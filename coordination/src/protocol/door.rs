@@ -58,7 +58,7 @@ pub fn known_epoch(accepted: Option<Epoch>, duty: Duty, assigned: Option<Epoch>)
     match (accepted, duty) {
         (Some(epoch), _) => epoch,
         // Its own, but not ready yet: worth waiting for.
-        (None, Duty::Serve { epoch } | Duty::SyncAndServe { epoch, .. }) => epoch.saturating_sub(1),
+        (None, Duty::Serve { epoch }) => epoch.saturating_sub(1),
         _ => assigned.unwrap_or(0),
     }
 }

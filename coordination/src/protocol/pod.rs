@@ -41,13 +41,6 @@ pub enum Duty {
         /// The epoch.
         epoch: Epoch,
     },
-    /// `independent` mode: read the tail, then accept requests that carry this epoch.
-    SyncAndServe {
-        /// The handoff.
-        handoff: Revision,
-        /// The epoch.
-        epoch: Epoch,
-    },
     /// Refuse new requests, let what goes on end, then say `drained`.
     Drain {
         /// The handoff.
@@ -84,13 +77,8 @@ pub fn duty(view: &View, me: &str, incarnation: Revision, partition: Partition) 
     let said = |kind| view.pod_ack(partition, me, kind, handoff).is_some();
     match (value.phase, value.mode) {
         (Phase::Warming, _) if is_new => Duty::Warm { handoff, epoch },
-        (Phase::Ready, Mode::Independent) if is_new && value.old_owner.is_some() => {
-            if record.capabilities.sync {
-                Duty::SyncAndServe { handoff, epoch }
-            } else {
-                Duty::Serve { epoch }
-            }
-        }
+        // It reads the tail itself before its first request; no such move is planned to a pod that reads it when told.
+        (Phase::Ready, Mode::Independent) if is_new && value.old_owner.is_some() => Duty::Serve { epoch },
         (Phase::Syncing, _) if is_new => {
             let due = record.capabilities.sync && !said(PodAckKind::Synced) && log_at_rest(view, value, handoff);
             if due { Duty::Sync { handoff, epoch } } else { Duty::Stand { handoff, epoch } }

@@ -256,6 +256,18 @@ fn independent_is_not_used_while_two_routers_are_registered() {
 }
 
 #[test]
+fn independent_is_not_used_towards_a_pod_that_reads_the_tail_when_told_to() {
+    let mut world = World::settled(policy(4), &["w-0"]);
+    world.join_pod("w-1");
+    world.policy = Policy { mode: Mode::Independent, ..world.policy };
+    let plans = world.wait(secs(3));
+    let begun = all_begun(&plans);
+    assert!(!begun.is_empty() && begun.iter().all(|(handoff, _)| handoff.mode == Mode::Barrier));
+    let pods = vec!["w-0".to_owned(), "w-1".to_owned()];
+    assert!(plans[0].notices.contains(&Notice::IndependentNotTo { pods }));
+}
+
+#[test]
 fn records_that_cannot_be_read_are_left_alone_and_named() {
     let mut world = World::settled(policy(6), &["w-0", "w-1"]);
     world.store.put(world.keys.assignment(0), b"{".to_vec());

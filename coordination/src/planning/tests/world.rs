@@ -168,7 +168,8 @@ impl World {
             weight: Thousandths(weight),
             zone: zone.map(str::to_owned),
             load: None,
-            capabilities: Capabilities::ALL,
+            // No move without the barrier leads to a pod that reads the tail when it is told to.
+            capabilities: Capabilities { sync: self.policy.mode == Mode::Barrier, ..Capabilities::ALL },
         };
         self.store.put(self.keys.pod(name), encode(&pod));
     }
