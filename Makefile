@@ -37,11 +37,9 @@ simulate: setup-build ## Simulate whole clusters under random faults, SEEDS of t
 
 .PHONY: loom
 loom: setup-build ## Every interleaving of gate, stash and table, and of the pod's door
-	@set -o pipefail; $(CARGO) test --profile verify --locked -p segue-proxy -p segue-coordination \
-	  --features segue-proxy/loom,segue-coordination/loom --lib loom:: -- --nocapture --test-threads 2 \
-	  | awk '{ print } match($$0, /loom: model=[^ ]+ executions=[0-9]+/) { models++; split(substr($$0, RSTART, RLENGTH), part, "="); executions += part[3] } \
-	         /^test result:/ { match($$0, /[0-9]+ failed/); failed += substr($$0, RSTART, RLENGTH) } \
-	         END { printf "loom: models=%d executions=%d failed=%d\n", models, executions, failed; exit !models }'
+	@set -o pipefail; for crate in segue-proxy segue-coordination; do \
+	  $(CARGO) test --profile verify --locked -p $$crate --features loom --lib loom:: -- --nocapture --test-threads 2 || exit; \
+	done | scripts/loom-sum
 
 .PHONY: chaos
 chaos: setup-build setup-etcd ## Kill, stop and cut off real processes and a 3-node etcd cluster under load (needs root; ARGS=--short)
