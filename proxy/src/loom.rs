@@ -5,10 +5,25 @@
 //! loom reports; everything else is asserted. Models with more than two threads are bounded to a number of preemptions
 //! (switches away from a thread that could have gone on), as each says.
 //!
-//! What loom does not explore: what is inside tokio's channels and tokens, the map and list of pods (those are steps that
-//! happen at once here), the passing of time (a timer is due at once or never), and orders that only `SeqCst` accesses
-//! without a fence forbid ([`sync`](crate::sync)). Whoever only relies on the order between `SeqCst` and weaker accesses
-//! would therefore be reported although he is right; no one here does.
+//! What loom does not explore: what is inside tokio's tokens and notices, and the map and list of pods (steps that happen at
+//! once here), the passing of time (a timer is due at once or never), and a load that shows a store which comes later in
+//! the same run. So it cannot tell that [`leave`](crate::gate::Gate::leave) needs its release half: made `Relaxed`, no
+//! model fails. Nor does any model switch a gate that is not empty; `tests/table.rs` does.
+//!
+//! What was broken once, and which models failed:
+//!
+//! | broken | failed |
+//! | --- | --- |
+//! | `enter` reads the word with `Acquire`, `count` reads with `Acquire` | `gate::whoever_got_in_…`, most of `cutover` |
+//! | `leave` reads the word with `Acquire`, or before it counts the caller out | `gate::somebody_notices_…`, most of `cutover` |
+//! | `set` stores with `Relaxed` | `gate::an_opened_gate_…`, most of `cutover` |
+//! | settling without a notice, or without the lock | `cutover::everyone_…`, `one_after_…`, both of `severing` |
+//! | a newcomer at a closed gate does not look if it was the last; `wait` does not look again under the lock | `cutover::everyone_…`, `one_after_…` |
+//! | the gate opens although someone waits | `cutover::everyone_…`, `giving_up_…`, `hanging_up_…` |
+//! | a grant that its ticket no longer takes stays counted, or is not given back | `cutover::hanging_up_…` |
+//! | coming back although the router ends | `cutover::nobody_waits_…` |
+//! | a refused request is placed by its return | `returning::refused_requests_…` |
+//! | the count of partitions is read with `Relaxed` | `growing::a_partition_that_counts_is_there` |
 
 mod cutover;
 mod gate;
