@@ -22,6 +22,7 @@
 //! | the gate opens although someone waits | `cutover::everyone_…`, `giving_up_…`, `hanging_up_…` |
 //! | a grant that its ticket no longer takes stays counted, or is not given back | `cutover::hanging_up_…` |
 //! | coming back although the router ends | `cutover::nobody_waits_…` |
+//! | severing cancels the tokens before it counts itself | both of `severing` |
 //! | a refused request is placed by its return | `returning::refused_requests_…` |
 //! | the count of partitions is read with `Relaxed` | `growing::a_partition_that_counts_is_there` |
 
