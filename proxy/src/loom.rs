@@ -1,8 +1,8 @@
 //! The concurrent mechanisms in all interleavings that loom knows of: `make loom`.
 //!
 //! Each model is a few threads that do to a gate or to a whole [`Table`] what workers and the control side do, and loom
-//! runs them in every order, with every value that a weak memory could show. A wake-up that is lost is a deadlock, which
-//! loom reports; everything else is asserted. Models with more than two threads are bounded to a number of preemptions
+//! runs them in every order, with the values that a weak memory could show. A wake-up that is lost is a deadlock, which
+//! loom reports; everything else is asserted. All but the smallest are bounded to a number of preemptions
 //! (switches away from a thread that could have gone on), as each says.
 //!
 //! What loom does not explore: what is inside tokio's tokens and notices, and the map and list of pods (steps that happen at
@@ -14,9 +14,9 @@
 //!
 //! | broken | failed |
 //! | --- | --- |
-//! | `enter` reads the word with `Acquire`, `count` reads with `Acquire` | `gate::whoever_got_in_…`, most of `cutover` |
-//! | `leave` reads the word with `Acquire`, or before it counts the caller out | `gate::somebody_notices_…`, most of `cutover` |
-//! | `set` stores with `Relaxed` | `gate::an_opened_gate_…`, most of `cutover` |
+//! | `enter` reads the word with `Acquire`, `count` reads with `Acquire` | `gate::whoever_got_in_…`, `cutover::one_after_…` |
+//! | `leave` reads the word with `Acquire`, or before it counts the caller out | `gate::somebody_notices_…`, `cutover::one_after_…` |
+//! | `set` stores with `Relaxed` | `gate::an_opened_gate_…`, `cutover::one_after_…` |
 //! | settling without a notice, or without the lock | `cutover::everyone_…`, `one_after_…`, both of `severing` |
 //! | a newcomer at a closed gate does not look if it was the last; `wait` does not look again under the lock | `cutover::everyone_…`, `one_after_…` |
 //! | the gate opens although someone waits | `cutover::everyone_…`, `giving_up_…`, `hanging_up_…` |

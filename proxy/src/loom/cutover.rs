@@ -16,7 +16,7 @@ fn everyone_gets_through_to_one_owner_at_a_time() {
     });
 }
 
-/// One worker and the control side alone, without a bound; the second request finds what the first has left.
+/// One worker and the control side alone; the second request finds what the first has left.
 #[test]
 fn one_after_the_other_gets_through() {
     explore("cutover::one_after_the_other_gets_through", Some(4), || {
