@@ -36,8 +36,10 @@ simulate: setup-build ## Simulate whole clusters under random faults, SEEDS of t
 	@$(CARGO) run --profile verify --locked -p segue-simulation -- --seeds $(SEEDS) $(ARGS)
 
 .PHONY: loom
-loom: setup-build ## Every interleaving of gate, stash and table
-	RUSTFLAGS="--cfg loom" $(CARGO) test --profile verify --locked -p segue-proxy --lib --target-dir target/loom loom
+loom: setup-build ## Every interleaving of gate, stash and table, and of the pod's door
+	@set -o pipefail; for crate in segue-proxy segue-coordination; do \
+	  $(CARGO) test --profile verify --locked -p $$crate --features loom --lib loom:: -- --nocapture --test-threads 2 || exit; \
+	done | scripts/loom-sum
 
 .PHONY: chaos
 chaos: setup-build setup-etcd ## Kill, stop and cut off real processes and a 3-node etcd cluster under load (needs root; ARGS=--short)

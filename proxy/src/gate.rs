@@ -9,7 +9,9 @@
 //! order (sequential consistency), so at least one of the two sees the other. The word is changed only by the
 //! holder of the partition's lock ([`table`](crate::table)).
 
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use crate::sync::AtomicU32;
 
 /// What the gate lets through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -51,23 +53,32 @@ impl Position {
     }
 }
 
+/// The bits of the word that hold the position. Those above count how often the exchanges were severed.
+const POSITION: u32 = 0b11;
+const SEVERED_ONCE: u32 = POSITION + 1;
+
 /// The shared word. Starts closed and empty.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     word: AtomicU32,
 }
 
+/// How often the exchanges of a partition had been severed. An exchange that began at another count is one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Severs(u32);
+
 /// How many entered through one worker and have not left.
 #[derive(Debug, Default)]
 pub(crate) struct Inside(AtomicU32);
 
 impl Gate {
-    /// Counts the caller in; whether the gate was open. If not, the caller must [`leave`](Self::leave) again.
+    /// Counts the caller in; `Some` if the gate was open. If not, the caller must [`leave`](Self::leave) again.
     #[inline]
     #[must_use]
-    pub(crate) fn enter(&self, inside: &Inside) -> bool {
+    pub(crate) fn enter(&self, inside: &Inside) -> Option<Severs> {
         inside.0.fetch_add(1, SeqCst);
-        self.word.load(SeqCst) == Position::Open as u32
+        let word = self.word.load(SeqCst);
+        (word & POSITION == Position::Open as u32).then_some(Severs(word / SEVERED_ONCE))
     }
 
     /// Counts the caller out; whether the gate is draining, so that the caller has to look if it was the last.
@@ -75,27 +86,39 @@ impl Gate {
     #[must_use]
     pub(crate) fn leave(&self, inside: &Inside) -> bool {
         inside.0.fetch_sub(1, SeqCst);
-        self.word.load(SeqCst) == Position::Draining as u32
+        self.word.load(SeqCst) & POSITION == Position::Draining as u32
     }
 
     /// Counts someone in whom the holder of the lock admits, whatever the position.
     pub(crate) fn admit(&self, inside: &Inside) {
-        inside.0.fetch_add(1, SeqCst);
+        inside.0.fetch_add(1, Relaxed);
     }
 
     /// Changes the position. Only under the partition's lock.
     pub(crate) fn set(&self, position: Position) {
-        self.word.store(position as u32, SeqCst);
+        let severs = self.word.load(Relaxed) & !POSITION;
+        self.word.store(severs | position as u32, SeqCst);
     }
 
-    /// The position; stable only under the partition's lock.
+    /// The position. Only under the partition's lock, which orders what it reads.
     pub(crate) fn position(&self) -> Position {
-        match self.word.load(SeqCst) {
+        match self.word.load(Relaxed) & POSITION {
             1 => Position::Open,
             2 => Position::Draining,
             3 => Position::Flushing,
             _ => Position::Held,
         }
+    }
+
+    /// Counts one severing more. Only under the partition's lock.
+    pub(crate) fn sever(&self) {
+        let word = self.word.load(Relaxed);
+        self.word.store(word.wrapping_add(SEVERED_ONCE), SeqCst);
+    }
+
+    /// How often it was severed.
+    pub(crate) fn severs(&self) -> Severs {
+        Severs(self.word.load(Relaxed) / SEVERED_ONCE)
     }
 }
 

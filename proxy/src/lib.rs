@@ -14,6 +14,8 @@ pub mod gate;
 pub mod hash;
 mod headers;
 mod local;
+#[cfg(all(test, feature = "loom"))]
+mod loom;
 pub mod metrics;
 pub mod partition;
 mod plane;
@@ -25,6 +27,7 @@ pub mod server;
 pub mod settings;
 pub mod sidecar;
 pub mod stash;
+mod sync;
 pub mod table;
 pub mod ticket;
 mod upgrade;

@@ -2,12 +2,12 @@
 //!
 //! Partitions may be added while requests flow, so the routing table cannot be a plain slice. Elements are never removed.
 
-use std::sync::OnceLock;
+use crate::sync::OnceLock;
 
 /// Elements of one allocation.
-const SEGMENT: usize = 64;
+const SEGMENT: usize = if cfg!(feature = "loom") { 1 } else { 64 };
 /// Most elements that there can be: the largest keyspace that the configuration accepts.
-const CAPACITY: usize = 65_536;
+const CAPACITY: usize = if cfg!(feature = "loom") { 2 } else { 65_536 };
 
 /// Aligned so that two workers' counters never share a cache line.
 #[repr(align(64))]

@@ -4,33 +4,48 @@
 //! Requests with an ordering key form a *line* and leave one at a time, each after the outcome of the one before is
 //! definite; a request without a key is a line of its own. Lines take turns by the arrival of their first request.
 //! What must stay true: nothing of a line starts while an earlier request of it is queued or being tried, unless the
-//! flush has released the rest ([`Stash::begin_flush`]); put back, a request stands at the head of its line again.
+//! flush has released the rest ([`Stash::begin_flush`]); one that comes back stands where its arrival puts it.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Places below are kept for requests that had already passed the gate when they were put back: they arrived before
-/// everyone who waits.
-const FIRST_ARRIVAL: u64 = 1 << 32;
+/// When the router took a request: the order in which requests of one key leave, however often they come back.
+///
+/// On one worker it grows with each request. Between workers it is the machine's monotonic clock: a request that was
+/// there before another one came is the earlier one, and of two that came at the same moment either may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Arrival {
+    /// By the clock, moved on where two of one worker would be the same.
+    pub at: u64,
+    /// The worker that took it.
+    pub worker: u32,
+}
 
 /// A line of requests that must not overtake each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum LineId {
     /// All requests with this hash of their ordering key.
     Key(u64),
-    /// One request without a key, by its sequence number.
-    Alone(u64),
+    /// One request without a key.
+    Alone(Arrival),
 }
 
-/// A request's place in its line. Kept while it waits and while it is tried.
+/// A request's place in its line: the same one from its arrival to its end, whether it waits, is tried or has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     line: LineId,
-    seq: u64,
+    arrival: Arrival,
+}
+
+impl Place {
+    /// The place of a request with this ordering key, if any. No two requests have the same arrival.
+    pub fn new(order: Option<u64>, arrival: Arrival) -> Self {
+        Place { line: order.map_or(LineId::Alone(arrival), LineId::Key), arrival }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Entry<W> {
-    seq: u64,
+    arrival: Arrival,
     bytes: usize,
     waiter: W,
 }
@@ -55,14 +70,12 @@ struct Flush {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Stash<W> {
     lines: BTreeMap<LineId, Line<W>>,
-    /// Lines whose first request may start, by the sequence number of that request.
-    ready: BTreeMap<u64, LineId>,
+    /// Lines whose first request may start, by the arrival of that request.
+    ready: BTreeMap<Arrival, LineId>,
     waiting: usize,
     bytes: usize,
     trying: usize,
     trying_in_order: usize,
-    next_arrival: u64,
-    next_put_back: u64,
     flush: Option<Flush>,
 }
 
@@ -75,8 +88,6 @@ impl<W> Default for Stash<W> {
             bytes: 0,
             trying: 0,
             trying_in_order: 0,
-            next_arrival: FIRST_ARRIVAL,
-            next_put_back: 0,
             flush: None,
         }
     }
@@ -93,36 +104,30 @@ impl<W> Stash<W> {
         self.bytes
     }
 
-    /// Adds a request behind all others of its key.
-    pub fn push(&mut self, order: Option<u64>, bytes: usize, waiter: W) -> Place {
-        let seq = self.next_arrival;
-        self.next_arrival += 1;
-        let place = Place { line: order.map_or(LineId::Alone(seq), LineId::Key), seq };
-        self.insert(place, bytes, waiter);
-        place
-    }
-
-    /// Puts a request back that no pod has acted on. One that was flushed gets its old place; one that had passed the
-    /// open gate stands before all that wait.
-    pub fn put_back(&mut self, place: Option<Place>, order: Option<u64>, bytes: usize, waiter: W) -> Place {
-        let place = place.unwrap_or_else(|| {
-            let seq = self.next_put_back;
-            self.next_put_back += 1;
-            Place { line: order.map_or(LineId::Alone(seq), LineId::Key), seq }
-        });
-        // In this order: ending the try first could let the next of the line start.
-        self.insert(place, bytes, waiter);
-        place
+    /// Adds a request at its place: behind those of its line that came before it, ahead of those that came after. So a
+    /// newcomer goes to the end, and one that a pod has refused to where it was.
+    pub fn insert(&mut self, place: Place, bytes: usize, waiter: W) {
+        let line = self.lines.entry(place.line).or_insert_with(|| Line { trying: 0, queue: VecDeque::new() });
+        let index = line.queue.partition_point(|entry| entry.arrival < place.arrival);
+        if index == 0
+            && let Some(head) = line.queue.front()
+        {
+            self.ready.remove(&head.arrival);
+        }
+        line.queue.insert(index, Entry { arrival: place.arrival, bytes, waiter });
+        self.waiting += 1;
+        self.bytes += bytes;
+        self.refresh(place.line);
     }
 
     /// Takes a request out that waits no longer. `None`: it has been started.
     pub fn remove(&mut self, place: Place) -> Option<W> {
         let line = self.lines.get_mut(&place.line)?;
-        let index = line.queue.binary_search_by_key(&place.seq, |entry| entry.seq).ok()?;
+        let index = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival).ok()?;
         let entry = line.queue.remove(index)?;
         self.waiting -= 1;
         self.bytes -= entry.bytes;
-        self.ready.remove(&place.seq);
+        self.ready.remove(&place.arrival);
         self.refresh(place.line);
         Some(entry.waiter)
     }
@@ -145,8 +150,7 @@ impl<W> Stash<W> {
         }
     }
 
-    /// The next request that may start now; it is being tried from here on, until [`done`](Self::done) or
-    /// [`put_back`](Self::put_back).
+    /// The next request that may start now; it is being tried from here on, until [`done`](Self::done).
     pub fn start_next(&mut self) -> Option<(Place, W)> {
         let flush = self.flush.as_mut()?;
         if flush.serial_left > 0 {
@@ -159,7 +163,7 @@ impl<W> Stash<W> {
                 lines.into_iter().for_each(|line| self.refresh(line));
             }
         }
-        let (seq, line_id) = self.ready.pop_first()?;
+        let (arrival, line_id) = self.ready.pop_first()?;
         let line = self.lines.get_mut(&line_id)?;
         let entry = line.queue.pop_front()?;
         line.trying += 1;
@@ -168,10 +172,10 @@ impl<W> Stash<W> {
         self.waiting -= 1;
         self.bytes -= entry.bytes;
         self.refresh(line_id);
-        Some((Place { line: line_id, seq }, entry.waiter))
+        Some((Place { line: line_id, arrival }, entry.waiter))
     }
 
-    /// The outcome of a started request is definite (or it is put back right after): the next of its line may start.
+    /// The outcome of a started request is definite, or it has been inserted again: the next of its line may start.
     pub fn done(&mut self, place: Place) {
         let Some(line) = self.lines.get_mut(&place.line) else {
             return;
@@ -199,7 +203,7 @@ impl<W> Stash<W> {
         self.bytes = 0;
         let mut entries: Vec<Entry<W>> = self.lines.values_mut().flat_map(|line| line.queue.drain(..)).collect();
         self.lines.retain(|_, line| line.trying > 0);
-        entries.sort_unstable_by_key(|entry| entry.seq);
+        entries.sort_unstable_by_key(|entry| entry.arrival);
         entries.into_iter().map(|entry| entry.waiter).collect()
     }
 
@@ -207,27 +211,13 @@ impl<W> Stash<W> {
         self.flush.is_some_and(|flush| flush.serial_left == 0)
     }
 
-    fn insert(&mut self, place: Place, bytes: usize, waiter: W) {
-        let line = self.lines.entry(place.line).or_insert_with(|| Line { trying: 0, queue: VecDeque::new() });
-        let index = line.queue.partition_point(|entry| entry.seq < place.seq);
-        if index == 0
-            && let Some(head) = line.queue.front()
-        {
-            self.ready.remove(&head.seq);
-        }
-        line.queue.insert(index, Entry { seq: place.seq, bytes, waiter });
-        self.waiting += 1;
-        self.bytes += bytes;
-        self.refresh(place.line);
-    }
-
     /// Makes `ready` tell the truth about a line, and forgets a line in which there is nothing.
     fn refresh(&mut self, line_id: LineId) {
         let releasing = self.is_releasing();
         let Some(line) = self.lines.get(&line_id) else { return };
         match line.queue.front() {
-            Some(head) if line.trying == 0 || releasing => drop(self.ready.insert(head.seq, line_id)),
-            Some(head) => drop(self.ready.remove(&head.seq)),
+            Some(head) if line.trying == 0 || releasing => drop(self.ready.insert(head.arrival, line_id)),
+            Some(head) => drop(self.ready.remove(&head.arrival)),
             None if line.trying == 0 => drop(self.lines.remove(&line_id)),
             None => {}
         }
@@ -237,6 +227,11 @@ impl<W> Stash<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The place of the `number`-th request.
+    fn place(order: Option<u64>, number: u64) -> Place {
+        Place::new(order, Arrival { at: number, worker: 0 })
+    }
 
     fn started(stash: &mut Stash<u32>) -> Vec<(Place, u32)> {
         std::iter::from_fn(|| stash.start_next()).collect()
@@ -250,7 +245,7 @@ mod tests {
     fn requests_of_one_key_leave_one_at_a_time_and_keys_do_not_wait_for_each_other() {
         let mut stash = Stash::default();
         for (order, name) in [(7, 1), (7, 2), (9, 3), (7, 4)] {
-            stash.push(Some(order), 1, name);
+            stash.insert(place(Some(order), name.into()), 1, name);
         }
         stash.begin_flush(64);
         let first = started(&mut stash);
@@ -269,7 +264,7 @@ mod tests {
     fn requests_without_a_key_start_in_order_of_arrival_and_do_not_wait() {
         let mut stash = Stash::default();
         for name in 0..5 {
-            stash.push(None, 1, name);
+            stash.insert(place(None, name.into()), 1, name);
         }
         stash.begin_flush(64);
         assert_eq!(names(&started(&mut stash)), [0, 1, 2, 3, 4]);
@@ -280,7 +275,7 @@ mod tests {
     fn concurrency_bounds_a_flush() {
         let mut stash = Stash::default();
         for name in 0..10 {
-            stash.push(None, 1, name);
+            stash.insert(place(None, name.into()), 1, name);
         }
         stash.begin_flush(3);
         let first = started(&mut stash);
@@ -289,42 +284,75 @@ mod tests {
         assert_eq!(started(&mut stash).len(), 1);
     }
 
-    #[test]
-    fn a_request_put_back_stands_at_the_head_of_its_line() {
-        let mut stash = Stash::default();
-        stash.push(Some(7), 1, 1);
-        stash.push(Some(7), 1, 2);
-        stash.begin_flush(64);
-        let (place, name) = stash.start_next().unwrap();
-        stash.end_flush();
-        stash.put_back(Some(place), Some(7), 1, name);
-        stash.done(place);
-        // One that had passed the open gate came before both.
-        stash.put_back(None, Some(7), 1, 0);
-        stash.begin_flush(64);
+    fn drained(stash: &mut Stash<u32>) -> Vec<u32> {
         let mut order = Vec::new();
         while let Some((place, name)) = stash.start_next() {
             order.push(name);
             stash.done(place);
         }
-        assert_eq!(order, [0, 1, 2]);
+        order
+    }
+
+    #[test]
+    fn a_request_that_comes_back_stands_where_its_arrival_puts_it() {
+        let mut stash = Stash::default();
+        stash.insert(place(Some(7), 3), 1, 3);
+        stash.insert(place(Some(7), 4), 1, 4);
+        stash.begin_flush(64);
+        let (third, name) = stash.start_next().unwrap();
+        stash.end_flush();
+        stash.insert(third, 1, name);
+        stash.done(third);
+        // These two had passed the open gate before, and were refused in the other order.
+        stash.insert(place(Some(7), 2), 1, 2);
+        stash.insert(place(Some(7), 1), 1, 1);
+        stash.begin_flush(64);
+        assert_eq!(drained(&mut stash), [1, 2, 3, 4]);
         assert!(stash.is_flushed() && stash.lines.is_empty() && stash.bytes() == 0);
+    }
+
+    #[test]
+    fn a_released_request_that_comes_back_stands_before_one_that_passed_the_gate_after_it() {
+        let mut stash = Stash::default();
+        (1..=3).for_each(|name| stash.insert(place(Some(7), name.into()), 1, name));
+        stash.begin_flush(1);
+        let (mut tried, mut number) = (Vec::new(), 3);
+        while stash.waiting() > 0 {
+            // Arrivals keep the key busy until the rest is released.
+            let Some((place_of, name)) = stash.start_next() else { break };
+            tried.push((place_of, name));
+            if tried.len() < 7 {
+                stash.done(place_of);
+                number += 1;
+                stash.insert(place(Some(7), number), 1, number as u32);
+            }
+        }
+        assert!(stash.is_flushed(), "the gate opens while the released ones are in flight");
+        let &(released, name) = tried.last().unwrap();
+        stash.end_flush();
+        stash.insert(place(Some(7), 100), 1, 100);
+        stash.insert(released, 1, name);
+        stash.done(released);
+        stash.begin_flush(64);
+        assert_eq!(stash.start_next().map(|(_, first)| first), None, "others of its key are still being tried");
+        tried.iter().rev().skip(1).take(tried.len() - 7).for_each(|(place, _)| stash.done(*place));
+        assert_eq!(drained(&mut stash), [name, 100]);
     }
 
     #[test]
     fn a_key_that_never_rests_is_released_in_order_after_a_bounded_number() {
         let mut stash = Stash::default();
-        stash.push(Some(7), 1, 0);
+        stash.insert(place(Some(7), 0), 1, 0);
         stash.begin_flush(1);
         let mut name = 0;
         // One more arrives whenever one is answered.
         for _ in 0..10 {
-            let Some((place, _)) = stash.start_next() else { break };
-            name += 1;
-            stash.push(Some(7), 1, name);
-            name += 1;
-            stash.push(Some(7), 1, name);
-            stash.done(place);
+            let Some((started, _)) = stash.start_next() else { break };
+            for _ in 0..2 {
+                name += 1;
+                stash.insert(place(Some(7), name.into()), 1, name);
+            }
+            stash.done(started);
         }
         let rest = started(&mut stash);
         assert!(names(&rest).is_sorted());
@@ -334,8 +362,9 @@ mod tests {
     #[test]
     fn one_that_gives_up_leaves_no_trace() {
         let mut stash = Stash::default();
-        let first = stash.push(Some(7), 10, 1);
-        stash.push(Some(7), 20, 2);
+        let first = place(Some(7), 1);
+        stash.insert(first, 10, 1);
+        stash.insert(place(Some(7), 2), 20, 2);
         assert_eq!(stash.remove(first), Some(1));
         assert_eq!(stash.remove(first), None);
         assert_eq!((stash.waiting(), stash.bytes()), (1, 20));

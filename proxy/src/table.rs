@@ -7,24 +7,28 @@
 //! * the gate's position changes only under the partition's lock, and opens only when nobody waits;
 //! * a request is counted inside from before it can reach a pod until the pod is done with it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod closed;
+mod path;
+mod pods;
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use dashmap::DashMap;
 use segue_coordination::protocol::router::HoldCause;
 use segue_coordination::router::CutoverTimes;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::gate::{Gate, Inside, Position};
+use self::closed::Closed;
+pub(crate) use self::path::Turn;
+pub use self::pods::Pod;
+use self::pods::Pods;
+use crate::gate::{Gate, Inside, Position, Severs};
 use crate::segments::Segments;
-use crate::stash::{Place, Stash};
-
-/// First wait before a pod that refused a partition is tried again; doubles up to [`LONGEST_BACK_OFF`].
-const FIRST_BACK_OFF: Duration = Duration::from_millis(5);
-const LONGEST_BACK_OFF: Duration = Duration::from_millis(250);
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard};
 
 /// How much may wait, and how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,21 +43,6 @@ pub struct StashLimits {
     pub max_wait: Duration,
     /// Most requests of a partition that a flush has in flight.
     pub flush_concurrency: usize,
-}
-
-/// One life of a pod at one address.
-#[derive(Debug)]
-pub struct Pod {
-    /// A dense number of its own, never used again for another.
-    pub slot: u32,
-    /// The pod's name.
-    pub name: String,
-    /// Which life of it.
-    pub incarnation: u64,
-    /// `host:port`.
-    pub address: String,
-    /// It is safe to send to it although this router's lease may have ended.
-    pub(crate) serves_without_lease: bool,
 }
 
 /// Why a request is not passed on and does not wait either.
@@ -76,8 +65,6 @@ struct Cell {
     gate: Gate,
     slot: AtomicU32,
     epoch: AtomicU64,
-    /// How often the partition's exchanges were severed. An exchange that began before the last time is one of them.
-    severs: AtomicU32,
     /// There only while the gate is not simply open.
     closed: Mutex<Option<Box<Closed>>>,
 }
@@ -88,37 +75,15 @@ pub(crate) struct Way {
     pub(crate) slot: u32,
     pub(crate) epoch: u64,
     /// How often the partition had been severed by then.
-    pub(crate) severs: u32,
+    pub(crate) severs: Severs,
 }
 
 impl Cell {
-    /// For those who are inside, so that it does not change under them.
+    /// For those who are inside, and under the lock, so that it does not change meanwhile.
     #[inline]
-    fn way(&self) -> Way {
-        let (slot, epoch) = (self.slot.load(Relaxed), self.epoch.load(Relaxed));
-        Way { slot, epoch, severs: self.severs.load(Relaxed) }
+    fn way(&self, severs: Severs) -> Way {
+        Way { slot: self.slot.load(Relaxed), epoch: self.epoch.load(Relaxed), severs }
     }
-}
-
-/// What is known of a partition whose gate is closed, or was until just now.
-#[derive(Debug)]
-pub(crate) struct Closed {
-    stash: Stash<Waiter>,
-    cause: HoldCause,
-    stopped_at: Instant,
-    drained_at: Option<Instant>,
-    switched_at: Option<Instant>,
-    stashed: u64,
-    bounces: u32,
-    retry_at: Option<Instant>,
-    /// Set when the gate opens, for the acknowledgement.
-    times: Option<CutoverTimes>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    worker: usize,
-    granted: oneshot::Sender<()>,
 }
 
 /// The routing table of one router, shared by its workers.
@@ -126,12 +91,12 @@ pub struct Table {
     cells: Segments<Cell>,
     partitions: AtomicU32,
     inside: Vec<Segments<Inside>>,
-    severs: Vec<Mutex<std::collections::HashMap<u32, CancellationToken>>>,
-    pods: boxcar::Vec<Arc<Pod>>,
-    slots: DashMap<(String, u64, String, bool), u32>,
+    /// What lasting exchanges of each worker listen to, by partition, until they are severed.
+    severing: Vec<Mutex<HashMap<u32, CancellationToken>>>,
+    pods: Pods,
     limits: StashLimits,
     stashed_bytes: AtomicUsize,
-    /// Microseconds since `base` up to which the router's lease may be trusted.
+    /// Nanoseconds since `base` up to which the router's lease may be trusted.
     trusted_until: AtomicU64,
     base: Instant,
     shutting_down: AtomicBool,
@@ -156,9 +121,8 @@ impl Table {
             cells: Segments::new(),
             partitions: AtomicU32::new(0),
             inside: (0..workers).map(|_| Segments::new()).collect(),
-            severs: (0..workers).map(|_| Mutex::default()).collect(),
-            pods: boxcar::Vec::new(),
-            slots: DashMap::new(),
+            severing: (0..workers).map(|_| Mutex::default()).collect(),
+            pods: Pods::default(),
             limits,
             stashed_bytes: AtomicUsize::new(0),
             trusted_until: AtomicU64::new(0),
@@ -172,48 +136,36 @@ impl Table {
     /// How many partitions there are; 0 until the store was seen.
     #[inline]
     pub fn partitions(&self) -> u32 {
-        self.partitions.load(Relaxed)
+        // With what was made before it grew.
+        self.partitions.load(Acquire)
     }
 
     /// Makes the partitions `0..partitions`; new ones are closed. Never shrinks.
     pub fn set_partitions(&self, partitions: u32) {
         self.cells.grow(partitions);
         self.inside.iter().for_each(|inside| inside.grow(partitions));
-        self.partitions.fetch_max(partitions, std::sync::atomic::Ordering::Release);
+        self.partitions.fetch_max(partitions, Release);
     }
 
     /// New work may begin until then; after it, only towards pods that are safe without this router's lease.
     pub fn trust_until(&self, until: Instant) {
-        self.trusted_until.store(self.micros(until), Relaxed);
+        self.trusted_until.store(self.nanos(until), Relaxed);
     }
 
+    /// The table's clock: nanoseconds since it was made.
     #[inline]
-    pub(crate) fn may_pass(&self, cell_slot: u32, now: Instant) -> bool {
-        self.micros(now) < self.trusted_until.load(Relaxed) || self.pod(cell_slot).serves_without_lease
-    }
-
-    fn micros(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.base).as_micros() as u64
+    pub(crate) fn nanos(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.base);
+        since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
     }
 
     /// The pod of this life at this address; the same one each time.
     pub(crate) fn intern_pod(&self, name: &str, incarnation: u64, address: &str, serves_without_lease: bool) -> u32 {
-        let key = (name.to_owned(), incarnation, address.to_owned(), serves_without_lease);
-        *self.slots.entry(key).or_insert_with(|| {
-            self.pods.push_with(|slot| {
-                Arc::new(Pod {
-                    slot: slot as u32,
-                    name: name.to_owned(),
-                    incarnation,
-                    address: address.to_owned(),
-                    serves_without_lease,
-                })
-            }) as u32
-        })
+        self.pods.intern(name, incarnation, address, serves_without_lease)
     }
 
     pub(crate) fn pod(&self, slot: u32) -> &Arc<Pod> {
-        &self.pods[slot as usize]
+        self.pods.get(slot)
     }
 
     fn cell(&self, partition: u32) -> &Cell {
@@ -325,10 +277,11 @@ impl Table {
             return;
         }
         let before = closed.stash.bytes();
+        let way = cell.way(cell.gate.severs());
         while let Some((place, waiter)) = closed.stash.start_next() {
             let inside = self.inside(waiter.worker, partition);
             cell.gate.admit(inside);
-            if waiter.granted.send(()).is_err() {
+            if waiter.granted.send(way).is_err() {
                 // It gave up at this very moment. The gate is not draining, so leaving needs no look.
                 let _ = cell.gate.leave(inside);
                 closed.stash.done(place);
@@ -336,10 +289,7 @@ impl Table {
         }
         self.stashed_bytes.fetch_sub(before - closed.stash.bytes(), Relaxed);
         if let Some(open) = cell.gate.position().flushed(closed.stash.is_flushed()) {
-            let now = Instant::now();
-            closed.times = Some(closed.times_until(now));
-            closed.bounces = 0;
-            closed.stash.end_flush();
+            closed.opened();
             cell.gate.set(open);
             self.notify(partition);
         }
@@ -362,12 +312,21 @@ impl Table {
         }
     }
 
+    /// Whether nothing of the last cutover is kept.
+    #[cfg(all(test, feature = "loom"))]
+    pub(crate) fn is_forgotten(&self, partition: u32) -> bool {
+        Self::lock(self.cell(partition)).is_none()
+    }
+
     /// Ends every exchange of the partition; how many there were.
     pub fn sever(&self, partition: u32) -> u32 {
+        let cell = self.cell(partition);
+        let guard = Self::lock(cell);
         let severed = self.in_flight(partition);
         // Before the tokens go: an exchange takes one only when it lasts, and sees by this that it comes too late.
-        self.cell(partition).severs.fetch_add(1, SeqCst);
-        for tokens in &self.severs {
+        cell.gate.sever();
+        drop(guard);
+        for tokens in &self.severing {
             let token = tokens.lock().unwrap_or_else(PoisonError::into_inner).remove(&partition);
             if let Some(token) = token {
                 token.cancel();
@@ -391,198 +350,5 @@ impl Table {
     fn notify(&self, partition: u32) {
         // Without a control side, as in a bench, nobody needs to know.
         let _ = self.notices.send(partition);
-    }
-}
-
-impl Closed {
-    fn new(cause: HoldCause) -> Self {
-        Closed {
-            stash: Stash::default(),
-            cause,
-            stopped_at: Instant::now(),
-            drained_at: None,
-            switched_at: None,
-            stashed: 0,
-            bounces: 0,
-            retry_at: None,
-            times: None,
-        }
-    }
-
-    fn restart(&mut self) {
-        self.stopped_at = Instant::now();
-        self.drained_at = None;
-        self.switched_at = None;
-        self.stashed = 0;
-        self.times = None;
-    }
-
-    fn times_until(&self, opened: Instant) -> CutoverTimes {
-        let since_stop =
-            |at: Option<Instant>| at.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.stopped_at));
-        CutoverTimes {
-            stashed: self.stashed,
-            drain: since_stop(self.drained_at),
-            pause: since_stop(self.switched_at),
-            flush: self.switched_at.map_or(Duration::ZERO, |at| opened.saturating_duration_since(at)),
-        }
-    }
-}
-
-/// What the request path needs of a partition, one operation each; [`Worker`](crate::ticket::Worker) gives it a face.
-impl Table {
-    /// Tries to pass the open gate. On success the caller is inside, and where the gate leads is returned.
-    #[inline]
-    pub(crate) fn try_pass(&self, worker: usize, partition: u32, now: Instant) -> Option<Way> {
-        let cell = self.cell(partition);
-        let inside = self.inside(worker, partition);
-        if cell.gate.enter(inside) {
-            let slot = cell.slot.load(Relaxed);
-            if self.may_pass(slot, now) {
-                return Some(cell.way());
-            }
-            self.leave(worker, partition);
-            // The control side sees the same clock; this closes the gap until it has acted.
-            self.stop(partition, HoldCause::Fenced);
-            self.notify(partition);
-            return None;
-        }
-        self.leave(worker, partition);
-        None
-    }
-
-    /// Where the gate led when the caller was let in; for callers inside.
-    pub(crate) fn leads_to(&self, partition: u32) -> Way {
-        self.cell(partition).way()
-    }
-
-    /// Counts the caller out.
-    #[inline]
-    pub(crate) fn leave(&self, worker: usize, partition: u32) {
-        let cell = self.cell(partition);
-        if cell.gate.leave(self.inside(worker, partition)) && self.in_flight(partition) == 0 {
-            let mut closed = Self::lock(cell);
-            if let Some(closed) = closed.as_mut() {
-                self.settle(partition, cell, closed);
-            }
-        }
-    }
-
-    /// Waits before the gate, unless it has opened meanwhile (`Ok(None)`: the caller is inside).
-    pub(crate) fn wait(
-        &self,
-        worker: usize,
-        partition: u32,
-        order: Option<u64>,
-        bytes: usize,
-        now: Instant,
-    ) -> Result<Option<(Place, oneshot::Receiver<()>)>, Refusal> {
-        let cell = self.cell(partition);
-        let mut guard = Self::lock(cell);
-        if cell.gate.position() == Position::Open && self.may_pass(cell.slot.load(Relaxed), now) {
-            cell.gate.admit(self.inside(worker, partition));
-            return Ok(None);
-        }
-        if self.shutting_down.load(Relaxed) {
-            return Err(Refusal::Shutdown);
-        }
-        if cell.gate.position() == Position::Open {
-            self.close(partition, cell, &mut guard, HoldCause::Fenced);
-        }
-        let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
-        let limits = &self.limits;
-        if closed.stash.waiting() >= limits.max_requests || closed.stash.bytes() + bytes > limits.max_bytes {
-            return Err(Refusal::Full);
-        }
-        if self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes > limits.max_total_bytes {
-            self.stashed_bytes.fetch_sub(bytes, Relaxed);
-            return Err(Refusal::Full);
-        }
-        let (granted, grant) = oneshot::channel();
-        let place = closed.stash.push(order, bytes, Waiter { worker, granted });
-        closed.stashed += 1;
-        self.flush(partition, cell, closed);
-        Ok(Some((place, grant)))
-    }
-
-    /// Puts a request back that is inside and that no pod has acted on, and holds the partition: other requests
-    /// would be refused as well, or overtake this one. `cause`: why it cannot go on, if not because its pod refused.
-    pub(crate) fn put_back(
-        &self,
-        worker: usize,
-        partition: u32,
-        place: Option<Place>,
-        order: Option<u64>,
-        bytes: usize,
-        cause: Option<HoldCause>,
-    ) -> (Place, oneshot::Receiver<()>) {
-        let cell = self.cell(partition);
-        let (granted, grant) = oneshot::channel();
-        let mut guard = Self::lock(cell);
-        let was_passing = matches!(cell.gate.position(), Position::Open | Position::Flushing);
-        self.close(partition, cell, &mut guard, cause.unwrap_or(HoldCause::NoOwner));
-        let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
-        if was_passing && cause.is_none() {
-            let back_off = FIRST_BACK_OFF.saturating_mul(1 << closed.bounces.min(6)).min(LONGEST_BACK_OFF);
-            closed.retry_at = Some(Instant::now() + back_off);
-            closed.bounces += 1;
-        }
-        // Limits do not apply: it was let in before.
-        self.stashed_bytes.fetch_add(bytes, Relaxed);
-        let new_place = closed.stash.put_back(place, order, bytes, Waiter { worker, granted });
-        if let Some(place) = place {
-            closed.stash.done(place);
-        }
-        drop(guard);
-        self.leave(worker, partition);
-        self.notify(partition);
-        (new_place, grant)
-    }
-
-    /// The outcome of a request that had waited is definite.
-    pub(crate) fn done(&self, partition: u32, place: Place) {
-        let cell = self.cell(partition);
-        let mut guard = Self::lock(cell);
-        if let Some(closed) = guard.as_mut() {
-            closed.stash.done(place);
-            self.flush(partition, cell, closed);
-        }
-        Self::forget(cell, &mut guard);
-    }
-
-    /// Takes a request out that waits no longer; why it was held. `None`: it has been let in.
-    pub(crate) fn give_up(&self, partition: u32, place: Place) -> Option<HoldCause> {
-        let cell = self.cell(partition);
-        let mut guard = Self::lock(cell);
-        let closed = guard.as_mut()?;
-        let before = closed.stash.bytes();
-        closed.stash.remove(place)?;
-        self.stashed_bytes.fetch_sub(before - closed.stash.bytes(), Relaxed);
-        let cause = closed.cause;
-        self.flush(partition, cell, closed);
-        Some(cause)
-    }
-
-    pub(crate) fn max_requests(&self) -> usize {
-        self.limits.max_requests
-    }
-
-    pub(crate) fn max_wait(&self) -> Duration {
-        self.limits.max_wait
-    }
-
-    pub(crate) fn is_shutting_down(&self) -> bool {
-        self.shutting_down.load(Relaxed)
-    }
-
-    /// Cancelled when the partition's exchanges are severed, or since `began` were.
-    pub(crate) fn sever_token(&self, worker: usize, partition: u32, began: u32) -> CancellationToken {
-        let mut tokens = self.severs[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if self.cell(partition).severs.load(SeqCst) != began {
-            let token = CancellationToken::new();
-            token.cancel();
-            return token;
-        }
-        tokens.entry(partition).or_default().clone()
     }
 }

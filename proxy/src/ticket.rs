@@ -12,12 +12,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use segue_coordination::protocol::router::HoldCause;
-use tokio::sync::oneshot;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::stash::Place;
-use crate::table::{Pod, Refusal, Table, Way};
+use crate::stash::{Arrival, Place};
+use crate::sync::oneshot;
+use crate::sync::time::{Sleep, sleep_until};
+use crate::table::{Pod, Refusal, Table, Turn, Way};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
@@ -31,6 +32,17 @@ struct Inner {
     index: usize,
     /// Requests that wait although it is not known for which partition.
     early: Cell<usize>,
+    last_arrival: Cell<u64>,
+}
+
+impl Inner {
+    /// Of a request that is taken at `now`, as the table's clock has it.
+    #[inline]
+    fn arrival(&self, now: u64) -> Arrival {
+        let at = now.max(self.last_arrival.get() + 1);
+        self.last_arrival.set(at);
+        Arrival { at, worker: self.index as u32 }
+    }
 }
 
 /// A place among those who came before the table.
@@ -55,7 +67,7 @@ pub enum Admission {
 impl Table {
     /// The access of worker number `index`, to be made on that worker's thread.
     pub fn worker(self: &Arc<Self>, index: usize) -> Worker {
-        Worker { inner: Rc::new(Inner { table: self.clone(), index, early: Cell::new(0) }) }
+        Worker { inner: Rc::new(Inner { table: self.clone(), index, early: Cell::new(0), last_arrival: Cell::new(0) }) }
     }
 }
 
@@ -90,21 +102,23 @@ impl Worker {
     /// the same `order` never overtake each other while they wait; `bytes` is what waiting costs in memory.
     #[inline]
     pub fn enter(&self, partition: u32, order: Option<u64>, bytes: usize, now: Instant) -> Result<Admission, Refusal> {
-        let request = Request { worker: self.clone(), partition, order, bytes, held_since: None };
-        match self.inner.table.try_pass(self.inner.index, partition, now) {
-            Some(way) => Ok(Admission::Pass(Pass { request: Some(request), way, place: None })),
-            None => self.wait(request, now),
+        let at = self.inner.table.nanos(now);
+        let arrival = self.inner.arrival(at);
+        let request = Request { worker: self.clone(), partition, order, arrival, bytes, held_since: None };
+        match self.inner.table.try_pass(self.inner.index, partition, at) {
+            Some(way) => Ok(Admission::Pass(Pass { request: Some(request), way, is_tried: false })),
+            None => self.wait(request, now, at),
         }
     }
 
     #[cold]
-    fn wait(&self, mut request: Request, now: Instant) -> Result<Admission, Refusal> {
+    fn wait(&self, mut request: Request, now: Instant, at: u64) -> Result<Admission, Refusal> {
         let table = &self.inner.table;
-        Ok(match table.wait(self.inner.index, request.partition, request.order, request.bytes, now)? {
-            None => Admission::Pass(Pass::inside(request, None)),
-            Some((place, grant)) => {
+        Ok(match table.wait(self.inner.index, request.partition, request.place(), request.bytes, at)? {
+            Turn::Now(way) => Admission::Pass(Pass { request: Some(request), way, is_tried: false }),
+            Turn::Later(grant) => {
                 request.held_since = Some(now);
-                Admission::Held(Ticket::new(request, place, grant))
+                Admission::Held(Ticket::new(request, grant))
             }
         })
     }
@@ -115,6 +129,7 @@ struct Request {
     worker: Worker,
     partition: u32,
     order: Option<u64>,
+    arrival: Arrival,
     bytes: usize,
     held_since: Option<Instant>,
 }
@@ -123,22 +138,25 @@ impl Request {
     fn table(&self) -> &Arc<Table> {
         &self.worker.inner.table
     }
+
+    fn place(&self) -> Place {
+        Place::new(self.order, self.arrival)
+    }
 }
 
 /// A request that waits for its turn. Resolves to a [`Pass`], or to why it waits no longer. Dropped, it is taken out.
 #[derive(Debug)]
 pub struct Ticket {
     request: Option<Request>,
-    place: Place,
-    grant: oneshot::Receiver<()>,
+    grant: oneshot::Receiver<Way>,
     deadline: Pin<Box<Sleep>>,
 }
 
 impl Ticket {
-    fn new(request: Request, place: Place, grant: oneshot::Receiver<()>) -> Self {
+    fn new(request: Request, grant: oneshot::Receiver<Way>) -> Self {
         let since = request.held_since.unwrap_or_else(Instant::now);
-        let deadline = Box::pin(tokio::time::sleep_until(since + request.table().max_wait()));
-        Ticket { request: Some(request), place, grant, deadline }
+        let deadline = Box::pin(sleep_until(since + request.table().max_wait()));
+        Ticket { request: Some(request), grant, deadline }
     }
 }
 
@@ -147,11 +165,11 @@ impl Future for Ticket {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match Pin::new(&mut self.grant).poll(context) {
-            Poll::Ready(Ok(())) => {
+            Poll::Ready(Ok(way)) => {
                 let Some(request) = self.request.take() else {
                     return Poll::Pending;
                 };
-                let pass = Pass::inside(request, Some(self.place));
+                let pass = Pass { request: Some(request), way, is_tried: true };
                 if pass.may_still_go() {
                     return Poll::Ready(Ok(pass));
                 }
@@ -169,7 +187,7 @@ impl Future for Ticket {
         let Some(request) = self.request.as_ref() else {
             return Poll::Pending;
         };
-        match request.table().give_up(request.partition, self.place) {
+        match request.table().give_up(request.partition, request.place()) {
             Some(cause) => {
                 self.request = None;
                 Poll::Ready(Err(Refusal::Waited(cause)))
@@ -187,10 +205,10 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let Some(request) = self.request.take() else { return };
         self.grant.close();
-        if self.grant.try_recv().is_ok() {
-            drop(Pass::inside(request, Some(self.place)));
+        if let Ok(way) = self.grant.try_recv() {
+            drop(Pass { request: Some(request), way, is_tried: true });
         } else {
-            request.table().give_up(request.partition, self.place);
+            request.table().give_up(request.partition, request.place());
         }
     }
 }
@@ -199,17 +217,13 @@ impl Drop for Ticket {
 #[derive(Debug)]
 pub struct Pass {
     request: Option<Request>,
+    /// Where it was let in to.
     way: Way,
-    /// Its place in the stash, until its outcome is definite.
-    place: Option<Place>,
+    /// It waited, its line waits for its outcome, and that is not definite yet.
+    is_tried: bool,
 }
 
 impl Pass {
-    fn inside(request: Request, place: Option<Place>) -> Self {
-        let way = request.table().leads_to(request.partition);
-        Pass { request: Some(request), way, place }
-    }
-
     fn request(&self) -> &Request {
         // Taken only by `back`, which consumes the pass.
         self.request.as_ref().expect("a pass that was not put back")
@@ -233,12 +247,13 @@ impl Pass {
     /// Its outcome is definite: the head of the pod's answer is there, or it failed for good. The next request
     /// of its key may start.
     pub fn delivered(&mut self) {
-        if let Some(place) = self.place.take() {
-            self.request().table().done(self.request().partition, place);
+        if std::mem::take(&mut self.is_tried) {
+            let request = self.request();
+            request.table().done(request.partition, request.place());
         }
     }
 
-    /// No pod has acted on it: back to the head of its line. It keeps the deadline that it had.
+    /// No pod has acted on it: back to its place. It keeps the deadline that it had.
     pub fn put_back(self) -> Ticket {
         self.back(None)
     }
@@ -246,7 +261,8 @@ impl Pass {
     /// Whether the router's lease may still be trusted, or need not be. To be asked again before sending if time has
     /// passed since the request was let in.
     pub fn may_still_go(&self) -> bool {
-        self.request().table().may_pass(self.way.slot, Instant::now())
+        let table = self.request().table();
+        table.may_pass(self.way.slot, table.nanos(Instant::now()))
     }
 
     /// As [`put_back`](Self::put_back), because of the router's lease.
@@ -258,9 +274,9 @@ impl Pass {
         let mut request = self.request.take().expect("a pass that was not put back");
         request.held_since.get_or_insert_with(Instant::now);
         let (worker, partition) = (request.worker.inner.index, request.partition);
-        let place = self.place.take();
-        let (place, grant) = request.table().put_back(worker, partition, place, request.order, request.bytes, cause);
-        Ticket::new(request, place, grant)
+        let (place, bytes) = (request.place(), request.bytes);
+        let grant = request.table().put_back(worker, partition, place, self.is_tried, bytes, cause);
+        Ticket::new(request, grant)
     }
 
     /// Cancelled when the partition's exchanges are severed.
@@ -273,8 +289,8 @@ impl Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         let Some(request) = self.request.take() else { return };
-        if let Some(place) = self.place.take() {
-            request.table().done(request.partition, place);
+        if self.is_tried {
+            request.table().done(request.partition, request.place());
         }
         request.table().leave(request.worker.inner.index, request.partition);
     }

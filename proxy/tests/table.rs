@@ -158,6 +158,64 @@ async fn a_refused_request_goes_first_again_and_the_pod_is_left_alone_for_a_whil
     assert_eq!(later.await.unwrap().pod().name, "b");
 }
 
+/// Sends `tickets` to the pod and tells in which order their `numbers` come out.
+async fn order_of_leaving(tickets: Vec<(u32, Ticket)>) -> Vec<u32> {
+    let mut waiting = tickets;
+    let mut left = Vec::new();
+    while !waiting.is_empty() {
+        for index in 0..waiting.len() {
+            let passed = tokio::select! {
+                biased;
+                pass = &mut waiting[index].1 => Some(pass.unwrap()),
+                () = std::future::ready(()) => None,
+            };
+            if let Some(mut pass) = passed {
+                left.push(waiting.remove(index).0);
+                pass.delivered();
+                break;
+            }
+        }
+    }
+    left
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_were_refused_together_leave_in_the_order_in_which_they_came() {
+    let (table, _notices) = table(2);
+    let (one, other) = (table.worker(0), table.worker(1));
+    switch(&table, 0, "a", 1);
+    let (first, second) = (passes(&one, Some(7)), passes(&one, Some(7)));
+    // Another worker goes by the same clock.
+    tokio::time::advance(Duration::from_micros(1)).await;
+    let third = passes(&other, Some(7));
+    // Their refusals come in another order than they were sent.
+    let mut held = vec![(3, third.put_back()), (4, waits(&other, Some(7)))];
+    held.extend([(2, second.put_back()), (1, first.put_back())]);
+    switch(&table, 0, "b", 2);
+    assert_eq!(order_of_leaving(held).await, [1, 2, 3, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_comes_back_while_the_router_ends_is_refused() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    switch(&table, 0, "a", 1);
+    let pass = passes(&worker, Some(7));
+    table.shut_down();
+    assert_eq!(pass.put_back().await.unwrap_err(), Refusal::Shutdown);
+    assert_eq!((table.in_flight(0), table.stashed(0)), (0, (0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn severing_reaches_a_request_that_was_let_in_and_has_not_noticed_yet() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let held = waits(&worker, None);
+    switch(&table, 0, "a", 1);
+    assert_eq!(table.sever(0), 1);
+    assert!(held.await.unwrap().sever_token().is_cancelled());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pause_lasts_until_the_partition_leads_to_a_pod_that_takes_it() {
     let (table, _notices) = table(1);

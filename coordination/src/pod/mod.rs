@@ -16,6 +16,7 @@ mod layer;
 mod ownership;
 mod shell;
 mod sidecar;
+mod sync;
 mod term;
 mod work;
 

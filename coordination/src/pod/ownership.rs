@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -15,6 +15,7 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use super::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::term::Term;
 use crate::participant::LeaseState;
 use crate::protocol::door::{Answer, Door};
@@ -347,5 +348,7 @@ impl Owned {
     }
 }
 
+#[cfg(all(test, feature = "loom"))]
+mod loom;
 #[cfg(test)]
 mod tests;

@@ -5,13 +5,14 @@
 //! stop a little before the lease can have ended. A term that is over never comes back; trust regained is a new one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tracing::warn;
 
+use super::sync::AtomicU64;
 use crate::participant::LeaseState;
 
 #[derive(Debug)]
@@ -34,18 +35,23 @@ impl Term {
 
     /// A term of this lease, and the task that ends it when its time is over. `None`: it is not to be trusted.
     pub(super) fn begin(state: LeaseState) -> Option<Arc<Self>> {
+        let term = Arc::new(Term::new(state)?);
+        tokio::spawn(term.clone().run());
+        Some(term)
+    }
+
+    /// A term of this lease that nobody ends when its time is over.
+    pub(super) fn new(state: LeaseState) -> Option<Self> {
         let now = Instant::now();
         if state.lost || now >= state.trusted_until {
             return None;
         }
-        let term = Arc::new(Term {
+        Some(Term {
             base: now,
             trusted_until: AtomicU64::new(micros(now, state.trusted_until)),
             ends_at: AtomicU64::new(micros(now, ends_at(state))),
             ended: CancellationToken::new(),
-        });
-        tokio::spawn(term.clone().run());
-        Some(term)
+        })
     }
 
     /// The lease was confirmed, or not: `false` if this term is over.
@@ -74,8 +80,9 @@ impl Term {
 
     /// Ends it now, for good.
     pub(super) fn end(&self) {
-        self.trusted_until.store(0, SeqCst);
-        self.ends_at.store(0, SeqCst);
+        // Swaps, so that loom too sees them take their turn among the updates of `extend`.
+        self.trusted_until.swap(0, SeqCst);
+        self.ends_at.swap(0, SeqCst);
         self.ended.cancel();
     }
 

@@ -1,0 +1,196 @@
+//! The pod's door in all interleavings that loom knows of: `make loom`.
+//!
+//! Requests that enter and leave, the shell that closes, opens and waits until nobody is inside, a lease that ends. A
+//! wake-up that is lost is a deadlock, which loom reports. What is inside tokio's `Notify` and tokens is a step that happens
+//! at once here, and time stands still.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use ::loom::future::block_on;
+use ::loom::model::Builder;
+use ::loom::thread::{JoinHandle, spawn};
+
+use super::*;
+
+const PARTITION: Partition = 0;
+
+/// Runs a model in all interleavings with at most so many preemptions (`None`: all there are).
+#[expect(clippy::print_stdout, reason = "`make loom` adds these lines up")]
+fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    // Counters that loom does not see cost no interleavings.
+    let executions = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counted = executions.clone();
+    let mut builder = Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.max_branches = 100_000;
+    builder.check(move || {
+        counted.fetch_add(1, SeqCst);
+        model();
+    });
+    println!("loom: model={name} executions={}", executions.load(SeqCst));
+}
+
+/// A pod with a lease that stands, and what is true of the requests in it.
+#[derive(Clone)]
+struct Pod {
+    ownership: Arc<Ownership>,
+    working: Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Pod {
+    /// Accepts epoch 1 of the partition.
+    fn serving() -> Self {
+        let ownership = Arc::new(Ownership::new("default"));
+        let now = Instant::now();
+        let state = LeaseState {
+            trusted_until: now + Duration::from_secs(86_400),
+            stands_until: now + Duration::from_secs(2 * 86_400),
+            lost: false,
+        };
+        ownership.write().term = Arc::new(Term::new(state).unwrap());
+        ownership.set(PARTITION, Some(1), 1);
+        Pod { ownership, working: Arc::default() }
+    }
+
+    fn thread(&self, run: impl FnOnce(Pod) + Send + 'static) -> JoinHandle<()> {
+        let pod = self.clone();
+        spawn(move || run(pod))
+    }
+
+    /// A request comes; if it is accepted, it works and leaves.
+    fn request(&self) {
+        if let Entry::In(in_flight) = self.ownership.try_enter(PARTITION, 1, Instant::now()) {
+            self.work(in_flight);
+        }
+    }
+
+    fn work(&self, in_flight: InFlight) {
+        self.working.fetch_add(1, SeqCst);
+        ::loom::thread::yield_now();
+        self.working.fetch_sub(1, SeqCst);
+        drop(in_flight);
+    }
+
+    fn assert_at_rest(&self) {
+        assert_eq!(self.working.load(SeqCst), 0, "said to be idle with requests inside");
+    }
+
+    fn refuses(&self) -> bool {
+        !matches!(self.ownership.try_enter(PARTITION, 1, Instant::now()), Entry::In(_))
+    }
+}
+
+/// Once a closed partition was seen idle, nobody is inside and nobody comes, and the wait for it ends.
+#[test]
+fn a_closed_partition_gets_idle_and_stays_so() {
+    explore("ownership::a_closed_partition_gets_idle_and_stays_so", Some(4), || {
+        let pod = Pod::serving();
+        let requests = [0, 1].map(|_| pod.thread(|pod| pod.request()));
+        pod.ownership.set(PARTITION, None, 1);
+        block_on(pod.ownership.idle(PARTITION));
+        pod.assert_at_rest();
+        requests.into_iter().for_each(|request| request.join().unwrap());
+        assert!(pod.refuses());
+        assert_eq!(pod.ownership.total_in_flight(), 0);
+    });
+}
+
+/// After the fence nobody enters, whoever had looked before; what was inside is told, and is waited for.
+#[test]
+fn nobody_enters_after_the_fence() {
+    explore("ownership::nobody_enters_after_the_fence", Some(4), || {
+        let pod = Pod::serving();
+        let requests = [0, 1].map(|_| pod.thread(|pod| pod.request()));
+        pod.ownership.fence();
+        assert!(pod.refuses());
+        let lost = pod.ownership.read().lost.get(&PARTITION).cloned();
+        if let Some(slot) = lost {
+            block_on(slot.idle());
+        }
+        pod.assert_at_rest();
+        requests.into_iter().for_each(|request| request.join().unwrap());
+        assert!(pod.refuses());
+    });
+}
+
+/// Work that outlives its request keeps the partition busy: whoever got a hold is waited for, and none is given once the
+/// partition was seen idle.
+#[test]
+fn work_that_is_held_is_waited_for() {
+    explore("ownership::work_that_is_held_is_waited_for", Some(4), || {
+        let pod = Pod::serving();
+        let request = pod.thread(|pod| {
+            let Entry::In(in_flight) = pod.ownership.try_enter(PARTITION, 1, Instant::now()) else { return };
+            let owned = in_flight.owned(PARTITION);
+            let other = pod.thread(move |pod| {
+                if let Some(held) = owned.hold() {
+                    pod.work(held);
+                }
+            });
+            pod.work(in_flight);
+            other.join().unwrap();
+        });
+        pod.ownership.set(PARTITION, None, 1);
+        block_on(pod.ownership.idle(PARTITION));
+        pod.assert_at_rest();
+        request.join().unwrap();
+        assert_eq!(pod.ownership.total_in_flight(), 0);
+    });
+}
+
+/// A request of an epoch that this pod does not know yet is let in as soon as it does, at whatever moment that is.
+#[test]
+fn a_request_that_is_ahead_of_the_view_is_not_forgotten() {
+    explore("ownership::a_request_that_is_ahead_of_the_view_is_not_forgotten", None, || {
+        let pod = Pod::serving();
+        let request = pod.thread(|pod| {
+            loop {
+                match pod.ownership.try_enter(PARTITION, 2, Instant::now()) {
+                    Entry::In(in_flight) => return pod.work(in_flight),
+                    Entry::Wait(change) => block_on(change),
+                    Entry::Refused(why) => panic!("{why:?}"),
+                }
+            }
+        });
+        pod.ownership.set(PARTITION, None, 1);
+        pod.ownership.set(PARTITION, Some(2), 2);
+        request.join().unwrap();
+        assert_eq!(pod.ownership.total_in_flight(), 0);
+    });
+}
+
+/// The same, for a partition that is seen for the first time.
+#[test]
+fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() {
+    explore("ownership::a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten", None, || {
+        let pod = Pod::serving();
+        let request = pod.thread(|pod| {
+            loop {
+                match pod.ownership.try_enter(PARTITION + 1, 1, Instant::now()) {
+                    Entry::In(in_flight) => return pod.work(in_flight),
+                    Entry::Wait(change) => block_on(change),
+                    Entry::Refused(why) => panic!("{why:?}"),
+                }
+            }
+        });
+        pod.ownership.set(PARTITION + 1, Some(1), 1);
+        request.join().unwrap();
+    });
+}
+
+/// A lease that is confirmed at the moment at which the term ends does not bring it back.
+#[test]
+fn a_term_that_is_over_stays_over() {
+    explore("ownership::a_term_that_is_over_stays_over", None, || {
+        let pod = Pod::serving();
+        let term = pod.ownership.read().term.clone();
+        let confirmed = {
+            let term = term.clone();
+            let until = Instant::now() + Duration::from_secs(3 * 86_400);
+            spawn(move || term.extend(LeaseState { trusted_until: until, stands_until: until, lost: false }))
+        };
+        term.end();
+        confirmed.join().unwrap();
+        assert!(!term.is_trusted(Instant::now()) && term.is_over(Instant::now()));
+    });
+}

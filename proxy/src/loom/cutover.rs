@@ -1,0 +1,113 @@
+//! Requests that come while a partition moves: they wait, give up, hang up or pass, and nobody is forgotten.
+
+use super::*;
+
+/// Stop, drain, switch, flush, open, with requests of one key from two workers on the way.
+#[test]
+fn everyone_gets_through_to_one_owner_at_a_time() {
+    explore("cutover::everyone_gets_through_to_one_owner_at_a_time", Some(2), || {
+        let mut world = World::open(2);
+        let workers =
+            [0, 1].map(|index| world.worker(index, move |client| client.pass(index as u32).served(index as u32)));
+        world.stop();
+        world.move_to(2);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        world.assert_at_rest(Position::Open);
+    });
+}
+
+/// One worker and the control side alone; the second request finds what the first has left.
+#[test]
+fn one_after_the_other_gets_through() {
+    explore("cutover::one_after_the_other_gets_through", Some(4), || {
+        let mut world = World::open(1);
+        let worker = world.worker(0, |client| (1..=2).for_each(|number| client.pass(number).served(number)));
+        world.stop();
+        world.move_to(2);
+        worker.join().unwrap();
+        world.assert_at_rest(Position::Open);
+        assert_eq!(world.acted(), [1, 2]);
+    });
+}
+
+/// A handoff that is cancelled while requests are in flight: they stay inside, and the gate opens around them.
+#[test]
+fn a_cancelled_cutover_opens_again() {
+    explore("cutover::a_cancelled_cutover_opens_again", Some(3), || {
+        let mut world = World::open(1);
+        let worker = world.worker(0, |client| (1..=2).for_each(|number| client.pass(number).served(number)));
+        world.stop();
+        world.switch(1);
+        world.until(Position::Open);
+        worker.join().unwrap();
+        world.assert_at_rest(Position::Open);
+    });
+}
+
+/// A request's time is up at the very moment at which it is let in: it passes or is refused, and either way the next of
+/// its key goes on.
+#[test]
+fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
+    explore("cutover::giving_up_at_the_moment_of_the_grant_leaves_nothing_behind", Some(3), || {
+        let mut world = World::held(2, Duration::ZERO);
+        let workers = [0, 1].map(|index| {
+            world.worker(index, move |client| {
+                let pass = match client.enter(index as u32).unwrap() {
+                    Admission::Pass(pass) => Some(pass),
+                    Admission::Held(ticket) => block_on(ticket).ok(),
+                };
+                if let Some(pass) = pass {
+                    client.saw(pass).served(index as u32);
+                }
+            })
+        });
+        world.switch(1);
+        world.until(Position::Open);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        world.assert_at_rest(Position::Open);
+    });
+}
+
+/// A client hangs up at any moment; the request behind it gets in all the same.
+#[test]
+fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
+    explore("cutover::hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind", Some(4), || {
+        let mut world = World::held(1, Duration::from_secs(3600));
+        let worker = world.worker(0, |client| {
+            let first = client.enter(1).unwrap();
+            let second = client.enter(2).unwrap();
+            drop(first);
+            let second = match second {
+                Admission::Pass(pass) => pass,
+                Admission::Held(ticket) => block_on(ticket).unwrap(),
+            };
+            client.saw(second).served(2);
+        });
+        world.switch(1);
+        world.until(Position::Open);
+        worker.join().unwrap();
+        world.assert_at_rest(Position::Open);
+    });
+}
+
+/// The router ends while requests wait, come and come back: each is let in or refused, none waits for ever.
+#[test]
+fn nobody_waits_once_the_router_ends() {
+    explore("cutover::nobody_waits_once_the_router_ends", Some(3), || {
+        let world = World::open(2);
+        let one = world.worker(0, |client| {
+            if let Ok(Admission::Pass(pass)) = client.enter(1) {
+                assert_eq!(block_on(pass.put_back()).unwrap_err(), Refusal::Shutdown);
+            }
+        });
+        let other = world.worker(1, |client| match client.enter(2) {
+            Ok(Admission::Pass(pass)) => drop(pass),
+            Ok(Admission::Held(ticket)) => assert_eq!(block_on(ticket).unwrap_err(), Refusal::Shutdown),
+            Err(refusal) => assert_eq!(refusal, Refusal::Shutdown),
+        });
+        world.table.shut_down();
+        one.join().unwrap();
+        other.join().unwrap();
+        assert_eq!((world.table.in_flight(PARTITION), world.table.stashed(PARTITION)), (0, (0, 0)));
+    });
+}

@@ -1,0 +1,102 @@
+//! Requests that come back because their pod refused them, while everything else goes on.
+
+use super::*;
+
+/// Two requests of one key have passed the open gate and come back in the other order, while the partition moves and a
+/// newcomer arrives: they leave in the order in which they came, and the newcomer behind them if it had to wait.
+#[test]
+fn refused_requests_keep_their_order() {
+    explore("returning::refused_requests_keep_their_order", Some(1), || {
+        let mut world = World::open(2);
+        let one = world.worker(0, |client| {
+            let (first, second) = (client.pass(1), client.pass(2));
+            let second = second.left().put_back();
+            let first = first.left().put_back();
+            // Each has a task of its own; here one thread polls both.
+            let (mut first, mut second) = (Some(first), Some(second));
+            block_on(std::future::poll_fn(|context| {
+                for (number, held) in [(1, &mut first), (2, &mut second)] {
+                    if let Some(ticket) = held
+                        && let Poll::Ready(pass) = std::pin::Pin::new(ticket).poll(context)
+                    {
+                        *held = None;
+                        client.saw(pass.unwrap()).served(number);
+                    }
+                }
+                if first.is_none() && second.is_none() { Poll::Ready(()) } else { Poll::Pending }
+            }));
+        });
+        let had_to_wait = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let waits = had_to_wait.clone();
+        let other = world.worker(1, move |client| {
+            let pass = match client.enter(3).unwrap() {
+                Admission::Pass(pass) => pass,
+                Admission::Held(ticket) => {
+                    waits.store(true, SeqCst);
+                    block_on(ticket).unwrap()
+                }
+            };
+            client.saw(pass).served(3);
+        });
+        world.keep_open(2, 2);
+        one.join().unwrap();
+        other.join().unwrap();
+        let acted = world.acted();
+        let position = |of| acted.iter().position(|number| *number == of).unwrap();
+        assert!(position(1) < position(2), "{acted:?}");
+        if had_to_wait.load(SeqCst) {
+            assert_eq!(position(3), acted.len() - 1, "{acted:?}");
+        }
+    });
+}
+
+/// One that waited is refused and comes back while the control side stops the partition and leads it elsewhere: it is
+/// served once.
+#[test]
+fn coming_back_races_a_cutover() {
+    explore("returning::coming_back_races_a_cutover", Some(3), || coming_back(1));
+}
+
+/// The same with a newcomer of its key.
+#[test]
+fn coming_back_races_a_cutover_and_a_newcomer() {
+    explore("returning::coming_back_races_a_cutover_and_a_newcomer", Some(1), || coming_back(2));
+}
+
+fn coming_back(requests: usize) {
+    let mut world = World::held(2, Duration::from_secs(3600));
+    let workers: Vec<_> = (0..requests)
+        .map(|index| {
+            world.worker(index, move |client| {
+                let mut passed = client.pass(index as u32);
+                if index == 0 {
+                    let refused = passed.left().put_back();
+                    passed = client.saw(block_on(refused).unwrap());
+                }
+                passed.served(index as u32);
+            })
+        })
+        .collect();
+    world.switch(1);
+    world.stop();
+    world.keep_open(2, requests);
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    world.assert_at_rest(Position::Open);
+    let mut acted = world.acted();
+    acted.sort_unstable();
+    assert!(acted.into_iter().eq(0..requests as u32));
+}
+
+/// One that comes back gives up or hangs up at once, at the moment at which it would be let in again.
+#[test]
+fn coming_back_and_leaving_at_once() {
+    explore("returning::coming_back_and_leaving_at_once", Some(2), || {
+        let mut world = World::held(2, Duration::from_secs(3600));
+        let one = world.worker(0, |client| drop(client.pass(1).left().put_back()));
+        let other = world.worker(1, |client| client.pass(2).served(2));
+        world.keep_open(1, 2);
+        one.join().unwrap();
+        other.join().unwrap();
+        world.assert_at_rest(Position::Open);
+    });
+}

@@ -1,0 +1,46 @@
+//! Severing against requests that come, last and ask for their token at any moment.
+
+use super::*;
+
+impl Client {
+    /// An exchange with the pod of epoch 1 that ends only when it is severed, or one with that of epoch 2, which is not.
+    fn lasts(&self, number: u32) {
+        let passed = self.pass(number);
+        if passed.epoch == 1 {
+            block_on(passed.pass.sever_token().cancelled());
+            drop(passed.left());
+        } else {
+            assert!(!passed.pass.sever_token().is_cancelled(), "severed before it was there");
+            passed.served(number);
+        }
+    }
+}
+
+/// A request that was in flight when its partition was severed is told, whenever it asks; one that comes later is not.
+#[test]
+fn severing_reaches_who_is_inside_and_nobody_else() {
+    explore("severing::severing_reaches_who_is_inside_and_nobody_else", Some(2), || {
+        let mut world = World::open(2);
+        let workers = [0, 1].map(|index| world.worker(index, move |client| client.lasts(index as u32)));
+        world.stop();
+        world.table.sever(PARTITION);
+        world.move_to(2);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        world.assert_at_rest(Position::Open);
+    });
+}
+
+/// One that was let in from the stash is severed as well, even if it has not noticed yet that it was let in.
+#[test]
+fn severing_reaches_who_was_just_let_in() {
+    explore("severing::severing_reaches_who_was_just_let_in", Some(3), || {
+        let mut world = World::held(1, Duration::from_secs(3600));
+        let worker = world.worker(0, |client| client.lasts(1));
+        world.switch(1);
+        world.stop();
+        world.table.sever(PARTITION);
+        world.move_to(2);
+        worker.join().unwrap();
+        world.assert_at_rest(Position::Open);
+    });
+}
