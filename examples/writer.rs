@@ -42,9 +42,9 @@ use tokio::signal::unix::{SignalKind, signal};
 /// A writer pod that keeps the last value of each key.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// etcd's client URL.
+    /// A client URL of etcd; may be given several times.
     #[arg(long, default_value = "http://127.0.0.1:2379")]
-    etcd: String,
+    etcd: Vec<String>,
     /// The keyspace.
     #[arg(long, default_value = "default")]
     keyspace: String,
@@ -60,6 +60,9 @@ struct Arguments {
     /// The folder with the logs, which all writers of the keyspace share.
     #[arg(long)]
     log_dir: PathBuf,
+    /// The log refuses writes of an epoch that is over. Needed where processes may be stopped for longer than a lease.
+    #[arg(long)]
+    fence: bool,
     /// How long it works on a request, in milliseconds, give or take a half.
     #[arg(long, default_value_t = 0)]
     service_time: u64,
@@ -88,10 +91,11 @@ async fn main() -> ExitCode {
 }
 
 async fn serve(arguments: Arguments) -> anyhow::Result<()> {
-    let log = Log::in_directory(&arguments.log_dir).context("--log-dir")?;
+    let open = if arguments.fence { Log::fenced_in_directory } else { Log::in_directory };
+    let log = open(&arguments.log_dir).context("--log-dir")?;
     let listener =
         TcpListener::bind(&arguments.listen).await.with_context(|| format!("--listen {}", arguments.listen))?;
-    let store = EtcdStore::connect(EtcdOptions::new([arguments.etcd.clone()])).context("--etcd")?;
+    let store = EtcdStore::connect(EtcdOptions::new(arguments.etcd)).context("--etcd")?;
     let settings = WriterSettings {
         service_time: Duration::from_millis(arguments.service_time),
         warm_time: Duration::from_millis(arguments.warm_time),

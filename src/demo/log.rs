@@ -3,6 +3,10 @@
 //! In memory for pods of one process, or a file per partition (a JSON object per line) for pods that are processes of
 //! their own. It appends whatever it is given and compares no epochs, on purpose: it is the witness of what pods do,
 //! and one that kept two writers apart would hide that there were two.
+//!
+//! [`Log::fenced_in_directory`] is the exception: it refuses an epoch that is over, as a log in production has to. No
+//! process can do without: one that is stopped between its last look at its lease and the write goes on with the write
+//! whenever it is woken. What was refused is written down too, so that nothing is hidden.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -21,10 +25,13 @@ pub struct Log {
 #[derive(Debug, Clone)]
 enum Backend {
     Memory(Arc<RwLock<Vec<Arc<Partition>>>>),
-    Directory(Arc<Path>),
+    Directory { folder: Arc<Path>, fenced: bool },
 }
 
 type Partition = Mutex<Vec<Appended>>;
+
+/// Where fenced logs write what they refused.
+const REFUSED: &str = "refused";
 
 /// Records of one partition, and where to read on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,8 +50,44 @@ impl Log {
 
     /// Logs in files below `directory`, which is created if it is not there.
     pub fn in_directory(directory: &Path) -> io::Result<Self> {
+        Self::open(directory, false)
+    }
+
+    /// Logs in files that refuse records of an epoch older than the last one that was [claimed](Self::claim).
+    pub fn fenced_in_directory(directory: &Path) -> io::Result<Self> {
+        Self::open(directory, true)
+    }
+
+    fn open(directory: &Path, fenced: bool) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
-        Ok(Log { backend: Backend::Directory(directory.into()) })
+        Ok(Log { backend: Backend::Directory { folder: directory.into(), fenced } })
+    }
+
+    /// Shuts out all earlier epochs: what they have not appended by now they never will. An error if a later one has
+    /// claimed the log. Does nothing where the log is not fenced.
+    pub fn claim(&self, partition: u32, epoch: u64) -> io::Result<()> {
+        let Backend::Directory { folder, fenced: true } = &self.backend else { return Ok(()) };
+        let file = lock_file(folder, partition)?;
+        let fence = fence(folder, partition)?;
+        refuse_older(epoch, fence)?;
+        if epoch > fence {
+            // Renamed into place: a process that dies leaves the old one or the new one.
+            let (new, fence) = (folder.join(format!("{partition}.fence.new")), fence_path(folder, partition));
+            fs::write(&new, epoch.to_string())?;
+            fs::rename(new, fence)?;
+        }
+        drop(file);
+        Ok(())
+    }
+
+    /// What was refused, of all partitions.
+    pub fn refused(&self) -> io::Result<Vec<Appended>> {
+        let Backend::Directory { folder, .. } = &self.backend else { return Ok(Vec::new()) };
+        match File::open(folder.join(REFUSED)) {
+            Ok(file) => Ok(read_file(file, 0)?.records),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Appends a record; its `offset` and `appended_at` are set. Returns it together with the offset behind it.
@@ -58,13 +101,17 @@ impl Log {
                 records.push(record.clone());
                 Ok((record, records.len() as u64))
             }
-            Backend::Directory(directory) => {
-                let mut file = OpenOptions::new().append(true).create(true).open(path(directory, record.partition))?;
-                file.lock()?;
+            Backend::Directory { folder, fenced } => {
+                let mut file = lock_file(folder, record.partition)?;
+                if *fenced && let Err(refusal) = refuse_older(record.epoch, fence(folder, record.partition)?) {
+                    let mut refused = OpenOptions::new().append(true).create(true).open(folder.join(REFUSED))?;
+                    refused.lock()?;
+                    refused.write_all(&line(&record)?)?;
+                    return Err(refusal);
+                }
                 record.offset = file.metadata()?.len();
                 record.appended_at = clock::now();
-                let mut line = serde_json::to_vec(&record)?;
-                line.push(b'\n');
+                let line = line(&record)?;
                 // One call: a process that dies leaves all of it or nothing.
                 file.write_all(&line)?;
                 Ok((record.clone(), record.offset + line.len() as u64))
@@ -81,7 +128,7 @@ impl Log {
                 let from = usize::try_from(from).unwrap_or(usize::MAX).min(records.len());
                 Ok(Tail { records: records[from..].to_vec(), end: records.len() as u64 })
             }
-            Backend::Directory(directory) => match File::open(path(directory, partition)) {
+            Backend::Directory { folder, .. } => match File::open(path(folder, partition)) {
                 Ok(file) => read_file(file, from),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Tail { records: Vec::new(), end: 0 }),
                 Err(error) => Err(error),
@@ -101,9 +148,9 @@ impl Log {
     fn partitions(&self) -> io::Result<Vec<u32>> {
         match &self.backend {
             Backend::Memory(partitions) => Ok((0..read(partitions).len() as u32).collect()),
-            Backend::Directory(directory) => {
+            Backend::Directory { folder, .. } => {
                 let mut found = Vec::new();
-                for entry in fs::read_dir(directory)? {
+                for entry in fs::read_dir(folder)? {
                     let name = entry?.file_name();
                     let number = name.to_str().and_then(|name| name.strip_suffix(".log")).map(str::parse::<u32>);
                     found.extend(number.and_then(Result::ok));
@@ -140,6 +187,39 @@ fn lock(partition: &Partition) -> MutexGuard<'_, Vec<Appended>> {
 
 fn path(directory: &Path, partition: u32) -> PathBuf {
     directory.join(format!("{partition}.log"))
+}
+
+/// The partition's file, for the caller alone until it is closed.
+fn lock_file(directory: &Path, partition: u32) -> io::Result<File> {
+    let file = OpenOptions::new().append(true).create(true).open(path(directory, partition))?;
+    file.lock()?;
+    Ok(file)
+}
+
+fn line(record: &Appended) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(record)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+fn fence_path(directory: &Path, partition: u32) -> PathBuf {
+    directory.join(format!("{partition}.fence"))
+}
+
+/// The last epoch that was claimed. Only while the partition's file is locked.
+fn fence(directory: &Path, partition: u32) -> io::Result<u64> {
+    match fs::read_to_string(fence_path(directory, partition)) {
+        Ok(text) => text.parse().map_err(io::Error::other),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+fn refuse_older(epoch: u64, fence: u64) -> io::Result<()> {
+    if epoch < fence {
+        return Err(io::Error::other(format!("epoch {epoch} is over: {fence} has claimed the log")));
+    }
+    Ok(())
 }
 
 fn read_file(mut file: File, from: u64) -> io::Result<Tail> {
@@ -210,6 +290,26 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let log = Log::in_directory(directory.path()).unwrap();
         behaves_like_a_log(&log, &Log::in_directory(directory.path()).unwrap());
+    }
+
+    #[test]
+    fn a_fenced_log_refuses_an_epoch_that_is_over_and_says_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let [old, new] = [(); 2].map(|()| Log::fenced_in_directory(directory.path()).unwrap());
+        let at = |epoch, request| Appended { epoch, ..record(2, request) };
+        old.claim(2, 1).unwrap();
+        old.append(at(1, 1)).unwrap();
+        new.claim(2, 2).unwrap();
+        assert!(old.append(at(1, 2)).is_err());
+        assert!(old.claim(2, 1).is_err());
+        new.append(at(2, 3)).unwrap();
+        old.append(Appended { epoch: 1, ..record(3, 4) }).unwrap();
+        assert_eq!(requests(&new.read(2, 0).unwrap()), [1, 3]);
+        let refused: Vec<u64> = new.refused().unwrap().iter().map(|record| record.request).collect();
+        assert_eq!(refused, [2]);
+        let unfenced = Log::in_directory(directory.path()).unwrap();
+        unfenced.append(at(1, 5)).unwrap();
+        assert_eq!(requests(&new.read(2, 0).unwrap()), [1, 3, 5]);
     }
 
     #[test]

@@ -78,6 +78,8 @@ struct Cache {
     entries: HashMap<Arc<str>, Entry>,
     /// The log has been read up to here.
     read_to: u64,
+    /// The last epoch at which it served; earlier ones are shut out of the log.
+    claimed: u64,
 }
 
 /// The state of a key.
@@ -163,6 +165,20 @@ impl Writer {
         if caches.get(&partition).is_some_and(|(by, _)| *by == handoff) {
             caches.remove(&partition);
         }
+    }
+
+    /// Before anything is done at an epoch: shuts earlier ones out of the log, and reads what the last of them wrote until
+    /// then. Once an epoch.
+    pub fn claim(&self, partition: u32, epoch: u64) -> io::Result<()> {
+        let Some(cache) = self.cache(partition) else { return Ok(()) };
+        let mut cache = lock(&cache);
+        if epoch > cache.claimed {
+            self.inner.log.claim(partition, epoch)?;
+            let tail = self.inner.log.read(partition, cache.read_to)?;
+            cache.apply(tail);
+            cache.claimed = epoch;
+        }
+        Ok(())
     }
 
     /// Appends to the log, then updates the cache. `Ok(None)`: this pod has no state of the partition.

@@ -35,6 +35,16 @@ impl Process {
         text
     }
 
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended; `None`: it runs.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
     /// Sends it a signal, by name.
     pub fn signal(&self, signal: &str) {
         let sent = Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()).status();

@@ -82,7 +82,6 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let accepted_at = clock::now();
     let (head, body) = request.into_parts();
     let Some(key) = head.uri.path().strip_prefix("/keys/").filter(|key| !key.is_empty()) else {
         return plain(StatusCode::NOT_FOUND, "the writer has /keys/{key}");
@@ -92,6 +91,11 @@ where
     else {
         return plain(StatusCode::BAD_REQUEST, "not stamped with partition and epoch: it came by no router");
     };
+    if let Err(error) = writer.claim(partition, epoch) {
+        return plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("the log failed: {error}"));
+    }
+    // Not earlier: until the claim an earlier epoch may still write.
+    let accepted_at = clock::now();
     match head.method {
         Method::GET => {
             work(writer).await;
@@ -166,6 +170,7 @@ fn stamped(writer: &Writer, epoch: u64, highest: u64, entry: Option<&Entry>) -> 
 
 /// Let in by mistake: whoever guards the door believes that this pod owns the partition, and it has nothing of it.
 fn no_state(partition: u32) -> Answer {
+    tracing::error!(partition, "a request was let in and there is no state");
     plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("no state of partition {partition}"))
 }
 

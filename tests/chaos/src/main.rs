@@ -1,3 +1,48 @@
-//! Not written yet.
+//! Chaos: Segue as real processes on hosts of their own, a real etcd cluster of three, and everything that can happen to
+//! machines and networks, under a load whose every answer is checked.
+//!
+//! [`enclosure`] builds a place that leaves nothing behind (own network, own processes), [`network`] the hosts in it,
+//! [`site`] the processes; [`fault`] and [`scenario`] are what happens to them, [`run`] plays them; [`witness`] and
+//! [`contract`] watch the store, and [`verdict`] says what harm was done. Choices come from a seed and repeat with it;
+//! timings are the machine's, so a seed repeats the story and not each interleaving: that is what the simulation is for.
+//!
+//! What must stay true: nothing here is part of production, and nothing in production knows of it; whatever cannot be
+//! done on a machine is said, never skipped.
 
-fn main() {}
+mod arguments;
+mod contract;
+mod disk;
+mod enclosure;
+mod etcd;
+mod fault;
+mod network;
+mod probe;
+mod run;
+mod sabotage;
+mod scenario;
+mod site;
+mod timeline;
+mod verdict;
+mod witness;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use self::arguments::Arguments;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if arguments.scenario.iter().any(|name| name == "list") {
+        scenario::list();
+        return ExitCode::SUCCESS;
+    }
+    let ended = match &arguments.inside {
+        None => enclosure::enter(&arguments),
+        Some(folder) => run::play(&arguments, folder),
+    };
+    ended.unwrap_or_else(|error| {
+        eprintln!("chaos: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,180 @@
+//! Whether the store's own history keeps the contract: pure, one event after the other.
+//!
+//! Clients may be lucky; the history is not. An owner changes only by a handoff that stands, with every router that was
+//! registered at that very revision drained, the old owner (if it lives and can say so) at its end, and the new one's
+//! tail read; epochs grow by one; a handoff is never overwritten by another.
+
+use segue_coordination::protocol::records::{Assignment, Handoff, PodAckKind};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::{Event, KeyValue};
+use segue_coordination::store::keys::KeyName;
+
+/// What `event` breaks, in words; `view` is the state before it.
+pub(crate) fn breaches(view: &View, event: &Event) -> Vec<String> {
+    let Event::Put(put) = event else { return Vec::new() };
+    match view.keys().parse(&put.key) {
+        Some(KeyName::Assignment(_)) => serde_json::from_slice(&put.value).map_or_else(
+            |error| vec![format!("an assignment that cannot be read: {error}")],
+            |assignment| flip(view, &assignment, put.mod_revision),
+        ),
+        Some(KeyName::Handoff(_)) => overwrite(view, put),
+        _ => Vec::new(),
+    }
+}
+
+fn flip(view: &View, new: &Assignment, revision: u64) -> Vec<String> {
+    let Assignment { partition, owner, incarnation, epoch, .. } = new;
+    let mut found = Vec::new();
+    let mut broken = |why: String| {
+        found.push(format!(
+            "{owner} became owner of partition {partition} at epoch {epoch} (revision {revision}) {why}"
+        ));
+    };
+    if let Some(before) = view.assignments.get(partition).filter(|before| before.value.epoch + 1 != *epoch) {
+        broken(format!("after epoch {}", before.value.epoch));
+    }
+    let fits = |handoff: &Handoff| {
+        handoff.epoch == *epoch && handoff.new_owner == *owner && handoff.new_incarnation == *incarnation
+    };
+    let Some(handoff) = view.handoffs.get(partition).filter(|handoff| fits(&handoff.value)) else {
+        broken("without a handoff".into());
+        return found;
+    };
+    let (id, record) = (handoff.create_revision, &handoff.value);
+    let Some(old) = &record.old_owner else { return found };
+    for router in view.routers.keys() {
+        if view.drained_ack(*partition, router, id).is_none_or(|ack| ack.gave_up) {
+            broken(format!("although router {router} had not drained"));
+        }
+    }
+    let says = |pod: &str, ack| view.pod_ack(*partition, pod, ack, id).is_some();
+    if view.live_old_owner(record).is_some_and(|pod| pod.capabilities.drained) && !says(old, PodAckKind::Drained) {
+        broken(format!("although {old} had not ended"));
+    }
+    match view.live_new_owner(record) {
+        None => broken("although that life of it was over".into()),
+        Some(pod) if pod.capabilities.sync && !says(owner, PodAckKind::Synced) => {
+            broken("without having read the tail".into());
+        }
+        Some(_) => {}
+    }
+    found
+}
+
+fn overwrite(view: &View, put: &KeyValue) -> Vec<String> {
+    let Ok(new) = serde_json::from_slice::<Handoff>(&put.value) else {
+        return vec!["a handoff that cannot be read".into()];
+    };
+    let same = |old: &Handoff| {
+        (old.epoch, &old.new_owner, old.new_incarnation) == (new.epoch, &new.new_owner, new.new_incarnation)
+            && old.phase <= new.phase
+    };
+    let stands = view.handoffs.get(&new.partition).filter(|old| !same(&old.value));
+    stands.map(|_| format!("the handoff of partition {} was overwritten", new.partition)).into_iter().collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use segue_coordination::store::data::Batch;
+    use segue_coordination::store::keys::Keyspace;
+
+    use super::*;
+
+    struct World {
+        view: View,
+        revision: u64,
+    }
+
+    impl World {
+        /// Partition 3 is on its way from `old` to `new`, routers `a` and `b` are there; nobody has acknowledged.
+        fn moving() -> Self {
+            let mut world = World { view: View::empty(Keyspace::new("/segue/", "default")), revision: 0 };
+            for router in ["a", "b"] {
+                world.put(&format!("routers/{router}"), &format!(r#"{{"router_name":"{router}"}}"#));
+            }
+            for pod in ["old", "new"] {
+                let record =
+                    r#"{"pod_name":"NAME","address":"h:1","capabilities":["sync","drained","released","fence"]}"#;
+                world.put(&format!("pods/{pod}"), &record.replace("NAME", pod));
+            }
+            world.put("assignments/3", r#"{"partition":3,"owner":"old","incarnation":3,"epoch":6}"#);
+            world.put("handoffs/3", Self::HANDOFF);
+            world
+        }
+
+        const HANDOFF: &str = r#"{"partition":3,"old_owner":"old","old_incarnation":3,"new_owner":"new",
+            "new_incarnation":4,"phase":"Syncing","epoch":7}"#;
+        const FLIP: &str = r#"{"partition":3,"owner":"new","incarnation":4,"epoch":7}"#;
+
+        /// What the put breaks.
+        fn put(&mut self, key: &str, value: &str) -> Vec<String> {
+            self.revision += 1;
+            let key = format!("/segue/default/{key}");
+            let stands = self.view.keys().parse(&key).is_some_and(|name| name == KeyName::Handoff(3))
+                && self.view.handoffs.contains_key(&3);
+            let create_revision = if stands { self.view.handoffs[&3].create_revision } else { self.revision };
+            let (value, mod_revision, lease) = (value.into(), self.revision, None);
+            let event = Event::Put(KeyValue { key, value, create_revision, mod_revision, lease });
+            let found = breaches(&self.view, &event);
+            self.view.apply(Batch { revision: self.revision, events: vec![event] });
+            found
+        }
+
+        fn acknowledge(&mut self, but: &str) {
+            for (key, value) in [
+                ("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#),
+                ("handoff_drains/3/b", r#"{"router_name":"b","partition":3,"handoff":6}"#),
+                ("pod_acks/3/old/drained", r#"{"pod_name":"old","partition":3,"handoff":6,"ack":"drained"}"#),
+                ("pod_acks/3/new/synced", r#"{"pod_name":"new","partition":3,"handoff":6,"ack":"synced"}"#),
+            ] {
+                if key != but {
+                    assert!(self.put(key, value).is_empty());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_flip_that_everyone_has_acknowledged_keeps_the_contract() {
+        let mut world = World::moving();
+        world.acknowledge("");
+        assert_eq!(world.put("assignments/3", World::FLIP), [""; 0]);
+    }
+
+    #[test]
+    fn each_missing_ack_is_found() {
+        for (but, said) in [
+            ("handoff_drains/3/b", "router b had not drained"),
+            ("pod_acks/3/old/drained", "old had not ended"),
+            ("pod_acks/3/new/synced", "without having read the tail"),
+        ] {
+            let mut world = World::moving();
+            world.acknowledge(but);
+            let found = world.put("assignments/3", World::FLIP);
+            assert!(found.len() == 1 && found[0].contains(said), "{but}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_router_that_registered_after_the_acks_is_found() {
+        let mut world = World::moving();
+        world.acknowledge("");
+        world.put("routers/c", r#"{"router_name":"c"}"#);
+        assert_eq!(world.put("assignments/3", World::FLIP).len(), 1);
+    }
+
+    #[test]
+    fn an_owner_by_hand_an_epoch_again_and_an_overwritten_handoff_are_found() {
+        let mut world = World::moving();
+        world.acknowledge("");
+        let stolen = world.put("assignments/3", r#"{"partition":3,"owner":"thief","incarnation":9,"epoch":7}"#);
+        assert!(stolen[0].contains("without a handoff"), "{stolen:?}");
+        let again = world.put("assignments/3", World::FLIP);
+        assert!(again[0].contains("after epoch 7"), "{again:?}");
+        let other = World::HANDOFF.replace(r#""epoch":7"#, r#""epoch":8"#);
+        assert_eq!(world.put("handoffs/3", &other).len(), 1);
+        let on = other.replace("Syncing", "Switching");
+        assert!(world.put("handoffs/3", &on).is_empty());
+    }
+}

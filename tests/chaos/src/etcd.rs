@@ -1,0 +1,64 @@
+//! The etcd cluster as an operator sees it: how a member is started, who leads, how its disk is, compaction.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use crate::probe::{self, metric};
+
+pub(crate) const MEMBERS: [&str; 3] = ["etcd-0", "etcd-1", "etcd-2"];
+const CLIENT: u16 = 2379;
+const PEER: u16 = 2380;
+
+pub(crate) fn client_url(address: Ipv4Addr) -> String {
+    format!("http://{address}:{CLIENT}")
+}
+
+/// The arguments of a member.
+pub(crate) fn arguments(name: &str, data: &str, members: &[(&str, Ipv4Addr)]) -> Vec<String> {
+    let peer = |address: Ipv4Addr| format!("http://{address}:{PEER}");
+    let cluster: Vec<String> = members.iter().map(|(name, address)| format!("{name}={}", peer(*address))).collect();
+    let own = members.iter().find(|(member, _)| *member == name).map_or(Ipv4Addr::LOCALHOST, |(_, address)| *address);
+    let pairs = [
+        ("--name", name.to_owned()),
+        ("--data-dir", data.to_owned()),
+        ("--listen-client-urls", client_url(own)),
+        ("--advertise-client-urls", client_url(own)),
+        ("--listen-peer-urls", peer(own)),
+        ("--initial-advertise-peer-urls", peer(own)),
+        ("--initial-cluster", cluster.join(",")),
+        // A failover has to fit into the lease that it is to be survived with.
+        ("--heartbeat-interval", "50".to_owned()),
+        ("--election-timeout", "500".to_owned()),
+        ("--logger", "zap".to_owned()),
+        ("--log-level", "warn".to_owned()),
+    ];
+    pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
+}
+
+/// What a member says about itself; `None` if it does not answer.
+pub(crate) fn metrics(member: Ipv4Addr) -> Option<String> {
+    let answer = probe::get(SocketAddr::from((member, CLIENT)), "/metrics", &[], Duration::from_secs(1))?;
+    (answer.status == 200).then_some(answer.body)
+}
+
+pub(crate) fn is_leader(metrics: &str) -> bool {
+    metric(metrics, "etcd_server_is_leader") == Some(1.0)
+}
+
+/// How often its log was synced, and how many seconds that took together.
+pub(crate) fn syncs(metrics: &str) -> Option<(f64, f64)> {
+    let of = |what| metric(metrics, &format!("etcd_disk_wal_fsync_duration_seconds_{what}"));
+    of("count").zip(of("sum"))
+}
+
+/// Compacts the history up to `revision`, as `etcdctl compaction` does.
+pub(crate) fn compact(member: Ipv4Addr, revision: u64) -> anyhow::Result<()> {
+    let body = format!(r#"{{"revision":"{revision}","physical":true}}"#);
+    let to = SocketAddr::from((member, CLIENT));
+    let answer =
+        probe::post(to, "/v3/kv/compaction", &body, Duration::from_secs(10)).context("etcd does not answer")?;
+    ensure!(answer.status == 200, "etcd does not compact: {}", answer.body.trim());
+    Ok(())
+}

@@ -1,0 +1,333 @@
+//! Plays: builds a site, puts load on it, lets things happen to it, heals everything, and judges.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+use segue::demo::check::Evidence;
+use segue::demo::load::{Gauge, Load, LoadSettings};
+use segue::demo::log::Log;
+use segue::demo::writer::names;
+use segue_coordination::store::keys::Keyspace;
+use tokio::runtime::Runtime;
+
+use crate::arguments::Arguments;
+use crate::fault::{Fault, TERMINATE};
+use crate::sabotage::Sabotage;
+use crate::scenario::{self, RANDOM};
+use crate::site::{COORDINATORS, MAX_WAIT, PARTITIONS, PODS, REQUEST_TIMEOUT, ROUTERS, Site, Writers};
+use crate::timeline::Timeline;
+use crate::verdict::{Verdict, reasons};
+use crate::witness::Witness;
+
+/// How long the site may take to come to rest once everything is healed.
+const REST: Duration = Duration::from_secs(60);
+/// The longest that a router is stopped by a fault.
+const LONGEST_STOP: Duration = Duration::from_secs(10);
+/// Requests per second: enough for every partition to have some in flight at any moment of a handoff, and little enough
+/// for two cores to be idle most of the time, so that what is slow is slow because of a fault.
+const RATE: u32 = 500;
+
+/// What is happening on a site.
+pub(crate) struct Stage<'a> {
+    pub(crate) site: &'a mut Site,
+    pub(crate) witness: &'a Witness,
+    pub(crate) random: StdRng,
+    pub(crate) timeline: &'a Timeline,
+    pub(crate) verdict: Verdict,
+    pub(crate) faults: u64,
+    gauge: Arc<Gauge>,
+}
+
+/// All runs: the process inside.
+pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitCode> {
+    crate::enclosure::settle_in()?;
+    let seed = arguments.seed.context("--inside comes with a seed")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let timeline = Arc::new(Timeline::begin(folder)?);
+    let group = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let writers = arguments.sabotage.map_or_else(Writers::default, Sabotage::writers);
+    let mut site = Site::build(folder, &group, writers, timeline.clone())?;
+    timeline.say(&format!("seed {seed}; a slow disk is {}", site.disk.in_words()));
+    if !site.network.can_delay() {
+        timeline.say("this kernel cannot delay packets (no netem): delays are those of lost packets");
+    }
+    let (mut all, mut faults, mut moved, mut cancelled, mut refused) = (Verdict::default(), 0, 0, 0, 0);
+    for run in 1..=arguments.runs() {
+        let own = folder.join(format!("run-{run}"));
+        std::fs::create_dir_all(&own)?;
+        site = site.rebuild(&own);
+        timeline.say(&format!("run {run} of {}: logs in {}", arguments.runs(), own.display()));
+        let random = StdRng::seed_from_u64(seed.wrapping_add(u64::from(run) << 32));
+        let done = one(arguments, run, &mut site, random, &timeline, &runtime)?;
+        done.verdict.in_words().iter().for_each(|line| timeline.say(line));
+        (faults, moved) = (faults + done.faults, moved + done.moved);
+        (cancelled, refused) = (cancelled + done.cancelled, refused + done.refused);
+        all.merge(done.verdict);
+        if all.harm() > 0 {
+            break;
+        }
+    }
+    let (harm, errors) = (all.harm(), all.errors.values().sum::<u64>());
+    let line = format!(
+        "chaos: runs={} faults={faults} harm={harm} requests={} handoffs={moved} cancelled={cancelled} errors={errors} \
+         records={} reads={} held_pairs={} refused_appends={refused} seed={seed}",
+        arguments.runs(),
+        all.requests,
+        all.records,
+        all.reads,
+        all.held_pairs
+    );
+    timeline.say(&format!("errors that clients saw: {}", reasons(&all.errors)));
+    write_line(&line)?;
+    Ok(if harm == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn write_line(line: &str) -> std::io::Result<()> {
+    use std::io::Write as _;
+    writeln!(std::io::stdout(), "{line}")
+}
+
+/// What a run leaves to be added up.
+struct Done {
+    verdict: Verdict,
+    faults: u64,
+    moved: u64,
+    cancelled: u64,
+    refused: u64,
+}
+
+fn one(
+    arguments: &Arguments,
+    run: u32,
+    site: &mut Site,
+    mut random: StdRng,
+    timeline: &Timeline,
+    runtime: &Runtime,
+) -> anyhow::Result<Done> {
+    site.start_etcd()?;
+    let keys = Keyspace::new("/segue/", "default");
+    let witness = Witness::begin(site.etcd_urls(), keys, runtime.handle())?;
+    site.start_all()?;
+    site.settle(REST).context("the site does not start")?;
+    timeline.say("every partition has an owner; the load begins");
+    let load = {
+        let _inside = runtime.enter();
+        Load::start(LoadSettings {
+            routers: site.routers(),
+            partitions: PARTITIONS,
+            clients: 32,
+            bursts: 2,
+            rate: RATE,
+            // Past it a request counts as lost: every wait of a router is bounded.
+            patience: MAX_WAIT + REQUEST_TIMEOUT + LONGEST_STOP + Duration::from_secs(5),
+            seed: random.random(),
+            partition_header: Some(names::PARTITION),
+            places: None,
+            repeats: 0,
+        })
+    };
+    let gauge = load.gauge().clone();
+    let verdict = Verdict::default();
+    let mut stage = Stage { site, witness: &witness, random, timeline, verdict, faults: 0, gauge };
+    stage.pause(1_000);
+    match arguments.sabotage {
+        Some(sabotage) => sabotage.commit(&mut stage)?,
+        None => stage.play(arguments, run)?,
+    }
+    timeline.say("everything is healed; reading every key once more");
+    stage.settle();
+    let exchanges = runtime.block_on(load.finish());
+    let Stage { mut verdict, faults, .. } = stage;
+    // Together, so that nobody has anyone to hand over to in the end; a pod gives that up by itself.
+    let all: Vec<&str> = PODS.into_iter().collect();
+    let revision = witness.catch_up();
+    site.terminate(&all, TERMINATE);
+    site.terminate(&ROUTERS, TERMINATE);
+    site.terminate(&COORDINATORS, TERMINATE);
+    for fault in std::mem::take(&mut site.faults) {
+        verdict.add("processes", fault);
+    }
+    for (name, output) in site.outputs() {
+        for line in output.lines().filter(|line| line.contains("panicked") || line.contains(" ERROR ")) {
+            verdict.add("processes", format!("{name} said: {line}"));
+        }
+    }
+    if let Err(error) = revision {
+        verdict.add("unwatched", format!("{error:#}"));
+    }
+    let log = Log::in_directory(&site.logs())?;
+    let refused = log.refused()?;
+    for late in refused.iter().filter(|late| !site.were_stopped.contains(&*late.pod)) {
+        verdict.add(
+            "late_appends",
+            format!("{} wrote to partition {} at epoch {}, which was over", late.pod, late.partition, late.epoch),
+        );
+    }
+    if let Some(sabotage) = arguments.sabotage {
+        sabotage.spoil(&site.logs())?;
+    }
+    let (owners, moved, cancelled, breaches) = {
+        let mut seen = witness.seen();
+        (std::mem::take(&mut seen.owners), seen.moved, seen.cancelled, std::mem::take(&mut seen.breaches))
+    };
+    for breach in breaches {
+        verdict.add("contract", breach);
+    }
+    verdict.judge(&Evidence { exchanges, log: Some(log.read_all()?), owners: Some(owners) });
+    Ok(Done { verdict, faults, moved, cancelled, refused: refused.len() as u64 })
+}
+
+impl Stage<'_> {
+    fn play(&mut self, arguments: &Arguments, run: u32) -> anyhow::Result<()> {
+        let mut names: Vec<&str> = match arguments.scenario.as_slice() {
+            [] if run == 1 => scenario::names().collect(),
+            [] => vec![RANDOM],
+            chosen => chosen.iter().map(String::as_str).collect(),
+        };
+        if arguments.scenario.is_empty() && run == 1 {
+            names.shuffle(&mut self.random);
+            names.push(RANDOM);
+        }
+        for name in names {
+            match scenario::find(name) {
+                Some(scenario) => {
+                    self.faults += 1;
+                    self.timeline.say(&format!("scenario {name}: {}", scenario.says));
+                    let before = self.seen();
+                    (scenario.play)(self)?;
+                    let settled = self.settle();
+                    self.tell_since(&before);
+                    if !settled {
+                        return Ok(());
+                    }
+                }
+                None => self.random_faults(arguments.duration())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn random_faults(&mut self, duration: Duration) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < duration {
+            let mut victims = Vec::new();
+            let mut under_way = Vec::new();
+            let together = if self.random.random_bool(0.35) { 2 } else { 1 };
+            let (before, mut lasts) = (self.seen(), Duration::ZERO);
+            for _ in 0..together {
+                let Some((mut fault, time)) = Fault::draw(&mut self.random, self.site, &victims) else { continue };
+                let words = fault.in_words(self.site);
+                self.timeline.say(&format!("{words}, for {:.1} s", time.as_secs_f64()));
+                victims.extend(fault.victims());
+                fault.inflict(self.site)?;
+                under_way.push(fault);
+                lasts = lasts.max(time);
+            }
+            self.hold(&under_way, lasts);
+            for fault in &under_way {
+                if let Some(said) = fault.heal(self.site)? {
+                    self.timeline.say(&said);
+                }
+            }
+            self.faults += under_way.len() as u64;
+            // Often the next one comes before this one's consequences are over.
+            let pause = self.random.random_range(100..2_500);
+            self.pause(pause);
+            self.tell_since(&before);
+        }
+        Ok(())
+    }
+
+    /// Lets faults last; a disk that can only be made slow by hand is made so meanwhile.
+    pub(crate) fn hold(&mut self, faults: &[Fault], time: Duration) {
+        let flickering = faults.iter().find_map(|fault| match fault {
+            Fault::SlowDisk(who, _) if matches!(self.site.disk, crate::disk::SlowDisk::Flicker) => Some(*who),
+            _ => None,
+        });
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            match flickering {
+                Some(who) => {
+                    self.site.stop(who);
+                    self.pause(100);
+                    self.site.resume(who);
+                    self.pause(30);
+                }
+                None => self.pause(20),
+            }
+        }
+        self.site.look_for_the_dead();
+    }
+
+    pub(crate) fn pause(&self, milliseconds: u64) {
+        std::thread::sleep(Duration::from_millis(milliseconds));
+    }
+
+    /// Waits until the site is at rest. Not to get there is harm.
+    pub(crate) fn settle(&mut self) -> bool {
+        let begun = Instant::now();
+        match self.site.settle(REST) {
+            Ok(()) => {
+                self.timeline.say(&format!("  at rest after {:.1} s", begun.elapsed().as_secs_f64()));
+                true
+            }
+            Err(error) => {
+                self.verdict.add("unsettled", format!("{error:#}"));
+                false
+            }
+        }
+    }
+
+    /// Waits until `condition` holds, but not for ever: whether it did.
+    pub(crate) fn until(&mut self, within: Duration, condition: impl Fn(&Self) -> bool) -> bool {
+        let begun = Instant::now();
+        while !condition(self) {
+            if begun.elapsed() > within {
+                return false;
+            }
+            self.pause(10);
+        }
+        true
+    }
+
+    pub(crate) fn errors(&self) -> BTreeMap<(u16, Arc<str>), u64> {
+        self.gauge.errors()
+    }
+
+    pub(crate) fn seen(&self) -> Before {
+        let seen = self.witness.seen();
+        Before { moved: seen.moved, cancelled: seen.cancelled, ok: self.gauge.ok.load(Relaxed), errors: self.errors() }
+    }
+
+    fn tell_since(&self, before: &Before) {
+        let now = self.seen();
+        let mut errors = now.errors;
+        for (error, count) in &mut errors {
+            *count -= before.errors.get(error).copied().unwrap_or(0);
+        }
+        errors.retain(|_, count| *count > 0);
+        self.timeline.say(&format!(
+            "  {} answered, {} handoffs, {} cancelled; errors: {}",
+            now.ok - before.ok,
+            now.moved - before.moved,
+            now.cancelled - before.cancelled,
+            reasons(&errors)
+        ));
+    }
+}
+
+/// What had been seen at some moment.
+pub(crate) struct Before {
+    pub(crate) moved: u64,
+    cancelled: u64,
+    ok: u64,
+    pub(crate) errors: BTreeMap<(u16, Arc<str>), u64>,
+}

@@ -1,0 +1,310 @@
+//! Named scenarios: sequences that have found bugs in systems of this kind, each a short function.
+//!
+//! A scenario says at its own places what must be seen beyond what is checked all the time. It leaves everything healed;
+//! whoever plays it waits until the site is at rest.
+
+use std::time::{Duration, Instant};
+
+use segue_coordination::protocol::records::Phase;
+use segue_coordination::store::data::{Keys, Op};
+
+use crate::etcd::{self, MEMBERS};
+use crate::fault::{Fault, TERMINATE};
+use crate::network::Cut;
+use crate::probe;
+use crate::run::Stage;
+use crate::site::{COORDINATORS, LEASE_TTL, MAX_WAIT, PODS, ROUTERS};
+
+/// A scenario by its name.
+pub(crate) struct Scenario {
+    name: &'static str,
+    pub(crate) says: &'static str,
+    pub(crate) play: fn(&mut Stage<'_>) -> anyhow::Result<()>,
+}
+
+/// The name for faults drawn from the seed.
+pub(crate) const RANDOM: &str = "random";
+
+/// Long enough for leases to end.
+const BEYOND_LEASE: Duration = Duration::from_secs(5);
+
+const ALL: [Scenario; 13] = [
+    Scenario {
+        name: "stuck-router",
+        says: "a router is stopped before it holds; no other may go on before its lease is gone",
+        play: stuck_router,
+    },
+    Scenario {
+        name: "router-joins-midway",
+        says: "a router registers in the middle of handoffs and gets requests at once",
+        play: router_joins_midway,
+    },
+    Scenario {
+        name: "handoff-deleted",
+        says: "the record of a handoff is deleted by hand in the middle of it",
+        play: handoff_deleted,
+    },
+    Scenario {
+        name: "all-pods-die",
+        says: "every pod is killed: requests get 503 with Retry-After at their deadline",
+        play: all_pods_die,
+    },
+    Scenario {
+        name: "router-and-pod-cut-off",
+        says: "a router and a pod lose etcd together and still reach each other",
+        play: router_and_pod_cut_off,
+    },
+    Scenario {
+        name: "compaction",
+        says: "etcd compacts past what a router and a pod have seen while they cannot watch",
+        play: compaction,
+    },
+    Scenario {
+        name: "new-owner-refuses",
+        says: "a new owner refuses connections for 500 ms after it got a partition",
+        play: new_owner_refuses,
+    },
+    Scenario { name: "rolling-restart", says: "everything but etcd is restarted in turn", play: rolling_restart },
+    Scenario {
+        name: "etcd-leader-dies",
+        says: "etcd's leader is killed in the middle of handoffs",
+        play: etcd_leader_dies,
+    },
+    Scenario {
+        name: "etcd-leader-cut-off",
+        says: "etcd's leader is cut off from its peers and still reached by everyone else",
+        play: etcd_leader_cut_off,
+    },
+    Scenario {
+        name: "etcd-without-quorum",
+        says: "two members of etcd are killed for longer than leases last",
+        play: etcd_without_quorum,
+    },
+    Scenario {
+        name: "etcd-leader-stuck",
+        says: "etcd's leader is stopped for longer than leases last, and wakes up",
+        play: etcd_leader_stuck,
+    },
+    Scenario { name: "slow-disk", says: "etcd's leader has a slow disk while pods join and leave", play: slow_disk },
+];
+
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|scenario| scenario.name)
+}
+
+pub(crate) fn find(name: &str) -> Option<&'static Scenario> {
+    const { &ALL }.iter().find(|scenario| scenario.name == name)
+}
+
+/// For the command line.
+pub(crate) fn known(text: &str) -> Result<String, String> {
+    let is_known = text == RANDOM || text == "list" || find(text).is_some();
+    is_known.then(|| text.to_owned()).ok_or_else(|| "no such scenario; `--scenario list` shows them".into())
+}
+
+pub(crate) fn list() {
+    for Scenario { name, says, .. } in &ALL {
+        eprintln!("{name:24}{says}");
+    }
+    eprintln!("{RANDOM:24}faults drawn from the seed, for --duration");
+}
+
+/// A pod that is not there.
+const JOINER: &str = PODS[4];
+
+fn leave(stage: &mut Stage<'_>) {
+    stage.settle();
+    stage.site.terminate(&[JOINER], TERMINATE);
+}
+
+fn in_phase(stage: &Stage<'_>, phase: Phase) -> Option<u32> {
+    let seen = stage.witness.seen();
+    seen.view.handoffs.values().find(|handoff| handoff.value.phase == phase).map(|handoff| handoff.value.partition)
+}
+
+fn is_registered(stage: &Stage<'_>, router: &str) -> bool {
+    stage.witness.seen().view.routers.contains_key(router)
+}
+
+fn stuck_router(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let stuck = ROUTERS[1];
+    stage.site.stop(stuck);
+    stage.site.start(JOINER)?;
+    let waits = stage.until(LEASE_TTL, |stage| in_phase(stage, Phase::Ready).is_some());
+    let before = stage.seen();
+    // Whatever flips now flips without the router that is still registered: the contract is checked at each.
+    let gone = stage.until(2 * LEASE_TTL, |stage| !is_registered(stage, stuck));
+    let meanwhile = stage.seen().moved - before.moved;
+    stage.until(LEASE_TTL, |stage| stage.seen().moved > before.moved);
+    stage.timeline.say(&format!(
+        "  handoffs waited: {waits}; {meanwhile} owners changed before the stuck router's lease was gone: {gone}"
+    ));
+    stage.pause(500);
+    stage.site.resume(stuck);
+    leave(stage);
+    Ok(())
+}
+
+fn router_joins_midway(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let (slow, joins) = (ROUTERS[0], ROUTERS[2]);
+    stage.site.kill(joins);
+    stage.until(2 * LEASE_TTL, |stage| !is_registered(stage, joins));
+    // Holds handoffs in their middle, for less than its lease lasts.
+    stage.site.stop(slow);
+    stage.site.start(JOINER)?;
+    stage.until(LEASE_TTL / 2, |stage| in_phase(stage, Phase::Ready).is_some());
+    stage.site.start(joins)?;
+    let joined = stage.until(LEASE_TTL / 2, |stage| is_registered(stage, joins));
+    let midway = in_phase(stage, Phase::Ready).is_some();
+    stage.timeline.say(&format!("  the router has joined: {joined}, with handoffs in Ready: {midway}"));
+    stage.site.resume(slow);
+    leave(stage);
+    Ok(())
+}
+
+fn handoff_deleted(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let slow = ROUTERS[2];
+    stage.site.stop(slow);
+    stage.site.start(JOINER)?;
+    stage.until(LEASE_TTL, |stage| in_phase(stage, Phase::Ready).is_some());
+    if let Some(partition) = in_phase(stage, Phase::Ready) {
+        let key = stage.witness.keys().handoff(partition);
+        stage.timeline.say(&format!("  deleting {key}"));
+        stage.witness.by_hand(Op::Delete(Keys::One(key)))?;
+    }
+    stage.pause(300);
+    stage.site.resume(slow);
+    leave(stage);
+    Ok(())
+}
+
+fn all_pods_die(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let pods = stage.site.running(&PODS);
+    pods.iter().for_each(|pod| stage.site.kill(pod));
+    let router = stage.site.routers()[0];
+    let begun = Instant::now();
+    let answer = probe::get(router, "/keys/probe", &["x-partition: 0", "x-key: probe"], 2 * MAX_WAIT);
+    let took = begun.elapsed();
+    let seen = answer.map(|answer| {
+        let says = answer.head.lines().find(|line| line.starts_with("segue-reason")).unwrap_or("no reason").to_owned();
+        (answer.status, answer.head.contains("retry-after: "), says)
+    });
+    stage.timeline.say(&format!("  a held request was answered after {:.1} s: {seen:?}", took.as_secs_f64()));
+    if !matches!(seen, Some((503, true, _))) || took > MAX_WAIT + Duration::from_secs(2) {
+        stage.verdict.add("unbounded", format!("without pods a request was answered after {took:?}: {seen:?}"));
+    }
+    for pod in pods {
+        stage.site.start(pod)?;
+    }
+    Ok(())
+}
+
+fn router_and_pod_cut_off(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let pairs: Vec<_> = MEMBERS.into_iter().flat_map(|member| [(ROUTERS[0], member), (PODS[0], member)]).collect();
+    play_fault(stage, Fault::Cut(pairs, Cut::Silent, String::new()), 2 * BEYOND_LEASE)
+}
+
+fn compaction(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let pairs: Vec<_> = MEMBERS.into_iter().flat_map(|member| [(ROUTERS[1], member), (PODS[1], member)]).collect();
+    let mut cut = Fault::Cut(pairs, Cut::Refused, String::new());
+    cut.inflict(stage.site)?;
+    stage.site.start(JOINER)?;
+    stage.pause(2_500);
+    let revision = stage.witness.catch_up()?;
+    let mut compacted = 0;
+    for member in stage.site.members() {
+        if etcd::compact(member, revision).is_ok() {
+            compacted = revision;
+            break;
+        }
+    }
+    stage.timeline.say(&format!("  history before revision {compacted} is gone"));
+    stage.pause(500);
+    cut.heal(stage.site)?;
+    leave(stage);
+    Ok(())
+}
+
+fn new_owner_refuses(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let before = stage.seen();
+    for router in ROUTERS {
+        stage.site.network.cut(router, JOINER, Cut::RefusedOneWay)?;
+    }
+    stage.site.start(JOINER)?;
+    let owns = |stage: &Stage<'_>| {
+        stage.witness.seen().view.assignments.values().any(|assignment| assignment.value.owner == JOINER)
+    };
+    let owned = stage.until(BEYOND_LEASE, owns);
+    stage.pause(500);
+    for router in ROUTERS {
+        stage.site.network.heal(router, JOINER, Cut::RefusedOneWay)?;
+    }
+    stage.settle();
+    let errors = stage.errors();
+    if !owned || errors != before.errors {
+        stage.verdict.add("unheld", format!("owned: {owned}; errors before {:?}, then {errors:?}", before.errors));
+    }
+    leave(stage);
+    Ok(())
+}
+
+fn rolling_restart(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let pods = stage.site.running(&PODS);
+    for name in pods.into_iter().chain(COORDINATORS).chain(ROUTERS) {
+        stage.site.terminate(&[name], TERMINATE);
+        stage.site.start(name)?;
+        stage.pause(300);
+    }
+    Ok(())
+}
+
+fn etcd_leader_dies(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    stage.site.start(JOINER)?;
+    stage.until(BEYOND_LEASE, |stage| !stage.witness.seen().view.handoffs.is_empty());
+    if let Some(leader) = stage.site.etcd_leader() {
+        play_fault(stage, Fault::Kill(leader), Duration::from_secs(3))?;
+    }
+    leave(stage);
+    Ok(())
+}
+
+fn etcd_leader_cut_off(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let Some(leader) = stage.site.etcd_leader() else { return Ok(()) };
+    let pairs = MEMBERS.into_iter().filter(|member| *member != leader).map(|member| (leader, member));
+    play_fault(stage, Fault::Cut(pairs.collect(), Cut::Silent, String::new()), BEYOND_LEASE)
+}
+
+fn etcd_without_quorum(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let (one, other) = (MEMBERS[0], MEMBERS[1]);
+    stage.site.kill(one);
+    stage.site.kill(other);
+    stage.pause(BEYOND_LEASE.as_millis() as u64);
+    stage.site.start(one)?;
+    stage.site.start(other)
+}
+
+fn etcd_leader_stuck(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let Some(leader) = stage.site.etcd_leader() else { return Ok(()) };
+    play_fault(stage, Fault::Stop(leader), BEYOND_LEASE)
+}
+
+fn slow_disk(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let Some(leader) = stage.site.etcd_leader() else { return Ok(()) };
+    let mut fault = Fault::SlowDisk(leader, None);
+    fault.inflict(stage.site)?;
+    stage.site.start(JOINER)?;
+    stage.hold(std::slice::from_ref(&fault), BEYOND_LEASE);
+    stage.site.terminate(&[JOINER], TERMINATE);
+    if let Some(said) = fault.heal(stage.site)? {
+        stage.timeline.say(&format!("  {said}"));
+    }
+    Ok(())
+}
+
+fn play_fault(stage: &mut Stage<'_>, mut fault: Fault, lasts: Duration) -> anyhow::Result<()> {
+    stage.timeline.say(&format!("  {}", fault.in_words(stage.site)));
+    fault.inflict(stage.site)?;
+    stage.hold(std::slice::from_ref(&fault), lasts);
+    fault.heal(stage.site)?;
+    Ok(())
+}
