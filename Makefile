@@ -42,7 +42,7 @@ loom: setup-build ## Every interleaving of gate, stash and table, and of the pod
 	done | scripts/loom-sum
 
 .PHONY: chaos
-chaos: setup-build setup-etcd ## Kill, stop and cut off real processes and a 3-node etcd cluster under load (needs root; ARGS=--short)
+chaos: setup-build setup-etcd setup-netns ## Kill, stop and cut off real processes and a 3-node etcd cluster under load (needs root; ARGS=--short)
 	@$(CARGO) build --profile verify --locked --bin segue --example writer
 	@$(CARGO) run --profile verify --locked -p segue-chaos -- $(ARGS)
 
@@ -71,3 +71,7 @@ setup-build: # What the build needs beyond a Rust toolchain and a C compiler
 .PHONY: setup-etcd
 setup-etcd: # What the tests need on top
 	@scripts/setup etcd
+
+.PHONY: setup-netns
+setup-netns: # What hosts of their own need
+	@scripts/setup netns

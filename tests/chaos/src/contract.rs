@@ -6,8 +6,19 @@
 
 use segue_coordination::protocol::records::{Assignment, Handoff, PodAckKind};
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Event, KeyValue};
+use segue_coordination::store::data::{Batch, Event, KeyValue, Revision};
 use segue_coordination::store::keys::KeyName;
+
+/// Applies one event of a batch that ends with `revision`: a view takes whole batches, and of several events at one
+/// revision, or of several revisions at once, each has to be looked at in the state that the one before has left.
+pub(crate) fn apply(view: &mut View, event: Event, revision: Revision) {
+    let revision = match &event {
+        Event::Put(put) => put.mod_revision,
+        Event::Delete { .. } => revision,
+    };
+    view.revision = revision - 1;
+    view.apply(Batch { revision, events: vec![event] });
+}
 
 /// What `event` breaks, in words; `view` is the state before it.
 pub(crate) fn breaches(view: &View, event: &Event) -> Vec<String> {
@@ -76,7 +87,6 @@ fn overwrite(view: &View, put: &KeyValue) -> Vec<String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use segue_coordination::store::data::Batch;
     use segue_coordination::store::keys::Keyspace;
 
     use super::*;
@@ -117,7 +127,7 @@ mod tests {
             let (value, mod_revision, lease) = (value.into(), self.revision, None);
             let event = Event::Put(KeyValue { key, value, create_revision, mod_revision, lease });
             let found = breaches(&self.view, &event);
-            self.view.apply(Batch { revision: self.revision, events: vec![event] });
+            apply(&mut self.view, event, self.revision);
             found
         }
 

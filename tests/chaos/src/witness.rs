@@ -89,7 +89,10 @@ impl Witness {
         let snapshot = self.runtime.block_on(self.store.snapshot(&all)).context("reading the store")?;
         let begun = Instant::now();
         loop {
-            let (seen, lost) = (self.seen().revision, self.seen().lost.clone());
+            let (seen, lost) = {
+                let seen = self.seen();
+                (seen.revision, seen.lost.clone())
+            };
             if let Some(lost) = lost {
                 bail!("the witness has lost the store's history: {lost}");
             }
@@ -132,7 +135,7 @@ impl Seen {
                     }
                 }
             }
-            self.view.apply(Batch { revision: batch.revision, events: vec![event] });
+            contract::apply(&mut self.view, event, batch.revision);
         }
     }
 
