@@ -73,6 +73,25 @@ async fn is_pending(ticket: &mut Ticket) -> bool {
     }
 }
 
+#[tokio::test]
+async fn requests_of_a_key_that_their_pod_refuses_go_again_in_the_order_in_which_they_came() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    switch(&table, 0, "a", 1);
+    let [first, second, third] = [(); 3].map(|()| passes(&worker, Some(7)));
+    // The pod answers as it likes.
+    let mut third = third.put_back();
+    let mut first = first.put_back();
+    let mut second = second.put_back();
+    switch(&table, 0, "b", 2);
+    assert!(is_pending(&mut third).await && is_pending(&mut second).await, "one at a time");
+    let mut pass = (&mut first).await.unwrap();
+    pass.delivered();
+    assert!(is_pending(&mut third).await);
+    (&mut second).await.unwrap().delivered();
+    (&mut third).await.unwrap().delivered();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_partition_that_leads_nowhere_holds_and_lets_in_once_it_leads_somewhere() {
     let (table, _notices) = table(1);
