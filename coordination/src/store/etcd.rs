@@ -97,28 +97,33 @@ impl EtcdStore {
         Ok(EtcdStore { connections: Arc::new(Connections::new(options)), keepers: Arc::default() })
     }
 
-    /// Renews by the stream in `slot`, or by a new one.
+    /// Renews by the stream in `slot`, or by a new one. A caller that gives up half-way, because its lease cannot wait for
+    /// the deadline, gives up the connection too: the next renewal goes to another member, and not to this one again.
     async fn renew(&self, lease: LeaseId, slot: &mut Option<Keeper>, deadline: Instant) -> Result<(), StoreError> {
         if let Some(mut keeper) = slot.take()
             && !keeper.connection.broken.is_cancelled()
         {
-            match timeout_at(deadline, keeper.renew()).await {
-                Ok(Some(ttl)) if ttl > 0 => {
+            let unanswered = keeper.connection.broken.clone().drop_guard();
+            let Ok(answer) = timeout_at(deadline, keeper.renew()).await else {
+                return Err(self.connections.no_answer());
+            };
+            unanswered.disarm();
+            match answer {
+                Some(ttl) if ttl > 0 => {
                     *slot = Some(keeper);
                     return Ok(());
                 }
-                Ok(Some(_)) => return Err(StoreError::LeaseNotFound),
+                Some(_) => return Err(StoreError::LeaseNotFound),
                 // The stream has ended, as streams do when etcd restarts. To renew again does no harm.
-                Ok(None) => {}
-                Err(_) => {
-                    keeper.connection.broken.cancel();
-                    return Err(self.connections.no_answer());
-                }
+                None => {}
             }
         }
         let keeper = self.connections.call(deadline, |connection| async move {
             // Renews as well: etcd-client sends the first request itself and waits for its answer.
-            let (requests, answers) = connection.lease.clone().keep_alive(lease).await?;
+            let unanswered = connection.broken.clone().drop_guard();
+            let renewed = connection.lease.clone().keep_alive(lease).await;
+            unanswered.disarm();
+            let (requests, answers) = renewed?;
             Ok(Keeper { connection, requests, answers })
         });
         *slot = Some(keeper.await?);
