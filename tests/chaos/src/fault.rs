@@ -135,11 +135,7 @@ impl Fault {
         match self {
             Fault::Kill(who) => site.kill(who),
             Fault::Stop(who) => site.stop(who),
-            Fault::Cut(pairs, how, _) => {
-                for (one, other) in pairs {
-                    site.network.cut(one, other, *how)?;
-                }
-            }
+            Fault::Cut(pairs, how, _) => site.network.cut(pairs, *how)?,
             Fault::Delay(who, milliseconds) => site.network.delay(who, *milliseconds)?,
             Fault::SlowDisk(who, before) => {
                 *before = syncs(site, who);
@@ -158,11 +154,7 @@ impl Fault {
         match self {
             Fault::Kill(who) | Fault::Restart(who) => site.start(who)?,
             Fault::Stop(who) => site.resume(who),
-            Fault::Cut(pairs, how, _) => {
-                for (one, other) in pairs {
-                    site.network.heal(one, other, *how)?;
-                }
-            }
+            Fault::Cut(pairs, how, _) => site.network.heal(pairs, *how)?,
             Fault::Delay(who, _) => site.network.delay(who, 0)?,
             Fault::SlowDisk(who, before) => {
                 let after = syncs(site, who);

@@ -34,8 +34,7 @@ use self::arguments::Arguments;
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.scenario.iter().any(|name| name == "list") {
-        scenario::list();
-        return ExitCode::SUCCESS;
+        return if scenario::list().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let ended = match &arguments.inside {
         None => enclosure::enter(&arguments),

@@ -89,18 +89,24 @@ impl Network {
         command
     }
 
-    pub(crate) fn cut(&mut self, one: &str, other: &str, how: Cut) -> anyhow::Result<()> {
-        self.rules.extend(self.rules_of(one, other, how));
-        self.apply(one)?;
-        self.apply(other)
+    /// Cuts each of these pairs.
+    pub(crate) fn cut(&mut self, pairs: &[(&str, &str)], how: Cut) -> anyhow::Result<()> {
+        let rules: Vec<_> = pairs.iter().flat_map(|(one, other)| self.rules_of(one, other, how)).collect();
+        self.rules.extend(rules);
+        self.apply_to(pairs)
     }
 
-    pub(crate) fn heal(&mut self, one: &str, other: &str, how: Cut) -> anyhow::Result<()> {
-        for rule in self.rules_of(one, other, how) {
+    /// Takes back what [`cut`](Self::cut) did.
+    pub(crate) fn heal(&mut self, pairs: &[(&str, &str)], how: Cut) -> anyhow::Result<()> {
+        for rule in pairs.iter().flat_map(|(one, other)| self.rules_of(one, other, how)).collect::<Vec<_>>() {
             self.rules.remove(&rule);
         }
-        self.apply(one)?;
-        self.apply(other)
+        self.apply_to(pairs)
+    }
+
+    fn apply_to(&self, pairs: &[(&str, &str)]) -> anyhow::Result<()> {
+        let hosts: BTreeSet<&str> = pairs.iter().flat_map(|(one, other)| [*one, *other]).collect();
+        hosts.into_iter().try_for_each(|host| self.apply(host))
     }
 
     /// Delays every packet that the host sends; `0`: no longer.

@@ -3,6 +3,7 @@
 //! A scenario says at its own places what must be seen beyond what is checked all the time. It leaves everything healed;
 //! whoever plays it waits until the site is at rest.
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use segue_coordination::protocol::records::Phase;
@@ -102,11 +103,12 @@ pub(crate) fn known(text: &str) -> Result<String, String> {
     is_known.then(|| text.to_owned()).ok_or_else(|| "no such scenario; `--scenario list` shows them".into())
 }
 
-pub(crate) fn list() {
+pub(crate) fn list() -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
     for Scenario { name, says, .. } in &ALL {
-        eprintln!("{name:24}{says}");
+        writeln!(out, "{name:24}{says}")?;
     }
-    eprintln!("{RANDOM:24}faults drawn from the seed, for --duration");
+    writeln!(out, "{RANDOM:24}faults drawn from the seed, for --duration")
 }
 
 /// A pod that is not there.
@@ -201,12 +203,14 @@ fn all_pods_die(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 
 fn router_and_pod_cut_off(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let pairs: Vec<_> = MEMBERS.into_iter().flat_map(|member| [(ROUTERS[0], member), (PODS[0], member)]).collect();
-    play_fault(stage, Fault::Cut(pairs, Cut::Silent, String::new()), 2 * BEYOND_LEASE)
+    let whom = format!("{} and {} and etcd", ROUTERS[0], PODS[0]);
+    play_fault(stage, Fault::Cut(pairs, Cut::Silent, whom), 2 * BEYOND_LEASE)
 }
 
 fn compaction(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let pairs: Vec<_> = MEMBERS.into_iter().flat_map(|member| [(ROUTERS[1], member), (PODS[1], member)]).collect();
-    let mut cut = Fault::Cut(pairs, Cut::Refused, String::new());
+    let mut cut = Fault::Cut(pairs, Cut::Refused, format!("{} and {} and etcd", ROUTERS[1], PODS[1]));
+    stage.timeline.say(&format!("  {}", cut.in_words(stage.site)));
     cut.inflict(stage.site)?;
     stage.site.start(JOINER)?;
     stage.pause(2_500);
@@ -227,18 +231,15 @@ fn compaction(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 
 fn new_owner_refuses(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let before = stage.seen();
-    for router in ROUTERS {
-        stage.site.network.cut(router, JOINER, Cut::RefusedOneWay)?;
-    }
+    let pairs = ROUTERS.map(|router| (router, JOINER));
+    stage.site.network.cut(&pairs, Cut::RefusedOneWay)?;
     stage.site.start(JOINER)?;
     let owns = |stage: &Stage<'_>| {
         stage.witness.seen().view.assignments.values().any(|assignment| assignment.value.owner == JOINER)
     };
     let owned = stage.until(BEYOND_LEASE, owns);
     stage.pause(500);
-    for router in ROUTERS {
-        stage.site.network.heal(router, JOINER, Cut::RefusedOneWay)?;
-    }
+    stage.site.network.heal(&pairs, Cut::RefusedOneWay)?;
     stage.settle();
     let errors = stage.errors();
     if !owned || errors != before.errors {
@@ -271,7 +272,8 @@ fn etcd_leader_dies(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 fn etcd_leader_cut_off(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let Some(leader) = stage.site.etcd_leader() else { return Ok(()) };
     let pairs = MEMBERS.into_iter().filter(|member| *member != leader).map(|member| (leader, member));
-    play_fault(stage, Fault::Cut(pairs.collect(), Cut::Silent, String::new()), BEYOND_LEASE)
+    let cut = Fault::Cut(pairs.collect(), Cut::Silent, format!("{leader} and its peers"));
+    play_fault(stage, cut, BEYOND_LEASE)
 }
 
 fn etcd_without_quorum(stage: &mut Stage<'_>) -> anyhow::Result<()> {
