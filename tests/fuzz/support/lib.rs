@@ -6,4 +6,5 @@
 pub mod hashes;
 pub mod hyper_client;
 pub mod pieces;
+#[path = "../../../proxy/tests/support/wire.rs"]
 pub mod wire;

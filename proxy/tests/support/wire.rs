@@ -1,6 +1,6 @@
 //! HTTP/1.1 messages read by the letter of RFC 9112, slowly: whole buffers, no state.
 //!
-//! [`Manner::Strict`] is for what Segue writes: one way to say each thing. [`Manner::Tolerant`] is for what clients send
+//! Shared by the tests of the edge and by `tests/fuzz`. [`Manner::Strict`] is for what Segue writes: one way to say each thing. [`Manner::Tolerant`] is for what clients send
 //! and adds exactly what the RFC lets a server put up with: lines that end in a bare LF (2.2), empty lines before the
 //! request line (2.2), chunk extensions (7.1.1), codings before a final `chunked` (6.1), a length beside a coding (6.3),
 //! equal lengths (6.3).
