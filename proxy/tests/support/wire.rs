@@ -133,7 +133,7 @@ fn request_line(line: &[u8], manner: Manner) -> Result<(), Stop> {
     if method.is_empty() || !method.iter().all(|byte| is_token(*byte)) {
         return Err(Malformed("no method"));
     }
-    if target.is_empty() || !target.iter().all(|byte| visible(byte)) {
+    if target.is_empty() || !target.iter().all(visible) {
         return Err(Malformed("no target"));
     }
     if !versions.contains(&version) {
