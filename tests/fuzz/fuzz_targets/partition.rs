@@ -27,7 +27,7 @@ enum Place {
     Path,
     Query,
     Cookie,
-    /// The key itself, carried by a header in which every byte that matters is escaped away: the hashes alone.
+    /// Nowhere: the hashes alone.
     Bare,
 }
 
