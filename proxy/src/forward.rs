@@ -192,13 +192,16 @@ async fn route(
         // It asks for a connection to somewhere, which is no request for a partition.
         return Err(Some(Own::NoPartition));
     }
+    let body = RequestBody::new(incoming, head.version, &shared.watch);
+    if headers::is_ambiguous(&head.headers, body.is_sized()) {
+        return Err(Some(Own::Ambiguous));
+    }
     let partitions = match shared.worker.partitions() {
         0 => table_is_there(shared, arrived).await?,
         partitions => partitions,
     };
     let located = shared.locator.locate(head, partitions).map_err(Own::from)?;
     *partition = Some(located.partition);
-    let body = RequestBody::new(incoming, head.version, &shared.watch);
     let bytes = headers::weight(head) + body.weight();
     let mut admission = shared.worker.enter(located.partition, located.order, bytes, arrived).map_err(Own::from)?;
     loop {

@@ -125,6 +125,46 @@ mod tests {
         assert_eq!(KeyHash::Xxh3.partition(b"", 1000), (0x2d06_8005_38d3_94c2u64 % 1000) as u32);
     }
 
+    /// `i * 131 + 7` for each byte: every length class of the hashes, with bytes above 127 among them.
+    fn pattern(length: usize) -> Vec<u8> {
+        (0..length).map(|index| (index * 131 + 7) as u8).collect()
+    }
+
+    #[test]
+    fn long_keys_hash_as_other_implementations_have_it() {
+        // xxHash's own C code (python-xxhash 3), at both ends of each of its length classes.
+        let xxh3 = [
+            (1, 0x4c5c_ca45_d0f4_811f),
+            (3, 0x6e3e_2670_e611_06ac),
+            (4, 0x5c4c_6313_3443_d03f),
+            (8, 0xf9fd_4dd0_b04d_78f5),
+            (9, 0x7c20_df97_12c2_6edf),
+            (16, 0x86ab_f6ba_ccea_0858),
+            (17, 0xb58b_f5dc_5022_d071),
+            (128, 0x10d1_7f72_c0cc_ba41),
+            (129, 0x1648_bdc3_db49_d1a2),
+            (240, 0xb6cf_af34_3fab_81e6),
+            (241, 0x956c_ae59_2c67_279e),
+            (1024, 0x70bd_377d_9574_f4bb),
+        ];
+        for (length, hash) in xxh3 {
+            assert_eq!(XxHash3_64::oneshot(&pattern(length)), hash, "{length}");
+        }
+        // kafka-python's murmur2 and zlib's crc32.
+        let others = [
+            (1, 0x1d63_a369, 0x4c66_7a2e),
+            (2, 0x83af_8958, 0x03f5_ee06),
+            (3, 0x49d8_4e90, 0x45d3_c3eb),
+            (5, 0x0632_6540, 0x0bc1_25c5),
+            (16, 0xc48b_5e6c, 0xea7e_5b68),
+            (255, 0x9046_3412, 0x17ad_3b28),
+        ];
+        for (length, kafka, zlib) in others {
+            let key = pattern(length);
+            assert_eq!((murmur2(&key), crc32fast::hash(&key)), (kafka, zlib), "{length}");
+        }
+    }
+
     #[test]
     fn every_hash_stays_within_the_partitions() {
         for hash in [KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3] {

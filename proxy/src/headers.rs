@@ -3,7 +3,10 @@
 //! Pure. What must stay true: headers that are about one connection never cross the router, in either direction; what a
 //! pod reads in `segue-partition` and its siblings was written by the router, never by a client.
 
-use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HOST,
+    HeaderName, HeaderValue, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+};
 use http::{HeaderMap, Version};
 
 use crate::respond::SEGUE_REASON;
@@ -92,6 +95,49 @@ pub(crate) fn clean_answer(headers: &mut HeaderMap) {
     }
 }
 
+/// Takes out of trailers what may only stand in a head: what frames, routes, authenticates or describes a message
+/// (RFC 9110, 6.5.1), and what only the router says. A receiver may merge the rest into the head.
+pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
+    let ends_up_in_a_head = |name: &HeaderName| {
+        is_hop_by_hop(name)
+            || is_stamp(name)
+            || *name == SEGUE_REASON
+            || *name == X_FORWARDED_FOR
+            || *name == X_FORWARDED_PROTO
+            || *name == VIA
+            || [
+                AUTHORIZATION,
+                CACHE_CONTROL,
+                CONTENT_ENCODING,
+                CONTENT_LENGTH,
+                CONTENT_RANGE,
+                CONTENT_TYPE,
+                HOST,
+                MAX_FORWARDS,
+                SET_COOKIE,
+                TRAILER,
+            ]
+            .contains(name)
+    };
+    let others: Vec<HeaderName> = trailers.keys().filter(|name| ends_up_in_a_head(name)).cloned().collect();
+    for name in others {
+        trailers.remove(name);
+    }
+}
+
+/// Whether a client's head names two hosts, or codings that would be lost with their header on the way to the pod;
+/// hyper has made sure that its length can be read in one way only. `sized`: there is no body, or its length is known.
+pub(crate) fn is_ambiguous(headers: &HeaderMap, sized: bool) -> bool {
+    // Hardly any request says something twice.
+    let two_hosts = headers.len() > headers.keys_len() && headers.get_all(HOST).iter().count() > 1;
+    let coded = || {
+        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+        let chunked = codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+        !chunked || codings.next().is_some()
+    };
+    two_hosts || (!sized && coded())
+}
+
 /// Whether the client takes trailers; the only thing that `TE` may say to the next hop.
 pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
     headers.get_all(TE).iter().any(|line| {
@@ -102,11 +148,19 @@ pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether an HTTP/1.1 request asks for another protocol on its connection.
+/// Whether an HTTP/1.1 request asks for another protocol on its connection. One that is itself HTTP (`h2c`) is not
+/// asked for: its requests would pass through the router unseen, to any partition and with stamps of the client's own.
 pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
     version == Version::HTTP_11
         && headers.contains_key(UPGRADE)
         && options(headers).any(|option| option.eq_ignore_ascii_case(b"upgrade"))
+        && !headers.get_all(UPGRADE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).any(is_http)
+}
+
+fn is_http(protocol: &[u8]) -> bool {
+    let name = protocol.split(|byte| *byte == b'/').next().unwrap_or_default().trim_ascii();
+    // Inside TLS it would be HTTP again.
+    [&b"h2c"[..], b"h2", b"h3", b"http", b"tls"].iter().any(|http| name.eq_ignore_ascii_case(http))
 }
 
 /// What `Via` says of a message that came by this version.
@@ -208,6 +262,47 @@ mod tests {
         assert!(wants_upgrade(Version::HTTP_11, &both));
         assert!(!wants_upgrade(Version::HTTP_10, &both));
         assert!(!wants_upgrade(Version::HTTP_11, &map(&[("upgrade", "h2c")])));
+    }
+
+    #[test]
+    fn an_upgrade_to_http_is_not_passed_on() {
+        for protocol in ["h2c", "H2C", "websocket, h2c", "HTTP/2.0", "TLS/1.3", "h2"] {
+            let mut headers = map(&[("connection", "upgrade")]);
+            headers.insert(UPGRADE, HeaderValue::from_static(protocol));
+            assert!(!wants_upgrade(Version::HTTP_11, &headers), "{protocol}");
+        }
+    }
+
+    #[test]
+    fn trailers_lose_what_belongs_into_a_head() {
+        let mut trailers = map(&[
+            ("x-sum", "7"),
+            ("grpc-status", "0"),
+            ("segue-misdirected", "1"),
+            ("segue-epoch", "9"),
+            ("segue-reason", "fenced"),
+            ("content-length", "5"),
+            ("transfer-encoding", "chunked"),
+            ("host", "h"),
+            ("x-forwarded-for", "1.2.3.4"),
+            ("connection", "close"),
+        ]);
+        clean_trailers(&mut trailers);
+        assert_eq!(trailers, map(&[("x-sum", "7"), ("grpc-status", "0"), ("segue-misdirected", "1")]));
+    }
+
+    #[test]
+    fn a_head_that_says_two_things_is_ambiguous() {
+        assert!(is_ambiguous(&map(&[("host", "a"), ("host", "b")]), true));
+        assert!(!is_ambiguous(&map(&[("host", "a"), ("x-a", "a"), ("x-a", "b")]), true));
+        assert!(!is_ambiguous(&map(&[("transfer-encoding", "Chunked")]), false));
+        for codings in [&["gzip, chunked"][..], &["chunked", "chunked"], &["identity", "chunked"]] {
+            let mut headers = HeaderMap::new();
+            for coding in codings {
+                headers.append(TRANSFER_ENCODING, HeaderValue::from_static(coding));
+            }
+            assert!(is_ambiguous(&headers, false), "{codings:?}");
+        }
     }
 
     #[test]

@@ -34,3 +34,11 @@ mod upgrade;
 mod upstream;
 mod vigil;
 mod watch;
+
+/// Ways in for `tests/fuzz`; no interface.
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::server::serve_client;
+    pub use crate::upstream::fuzzing::{Answer, End, NoAnswer, read_answer};
+}

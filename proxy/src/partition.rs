@@ -224,6 +224,8 @@ fn decode(raw: &[u8], plus: bool) -> Option<Cow<'_, [u8]>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn head(uri: &str, headers: &[(&'static str, &str)]) -> Parts {
@@ -328,6 +330,42 @@ mod tests {
         assert_eq!(found("xsid=1; sid2=2"), Err(Unlocated::Missing));
         assert_eq!(found("sid=1; sid=2"), Err(Unlocated::Bad));
         assert_eq!(sid.locate(&head("/", &[("cookie", "a=1"), ("cookie", "sid=42")]), 64), of_key(b"42"));
+    }
+
+    /// Any bytes as a client would escape them.
+    fn escaped(key: &[u8]) -> String {
+        key.iter().map(|byte| format!("%{byte:02x}")).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn any_key_is_found_wherever_it_is_carried(
+            key in prop::collection::vec(any::<u8>(), 1..40),
+            partitions in 1..=i32::MAX as u32,
+            hash in prop::sample::select(&[KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3][..]),
+        ) {
+            let locator = |from| Locator { source: PartitionSource::Key { from, hash }, order_by: None };
+            let expected = Ok(Located { partition: hash.partition(&key, partitions), order: Some(order_of(&key)) });
+            prop_assert!(expected.is_ok_and(|at: Located| at.partition < partitions));
+            let path = locator(KeyFrom::Path("/persons/{key}".parse().unwrap()));
+            prop_assert_eq!(path.locate(&head(&format!("/persons/{}/x", escaped(&key)), &[]), partitions), expected);
+            let query = locator(KeyFrom::Query("id".to_owned()));
+            prop_assert_eq!(query.locate(&head(&format!("/?a=1&id={}", escaped(&key)), &[]), partitions), expected);
+            // A header carries what a header can.
+            if let Ok(value) = http::HeaderValue::from_bytes(&key) {
+                let mut carried = head("/", &[]);
+                carried.headers.insert("x-key", value);
+                let header = locator(KeyFrom::Header(HeaderName::from_static("x-key")));
+                prop_assert_eq!(header.locate(&carried, partitions), expected);
+            }
+        }
+
+        #[test]
+        fn a_number_is_read_in_the_one_way_that_it_is_written(text in "[0-9]{0,12}|[+-]?[0-9]{1,3}|\\PC{0,4}", partitions: u32) {
+            prop_assume!(partitions > 0);
+            let read = text.parse::<u32>().ok().filter(|number| number.to_string() == text && *number < partitions);
+            prop_assert_eq!(number(text.as_bytes()).filter(|number| *number < partitions), read);
+        }
     }
 
     #[test]

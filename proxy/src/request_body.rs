@@ -17,6 +17,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use crate::headers::clean_trailers;
 use crate::watch::Watch;
 
 /// How much of a body is kept for another attempt, and read ahead while held. One request's share of the stash: 1,000 held
@@ -100,6 +101,11 @@ impl RequestBody {
         }
     }
 
+    /// There is none, or its length is known.
+    pub(crate) fn is_sized(&self) -> bool {
+        self.source.as_ref().is_none_or(|source| source.borrow().length.is_some())
+    }
+
     /// What waiting with it may cost in memory.
     pub(crate) fn weight(&self) -> usize {
         self.source.as_ref().map_or(0, |source| {
@@ -180,7 +186,12 @@ impl RequestBody {
 impl Source {
     fn poll_incoming(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match ready!(Pin::new(&mut self.incoming).poll_frame(context)) {
-            Some(Ok(frame)) => Poll::Ready(Some(Ok(frame))),
+            Some(Ok(mut frame)) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    clean_trailers(trailers);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
             // hyper ends the body of a stream that its client reset with NO_ERROR as if it were complete.
             None if !self.http2 || self.incoming.is_end_stream() => {
                 self.reading = Reading::Ended;

@@ -23,6 +23,8 @@ pub enum Own {
     NoPartition,
     /// It names one that cannot be, or two.
     BadPartition,
+    /// Its head says two different things.
+    Ambiguous,
     /// The pod broke the exchange after the request may have reached it.
     UpstreamFailed,
     /// The drain's end severed the exchange.
@@ -47,9 +49,10 @@ pub enum Own {
 
 impl Own {
     /// All of them, in the order in which [`index`](Self::index) numbers them.
-    pub const ALL: [Own; 12] = [
+    pub const ALL: [Own; 13] = [
         Own::NoPartition,
         Own::BadPartition,
+        Own::Ambiguous,
         Own::UpstreamFailed,
         Own::Severed,
         Own::UpstreamTimeout,
@@ -70,7 +73,7 @@ impl Own {
     /// The status it is answered with.
     pub fn status(self) -> StatusCode {
         match self {
-            Own::NoPartition | Own::BadPartition => StatusCode::BAD_REQUEST,
+            Own::NoPartition | Own::BadPartition | Own::Ambiguous => StatusCode::BAD_REQUEST,
             Own::UpstreamFailed | Own::Severed => StatusCode::BAD_GATEWAY,
             Own::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown => {
@@ -86,6 +89,7 @@ impl Own {
         match self {
             Own::NoPartition => "no-partition",
             Own::BadPartition => "bad-partition",
+            Own::Ambiguous => "ambiguous",
             Own::UpstreamFailed => "upstream-failed",
             Own::Severed => "severed",
             Own::UpstreamTimeout => "upstream-timeout",
@@ -102,6 +106,7 @@ impl Own {
         match self {
             Own::NoPartition => "the request names no partition",
             Own::BadPartition => "the request names a partition that does not exist, or two different ones",
+            Own::Ambiguous => "the request names two hosts, or a transfer coding other than chunked",
             Own::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
             Own::Severed => "the partition moved and did not wait longer for this request; it may have taken effect",
             Own::UpstreamTimeout => "the pod did not answer in time; the request may have taken effect",
@@ -119,7 +124,7 @@ impl Own {
     /// leave to send again.
     fn grpc_status(self) -> &'static str {
         match self {
-            Own::NoPartition | Own::BadPartition => "3",
+            Own::NoPartition | Own::BadPartition | Own::Ambiguous => "3",
             Own::UpstreamFailed | Own::Severed => "13",
             Own::UpstreamTimeout | Own::TooSlow => "4",
             Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown => "14",

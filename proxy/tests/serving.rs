@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::Response;
 use segue_proxy::server::{Server, ServerError};
 use segue_proxy::settings::ServerSettings;
-use support::client::{Http2, Plain, empty};
+use support::client::{Http2, Plain, empty, full};
 use support::pod::{Pod, Script, Speaks};
 use support::{PATIENCE, Settings, World, soon, until};
 use tokio::time::Instant;
@@ -63,6 +63,16 @@ async fn a_head_that_is_too_large_is_refused() {
         assert_eq!((answer.status, answer.header("segue-reason")), (431, "limit"));
         assert!(answer.text().contains("\"reason\":\"limit\""));
     }
+}
+
+#[tokio::test]
+async fn a_bound_beyond_all_memory_serves_as_any_other() {
+    let world = World::with(limits(|server| server.max_header_bytes = usize::MAX));
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    let large = format!("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx: {}\r\n\r\n", "x".repeat(60 << 10));
+    assert_eq!(client.ask(large).await.text(), "ok");
 }
 
 #[tokio::test]

@@ -11,6 +11,9 @@ use crate::store::keys::Partition;
 /// The number of an ownership. Grows with every change of owner; never reused; a fencing token.
 pub type Epoch = u64;
 
+/// The most partitions that a keyspace may have; the configuration and the routing table have the same bound.
+pub const MAX_PARTITIONS: u32 = 65_536;
+
 /// `config`: what belongs to the keyspace itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyspaceConfig {

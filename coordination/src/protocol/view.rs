@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::de::DeserializeOwned;
 
 use super::records::{
-    Assignment, Handoff, KeyspaceConfig, Leader, PodAck, PodAckKind, PodRecord, RouterCutoverAck, RouterDrainedAck,
-    RouterRecord,
+    Assignment, Epoch, Handoff, KeyspaceConfig, Leader, MAX_PARTITIONS, PodAck, PodAckKind, PodRecord,
+    RouterCutoverAck, RouterDrainedAck, RouterRecord,
 };
 use crate::store::data::{Batch, Event, KeyValue, Revision, Snapshot};
 use crate::store::keys::{KeyName, Keyspace, Partition};
@@ -70,7 +70,8 @@ pub struct View {
     pub assignments: BTreeMap<Partition, Stamped<Assignment>>,
     /// What moves.
     pub handoffs: BTreeMap<Partition, Stamped<Handoff>>,
-    /// What was acknowledged, also for handoffs that are gone.
+    /// What was acknowledged, also for handoffs that are gone. A partition is here while any ack of it stands, even if
+    /// none can be read.
     pub acks: BTreeMap<Partition, Acks>,
     /// Keys whose value this version cannot read, with the reason.
     pub malformed: BTreeMap<String, String>,
@@ -137,7 +138,7 @@ impl View {
         self.malformed.remove(&entry.key);
         let read = Reading { entry: &entry };
         let result = match name {
-            KeyName::Config => read.stamped().map(|value| self.config = Some(value)),
+            KeyName::Config => read.config().map(|value| self.config = Some(value)),
             KeyName::Leader => read.stamped().map(|value| self.leader = Some(value)),
             KeyName::Pod(pod) => {
                 let result = read.put_into(&mut self.pods, pod.clone());
@@ -157,10 +158,12 @@ impl View {
                 result
             }
             KeyName::Assignment(partition) => {
-                read.put_numbered(&mut self.assignments, partition, |record: &Assignment| record.partition)
+                let named = |record: &Assignment| (record.partition, record.epoch);
+                read.put_numbered(&mut self.assignments, partition, named)
             }
             KeyName::Handoff(partition) => {
-                read.put_numbered(&mut self.handoffs, partition, |record: &Handoff| record.partition)
+                let named = |record: &Handoff| (record.partition, record.epoch);
+                read.put_numbered(&mut self.handoffs, partition, named)
             }
             KeyName::RouterDrained(partition, router) => {
                 read.put_ack(&mut self.acks.entry(partition).or_default().drained, router)
@@ -204,7 +207,12 @@ impl View {
                 partition
             }
         };
-        if self.acks.get(&partition).is_some_and(Acks::is_empty) {
+        // As long as one stands, be it unreadable, there is something to sweep.
+        let unreadable = |prefix: String| {
+            self.malformed.range(prefix.clone()..).next().is_some_and(|(key, _)| key.starts_with(&prefix))
+        };
+        let empty = self.acks.get(&partition).is_some_and(Acks::is_empty);
+        if empty && !self.keys.acks_of(partition).into_iter().any(unreadable) {
             self.acks.remove(&partition);
         }
     }
@@ -305,18 +313,33 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The same for a record that names its partition: it must be the one of its key.
+    /// More partitions than anyone can have would be taken for a size to allocate.
+    fn config(&self) -> Result<Stamped<KeyspaceConfig>, String> {
+        let config: Stamped<KeyspaceConfig> = self.stamped()?;
+        match config.value.partitions {
+            partitions if partitions > MAX_PARTITIONS => {
+                Err(format!("it has {partitions} partitions, and no keyspace has more than {MAX_PARTITIONS}"))
+            }
+            _ => Ok(config),
+        }
+    }
+
+    /// The same for a record that names its partition and an epoch: it must be the partition of its key, and an epoch
+    /// that another can follow.
     fn put_numbered<T: DeserializeOwned>(
         &self,
         map: &mut BTreeMap<Partition, Stamped<T>>,
         partition: Partition,
-        named: impl Fn(&T) -> Partition,
+        named: impl Fn(&T) -> (Partition, Epoch),
     ) -> Result<(), String> {
         map.remove(&partition);
         let record = self.stamped()?;
-        let named = named(&record.value);
+        let (named, epoch) = named(&record.value);
         if named != partition {
             return Err(format!("it names partition {named}"));
+        }
+        if epoch == Epoch::MAX {
+            return Err("no epoch can follow its own".to_owned());
         }
         map.insert(partition, record);
         Ok(())
@@ -397,6 +420,30 @@ mod tests {
     fn a_record_that_names_another_partition_than_its_key_is_malformed() {
         let seen = view(vec![entry("assignments/1", OWNED, 4, 4)], 4);
         assert!(seen.is_malformed(1) && seen.assignments.is_empty());
+    }
+
+    #[test]
+    fn an_unreadable_ack_is_still_to_be_swept_when_the_last_readable_one_is_gone() {
+        let ack = r#"{"router_name":"r","partition":0,"handoff":10}"#;
+        let entries = vec![entry("handoff_drains/0/r", ack, 11, 11), entry("handoff_acks/0/r", "{", 12, 12)];
+        let mut seen = view(entries, 12);
+        let delete = |key: &str| vec![Event::Delete { key: format!("/segue/default/{key}") }];
+        seen.apply(Batch { revision: 13, events: delete("handoff_drains/0/r") });
+        assert_eq!(seen, view(vec![entry("handoff_acks/0/r", "{", 12, 12)], 13));
+        assert!(seen.acks.contains_key(&0));
+        seen.apply(Batch { revision: 14, events: delete("handoff_acks/0/r") });
+        assert_eq!(seen, view(Vec::new(), 14));
+    }
+
+    #[test]
+    fn numbers_that_nobody_could_go_on_from_are_malformed() {
+        let last = r#"{"partition":0,"owner":"w","incarnation":3,"epoch":18446744073709551615}"#;
+        let seen = view(vec![entry("assignments/0", last, 4, 4)], 4);
+        assert!(seen.is_malformed(0) && seen.assignments.is_empty());
+        for (partitions, readable) in [(65_536, true), (65_537, false), (u32::MAX, false)] {
+            let seen = view(vec![entry("config", &format!(r#"{{"partitions":{partitions}}}"#), 4, 4)], 4);
+            assert_eq!((seen.config.is_some(), seen.malformed.is_empty()), (readable, readable), "{partitions}");
+        }
     }
 
     #[test]

@@ -248,7 +248,7 @@ impl Seat {
             .header_read_timeout(None)
             .max_header_size(self.clients.limits.max_header_bytes)
             // hyper reads a head into its buffer before it can tell how long it is.
-            .max_buf_size((2 * self.clients.limits.max_header_bytes).max(16 << 10))
+            .max_buf_size(self.clients.limits.max_header_bytes.saturating_mul(2).max(16 << 10))
             .serve_connection(TokioIo::new(io), service(client, peer, forward))
             .with_upgrades();
         let mut finishing = false;

@@ -291,3 +291,17 @@ fn serve(clients: &Rc<Clients>, forward: &Forward, stream: TcpStream, peer: Sock
 fn address_of(ip: IpAddr) -> HeaderValue {
     HeaderValue::try_from(ip.to_canonical().to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }
+
+/// Serves one client to its end on the caller's thread, without a listener. To be called inside a set of local tasks.
+#[cfg(feature = "fuzzing")]
+pub async fn serve_client(
+    stream: TcpStream,
+    peer: HeaderValue,
+    forward: Forward,
+    metrics: Arc<WorkerMetrics>,
+    settings: &ServerSettings,
+) {
+    let limits =
+        ClientLimits { header_read_timeout: settings.header_read_timeout, max_header_bytes: settings.max_header_bytes };
+    Rc::new(Clients::new(limits, metrics)).seat().serve(stream, peer, forward).await;
+}

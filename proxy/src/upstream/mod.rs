@@ -23,12 +23,14 @@ use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::headers::Stamps;
+use crate::headers::{Stamps, clean_trailers};
 use crate::request_body::Attempt;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::table::Pod;
 use crate::watch::Watch;
 use http1::Connection;
+#[cfg(feature = "fuzzing")]
+pub(crate) use http1::fuzzing;
 use http2::{Lease, Sessions};
 use pool::Pool;
 
@@ -243,12 +245,18 @@ impl AnswerStream {
     }
 
     pub(crate) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        match self {
+        let mut frame = ready!(match self {
             AnswerStream::Http1(reader) => reader.poll_frame(context),
             AnswerStream::Http2(incoming, _) => {
                 let frame = ready!(std::pin::Pin::new(incoming).poll_frame(context));
                 Poll::Ready(frame.map(|frame| frame.map_err(|_| Broken::Closed)))
             }
+        });
+        if let Some(Ok(frame)) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            clean_trailers(trailers);
         }
+        Poll::Ready(frame)
     }
 }

@@ -167,6 +167,64 @@ proptest! {
     }
 }
 
+/// The layout with the member at `index` taking as `intake` says.
+fn with_intake<'a>(layout: &Layout<'a>, index: usize, intake: Intake) -> Layout<'a> {
+    let mut changed = layout.clone();
+    changed.members[index].intake = intake;
+    changed
+}
+
+/// Where everything rests, after everything that has to has moved.
+fn settled<'a>(layout: &Layout<'a>) -> Layout<'a> {
+    placed(layout, &Name::Sticky.placement().place(layout))
+}
+
+proptest! {
+    #[test]
+    fn a_pod_that_joins_only_gets_and_one_that_leaves_only_gives(
+        layout in layouts_with(6, 40, &[500, 1000, 1000, 2500], Just(Intake::Open)),
+        who: prop::sample::Index,
+    ) {
+        prop_assume!(layout.members.len() > 1);
+        let who = who.index(layout.members.len());
+        let without = settled(&with_intake(&layout, who, Intake::Leaving));
+        // Shares are of the whole, so another pod may be due one more or less; each such move is to or from the one that
+        // came or went.
+        let with = with_intake(&without, who, Intake::Open);
+        for (slot, place) in with.slots.iter().zip(Name::Sticky.placement().place(&with)) {
+            prop_assert!(place == slot.owner || place == Some(who), "{:?} went to {place:?}", slot.owner);
+        }
+        let there = settled(&with);
+        let leaving = with_intake(&there, who, Intake::Leaving);
+        for (slot, place) in leaving.slots.iter().zip(Name::Sticky.placement().place(&leaving)) {
+            prop_assert!(place == slot.owner || slot.owner == Some(who), "{:?} went to {place:?}", slot.owner);
+            prop_assert_ne!(place, Some(who));
+        }
+    }
+
+    #[test]
+    fn names_decide_nothing_but_ties(layout in layouts(5, 30, &[500, 1000, 1700])) {
+        // The same pods in the opposite order: loads are the same up to who gets the odd partitions.
+        if !has_takers(&layout) {
+            return Ok(());
+        }
+        let last = layout.members.len().saturating_sub(1);
+        let turned = |member: Option<usize>| member.map(|member| last - member);
+        let mut mirrored = layout.clone();
+        mirrored.members.reverse();
+        for slot in &mut mirrored.slots {
+            (slot.owner, slot.home) = (turned(slot.owner), turned(slot.home));
+        }
+        let (places, mirror) = (Name::Sticky.placement().place(&layout), Name::Sticky.placement().place(&mirrored));
+        prop_assert_eq!(moves(&layout, &places), moves(&mirrored, &mirror));
+        let mut other = loads(&mirrored, &mirror);
+        other.reverse();
+        for (one, other) in loads(&layout, &places).into_iter().zip(other) {
+            prop_assert!(one.abs_diff(other) <= 1);
+        }
+    }
+}
+
 fn even(members: usize, slots: usize) -> Layout<'static> {
     let member = |index: usize| Member {
         name: NAMES[index],

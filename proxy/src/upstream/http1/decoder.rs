@@ -94,8 +94,13 @@ impl Decoder {
                     buffer.advance(2);
                     *self = Decoder::ChunkSize;
                 }
+                // httparse takes a line without a digit for a size of 0, and the body for ended.
+                Decoder::ChunkSize if !buffer[0].is_ascii_hexdigit() => return Err(Garbled),
                 Decoder::ChunkSize => match httparse::parse_chunk_size(buffer) {
-                    Ok(httparse::Status::Complete((line, size))) => {
+                    // The bounds hold also for what came in one piece.
+                    Ok(httparse::Status::Complete((line, size)))
+                        if line <= MAX_CHUNK_LINE && !has_bare_lf(&buffer[..line]) =>
+                    {
                         buffer.advance(line);
                         *self = if size == 0 { Decoder::Trailers } else { Decoder::Chunk(size) };
                     }
@@ -105,7 +110,11 @@ impl Decoder {
                 Decoder::Trailers => {
                     let mut slots = [httparse::EMPTY_HEADER; MAX_TRAILER_LINES];
                     let (length, trailers) = match httparse::parse_headers(buffer, &mut slots) {
-                        Ok(httparse::Status::Complete((length, lines))) => (length, trailers(lines)?),
+                        Ok(httparse::Status::Complete((length, lines)))
+                            if length <= MAX_TRAILERS && !has_bare_lf(&buffer[..length]) =>
+                        {
+                            (length, trailers(lines)?)
+                        }
                         Ok(httparse::Status::Partial) if buffer.len() <= MAX_TRAILERS => return Ok(Decoded::Starved),
                         _ => return Err(Garbled),
                     };
@@ -129,6 +138,12 @@ impl Decoder {
             _ => Err(Garbled),
         }
     }
+}
+
+/// httparse lets a bare LF pass, where others do not end a line, or end one where httparse does not.
+fn has_bare_lf(lines: &[u8]) -> bool {
+    let mut before = 0;
+    lines.iter().any(|byte| std::mem::replace(&mut before, *byte) != b'\r' && *byte == b'\n')
 }
 
 fn take(left: &mut u64, buffer: &mut BytesMut) -> Bytes {
@@ -193,6 +208,30 @@ mod tests {
     fn garbage_between_chunks_is_refused() {
         for garbage in [&b"5\r\nhelloX\r\n0\r\n\r\n"[..], b"zz\r\n", b"-5\r\nhello", b"5\r\nhello\n0\r\n\r\n"] {
             assert_eq!(chunked(&[garbage]).unwrap_err(), Garbled);
+        }
+    }
+
+    #[test]
+    fn a_chunk_size_has_a_digit() {
+        for line in ["\r\n\r\n", " \r\n\r\n", ";0\r\n\r\n", "\t0\r\n\r\n"] {
+            assert_eq!(chunked(&[b"5\r\nhello\r\n", line.as_bytes()]).unwrap_err(), Garbled, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_bare_lf_ends_no_line() {
+        for text in [&b"5;a\n0\r\nhello\r\n0\r\n\r\n"[..], b"5\nhello\r\n0\r\n\r\n", b"0\r\nx: y\n\r\n", b"0\r\n\n"] {
+            assert_eq!(chunked(&[text]).unwrap_err(), Garbled);
+        }
+    }
+
+    #[test]
+    fn a_bound_holds_however_the_bytes_arrive() {
+        let extension = format!("5;{}\r\nhello\r\n0\r\n\r\n", "x".repeat(MAX_CHUNK_LINE));
+        let trailers = format!("0\r\nx: {}\r\n\r\n", "x".repeat(MAX_TRAILERS));
+        for text in [extension.as_bytes(), trailers.as_bytes()] {
+            assert_eq!(chunked(&[text]).unwrap_err(), Garbled);
+            assert_eq!(chunked(&text.chunks(1000).collect::<Vec<_>>()).unwrap_err(), Garbled);
         }
     }
 

@@ -54,6 +54,8 @@ pub(crate) enum HeadError {
     TooLarge,
     #[error("the pod's answer has no definite length")]
     Length,
+    #[error("the pod's answer has a transfer coding other than chunked")]
+    Coding,
 }
 
 /// Writes the head of a request; `upgrade`: it asks for another protocol.
@@ -144,7 +146,9 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, method: &Method) -> Result<Opt
     let mut answer = httparse::Response::new(&mut []);
     let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut answer, buffer, &mut slots);
     let length = match parsed {
-        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Complete(length)) if length <= MAX_HEAD_BYTES => length,
+        // Also where it came in one piece: what a bound refuses must not depend on how bytes arrive.
+        Ok(httparse::Status::Complete(_)) => return Err(HeadError::TooLarge),
         Ok(httparse::Status::Partial) if buffer.len() > MAX_HEAD_BYTES => return Err(HeadError::TooLarge),
         Ok(httparse::Status::Partial) => return Ok(None),
         Err(httparse::Error::TooManyHeaders) => return Err(HeadError::TooLarge),
@@ -173,7 +177,7 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, method: &Method) -> Result<Opt
         let value = bytes.slice(*value_start as usize..*value_end as usize);
         headers.append(name, HeaderValue::from_maybe_shared(value).map_err(|_| HeadError::Syntax)?);
     }
-    let (framing, trusted) = answer_framing(&mut headers, status, method)?;
+    let (framing, trusted) = answer_framing(&mut headers, version, status, method)?;
     let keep_alive = trusted && framing != AnswerFraming::UntilClose && keeps_alive(version, &headers);
     Ok(Some(AnswerHead { status, headers, framing, keep_alive, reason }))
 }
@@ -181,26 +185,46 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, method: &Method) -> Result<Opt
 /// How long the answer's body is, and whether one can go on trusting the connection.
 fn answer_framing(
     headers: &mut HeaderMap,
+    version: Version,
     status: StatusCode,
     method: &Method,
 ) -> Result<(AnswerFraming, bool), HeadError> {
-    let bodiless = status.is_informational() || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
-    if bodiless && *method != Method::HEAD {
-        // In a 304 it is the length of what is not sent, and hyper's server would drop it as well.
-        headers.remove(CONTENT_LENGTH);
-    }
-    if bodiless || *method == Method::HEAD {
+    let chunked = is_chunked(headers, version)?;
+    let length = one_length(headers)?;
+    // In the answer to a HEAD, and in a 304, both are those of what is not sent.
+    if *method == Method::HEAD {
         return Ok((AnswerFraming::Length(0), true));
     }
-    if headers.contains_key(TRANSFER_ENCODING) {
-        let last = headers.get_all(TRANSFER_ENCODING).iter().next_back();
-        let last = last.and_then(|line| line.as_bytes().rsplit(|byte| *byte == b',').next());
-        let chunked = last.is_some_and(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"chunked"));
+    if status == StatusCode::NOT_MODIFIED {
+        // hyper's server would drop it as well.
+        headers.remove(CONTENT_LENGTH);
+        return Ok((AnswerFraming::Length(0), true));
+    }
+    if status.is_informational() || status == StatusCode::NO_CONTENT {
+        headers.remove(CONTENT_LENGTH);
+        // A pod that declares a body here may well send it.
+        return Ok((AnswerFraming::Length(0), !chunked && length.unwrap_or(0) == 0));
+    }
+    if chunked {
         // Both at once: the coding counts, the length is a lie, and what follows on this connection may be one too.
         let trusted = headers.remove(CONTENT_LENGTH).is_none();
-        let framing = if chunked { AnswerFraming::Chunked } else { AnswerFraming::UntilClose };
-        return Ok((framing, trusted));
+        return Ok((AnswerFraming::Chunked, trusted));
     }
+    Ok((length.map_or(AnswerFraming::UntilClose, AnswerFraming::Length), true))
+}
+
+/// Whether the body is chunked. Any other coding is refused: pods were not told that one is understood here, and without
+/// its header, which does not cross the router, the client would take the coded bytes for the content.
+fn is_chunked(headers: &HeaderMap, version: Version) -> Result<bool, HeadError> {
+    let mut lines = headers.get_all(TRANSFER_ENCODING).iter();
+    let Some(line) = lines.next() else { return Ok(false) };
+    // HTTP/1.0 has no codings, so who sent this meant something else or nothing.
+    let plain = line.as_bytes().eq_ignore_ascii_case(b"chunked") && lines.next().is_none();
+    if plain && version == Version::HTTP_11 { Ok(true) } else { Err(HeadError::Coding) }
+}
+
+/// The length that all of the `Content-Length` lines agree on; one line of them is left.
+fn one_length(headers: &mut HeaderMap) -> Result<Option<u64>, HeadError> {
     let mut length = None;
     let mut lines = 0;
     for line in headers.get_all(CONTENT_LENGTH) {
@@ -215,7 +239,7 @@ fn answer_framing(
     if let (Some(bytes), true) = (length, lines > 1) {
         headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes));
     }
-    Ok((length.map_or(AnswerFraming::UntilClose, AnswerFraming::Length), true))
+    Ok(length)
 }
 
 fn keeps_alive(version: Version, headers: &HeaderMap) -> bool {
@@ -248,10 +272,10 @@ mod tests {
         use AnswerFraming::*;
         assert_eq!(framing("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"), (Length(5), true));
         assert_eq!(framing("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nconnection: Close\r\n\r\n"), (Length(5), false));
-        assert_eq!(framing("HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, Chunked\r\n\r\n"), (Chunked, true));
-        assert_eq!(framing("HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n"), (UntilClose, false));
+        assert_eq!(framing("HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n"), (Chunked, true));
         assert_eq!(framing("HTTP/1.1 200 OK\r\n\r\n"), (UntilClose, false));
-        assert_eq!(framing("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"), (Length(0), true));
+        assert_eq!(framing("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n"), (Length(0), true));
+        assert_eq!(framing("HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"), (Length(0), true));
         assert_eq!(framing("HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n"), (Length(0), false));
         assert_eq!(
             framing("HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n"),
@@ -269,10 +293,32 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_has_no_body_and_declares_one_ends_its_connection() {
+        for field in ["content-length: 5", "transfer-encoding: chunked"] {
+            let text = format!("HTTP/1.1 204 No Content\r\n{field}\r\n\r\n");
+            assert_eq!(framing(&text), (AnswerFraming::Length(0), false));
+        }
+    }
+
+    #[test]
+    fn a_coding_that_the_client_would_not_be_told_of_is_refused() {
+        for coding in ["gzip, chunked", "gzip", "chunked, chunked", "identity", "xchunked", "chunked;q=1", ""] {
+            let text = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: {coding}\r\n\r\n");
+            assert_eq!(answer(&text, Method::GET).unwrap_err(), HeadError::Coding, "{coding:?}");
+        }
+        let twice = "HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n";
+        assert_eq!(answer(twice, Method::GET).unwrap_err(), HeadError::Coding);
+        let old = "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n";
+        assert_eq!(answer(old, Method::GET).unwrap_err(), HeadError::Coding);
+    }
+
+    #[test]
     fn an_answer_with_contradicting_lengths_is_refused() {
         for lengths in ["content-length: 5\r\ncontent-length: 6", "content-length: 5, 5", "content-length: +5"] {
             let text = format!("HTTP/1.1 200 OK\r\n{lengths}\r\n\r\n");
             assert_eq!(answer(&text, Method::GET).unwrap_err(), HeadError::Length);
+            // Nothing follows the answer to a HEAD, but its client would get the contradiction.
+            assert_eq!(answer(&text, Method::HEAD).unwrap_err(), HeadError::Length);
         }
     }
 
@@ -291,6 +337,8 @@ mod tests {
         let mut buffer = BytesMut::from("HTTP/1.1 200 OK\r\nx: ");
         buffer.resize(MAX_HEAD_BYTES + 1, b'x');
         assert_eq!(parse_answer(&mut buffer, &Method::GET).unwrap_err(), HeadError::TooLarge);
+        buffer.extend_from_slice(b"\r\n\r\n");
+        assert_eq!(parse_answer(&mut buffer, &Method::GET).unwrap_err(), HeadError::TooLarge, "in one piece");
     }
 
     fn encoded(request: http::request::Builder, framing: Framing, upgrade: bool) -> String {

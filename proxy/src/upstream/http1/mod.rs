@@ -8,6 +8,8 @@
 //! Elsewhere: which connection ([`upstream`](super)), how long it may take ([`forward`](crate::forward)).
 
 mod decoder;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod head;
 mod reader;
 mod upload;

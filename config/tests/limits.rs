@@ -1,0 +1,93 @@
+//! Both ends of every limit: the last value that is accepted and the first that is refused.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use proptest::prelude::*;
+use segue_config::parse;
+use support::{assert_accepted, assert_refused, refused};
+
+/// The key with this value, in the smallest file that has it.
+fn file(key: &str, value: &str) -> String {
+    let (section, name) = key.rsplit_once('.').unwrap();
+    format!("[{section}]\n{name} = {value}\n")
+}
+
+#[test]
+fn whole_numbers_end_where_they_say() {
+    let most = i64::MAX;
+    for (key, least, most) in [
+        ("router.workers", 0, 1024),
+        ("router.stash.max_requests", 1, most),
+        ("router.stash.flush_concurrency", 1, most),
+        ("router.upstream.max_idle_per_pod", 0, most),
+        ("router.limits.max_connections", 1, most),
+        ("coordinator.partitions", 1, 65_536),
+        ("coordinator.max_concurrent_handoffs", 1, most),
+    ] {
+        for value in [least, most] {
+            assert_accepted(&file(key, &value.to_string()));
+        }
+        for value in [i128::from(least) - 1, i128::from(most) + 1, i128::from(i64::MIN)] {
+            let text = refused(&file(key, &value.to_string()));
+            assert!(text.contains("whole number") || text.contains("syntax"), "{key} = {value}: {text}");
+        }
+        for value in ["1.0", "\"1\"", "true", "[1]", "1e3", ""] {
+            refused(&file(key, value));
+        }
+    }
+}
+
+#[test]
+fn durations_end_at_nothing_and_at_a_year() {
+    for key in [
+        "router.stash.max_wait",
+        "router.drain.timeout",
+        "router.upstream.request_timeout",
+        "router.limits.header_read_timeout",
+        "coordinator.heartbeat",
+        "coordinator.warm_timeout",
+        "coordinator.phase_timeout",
+        "pod.shutdown_timeout",
+    ] {
+        let zero = refused(&file(key, "\"0s\""));
+        assert!(zero.contains(&format!("{key}: zero; expected more than that")), "{zero}");
+        let long = refused(&file(key, "\"31536000001ms\""));
+        assert!(long.contains("is too long; expected at most a year"), "{key}: {long}");
+        // A year is no mistake of its own; how it stands to another key may be.
+        let year = parse("segue.toml", &file(key, "\"8760h\""), [], "h");
+        assert!(year.err().is_none_or(|errors| !errors.to_string().contains("too long")), "{key}");
+    }
+    for key in ["router.lease_ttl", "coordinator.lease_ttl", "pod.lease_ttl"] {
+        assert!(refused(&file(key, "\"1s\"")).contains("too short for a lease"));
+        assert_refused(
+            &file(key, "\"1999ms\""),
+            &[&format!("segue.toml:2:13: {key}: 1999ms is too short for a lease; expected at least 2s")],
+        );
+        assert_accepted(&file(key, "\"2s\""));
+    }
+}
+
+#[test]
+fn sizes_end_at_nothing_and_where_the_machine_does() {
+    for key in ["router.stash.max_total_bytes", "router.limits.max_header_bytes"] {
+        assert!(refused(&file(key, "\"0B\"")).contains(&format!("{key}: zero")));
+        assert!(refused(&file(key, "\"18446744073709551616B\"")).contains("is too large"));
+        assert_accepted(&file(key, "\"18446744073709551615B\""));
+    }
+    assert_accepted(&file("router.stash.max_bytes", "\"1B\""));
+}
+
+proptest! {
+    #[test]
+    fn a_key_that_is_not_known_is_never_ignored(
+        section in prop::sample::select(&["", "store.", "router.", "router.stash.", "router.upstream.", "coordinator.",
+            "pod.", "admin.", "log."][..]),
+        name in "[a-z]{1,8}_[a-z]{1,8}_x",
+        value in prop::sample::select(&["1", "\"1s\"", "true", "{}", "[]", "\"x\""][..]),
+    ) {
+        let text = refused(&format!("{section}{name} = {value}\n[router]\n"));
+        prop_assert!(text.contains("segue.toml:1:") && text.contains("unknown key"), "{text}");
+    }
+}

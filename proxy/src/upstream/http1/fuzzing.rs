@@ -1,0 +1,82 @@
+//! The way in for `tests/fuzz`: an answer out of the bytes of a connection, without the connection.
+//!
+//! For nobody else. What must stay true: the steps are those of [`Exchange::poll_answer`](super::Exchange) and of
+//! [`Reader`](super::Reader), so that what holds here holds there.
+
+use bytes::BytesMut;
+use http::{HeaderMap, Method};
+
+use super::decoder::{Decoded, Decoder};
+use super::head::parse_answer;
+
+/// An answer whose head was accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Of the final head.
+    pub status: u16,
+    /// Of the final head, less what its framing overrides.
+    pub headers: HeaderMap,
+    /// What came of the body before its end.
+    pub body: Vec<u8>,
+    /// What came behind a chunked body.
+    pub trailers: Option<HeaderMap>,
+    /// How it ended.
+    pub end: End,
+    /// What followed it.
+    pub left: Vec<u8>,
+    /// Whether its connection would be used again.
+    pub reusable: bool,
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// As its framing says.
+    Whole,
+    /// The connection ended first.
+    CutOff,
+    /// Its framing was broken.
+    Garbled,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoAnswer {
+    /// The head was refused.
+    Refused,
+    /// The connection ended before the head did.
+    Unfinished,
+}
+
+/// Reads the answer to a request of this method from a connection on which these pieces arrive and that then closes.
+pub fn read_answer(pieces: &[&[u8]], method: &Method) -> Result<Answer, NoAnswer> {
+    let mut pieces = pieces.iter();
+    let mut buffer = BytesMut::new();
+    let head = loop {
+        match parse_answer(&mut buffer, method) {
+            Ok(Some(head)) if head.status.is_informational() && head.status.as_u16() != 101 => {}
+            Ok(Some(head)) => break head,
+            Ok(None) => buffer.extend_from_slice(pieces.next().ok_or(NoAnswer::Unfinished)?),
+            Err(_) => return Err(NoAnswer::Refused),
+        }
+    };
+    let mut decoder = Decoder::new(head.framing);
+    let (mut body, mut trailers) = (Vec::new(), None);
+    let end = loop {
+        match decoder.decode(&mut buffer) {
+            Ok(Decoded::Data(data)) => body.extend_from_slice(&data),
+            Ok(Decoded::Trailers(fields)) => trailers = Some(fields),
+            Ok(Decoded::End) => break End::Whole,
+            Ok(Decoded::Starved) => match pieces.next() {
+                Some(piece) => buffer.extend_from_slice(piece),
+                None if decoder.end_of_input().is_ok() => break End::Whole,
+                None => break End::CutOff,
+            },
+            Err(_) => break End::Garbled,
+        }
+    };
+    pieces.for_each(|piece| buffer.extend_from_slice(piece));
+    let left = buffer.to_vec();
+    let reusable = end == End::Whole && head.keep_alive && left.is_empty();
+    Ok(Answer { status: head.status.as_u16(), headers: head.headers, body, trailers, end, left, reusable })
+}

@@ -1,0 +1,67 @@
+//! The file and the variables: whatever they say, there is a configuration or there are mistakes, each on one line and
+//! at a place that the text has; and a configuration means the same however often it is read.
+
+#![no_main]
+
+use libfuzzer_sys::{Corpus, fuzz_target};
+use segue_config::parse;
+
+const FILE: &str = "segue.toml";
+
+fuzz_target!(|data: &[u8]| -> Corpus {
+    let Ok(input) = std::str::from_utf8(data) else { return Corpus::Reject };
+    // Behind a line of its own come variables, `NAME=value` each; a file may not have a NUL.
+    let (text, variables) = input.split_once('\0').unwrap_or((input, ""));
+    let variables: Vec<(String, String)> = variables
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    run(text, &variables);
+    Corpus::Keep
+});
+
+fn run(text: &str, variables: &[(String, String)]) {
+    let read = |text: &str| parse(FILE, text, variables.to_vec(), "host-1");
+    let first = read(text);
+    assert_eq!(first, read(text), "read twice");
+    let mut reversed = variables.to_vec();
+    reversed.reverse();
+    let names = variables.iter().map(|(name, _)| name).collect::<std::collections::BTreeSet<_>>();
+    if names.len() == variables.len() {
+        assert_eq!(first, parse(FILE, text, reversed, "host-1"), "the order of the environment");
+    }
+    match first {
+        Ok(config) => {
+            // What is said about nothing changes nothing.
+            assert_eq!(Ok(config.clone()), read(&format!("# a comment\n{text}")), "a comment in front");
+            assert_eq!(Ok(config), read(&format!("{text}\n# a comment\n")), "a comment behind");
+        }
+        Err(errors) => {
+            let shown = errors.to_string();
+            assert_eq!(shown.lines().count(), errors.iter().count().max(1), "{shown:?}");
+            assert!(errors.iter().count() > 0);
+            let mut last = None;
+            for problem in &errors {
+                let line = problem.to_string();
+                let place = place(&line);
+                assert!(place.is_some() || line.starts_with("SEGUE__"), "no place: {line:?}");
+                if let Some((row, column)) = place {
+                    let rows: Vec<&str> = text.split('\n').collect();
+                    let there = rows.get(row.wrapping_sub(1)).unwrap_or_else(|| panic!("no such line: {line:?}"));
+                    // One behind the end is where something is missing.
+                    let width = there.chars().count() + 1;
+                    assert!((1..=width).contains(&column), "no such column: {line:?}");
+                    assert!(last <= Some((row, column)), "out of order: {shown:?}");
+                    last = Some((row, column));
+                }
+            }
+        }
+    }
+}
+
+/// Line and column of `segue.toml:3:7: …`.
+fn place(line: &str) -> Option<(usize, usize)> {
+    let mut parts = line.strip_prefix("segue.toml:")?.splitn(3, ':');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}

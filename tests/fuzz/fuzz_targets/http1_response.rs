@@ -1,0 +1,68 @@
+//! The router's own reader of pods' answers, over arbitrary bytes that arrive in arbitrary pieces: the same outcome
+//! however they are cut, no more body than was declared, and never a whole answer where hyper's client sees none, nor
+//! another one.
+
+#![no_main]
+
+use http::Method;
+use libfuzzer_sys::{Corpus, fuzz_target};
+use segue_fuzz::{hyper_client, pieces};
+use segue_proxy::fuzzing::{Answer, End, NoAnswer, read_answer};
+
+fuzz_target!(|data: &[u8]| -> Corpus {
+    let Some((how, pieces)) = pieces::cut(data) else { return Corpus::Reject };
+    let method = if how % 16 == 7 { Method::HEAD } else { Method::GET };
+    run(&data[1..], &pieces, &method);
+    Corpus::Keep
+});
+
+fn run(bytes: &[u8], pieces: &[&[u8]], method: &Method) {
+    let whole = read_answer(&[bytes], method);
+    assert_eq!(whole, read_answer(pieces, method), "the same bytes, cut differently");
+    let Ok(answer) = whole else { return };
+    limits(&answer, bytes, method);
+    if answer.end != End::Whole || answer.status == 101 {
+        return;
+    }
+    // A close ends the answer: nothing may be read out of what follows.
+    assert!(!answer.reusable || answer.left.is_empty());
+    cut_off(bytes, &answer, method);
+    match hyper_client::read(bytes, method) {
+        Some(hyper) => {
+            assert_eq!(answer.status, hyper.status, "the status");
+            assert_eq!(answer.body, hyper.body, "the body");
+            let trailers = answer.trailers.unwrap_or_default();
+            assert_eq!(trailers, hyper.trailers.unwrap_or_default(), "the trailers");
+        }
+        None => panic!("hyper's client sees no whole answer, Segue sees {answer:?}"),
+    }
+}
+
+fn limits(answer: &Answer, bytes: &[u8], method: &Method) {
+    assert!(answer.body.len() + answer.left.len() <= bytes.len());
+    let lengths: Vec<_> = answer.headers.get_all("content-length").iter().collect();
+    let bodiless = *method == Method::HEAD || matches!(answer.status, 101 | 204 | 304);
+    if bodiless {
+        assert!(answer.body.is_empty() && answer.trailers.is_none());
+    } else if let [length] = lengths[..] {
+        let length: usize = length.to_str().expect("digits").parse().unwrap_or(usize::MAX);
+        assert!(answer.body.len() <= length, "more body than was declared");
+        assert_eq!(answer.end == End::Whole, answer.body.len() == length);
+        assert!(!answer.headers.contains_key("transfer-encoding"), "two framings");
+    }
+    assert!(lengths.len() <= 1, "two lengths reach the client");
+}
+
+/// An answer that has an end of its own is none without its last byte.
+fn cut_off(bytes: &[u8], answer: &Answer, method: &Method) {
+    let used = bytes.len() - answer.left.len();
+    if answer.left.is_empty() && !answer.reusable {
+        // It may have ended with its connection, wherever that is.
+        return;
+    }
+    match read_answer(&[&bytes[..used - 1]], method) {
+        Ok(shorter) => assert_ne!(shorter.end, End::Whole, "a shorter answer that looks whole"),
+        Err(NoAnswer::Unfinished) => {}
+        Err(NoAnswer::Refused) => panic!("refused without its last byte"),
+    }
+}
