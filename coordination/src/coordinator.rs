@@ -227,7 +227,9 @@ impl<'a> Reign<'a> {
                     }
                 },
                 Some(Ok((subject, result))) = self.writes.join_next(), if !self.writes.is_empty() => self.written(subject, result),
-                () = sleep_until(wake) => {}
+                // It has been answered: what comes of it now, or is waited for (a write, a view that lacks one's own), says
+                // when to look again. Kept, a moment that is over would have the loop spin until then.
+                () = sleep_until(wake) => self.next_wake = self.next_wake.filter(|due| *due > Instant::now()),
                 changed = lease.changed() => if changed.is_err() { return },
             }
             if !synced {
