@@ -91,7 +91,7 @@ impl Cluster {
             return;
         }
         let world = &self.world;
-        let process = Process::new(name, self.life(name));
+        let process = Process::new(name, self.life(name), &world.trace);
         let line = Line::new(world, &process, Kind::Coordinator);
         let settings = CoordinatorSettings {
             name: name.to_owned(),

@@ -5,7 +5,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use segue_coordination::protocol::records::{PodStatus, encode};
+use segue_coordination::protocol::records::{PodRecord, PodStatus, encode};
 use segue_coordination::store::Store as _;
 use segue_coordination::store::data::{Compare, Keys, Op, Txn};
 use tokio::task::spawn_local;
@@ -121,6 +121,26 @@ pub(crate) async fn storm(cluster: Rc<Cluster>, until: Instant) {
             world.trace.event(format_args!("FAULT {fault:?} for {lasts:?}"));
             spawn_local(befall(cluster.clone(), *fault, lasts));
         }
+    }
+}
+
+/// An operator writes a pod's status by hand.
+async fn set_status(cluster: &Cluster, pod: &str, status: PodStatus) {
+    let world = &cluster.world;
+    world.look(Author::Other).await;
+    let own = world.contract.with_view(|view| view.pods.get(pod).cloned()).filter(|own| own.value.status != status);
+    let (Some(own), key) = (own, world.keys.pod(pod)) else { return };
+    let Ok(snapshot) = world.store.snapshot(&Keys::One(key.clone())).await else { return };
+    let Some(entry) = snapshot.entries.first() else { return };
+    let value = encode(&PodRecord { status, ..own.value });
+    let when = vec![Compare::unchanged_since(key.clone(), own.mod_revision)];
+    by_hand(cluster, Txn { when, then: vec![Op::Put { key, value, lease: entry.lease }], otherwise: None }).await;
+}
+
+/// The operator takes back what he has written.
+pub(crate) async fn undrain(cluster: &Cluster) {
+    for pod in cluster.pods() {
+        set_status(cluster, &pod.process.name, PodStatus::Ready).await;
     }
 }
 
@@ -248,16 +268,9 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
         }
         Fault::OperatorDrains => {
             let Some(pod) = dice.pick(&pods) else { return };
-            let key = world.keys.pod(&pod.process.name);
-            let Ok(snapshot) = world.store.snapshot(&Keys::One(key.clone())).await else { return };
-            let Some(entry) = snapshot.entries.first() else { return };
-            let record =
-                world.contract.with_view(|view| view.live_pod(&pod.process.name, entry.create_revision).cloned());
-            let Some(mut record) = record else { return };
-            record.status = if record.status == PodStatus::Ready { PodStatus::Draining } else { PodStatus::Ready };
-            let when = vec![Compare::unchanged_since(key.clone(), entry.mod_revision)];
-            let then = vec![Op::Put { key, value: encode(&record), lease: entry.lease }];
-            by_hand(&cluster, Txn { when, then, otherwise: None }).await;
+            set_status(&cluster, &pod.process.name, PodStatus::Draining).await;
+            sleep(lasts).await;
+            set_status(&cluster, &pod.process.name, PodStatus::Ready).await;
         }
         Fault::DrainPod => {
             if let Some(pod) = dice.pick(&pods).filter(|_| pods.len() > 1) {

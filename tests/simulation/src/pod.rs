@@ -58,7 +58,7 @@ pub(crate) struct Job {
 
 impl Pod {
     pub(crate) fn start(world: &Arc<World>, name: &str, life: u64) -> Pod {
-        let process = Process::new(name, life);
+        let process = Process::new(name, life, &world.trace);
         let line = Line::new(world, &process, Kind::Pod);
         let writer = Arc::new(Writing { world: world.clone(), process: process.clone(), states: Mutex::default() });
         let mut settings = PodSettings::new(name, format!("{name}:80"));

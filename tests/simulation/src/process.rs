@@ -14,6 +14,8 @@ use std::time::Duration;
 use pin_project::{pin_project, pinned_drop};
 use tokio::time::Instant;
 
+use crate::trace::Trace;
+
 /// One life of a process.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -21,8 +23,12 @@ pub(crate) struct Process {
     pub(crate) name: String,
     /// Which life under that name.
     pub(crate) life: u64,
+    trace: Arc<Trace>,
     inner: Mutex<Inner>,
 }
+
+/// So often a process may be looked at without any time going by. More, and it spins: with a simulated clock for ever.
+const SPINS: u32 = 100_000;
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -31,11 +37,13 @@ struct Inner {
     dead: bool,
     next: u64,
     tasks: BTreeMap<u64, Waker>,
+    /// How often it was looked at, at this moment.
+    looks: (Option<Instant>, u32),
 }
 
 impl Process {
-    pub(crate) fn new(name: &str, life: u64) -> Arc<Self> {
-        Arc::new(Process { name: name.to_owned(), life, inner: Mutex::default() })
+    pub(crate) fn new(name: &str, life: u64, trace: &Arc<Trace>) -> Arc<Self> {
+        Arc::new(Process { name: name.to_owned(), life, trace: trace.clone(), inner: Mutex::default() })
     }
 
     /// `future` as a task of this process. `None`: the process was killed.
@@ -79,10 +87,6 @@ impl Process {
         self.lock().dead
     }
 
-    pub(crate) fn is_paused(&self) -> bool {
-        self.lock().paused_since.is_some()
-    }
-
     /// For how long it has stood still so far.
     pub(crate) fn paused(&self) -> Duration {
         let inner = self.lock();
@@ -119,6 +123,12 @@ impl<F: Future> Future for Confined<F> {
             drop(inner);
             this.future.set(None);
             return Poll::Ready(None);
+        }
+        let now = Some(Instant::now());
+        inner.looks = if inner.looks.0 == now { (now, inner.looks.1 + 1) } else { (now, 0) };
+        if inner.looks.1 > SPINS {
+            inner.dead = true;
+            this.process.trace.violation("bounded", format!("{} spins", this.process.name));
         }
         inner.tasks.insert(*this.id, context.waker().clone());
         if inner.paused_since.is_some() {

@@ -37,7 +37,6 @@ pub(crate) struct Router {
     pub(crate) process: Arc<Process>,
     pub(crate) line: Arc<Line>,
     pub(crate) table: Arc<Table>,
-    pub(crate) status: watch::Receiver<RouterStatus>,
     world: Arc<World>,
     worker: Worker,
     /// Takes no requests any more.
@@ -59,7 +58,7 @@ pub(crate) struct Asked {
 impl Router {
     pub(crate) fn start(world: &Arc<World>, name: &str, life: u64) -> Rc<Router> {
         let setting = &world.setting;
-        let process = Process::new(name, life);
+        let process = Process::new(name, life, &world.trace);
         let line = Line::new(world, &process, Kind::Router);
         let limits = StashLimits {
             max_requests: setting.max_requests,
@@ -76,7 +75,7 @@ impl Router {
             drain_timeout: setting.drain_timeout,
             on_drain_timeout: setting.on_drain_timeout,
         };
-        let (sender, status) = watch::channel(RouterStatus::default());
+        let (sender, _) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
         let plane: Arc<dyn DataPlane> = match world.is_sabotaged(Sabotage::EarlyRouterDrained) {
             true => Arc::new(Hasty::new(table.clone())),
@@ -94,7 +93,7 @@ impl Router {
         });
         let worker = table.worker(0);
         let (closed, open) = (Cell::new(false), Cell::new(0));
-        Rc::new(Router { process, line, table, status, world: world.clone(), worker, closed, open, shutdown })
+        Rc::new(Router { process, line, table, world: world.clone(), worker, closed, open, shutdown })
     }
 
     /// Takes requests.
@@ -175,6 +174,7 @@ impl Router {
                     Err(refusal) => return Some(self.refused(refusal)),
                 },
             };
+            witness.started(asked.id);
             // Once its client has gone there is nobody to put it back for.
             let mut gone = false;
             let outcome = loop {
@@ -253,7 +253,6 @@ impl Router {
                 return None;
             }
         };
-        self.world.witness.unheld(id);
         if turn.is_ok() {
             self.world.trace.seen("a held request was flushed");
         }

@@ -110,8 +110,9 @@ async fn play(cluster: &Rc<Cluster>) {
             continue;
         }
         goes_on.set(false);
-        // Who was shutting down when the storm ended is gone only now.
+        // Who was shutting down when the storm ended is gone only now, and may come back as an operator left it.
         cluster.complete();
+        faults::undrain(cluster).await;
         why = what_is_not_well(cluster);
         if why.is_empty() {
             return;

@@ -27,7 +27,6 @@ pub(crate) enum Row {
 /// All that is fixed for one run.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
-    pub(crate) row: Row,
     pub(crate) capabilities: Capabilities,
     pub(crate) coordinators: u64,
     pub(crate) routers: u64,
@@ -84,8 +83,10 @@ impl Setting {
         faults.retain(|_| dice.percent(50));
         let independent = routers == 1 && row == Row::Full && dice.percent(20);
         if independent {
+            // And no exchange may break in a handoff, by severing or a timeout either.
             faults.retain(|fault| fault.spares_single_router());
         }
+        let patient = independent || row == Row::Plain;
         // Nothing but the policy says what becomes of a pod that cannot confirm that it has ended.
         let policies = match row {
             Row::Plain => vec![OnDrainTimeout::Auto, OnDrainTimeout::Cancel],
@@ -96,7 +97,6 @@ impl Setting {
             _ => vec![OnStoreLoss::Auto, OnStoreLoss::Fence],
         };
         Setting {
-            row,
             capabilities,
             coordinators: 2,
             routers,
@@ -117,15 +117,15 @@ impl Setting {
                 max_concurrent_handoffs: dice.among(1..=8) as usize,
             },
             on_store_loss: dice.pick(&losses).copied().unwrap_or_default(),
-            drain_timeout: dice.millis(500..=3_000),
+            drain_timeout: if independent { Duration::from_secs(60) } else { dice.millis(500..=3_000) },
             on_drain_timeout: dice.pick(&policies).copied().unwrap_or_default(),
             max_wait: dice.millis(2_000..=15_000),
             max_requests: dice.among(2..=60) as usize,
             // A timeout breaks an exchange with work still in the pod.
-            request_timeout: if row == Row::Plain { Duration::from_secs(600) } else { dice.millis(2_000..=8_000) },
+            request_timeout: if patient { Duration::from_secs(600) } else { dice.millis(2_000..=8_000) },
             connect_timeout: dice.millis(200..=1_000),
             drift: if dice.percent(50) { dice.among(0..=50) } else { 0 },
-            append_ms: if row == Row::Full && dice.percent(30) { 4_000 } else { dice.among(1..=20) },
+            append_ms: if row == Row::Full && !independent && dice.percent(30) { 4_000 } else { dice.among(1..=20) },
             message_ms: dice.among(1..=30),
             store_ms: dice.among(1..=10),
             work_ms: dice.among(1..=60),

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use segue_coordination::store::data::Revision;
+use tokio::time::Instant;
 
 use crate::trace::Trace;
 
@@ -62,7 +63,9 @@ struct Request {
     seq: u64,
     /// Sent and neither refused nor put back since.
     with_pod: bool,
-    sent: u64,
+    /// When it was started first, and put back last.
+    started: Option<Instant>,
+    put_back: Option<Instant>,
     answer: Option<Status>,
 }
 
@@ -72,8 +75,8 @@ struct Line {
     next: u64,
     /// Those that wait.
     held: BTreeMap<u64, RequestId>,
-    /// What was applied: at which epoch.
-    applied: Vec<(u64, u64)>,
+    /// What was applied: at which epoch, and when it was started first.
+    applied: Vec<(u64, u64, Instant)>,
 }
 
 /// What was accepted of one partition.
@@ -93,7 +96,16 @@ impl Witness {
     pub(crate) fn made(&self, partition: u32, key: Option<u64>) -> RequestId {
         let mut inner = self.lock();
         let id = inner.requests.len() as RequestId;
-        inner.requests.push(Request { partition, key, line: None, seq: 0, with_pod: false, sent: 0, answer: None });
+        inner.requests.push(Request {
+            partition,
+            key,
+            line: None,
+            seq: 0,
+            with_pod: false,
+            started: None,
+            put_back: None,
+            answer: None,
+        });
         id
     }
 
@@ -133,30 +145,43 @@ impl Witness {
         }
     }
 
+    /// Its turn has come. Whether it was first in its line is to be seen now: while connections are made, others may pass.
+    ///
+    /// Requests that were with a pod at the same time have no order: the gate is open to a key's next before its last is
+    /// answered, and so the network may swap them. That both are refused and put back does not give them one.
+    pub(crate) fn started(&self, id: RequestId) {
+        let mut inner = self.lock();
+        let Inner { requests, lines, .. } = &mut *inner;
+        let request = &mut requests[id as usize];
+        let since = *request.started.get_or_insert_with(Instant::now);
+        let (seq, name) = (request.seq, request.line.clone());
+        let Some(line) = name.and_then(|name| lines.get_mut(&name)) else { return };
+        line.held.remove(&seq);
+        let apart = |earlier: &RequestId| requests[*earlier as usize].put_back.is_none_or(|back| back < since);
+        if let Some(earlier) = line.held.range(..seq).map(|(_, earlier)| earlier).find(|earlier| apart(earlier)) {
+            let late = format!("request {id} starts while {earlier} of the same key, which came earlier, waits");
+            self.trace.violation("no_overtaking", late);
+        }
+    }
+
     /// It has left the router for a pod.
     pub(crate) fn sent(&self, id: RequestId, pod: &str, epoch: u64) {
         self.trace.event(format_args!("{id} to {pod} at {epoch}"));
         let mut inner = self.lock();
-        let Inner { requests, lines, .. } = &mut *inner;
-        let request = &mut requests[id as usize];
+        let request = &mut inner.requests[id as usize];
         if request.with_pod {
             let again = format!("request {id} is sent again while a pod may have acted on it");
             self.trace.violation("no_double_apply", again);
         }
         request.with_pod = true;
-        request.sent += 1;
-        if let Some(line) = request.line.as_ref().and_then(|line| lines.get(line))
-            && let Some((_, earlier)) = line.held.range(..request.seq).next()
-        {
-            let late = format!("request {id} was sent while {earlier} of the same key, which came earlier, waits");
-            self.trace.violation("no_overtaking", late);
-        }
     }
 
     /// It is certain that no pod has acted on it: never sent, or refused.
     pub(crate) fn undone(&self, id: RequestId, why: &str) {
         self.trace.event(format_args!("{id} put back: {why}"));
-        self.lock().requests[id as usize].with_pod = false;
+        let request = &mut self.lock().requests[id as usize];
+        request.with_pod = false;
+        request.put_back = Some(Instant::now());
     }
 
     /// A pod lets it in. `stands`: whether that incarnation of a pod is registered.
@@ -209,13 +234,16 @@ impl Witness {
             self.trace.violation("single_writer", late);
         }
         if let Some(line) = request.line.as_ref().and_then(|line| lines.get_mut(line)) {
-            if let Some((_, older)) = line.applied.iter().find(|(seq, older)| *seq > request.seq && *older < epoch) {
+            let apart = |since: &Instant| request.put_back.is_none_or(|back| back < *since);
+            let later =
+                line.applied.iter().find(|(seq, older, since)| *seq > request.seq && *older < epoch && apart(since));
+            if let Some((_, older, _)) = later {
                 let late = format!(
                     "request {id} takes effect at epoch {epoch}, one of its key that came later did at {older}"
                 );
                 self.trace.violation("no_overtaking", late);
             }
-            line.applied.push((request.seq, epoch));
+            line.applied.push((request.seq, epoch, request.started.unwrap_or_else(Instant::now)));
         }
     }
 
