@@ -255,10 +255,17 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             member.line.set_stalled(false);
         }
         Fault::Compact => {
-            let revision = world.contract.with_view(|view| view.revision);
-            // Whoever is behind has to begin anew. Refused if it is compacted that far already.
-            let _ = world.store.compact(revision);
-            cluster.members().iter().filter(|_| dice.percent(50)).for_each(|member| member.line.break_watches());
+            // Again and again, so that one comes between a snapshot and the watch that is to go on from it.
+            let ends = Instant::now() + lasts;
+            while Instant::now() < ends {
+                let revision = world.contract.with_view(|view| view.revision);
+                // Refused if it is compacted that far already.
+                let _ = world.store.compact(revision);
+                if dice.percent(2) {
+                    cluster.members().iter().for_each(|member| member.line.break_watches());
+                }
+                sleep(dice.millis(1..=10)).await;
+            }
         }
         Fault::DeleteHandoff => {
             let standing: Vec<u32> = world.contract.with_view(|view| view.handoffs.keys().copied().collect());

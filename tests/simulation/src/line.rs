@@ -189,7 +189,7 @@ impl Store for Line {
         let open = self.call(false, move |world| async move { world.store.watch(&asked, from).await });
         let inner = match open.await {
             Err(error @ StoreError::Compacted { .. }) => {
-                self.world.trace.seen("a watch began at a compacted revision");
+                self.world.trace.seen("a watch fell behind a compaction");
                 return Err(error);
             }
             other => other?,
@@ -318,7 +318,10 @@ async fn relay(
         };
         match &batch {
             Ok(batch) => world.trace.event(format_args!("{name} sees {} ({})", batch.revision, deletes(batch))),
-            Err(_) => {
+            Err(error) => {
+                if matches!(error, StoreError::Compacted { .. }) {
+                    world.trace.seen("a watch fell behind a compaction");
+                }
                 world.trace.event(format_args!("{name} loses its watch"));
                 world.trace.seen("a watch was lost");
             }

@@ -37,13 +37,11 @@ pub enum Sabotage {
     NoTail,
     /// Requests wait in no order.
     NoOrder,
-    /// A record is deleted past the point of no return.
-    LateCancel,
 }
 
 impl Sabotage {
     /// All, with names and what they do.
-    pub const ALL: [(Sabotage, &'static str, &'static str); 15] = [
+    pub const ALL: [(Sabotage, &'static str, &'static str); 14] = [
         (Sabotage::AckIdentity, "ack-identity", "acks are written whether their handoff stands or not"),
         (Sabotage::LeaderGuard, "leader-guard", "a coordinator writes whether it leads or not"),
         (Sabotage::RouterRange, "router-range", "a phase moves on although a router has registered since"),
@@ -62,7 +60,6 @@ impl Sabotage {
         (Sabotage::EarlyRouterDrained, "early-router-drained", "a router says drained while requests are in flight"),
         (Sabotage::NoTail, "no-tail", "a new owner does not read the tail of the log"),
         (Sabotage::NoOrder, "no-order", "held requests have no order"),
-        (Sabotage::LateCancel, "late-cancel", "handoffs are deleted past the point of no return"),
     ];
 
     /// The one of that name.

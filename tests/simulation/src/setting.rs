@@ -134,7 +134,7 @@ impl Setting {
             rest_ms: dice.among(20..=400),
             faults,
             fault_rest_ms: dice.among(1_000..=6_000),
-            storm: dice.millis(20_000..=40_000),
+            storm: 2 * dice.millis(20_000..=40_000),
         }
         .with_partitions()
     }
