@@ -40,10 +40,16 @@ pub(crate) enum Fault {
     DeleteHandoff,
     OperatorDrains,
     DrainPod,
+    /// A router and a pod lose the store together, and go on talking to each other.
+    CutTogether,
+    /// Another router joins, and leaves properly.
+    RouterJoins,
+    /// A pod sees nothing new although its calls go through.
+    StallPod,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Fault; 22] = [
+    pub(crate) const ALL: [Fault; 25] = [
         Fault::CrashPod,
         Fault::CrashRouter,
         Fault::CrashCoordinator,
@@ -66,6 +72,9 @@ impl Fault {
         Fault::DeleteHandoff,
         Fault::OperatorDrains,
         Fault::DrainPod,
+        Fault::CutTogether,
+        Fault::RouterJoins,
+        Fault::StallPod,
     ];
 
     /// Whether the protocol promises anything to pods of this row under the fault.
@@ -80,6 +89,7 @@ impl Fault {
             | Fault::BreakExchanges
             | Fault::StoreOutage
             | Fault::StallWatch
+            | Fault::CutTogether
             | Fault::SlowDisk => row != Row::Plain,
             _ => true,
         }
@@ -152,6 +162,9 @@ pub(crate) fn heal(cluster: &Cluster) {
     *disk(cluster) = Duration::ZERO;
     world.network.heal_all();
     cluster.breaking.set(0);
+    if let Some(joined) = cluster.router("r9") {
+        joined.shut_down();
+    }
     for Member { process, line } in cluster.members() {
         process.resume();
         line.set_cut(false);
@@ -220,6 +233,27 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
         Fault::CutPod => cut(dice.pick(&pods).map(|pod| pod.member()), lasts).await,
         Fault::CutRouter => cut(dice.pick(&routers).map(|router| router.member()), lasts).await,
         Fault::CutCoordinator => cut(dice.pick(&coordinators).map(|it| it.member()), lasts).await,
+        Fault::CutTogether => {
+            let (Some(router), Some(pod)) = (dice.pick(&routers), dice.pick(&pods)) else { return };
+            let both = [router.member(), pod.member()];
+            both.iter().for_each(|member| member.line.set_cut(true));
+            sleep(lasts * 2).await;
+            both.iter().for_each(|member| member.line.set_cut(false));
+        }
+        Fault::RouterJoins => {
+            let name = "r9";
+            cluster.start_router(name);
+            sleep(lasts * 2).await;
+            if let Some(router) = cluster.router(name) {
+                router.shut_down();
+            }
+        }
+        Fault::StallPod => {
+            let Some(pod) = dice.pick(&pods) else { return };
+            pod.line.set_stalled(true);
+            sleep(lasts).await;
+            pod.line.set_stalled(false);
+        }
         Fault::CutLink => {
             let (Some(router), Some(pod)) = (dice.pick(&routers), dice.pick(&pods)) else { return };
             let (router, pod) = (router.process.name.clone(), pod.process.name.clone());

@@ -78,7 +78,7 @@ fn main() -> anyhow::Result<ExitCode> {
     };
     let total = sweep.run(|progress| eprint!("\r{progress}\x1b[K"));
     eprintln!();
-    let mut failed = total.failures.first().is_some();
+    let mut failed = !total.failures.is_empty();
     for failure in &total.failures {
         eprintln!("{failure}");
     }
@@ -127,16 +127,12 @@ fn try_each(arguments: &Arguments, jobs: usize) -> ExitCode {
         });
         match caught {
             Some(failure) => {
-                println!(
-                    "sabotage={name} caught={} after={} by={}",
-                    true,
-                    failure.seed - arguments.from + 1,
-                    failure.invariant()
-                );
+                let after = failure.seed - arguments.from + 1;
+                println!("sabotage={name} caught=true after={after} by={}", failure.invariant());
             }
             None => {
                 missed += 1;
-                println!("sabotage={name} caught={} after={}", false, arguments.seeds);
+                println!("sabotage={name} caught=false after={}", arguments.seeds);
             }
         }
     }
