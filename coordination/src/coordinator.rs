@@ -4,7 +4,7 @@
 //! Level-triggered: a new leader derives everything from its first snapshot, which is taken after its election. Every
 //! write carries the guard that it still leads, so one that lost its lease without knowing cannot write.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -89,6 +89,8 @@ pub async fn run_coordinator(
     loop {
         let key = keys.leader();
         let elected = tokio::select! {
+            // First, so that one who is elected at the very moment of the shutdown resigns.
+            biased;
             elected = register(&store, &key, &record, settings.lease_ttl) => elected,
             () = shutdown.cancelled() => return,
         };
@@ -131,13 +133,13 @@ struct Reign<'a> {
     writes: JoinSet<(Subject, Result<TxnOutcome, StoreError>)>,
     under_way: BTreeSet<Partition>,
     /// Partitions whose last write was refused, and until when they are left alone.
-    resting: HashMap<Partition, Instant>,
+    resting: BTreeMap<Partition, Instant>,
     /// What was written is in the view from this revision on.
     seen_at: Revision,
     /// After a failed write nothing is tried before then.
     not_before: Instant,
     next_wake: Option<Instant>,
-    flights: HashMap<Partition, Flight>,
+    flights: BTreeMap<Partition, Flight>,
     notices: Vec<Notice>,
 }
 
@@ -172,11 +174,11 @@ impl<'a> Reign<'a> {
             began: now,
             writes: JoinSet::new(),
             under_way: BTreeSet::new(),
-            resting: HashMap::new(),
+            resting: BTreeMap::new(),
             seen_at: 0,
             not_before: now,
             next_wake: None,
-            flights: HashMap::new(),
+            flights: BTreeMap::new(),
             notices: Vec::new(),
         }
     }
@@ -225,7 +227,9 @@ impl<'a> Reign<'a> {
                     }
                 },
                 Some(Ok((subject, result))) = self.writes.join_next(), if !self.writes.is_empty() => self.written(subject, result),
-                () = sleep_until(wake) => {}
+                // It has been answered: what comes of it now, or is waited for (a write, a view that lacks one's own), says
+                // when to look again. Kept, a moment that is over would have the loop spin until then.
+                () = sleep_until(wake) => self.next_wake = self.next_wake.filter(|due| *due > Instant::now()),
                 changed = lease.changed() => if changed.is_err() { return },
             }
             if !synced {
@@ -248,7 +252,7 @@ impl<'a> Reign<'a> {
 
     fn observe(&mut self) {
         let now = Instant::now();
-        let mut flights = HashMap::with_capacity(self.view.handoffs.len());
+        let mut flights = BTreeMap::new();
         for (partition, handoff) in &self.view.handoffs {
             let seen = Flight {
                 id: handoff.create_revision,

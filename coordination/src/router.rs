@@ -177,6 +177,8 @@ pub async fn run_router(
         let key = router.keys.router(&router.settings.name);
         let registered = register(&router.store, &key, record, router.settings.lease_ttl);
         let registration = tokio::select! {
+            // First, so that one who is registered at the very moment of the shutdown deregisters.
+            biased;
             registration = registered => registration,
             () = shutdown.cancelled() => return,
         };

@@ -3,16 +3,16 @@
 //! Shells only; when a lease may be trusted is decided in [`protocol::lease`](crate::protocol::lease).
 
 mod follow;
+mod jitter;
 mod lease;
 mod register;
 
 pub use follow::{Follow, Update};
+pub use jitter::seed_jitter;
 pub use lease::{KeptLease, LeaseState};
 pub use register::{Registration, register};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use rand::RngExt as _;
 
 /// Milliseconds since the Unix epoch, for the timestamps that people read.
 pub fn unix_millis() -> u64 {
@@ -30,7 +30,7 @@ impl BackOff {
     pub(crate) fn next(&mut self) -> Duration {
         let full = Duration::from_millis(50).saturating_mul(1 << self.failures.min(5)).min(Duration::from_secs(1));
         self.failures += 1;
-        full.mul_f64(rand::rng().random_range(0.5..=1.0))
+        jitter::shortened(full)
     }
 
     pub(crate) fn reset(&mut self) {

@@ -1,10 +1,12 @@
 //! What a service holds of its running pod.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::{AbortHandle, abortable};
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::layer::OwnershipLayer;
@@ -25,7 +27,7 @@ struct Inner {
     ownership: Arc<Ownership>,
     state: watch::Receiver<PodState>,
     wish: watch::Sender<Wish>,
-    task: AbortHandle,
+    running: AbortHandle,
 }
 
 impl PodHandle {
@@ -38,13 +40,27 @@ impl PodHandle {
         settings: PodSettings,
         handler: Arc<dyn HandoffHandler>,
     ) -> PodHandle {
+        let (handle, run) = Self::prepare(store, keyspace, keys, settings, handler);
+        tokio::spawn(run);
+        handle
+    }
+
+    /// As [`start`](Self::start), for who runs the pod's future himself; it ends with the pod.
+    pub fn prepare(
+        store: Arc<dyn Store>,
+        keyspace: &str,
+        keys: Keyspace,
+        settings: PodSettings,
+        handler: Arc<dyn HandoffHandler>,
+    ) -> (PodHandle, impl Future<Output = ()> + Send + use<>) {
         let ownership = Arc::new(Ownership::new(keyspace));
         let (sender, state) =
             watch::channel(PodState { not_ready: Some(NOT_REGISTERED.into()), ..PodState::default() });
         let (wish, wishes) = watch::channel(Wish::Serve);
         let shell = Shell::new(store, keys, settings, handler, ownership.clone(), sender, wishes);
-        let task = tokio::spawn(shell.run()).abort_handle();
-        PodHandle { inner: Arc::new(Inner { ownership, state, wish, task }) }
+        let (run, running) = abortable(shell.run());
+        let handle = PodHandle { inner: Arc::new(Inner { ownership, state, wish, running }) };
+        (handle, run.map(|_| ()))
     }
 
     /// The layer that belongs in front of the service.
@@ -97,7 +113,7 @@ impl PodHandle {
 
 impl Inner {
     fn crash(&self) {
-        self.task.abort();
+        self.running.abort();
         self.ownership.close();
     }
 }

@@ -140,6 +140,7 @@ impl Shell {
             };
             let wake = self.timers.first().map_or(until, |(at, _)| until.min(*at));
             tokio::select! {
+                biased;
                 registration = &mut registered => return Some(registration),
                 changed = self.wish.changed() => changed.ok()?,
                 Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),

@@ -90,6 +90,7 @@ impl Term {
         loop {
             let until = self.base + Duration::from_micros(self.ends_at.load(SeqCst));
             tokio::select! {
+                biased;
                 () = self.ended.cancelled() => return,
                 () = sleep_until(until) => {}
             }

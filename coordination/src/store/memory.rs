@@ -13,11 +13,12 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 
 use self::state::{Read, State};
@@ -36,8 +37,9 @@ pub struct MemoryStore {
 #[derive(Debug)]
 struct Inner {
     guarded: Mutex<Guarded>,
-    /// Wakes the watches: there is something to read, or an earlier lease to wait for, or an outage.
-    changes: watch::Sender<()>,
+    /// Wakes the watches, in the order in which they began to wait: there is something to read, or an earlier lease to
+    /// wait for, or an outage. (Of a `tokio::sync::watch` the order would be random, and no simulation repeat.)
+    changes: Notify,
 }
 
 #[derive(Debug)]
@@ -52,7 +54,7 @@ impl MemoryStore {
     /// An empty store.
     pub fn new() -> Self {
         let guarded = Guarded { state: State::new(), available: true, outages: 0 };
-        MemoryStore { inner: Arc::new(Inner { guarded: Mutex::new(guarded), changes: watch::Sender::new(()) }) }
+        MemoryStore { inner: Arc::new(Inner { guarded: Mutex::new(guarded), changes: Notify::new() }) }
     }
 
     /// While not available, every call fails with [`StoreError::Unavailable`] and every watch has ended with it, as if
@@ -79,7 +81,7 @@ impl MemoryStore {
         let changed = guarded.signature() != before;
         drop(guarded);
         if changed {
-            self.inner.changes.send_replace(());
+            self.inner.changes.notify_waiters();
         }
         result
     }
@@ -100,17 +102,11 @@ impl MemoryStore {
     }
 
     /// Feeds a watch until it is dropped or fails.
-    async fn feed(
-        self,
-        keys: Keys,
-        mut next: Revision,
-        outages: u64,
-        mut changes: watch::Receiver<()>,
-        out: mpsc::Sender<Result<Batch, StoreError>>,
-    ) {
+    async fn feed(self, keys: Keys, mut next: Revision, outages: u64, out: mpsc::Sender<Result<Batch, StoreError>>) {
         loop {
+            let mut changed = pin!(self.inner.changes.notified());
             // Before the look, so that what comes after it wakes us.
-            changes.mark_unchanged();
+            changed.as_mut().enable();
             let read = self.with(|guarded, _| {
                 if guarded.outages != outages {
                     return Err(unavailable());
@@ -132,8 +128,9 @@ impl MemoryStore {
             }
             if at_end {
                 tokio::select! {
+                    biased;
                     () = out.closed() => return,
-                    _ = changes.changed() => {}
+                    () = changed => {}
                     () = until(deadline) => {}
                 }
             }
@@ -172,7 +169,6 @@ impl Store for MemoryStore {
     }
 
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-        let changes = self.inner.changes.subscribe();
         let outages = self.with(|guarded, _| {
             if !guarded.available {
                 return Err(unavailable());
@@ -181,7 +177,7 @@ impl Store for MemoryStore {
             Ok(guarded.outages)
         })?;
         let (out, batches) = mpsc::channel(BUFFERED_BATCHES);
-        tokio::spawn(self.clone().feed(keys.clone(), from, outages, changes, out));
+        tokio::spawn(self.clone().feed(keys.clone(), from, outages, out));
         Ok(Watch::new(batches))
     }
 

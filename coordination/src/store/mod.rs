@@ -59,8 +59,8 @@ mod client {
     }
 
     impl Watch {
-        /// A watch that is fed through `batches`.
-        pub(super) fn new(batches: mpsc::Receiver<Result<Batch, StoreError>>) -> Self {
+        /// A watch that is fed through `batches`: for whoever implements [`Store`].
+        pub fn new(batches: mpsc::Receiver<Result<Batch, StoreError>>) -> Self {
             Watch { batches }
         }
 

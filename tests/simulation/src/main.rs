@@ -1,3 +1,140 @@
-//! Not written yet.
+//! The command line of the simulation: which seeds, how many at a time, and what to tell.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a command-line program")]
 
-fn main() {}
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread::available_parallelism;
+
+use anyhow::{Context as _, bail};
+use clap::Parser;
+use segue_simulation::{Sabotage, Scenario, Sweep, regressions, run};
+
+/// Simulates whole clusters under random faults: coordinators, routers, pods and clients in one thread, a simulated clock
+/// and network, every choice from a seed.
+///
+/// Each seed decides on a cluster and a mix of faults (crashes, pauses, partitions, a slow or absent store, clock drift …),
+/// runs for a minute of simulated time, and checks the protocol's invariants at every event. When the faults stop, the
+/// cluster must become well. A seed that breaks an invariant repeats exactly: run it with --seed to read its history.
+#[derive(Debug, Parser)]
+#[command(name = "simulate")]
+struct Arguments {
+    /// How many seeds to run, beside the ones that once found a fault.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+
+    /// The first of them.
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+
+    /// Run this seed alone and print its history.
+    #[arg(long)]
+    seed: Option<u64>,
+
+    /// With --seed: where to write the history instead.
+    #[arg(long, requires = "seed")]
+    trace: Option<PathBuf>,
+
+    /// How many seeds run at a time, each on a thread; as many as there are cores, if not said.
+    #[arg(long)]
+    jobs: Option<usize>,
+
+    /// Run every seed twice and compare (else only every hundredth).
+    #[arg(long)]
+    check_determinism: bool,
+
+    /// Break a rule on purpose, to see whether it is noticed; `list` names them, `all` tries each.
+    #[arg(long, hide = true)]
+    sabotage: Option<String>,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let arguments = Arguments::parse();
+    let jobs = arguments.jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)).max(1);
+    let sabotage = match arguments.sabotage.as_deref() {
+        None => None,
+        Some("list") => {
+            for (_, name, what) in Sabotage::ALL {
+                println!("{name:22} {what}");
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some("all") => return Ok(try_each(&arguments, jobs)),
+        Some(name) => match Sabotage::parse(name) {
+            Some(sabotage) => Some(sabotage),
+            None => bail!("there is no sabotage {name:?}; --sabotage list names them"),
+        },
+    };
+    if let Some(seed) = arguments.seed {
+        return replay(seed, sabotage, arguments.trace.as_deref());
+    }
+    let sweep = Sweep {
+        seeds: arguments.seeds,
+        from: arguments.from,
+        jobs,
+        sabotage,
+        check_all_twice: arguments.check_determinism,
+        regressions: sabotage.is_none(),
+    };
+    let total = sweep.run(|progress| eprint!("\r{progress}\x1b[K"));
+    eprintln!();
+    let mut failed = !total.failures.is_empty();
+    for failure in &total.failures {
+        eprintln!("{failure}");
+    }
+    if sabotage.is_none() && arguments.seeds >= 200 && !total.unseen().is_empty() {
+        failed = true;
+        for what in total.unseen() {
+            eprintln!("never seen in {} seeds: {what}", total.seeds);
+        }
+    }
+    println!("{total}");
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Runs one seed and tells its history.
+fn replay(seed: u64, sabotage: Option<Sabotage>, file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
+    let outcome = run(Scenario { seed, sabotage, keeps_lines: true }).context("cannot make a runtime")?;
+    let history = outcome.lines.join("\n");
+    match file {
+        Some(path) => fs::write(path, history + "\n").with_context(|| format!("cannot write {}", path.display()))?,
+        None => println!("{history}"),
+    }
+    for why in regressions().iter().filter(|known| known.seed == seed) {
+        eprintln!("seed {seed} is kept because: {}", why.why);
+    }
+    for violation in &outcome.violations {
+        eprintln!("{violation}");
+    }
+    eprintln!("seed {seed}: {} events, hash {:016x}", outcome.events, outcome.hash);
+    Ok(if outcome.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Breaks one rule after the other and says after how many seeds each was noticed.
+fn try_each(arguments: &Arguments, jobs: usize) -> ExitCode {
+    let mut missed = 0;
+    for (sabotage, name, _) in Sabotage::ALL {
+        let caught = (arguments.from..arguments.from + arguments.seeds).step_by(jobs).find_map(|from| {
+            let sweep = Sweep {
+                seeds: (jobs as u64).min(arguments.from + arguments.seeds - from),
+                from,
+                jobs,
+                sabotage: Some(sabotage),
+                check_all_twice: false,
+                regressions: false,
+            };
+            sweep.run(|_| {}).failures.into_iter().next()
+        });
+        match caught {
+            Some(failure) => {
+                let after = failure.seed - arguments.from + 1;
+                println!("sabotage={name} caught=true after={after} by={}", failure.invariant());
+            }
+            None => {
+                missed += 1;
+                println!("sabotage={name} caught=false after={}", arguments.seeds);
+            }
+        }
+    }
+    if missed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

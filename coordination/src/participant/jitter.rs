@@ -1,0 +1,48 @@
+//! By how much waits are shortened: at random, or as a seed says.
+//!
+//! Everyone who lost the store together would come back together, so waits differ. In a simulation they differ as well, and
+//! are the same each time it is run: its thread is seeded, and all participants of a cluster live on that thread.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+thread_local! {
+    static SEEDED: RefCell<Option<SmallRng>> = const { RefCell::new(None) };
+}
+
+/// From here on the waits of this thread's participants follow from `seed`.
+pub fn seed_jitter(seed: u64) {
+    SEEDED.set(Some(SmallRng::seed_from_u64(seed)));
+}
+
+/// `full`, shortened by up to a half.
+pub(super) fn shortened(full: Duration) -> Duration {
+    let part = SEEDED.with_borrow_mut(|seeded| match seeded {
+        Some(seeded) => seeded.random_range(0.5..=1.0),
+        None => rand::rng().random_range(0.5..=1.0),
+    });
+    full.mul_f64(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits() -> Vec<Duration> {
+        (0..20).map(|_| shortened(Duration::from_secs(1))).collect()
+    }
+
+    #[test]
+    fn a_seed_repeats_the_waits_and_each_is_at_least_half() {
+        seed_jitter(7);
+        let first = waits();
+        seed_jitter(7);
+        assert_eq!(waits(), first);
+        seed_jitter(8);
+        assert_ne!(waits(), first);
+        assert!(first.iter().all(|wait| (500..=1000).contains(&wait.as_millis())));
+    }
+}

@@ -1,0 +1,203 @@
+//! Looks at the store after each write and says where the records break the protocol.
+//!
+//! The guards of the transactions are to make this impossible; here is checked that they do, by looking at what stands
+//! before and after. What must stay true: nothing here asks a function that decides for production.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use segue_coordination::protocol::records::{Handoff, Mode, Phase, PodAckKind};
+use segue_coordination::protocol::view::{Stamped, View};
+use segue_coordination::store::data::{Batch, Event, Revision, Snapshot};
+use segue_coordination::store::keys::{Keyspace, Partition};
+
+use crate::trace::Trace;
+
+/// The store as it stands, and what was true of it before.
+#[derive(Debug)]
+pub(crate) struct Contract {
+    trace: Arc<Trace>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    view: View,
+    known: BTreeMap<String, Revision>,
+    epochs: BTreeMap<Partition, u64>,
+}
+
+/// Who writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Author<'a> {
+    /// A coordinator of this name: it must lead.
+    Coordinator(&'a str),
+    /// A router or a pod.
+    Other,
+    /// Someone with etcdctl, who may do as he likes.
+    Operator,
+}
+
+impl Contract {
+    pub(crate) fn new(keys: Keyspace, trace: Arc<Trace>) -> Self {
+        let inner = Inner { view: View::empty(keys), known: BTreeMap::new(), epochs: BTreeMap::new() };
+        Contract { trace, inner: Mutex::new(inner) }
+    }
+
+    /// The store stands like this now, by nobody's writing or by `author`'s.
+    pub(crate) fn look(&self, snapshot: Snapshot, author: Author<'_>) {
+        let mut inner = self.lock();
+        if snapshot.revision <= inner.view.revision {
+            return;
+        }
+        let mut events = Vec::new();
+        let mut known = BTreeMap::new();
+        for entry in snapshot.entries {
+            known.insert(entry.key.clone(), entry.mod_revision);
+            if inner.known.get(&entry.key) != Some(&entry.mod_revision) {
+                self.trace.event(format_args!("{} put at {}", entry.key, entry.mod_revision));
+                events.push(Event::Put(entry));
+            }
+        }
+        let gone: Vec<String> = inner.known.keys().filter(|key| !known.contains_key(*key)).cloned().collect();
+        for key in gone {
+            self.trace.event(format_args!("{key} deleted"));
+            events.push(Event::Delete { key });
+        }
+        inner.known = known;
+        let before = inner.view.clone();
+        inner.view.apply(Batch { revision: snapshot.revision, events });
+        if author != Author::Operator {
+            self.check(&mut inner, &before, author);
+        }
+        for (partition, assignment) in &inner.view.assignments.clone() {
+            let epoch = inner.epochs.entry(*partition).or_default();
+            *epoch = assignment.value.epoch.max(*epoch);
+        }
+    }
+
+    /// What stands.
+    pub(crate) fn with_view<T>(&self, ask: impl FnOnce(&View) -> T) -> T {
+        ask(&self.lock().view)
+    }
+
+    fn check(&self, inner: &mut Inner, before: &View, author: Author<'_>) {
+        let after = &inner.view;
+        if let Author::Coordinator(name) = author
+            && before.leader.as_ref().or(after.leader.as_ref()).is_none_or(|leader| leader.value.holder != name)
+        {
+            self.trace.violation("single_leader", format!("{name} writes and does not lead"));
+        }
+        for (partition, assignment) in &after.assignments {
+            let was = before.assignments.get(partition);
+            if was.is_some_and(|was| was.mod_revision == assignment.mod_revision) {
+                continue;
+            }
+            let (epoch, known) = (assignment.value.epoch, inner.epochs.get(partition).copied().unwrap_or(0));
+            if epoch <= known {
+                self.trace
+                    .violation("epochs_grow", format!("partition {partition} is assigned epoch {epoch} after {known}"));
+            }
+        }
+        for (partition, handoff) in &before.handoffs {
+            match after.handoffs.get(partition) {
+                Some(now) if now.create_revision == handoff.create_revision => self.moved(before, after, handoff, now),
+                Some(_) => self.trace.violation("handoff", format!("the record of partition {partition} was replaced")),
+                None => self.ended(after, handoff),
+            }
+        }
+        self.stale_acks(before, after);
+    }
+
+    fn moved(&self, before: &View, after: &View, was: &Stamped<Handoff>, now: &Stamped<Handoff>) {
+        let (record, id) = (&now.value, now.create_revision);
+        let partition = record.partition;
+        if (&was.value.new_owner, was.value.epoch) != (&record.new_owner, record.epoch)
+            || record.phase < was.value.phase
+        {
+            self.trace.violation("handoff", format!("the record of partition {partition} was overwritten"));
+        }
+        if record.phase == was.value.phase {
+            return;
+        }
+        self.trace.seen(match record.phase {
+            Phase::Warming | Phase::Ready => "a new owner got warm",
+            Phase::Syncing => "routers drained",
+            Phase::Switching => "a partition was switched",
+            Phase::Complete => "a handoff completed",
+        });
+        let barrier = record.mode == Mode::Barrier && record.old_owner.is_some();
+        // Whoever is registered when the phase moves on must have agreed.
+        for router in after.routers.keys() {
+            let agreed = match was.value.phase {
+                Phase::Ready if barrier => after.drained_ack(partition, router, id).is_some_and(|ack| !ack.gave_up),
+                Phase::Switching => after.cutover_ack(partition, router, id).is_some(),
+                _ => true,
+            };
+            if !agreed {
+                let from = was.value.phase.as_str();
+                let early = format!("partition {partition} left {from} without the word of router {router}");
+                self.trace.violation("quorum", early);
+            }
+        }
+        if was.value.phase == Phase::Syncing
+            && let Some(old) = before.live_old_owner(record).filter(|old| old.capabilities.drained)
+            && after.pod_ack(partition, &old.pod_name, PodAckKind::Drained, id).is_none()
+        {
+            let early =
+                format!("partition {partition} left Syncing without the word of its old owner {}", old.pod_name);
+            self.trace.violation("quorum", early);
+        }
+    }
+
+    fn ended(&self, after: &View, was: &Stamped<Handoff>) {
+        let record = &was.value;
+        let switched =
+            record.phase == Phase::Switching || (record.mode == Mode::Independent && record.phase >= Phase::Ready);
+        match record.phase {
+            Phase::Complete => {}
+            _ if switched && record.old_owner.is_some() && after.live_new_owner(record).is_some() => {
+                let partition = record.partition;
+                let back = format!("the handoff of partition {partition} was cancelled past the point of no return");
+                self.trace.violation("handoff", back);
+            }
+            _ if switched => self.trace.seen("a new owner died after it had taken over"),
+            _ => self.trace.seen("a handoff was cancelled"),
+        }
+    }
+
+    fn stale_acks(&self, before: &View, after: &View) {
+        for (partition, acks) in &after.acks {
+            let had = before.acks.get(partition);
+            if had == Some(acks) {
+                continue;
+            }
+            let standing = after.handoffs.get(partition).map(|handoff| handoff.create_revision);
+            let fresh = acks
+                .drained
+                .iter()
+                .filter(|(router, ack)| had.and_then(|had| had.drained.get(*router)) != Some(ack))
+                .map(|(router, ack)| (router, ack.handoff));
+            let fresh = fresh.chain(
+                acks.cutover
+                    .iter()
+                    .filter(|(router, ack)| had.and_then(|had| had.cutover.get(*router)) != Some(ack))
+                    .map(|(router, ack)| (router, ack.handoff)),
+            );
+            let fresh = fresh.chain(
+                acks.pods
+                    .iter()
+                    .filter(|(who, ack)| had.and_then(|had| had.pods.get(*who)) != Some(ack))
+                    .map(|((pod, _), ack)| (pod, ack.handoff)),
+            );
+            for (who, handoff) in fresh.filter(|(_, handoff)| Some(*handoff) != standing) {
+                let stale = format!("{who} acknowledges {handoff} of partition {partition}, and {standing:?} stands");
+                self.trace.violation("stale_ack", stale);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,317 @@
+//! A simulated router: production's control side and routing table, and the path of a request with messages for sockets.
+//!
+//! What is decided about a request is `segue_proxy::forward`'s, decision by decision: a pod that cannot be reached was sent
+//! nothing, a 421 is put back, an exchange that breaks is never sent again, and one whose client has gone is seen through.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::protocol::router::HoldCause;
+use segue_coordination::router::{
+    Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+};
+use segue_coordination::store::{Store, StoreError};
+use segue_proxy::table::{Refusal, StashLimits, Table};
+use segue_proxy::ticket::{Admission, Pass, Ticket, Worker};
+use tokio::sync::{oneshot, watch};
+use tokio::task::spawn_local;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::Cluster;
+use crate::exchange::{Outcome, exchange};
+use crate::liar::Hasty;
+use crate::line::{Kind, Line};
+use crate::process::Process;
+use crate::sabotage::Sabotage;
+use crate::witness::{RequestId, Status};
+use crate::world::World;
+
+/// What the path of a request may take beyond its limits.
+const SLACK: Duration = Duration::from_millis(200);
+
+/// One life of a router.
+pub(crate) struct Router {
+    pub(crate) process: Arc<Process>,
+    pub(crate) line: Arc<Line>,
+    pub(crate) table: Arc<Table>,
+    world: Arc<World>,
+    worker: Worker,
+    /// Takes no requests any more.
+    closed: Cell<bool>,
+    /// Requests without an answer.
+    open: Cell<usize>,
+    shutdown: CancellationToken,
+}
+
+/// A request as a client sends it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) id: RequestId,
+    pub(crate) partition: u32,
+    pub(crate) key: Option<u64>,
+    pub(crate) work: Duration,
+}
+
+impl Router {
+    pub(crate) fn start(world: &Arc<World>, name: &str, life: u64) -> Rc<Router> {
+        let setting = &world.setting;
+        let process = Process::new(name, life, &world.trace);
+        let line = Line::new(world, &process, Kind::Router);
+        let limits = StashLimits {
+            max_requests: setting.max_requests,
+            max_bytes: 1 << 20,
+            max_total_bytes: 1 << 22,
+            max_wait: setting.max_wait,
+            // Beyond a bounded number a flush gives up the order within a key (`stash.rs`). Not reached here, so that the
+            // order can be checked.
+            flush_concurrency: 1_000_000,
+        };
+        let (table, notices) = Table::new(1, limits);
+        let settings = RouterSettings {
+            name: name.to_owned(),
+            lease_ttl: setting.lease_ttl,
+            on_store_loss: setting.on_store_loss,
+            drain_timeout: setting.drain_timeout,
+            on_drain_timeout: setting.on_drain_timeout,
+        };
+        let (sender, _) = watch::channel(RouterStatus::default());
+        let shutdown = CancellationToken::new();
+        let plane: Arc<dyn DataPlane> = match world.is_sabotaged(Sabotage::EarlyRouterDrained) {
+            true => Arc::new(Hasty::new(table.clone())),
+            false => table.clone(),
+        };
+        let observer = Arc::new(Observer { world: world.clone(), name: name.to_owned() });
+        let ports = RouterPorts { plane, notices, observer, status: sender };
+        let store: Arc<dyn Store> = line.clone();
+        let run = run_router(store, world.keys.clone(), settings, ports, shutdown.clone());
+        let (confined, ended) = (process.run(run), process.clone());
+        spawn_local(async move {
+            confined.await;
+            // Nothing of it goes on.
+            ended.kill();
+        });
+        let worker = table.worker(0);
+        let (closed, open) = (Cell::new(false), Cell::new(0));
+        Rc::new(Router { process, line, table, world: world.clone(), worker, closed, open, shutdown })
+    }
+
+    /// Takes requests.
+    pub(crate) fn listens(&self) -> bool {
+        !self.closed.get() && !self.process.is_dead()
+    }
+
+    /// How many requests are without an answer.
+    pub(crate) fn open(&self) -> usize {
+        self.open.get()
+    }
+
+    /// Ends properly: takes nothing more, lets what is under way end, and deregisters only then.
+    pub(crate) fn shut_down(self: &Rc<Self>) {
+        self.closed.set(true);
+        let (router, limit) = (self.clone(), self.world.setting.drain_timeout);
+        spawn_local(self.process.run(async move {
+            let deadline = Instant::now() + limit;
+            let refusing = deadline - limit / 10;
+            while router.open.get() > 0 && Instant::now() < deadline {
+                if Instant::now() >= refusing {
+                    router.table.shut_down();
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+            router.shutdown.cancel();
+        }));
+    }
+
+    /// Answers a request through `answer`; a client that has gone has dropped the other end.
+    pub(crate) async fn handle(
+        self: Rc<Self>,
+        cluster: Rc<Cluster>,
+        asked: Asked,
+        mut answer: oneshot::Sender<Status>,
+    ) {
+        self.open.set(self.open.get() + 1);
+        let _open = Open(&self.open);
+        let (arrived, paused) = (Instant::now(), self.process.paused());
+        let status = self.route(&cluster, asked, arrived, &mut answer).await;
+        self.world.witness.unheld(asked.id);
+        let Some(status) = status else { return };
+        let took = arrived.elapsed().saturating_sub(self.process.paused() - paused);
+        let setting = &self.world.setting;
+        // It may wait for the router's first view; it may be with a pod that refuses it at last; then it may wait, and go to a
+        // pod once more at the last moment.
+        let at_most = 2 * (setting.max_wait + setting.request_timeout) + setting.connect_timeout + SLACK;
+        self.world.witness.took(asked.id, took, at_most);
+        let _ = answer.send(status);
+    }
+
+    async fn route(
+        self: &Rc<Self>,
+        cluster: &Rc<Cluster>,
+        asked: Asked,
+        arrived: Instant,
+        answer: &mut oneshot::Sender<Status>,
+    ) -> Option<Status> {
+        let (world, witness) = (&self.world, &self.world.witness);
+        while self.worker.partitions() <= asked.partition {
+            if arrived.elapsed() >= world.setting.max_wait || self.worker.shutting_down() {
+                return Some(Status::Refused("no-owner"));
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        witness.taken(asked.id, &self.process.name, self.process.life);
+        let order = asked.key.filter(|_| !world.is_sabotaged(Sabotage::NoOrder));
+        let mut held_since = None;
+        let mut admission = match self.worker.enter(asked.partition, order, 100, arrived) {
+            Ok(admission) => admission,
+            Err(refusal) => return Some(self.refused(refusal)),
+        };
+        loop {
+            let mut pass = match admission {
+                Admission::Pass(pass) => pass,
+                Admission::Held(ticket) => {
+                    let (began, paused) = (Instant::now(), self.process.paused());
+                    let deadline = *held_since.get_or_insert(began) + world.setting.max_wait;
+                    let turn = self.wait(ticket, asked.id, answer).await?;
+                    let late = Instant::now().saturating_duration_since(deadline.max(began));
+                    witness.took(asked.id, late.saturating_sub(self.process.paused() - paused), SLACK);
+                    match turn {
+                        Ok(pass) => pass,
+                        Err(refusal) => return Some(self.refused(refusal)),
+                    }
+                }
+            };
+            witness.started(asked.id);
+            // Once its client has gone there is nobody to put it back for.
+            let mut gone = false;
+            let outcome = loop {
+                let under_way = exchange(cluster, self, &pass, asked);
+                tokio::pin!(under_way);
+                let outcome = tokio::select! {
+                    biased;
+                    outcome = &mut under_way => outcome,
+                    () = answer.closed(), if !gone => {
+                        gone = true;
+                        world.trace.seen("a client hung up on an exchange");
+                        if world.is_sabotaged(Sabotage::HangUp) {
+                            return None;
+                        }
+                        match timeout(world.setting.request_timeout, under_way).await {
+                            Ok(outcome) => outcome,
+                            Err(_) => return None,
+                        }
+                    }
+                };
+                if outcome == Outcome::Broken && !gone && world.is_sabotaged(Sabotage::SendAgain) {
+                    continue;
+                }
+                break outcome;
+            };
+            if gone {
+                pass.delivered();
+                return None;
+            }
+            admission = Admission::Held(match outcome {
+                Outcome::Unreachable | Outcome::Misdirected => {
+                    let why = if outcome == Outcome::Misdirected { "421" } else { "unreachable" };
+                    if outcome == Outcome::Misdirected && world.is_sabotaged(Sabotage::ShowBounce) {
+                        return Some(Status::Bounced);
+                    }
+                    world.trace.seen(if why == "421" { "a 421 was put back" } else { "a pod could not be reached" });
+                    witness.undone(asked.id, why);
+                    pass.put_back()
+                }
+                Outcome::Fenced => {
+                    world.trace.seen("a lease ran out while a connection was made");
+                    witness.undone(asked.id, "fenced");
+                    pass.put_back_fenced()
+                }
+                Outcome::Done => {
+                    pass.delivered();
+                    return Some(Status::Done);
+                }
+                Outcome::Failed => {
+                    pass.delivered();
+                    return Some(Status::Failed);
+                }
+                Outcome::Broken | Outcome::TimedOut => return Some(Status::Unknown),
+                Outcome::Severed => {
+                    world.trace.seen("an exchange was severed");
+                    return Some(Status::Unknown);
+                }
+            });
+        }
+    }
+
+    /// Waits for its turn. `None`: its client has gone, and it with it.
+    async fn wait(
+        &self,
+        ticket: Ticket,
+        id: RequestId,
+        answer: &mut oneshot::Sender<Status>,
+    ) -> Option<Result<Pass, Refusal>> {
+        self.world.witness.held(id);
+        self.world.trace.seen("a request was held");
+        let turn = tokio::select! {
+            biased;
+            turn = ticket => turn,
+            () = answer.closed() => {
+                self.world.trace.seen("a client hung up while held");
+                return None;
+            }
+        };
+        if turn.is_ok() {
+            self.world.trace.seen("a held request was flushed");
+        }
+        Some(turn)
+    }
+
+    fn refused(&self, refusal: Refusal) -> Status {
+        let trace = &self.world.trace;
+        Status::Refused(match refusal {
+            Refusal::Full => {
+                trace.seen("a stash was full");
+                "stash-full"
+            }
+            Refusal::Waited(HoldCause::Fenced) => {
+                trace.seen("a request waited too long for a fenced router");
+                "fenced"
+            }
+            Refusal::Waited(_) => {
+                trace.seen("a request waited too long");
+                "waited"
+            }
+            Refusal::Shutdown => "shutdown",
+        })
+    }
+}
+
+struct Open<'a>(&'a Cell<usize>);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+struct Observer {
+    world: Arc<World>,
+    name: String,
+}
+
+impl RouterObserver for Observer {
+    fn cutover(&self, cutover: &Cutover) {
+        let (partition, target) = (cutover.partition, &cutover.target);
+        let name = &self.name;
+        self.world.trace.event(format_args!("{name} opens {partition} to {} at {}", target.pod, target.epoch));
+        if cutover.severed > 0 {
+            self.world.trace.seen("a drain was severed");
+        }
+    }
+
+    fn resync(&self, cause: &StoreError) {
+        self.world.trace.event(format_args!("{} resyncs: {cause}", self.name));
+    }
+}

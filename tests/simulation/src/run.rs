@@ -1,0 +1,181 @@
+//! One seed from beginning to end: a cluster starts, things go wrong for a while, then nothing does any more, and then
+//! everything must be well.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use segue_coordination::participant::seed_jitter;
+use segue_coordination::protocol::router::Stage;
+use segue_coordination::router::DataPlane as _;
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::{Instant, sleep};
+
+use crate::client::client;
+use crate::cluster::Cluster;
+use crate::contract::Author;
+use crate::faults;
+use crate::sabotage::Sabotage;
+use crate::trace::Violation;
+use crate::world::World;
+
+/// How long everything may take to become well once nothing goes wrong any more: a partition's first back-offs, a
+/// request that is worked on for long, the longest wait.
+const CALM: Duration = Duration::from_secs(120);
+
+/// What is to be run.
+#[derive(Debug, Clone, Copy)]
+pub struct Scenario {
+    /// Everything follows from it.
+    pub seed: u64,
+    /// A rule that is broken on purpose.
+    pub sabotage: Option<Sabotage>,
+    /// Whether the history is to be kept as text.
+    pub keeps_lines: bool,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// Tells two histories apart.
+    pub hash: u64,
+    /// How many events there were.
+    pub events: u64,
+    /// How many requests were made, and how many done.
+    pub requests: (u64, u64),
+    /// How long it took, in simulated time.
+    pub simulated: Duration,
+    /// What was seen, and how often.
+    pub seen: BTreeMap<&'static str, u64>,
+    /// The promises that were broken. The run ends with the first.
+    pub violations: Vec<Violation>,
+    /// The history, if it was to be kept.
+    pub lines: Vec<String>,
+}
+
+/// Runs a seed. Must not be called inside a runtime.
+pub fn run(scenario: Scenario) -> std::io::Result<Outcome> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    let Scenario { seed, sabotage, keeps_lines } = scenario;
+    seed_jitter(seed);
+    let outcome = LocalSet::new().block_on(&runtime, async move {
+        let began = Instant::now();
+        let world = World::new(seed, sabotage, keeps_lines);
+        let cluster = Cluster::start(&world);
+        play(&cluster).await;
+        let requests = world.witness.totals();
+        let history = world.trace.finish();
+        Outcome {
+            seed,
+            hash: history.hash,
+            events: history.events,
+            requests,
+            simulated: began.elapsed(),
+            seen: history.seen,
+            violations: history.violations,
+            lines: history.lines,
+        }
+    });
+    Ok(outcome)
+}
+
+async fn play(cluster: &Rc<Cluster>) {
+    let world = &cluster.world;
+    let goes_on = Rc::new(Cell::new(true));
+    for _ in 0..world.setting.clients {
+        let goes_on = goes_on.clone();
+        spawn_local(client(cluster.clone(), move || goes_on.get()));
+    }
+    spawn_local(faults::storm(cluster.clone(), Instant::now() + world.setting.storm));
+    let calm = Instant::now() + world.setting.storm;
+    while Instant::now() < calm {
+        step(cluster).await;
+        if world.trace.is_broken() {
+            return;
+        }
+    }
+    faults::heal(cluster);
+    // Requests go on to come: a cluster must become well under load.
+    let (deadline, quiet) = (Instant::now() + CALM, Instant::now() + Duration::from_secs(10));
+    let mut why = Vec::new();
+    while Instant::now() < deadline {
+        step(cluster).await;
+        if world.trace.is_broken() {
+            return;
+        }
+        if Instant::now() < quiet {
+            continue;
+        }
+        goes_on.set(false);
+        // Who was shutting down when the storm ended is gone only now, and may come back as an operator left it.
+        cluster.complete();
+        faults::undrain(cluster).await;
+        why = what_is_not_well(cluster);
+        if why.is_empty() {
+            return;
+        }
+    }
+    world.trace.violation("converges", why.join("; "));
+}
+
+async fn step(cluster: &Cluster) {
+    sleep(Duration::from_millis(20)).await;
+    cluster.world.look(Author::Other).await;
+    bounded(cluster);
+}
+
+/// Stashes keep within their limits.
+fn bounded(cluster: &Cluster) {
+    let world = &cluster.world;
+    for router in cluster.routers() {
+        for partition in 0..router.table.partitions() {
+            let (stashed, _) = router.table.stashed(partition);
+            // One that is put back was let in before: limits do not apply to it.
+            let most = world.setting.max_requests + router.open();
+            if stashed > most {
+                let name = &router.process.name;
+                world
+                    .trace
+                    .violation("bounded", format!("{stashed} requests wait for partition {partition} in {name}"));
+            }
+        }
+    }
+}
+
+/// Why this cluster is not at rest as it should be.
+fn what_is_not_well(cluster: &Cluster) -> Vec<String> {
+    let world = &cluster.world;
+    let mut why = Vec::new();
+    world.contract.with_view(|view| {
+        if view.partitions() != world.setting.partitions {
+            why.push(format!("the keyspace has {} partitions", view.partitions()));
+        }
+        if !view.handoffs.is_empty() {
+            why.push(format!("handoffs stand: {:?}", view.handoffs));
+        }
+        for partition in 0..world.setting.partitions {
+            if view.live_owner(partition).is_none() {
+                why.push(format!("partition {partition} has no live owner"));
+            }
+        }
+    });
+    let open = world.witness.open();
+    if open > 0 {
+        why.push(format!("{open} requests have no answer"));
+    }
+    for router in cluster.routers() {
+        for partition in 0..router.table.partitions() {
+            let (stage, _) = router.table.stage(partition);
+            let (stashed, _) = router.table.stashed(partition);
+            let in_flight = router.table.in_flight(partition);
+            if stashed > 0 || in_flight > 0 || !matches!(stage, Stage::Open(_)) {
+                let name = &router.process.name;
+                why.push(format!("{name}: partition {partition} is {stage:?}, {stashed} wait, {in_flight} in flight"));
+            }
+        }
+    }
+    why
+}

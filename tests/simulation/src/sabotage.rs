@@ -1,0 +1,97 @@
+//! Rules of the protocol that can be switched off, so that one can see whether the simulation notices.
+//!
+//! Nothing here touches production code: each is done by what surrounds it (the line to the store, the simulated network,
+//! the simulated writer).
+
+use segue_coordination::store::data::{Compare, Field, Keys, Op, Relation, Txn};
+use segue_coordination::store::keys::Keyspace;
+
+/// A rule that is broken on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sabotage {
+    /// Acks are written whether their handoff stands or not.
+    AckIdentity,
+    /// A coordinator writes whether it leads or not.
+    LeaderGuard,
+    /// A phase moves on although a router has registered since.
+    RouterRange,
+    /// A router takes its snapshot and registers then.
+    LateRegistration,
+    /// The store is said to have confirmed the lease, whatever it says.
+    LeaseClock,
+    /// A pod's 421 is shown to the client.
+    ShowBounce,
+    /// An exchange counts no longer once its client has hung up.
+    HangUp,
+    /// A request whose exchange broke is sent again.
+    SendAgain,
+    /// A pod accepts every epoch.
+    AnyEpoch,
+    /// A pod's work goes on when its lease is over.
+    WorkPastLease,
+    /// A pod says `drained` as soon as it is asked.
+    EarlyDrained,
+    /// A router says that it has drained while requests are in flight.
+    EarlyRouterDrained,
+    /// A pod does not read the tail of the log.
+    NoTail,
+    /// Requests wait in no order.
+    NoOrder,
+}
+
+impl Sabotage {
+    /// All, with names and what they do.
+    pub const ALL: [(Sabotage, &'static str, &'static str); 14] = [
+        (Sabotage::AckIdentity, "ack-identity", "acks are written whether their handoff stands or not"),
+        (Sabotage::LeaderGuard, "leader-guard", "a coordinator writes whether it leads or not"),
+        (Sabotage::RouterRange, "router-range", "a phase moves on although a router has registered since"),
+        (Sabotage::LateRegistration, "late-registration", "a router takes its snapshot before it registers"),
+        (Sabotage::LeaseClock, "lease-clock", "participants are told that the store has confirmed their lease"),
+        (Sabotage::ShowBounce, "show-bounce", "a pod's 421 is shown to the client"),
+        (Sabotage::HangUp, "hang-up", "an exchange counts no longer once its client has hung up"),
+        (Sabotage::SendAgain, "send-again", "a request whose exchange broke is sent again"),
+        (Sabotage::AnyEpoch, "any-epoch", "a pod accepts every epoch"),
+        (
+            Sabotage::WorkPastLease,
+            "work-past-lease",
+            "a pod's work goes on when its lease is over, and its log fences nobody",
+        ),
+        (Sabotage::EarlyDrained, "early-drained", "a pod says drained as soon as it is asked"),
+        (Sabotage::EarlyRouterDrained, "early-router-drained", "a router says drained while requests are in flight"),
+        (Sabotage::NoTail, "no-tail", "a new owner does not read the tail of the log"),
+        (Sabotage::NoOrder, "no-order", "held requests have no order"),
+    ];
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known, _)| *known == name).map(|(sabotage, ..)| *sabotage)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(known, ..)| *known == self).map_or("", |(_, name, _)| name)
+    }
+
+    /// Takes guards out of a transaction.
+    pub(crate) fn strip(self, keys: &Keyspace, txn: &mut Txn) {
+        if let Some(otherwise) = &mut txn.otherwise {
+            self.strip(keys, otherwise);
+        }
+        let one = |compare: &Compare, prefix: &str| matches!(&compare.keys, Keys::One(key) if key.starts_with(prefix));
+        let (leader, handoffs) = (keys.leader(), format!("{}handoffs/", keys.root()));
+        let acks = ["handoff_drains/", "handoff_acks/", "pod_acks/"].map(|kind| format!("{}{kind}", keys.root()));
+        let is_ack = |op: &Op| matches!(op, Op::Put { key, .. } if acks.iter().any(|kind| key.starts_with(kind)));
+        match self {
+            Sabotage::LeaderGuard => txn.when.retain(|compare| !one(compare, &leader)),
+            Sabotage::RouterRange => {
+                txn.when
+                    .retain(|compare| !(compare.relation == Relation::Less && matches!(compare.keys, Keys::Prefix(_))));
+            }
+            Sabotage::AckIdentity if txn.then.iter().any(is_ack) => {
+                txn.when
+                    .retain(|compare| !(one(compare, &handoffs) && matches!(compare.field, Field::CreateRevision(_))));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What a seed decides before anything runs: how big the cluster is, what its pods can do, and what may go wrong.
+//!
+//! *Swarm*: each seed allows a random part of the faults, so that some runs are all about one and no fault hides another.
+//! What must stay true: only such faults are allowed together with such pods as the protocol makes promises for (the table
+//! under "What a pod must be able to do").
+
+use std::time::Duration;
+
+use segue_coordination::planning::{Policy, Strategy};
+use segue_coordination::protocol::records::{Capabilities, Mode};
+use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+
+use crate::dice::Dice;
+use crate::faults::Fault;
+
+/// What the pods of a cluster can do: a row of the protocol's table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Row {
+    /// `drained` and `fence`.
+    Full,
+    /// `drained`.
+    Drained,
+    /// Neither, or only `fence`.
+    Plain,
+}
+
+/// All that is fixed for one run.
+#[derive(Debug, Clone)]
+pub(crate) struct Setting {
+    pub(crate) capabilities: Capabilities,
+    pub(crate) coordinators: u64,
+    pub(crate) routers: u64,
+    pub(crate) pods: u64,
+    pub(crate) clients: u64,
+    pub(crate) partitions: u32,
+    pub(crate) lease_ttl: Duration,
+    pub(crate) policy: Policy,
+    pub(crate) on_store_loss: OnStoreLoss,
+    pub(crate) drain_timeout: Duration,
+    pub(crate) on_drain_timeout: OnDrainTimeout,
+    pub(crate) max_wait: Duration,
+    pub(crate) max_requests: usize,
+    pub(crate) request_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    /// How far clocks of machines may be off, in thousandths.
+    pub(crate) drift: u64,
+    /// Longest that an append is on its way to the log, in milliseconds.
+    pub(crate) append_ms: u64,
+    /// Longest that a message is on its way, in milliseconds.
+    pub(crate) message_ms: u64,
+    /// Longest that a call of the store is on its way, in each direction, in milliseconds.
+    pub(crate) store_ms: u64,
+    /// Longest usual work on a request, in milliseconds, and the percentage of requests that take up to a hundred times that.
+    pub(crate) work_ms: u64,
+    pub(crate) long_work: u32,
+    /// The percentage of clients that hang up early.
+    pub(crate) hang_ups: u32,
+    /// How long a client rests between two requests at most, in milliseconds.
+    pub(crate) rest_ms: u64,
+    pub(crate) faults: Vec<Fault>,
+    /// How long they rest between two faults at most, in milliseconds.
+    pub(crate) fault_rest_ms: u64,
+    /// How long things go wrong.
+    pub(crate) storm: Duration,
+}
+
+impl Setting {
+    pub(crate) fn of(dice: &Dice) -> Self {
+        let row = match dice.among(0..=9) {
+            0..=5 => Row::Full,
+            6 | 7 => Row::Drained,
+            _ => Row::Plain,
+        };
+        let capabilities = Capabilities {
+            sync: dice.percent(60),
+            drained: row != Row::Plain,
+            released: dice.percent(60),
+            fence: row == Row::Full || (row == Row::Plain && dice.percent(50)),
+        };
+        let lease_ttl = Duration::from_secs(dice.among(3..=6));
+        let routers = dice.among(1..=3);
+        // What has been added later is drawn last, so that a seed remains as much of what it was as can be.
+        let (first, added) = Fault::ALL.split_at(22);
+        let mut faults: Vec<Fault> = first.iter().copied().filter(|fault| fault.is_allowed(row)).collect();
+        faults.retain(|_| dice.percent(50));
+        let independent = routers == 1 && row == Row::Full && dice.percent(20);
+        if independent {
+            // And no exchange may break in a handoff, by severing or a timeout either.
+            faults.retain(|fault| fault.spares_single_router());
+        }
+        let patient = independent || row == Row::Plain;
+        // Nothing but the policy says what becomes of a pod that cannot confirm that it has ended.
+        let policies = match row {
+            Row::Plain => vec![OnDrainTimeout::Auto, OnDrainTimeout::Cancel],
+            _ => vec![OnDrainTimeout::Auto, OnDrainTimeout::Sever, OnDrainTimeout::Cancel],
+        };
+        let losses = match row {
+            Row::Full => vec![OnStoreLoss::Auto, OnStoreLoss::Fence, OnStoreLoss::Serve],
+            _ => vec![OnStoreLoss::Auto, OnStoreLoss::Fence],
+        };
+        let mut setting = Setting {
+            capabilities,
+            coordinators: 2,
+            routers,
+            pods: dice.among(2..=4),
+            clients: dice.among(3..=8),
+            partitions: dice.among(2..=8) as u32,
+            lease_ttl,
+            policy: Policy {
+                partitions: 0,
+                strategy: if dice.percent(70) { Strategy::Sticky } else { Strategy::Jump },
+                mode: if independent { Mode::Independent } else { Mode::Barrier },
+                settle: dice.millis(50..=500),
+                settle_max: Duration::from_secs(2),
+                min_interval: dice.millis(100..=500),
+                heartbeat: Duration::from_secs(3),
+                warm_timeout: dice.millis(4_000..=10_000),
+                phase_timeout: dice.millis(4_000..=10_000),
+                max_concurrent_handoffs: dice.among(1..=8) as usize,
+            },
+            on_store_loss: dice.pick(&losses).copied().unwrap_or_default(),
+            drain_timeout: if independent { Duration::from_secs(60) } else { dice.millis(500..=3_000) },
+            on_drain_timeout: dice.pick(&policies).copied().unwrap_or_default(),
+            max_wait: dice.millis(2_000..=15_000),
+            max_requests: dice.among(2..=60) as usize,
+            // A timeout breaks an exchange with work still in the pod.
+            request_timeout: if patient { Duration::from_secs(600) } else { dice.millis(2_000..=8_000) },
+            connect_timeout: dice.millis(200..=1_000),
+            drift: if dice.percent(50) { dice.among(0..=50) } else { 0 },
+            append_ms: if row == Row::Full && !independent && dice.percent(30) { 4_000 } else { dice.among(1..=20) },
+            message_ms: dice.among(1..=30),
+            store_ms: dice.among(1..=10),
+            work_ms: dice.among(1..=60),
+            long_work: if dice.percent(30) { 3 } else { 0 },
+            hang_ups: if dice.percent(50) { 10 } else { 0 },
+            rest_ms: dice.among(20..=400),
+            faults,
+            fault_rest_ms: dice.among(1_000..=6_000),
+            storm: 2 * dice.millis(20_000..=40_000),
+        };
+        setting.policy.partitions = setting.partitions;
+        let added = added.iter().filter(|fault| fault.is_allowed(row) && !independent);
+        setting.faults.extend(added.filter(|_| dice.percent(40)));
+        setting
+    }
+}

@@ -1,0 +1,27 @@
+//! A handful of seeds in the ordinary test run; `make simulate` runs a thousand.
+#![allow(clippy::unwrap_used)]
+
+use segue_simulation::{Sabotage, Scenario, Sweep, run};
+
+#[test]
+fn a_few_clusters_keep_every_promise_under_random_faults() {
+    let sweep = Sweep { seeds: 8, from: 100_000, jobs: 2, sabotage: None, check_all_twice: false, regressions: false };
+    let total = sweep.run(|_| {});
+    let told: Vec<String> = total.failures.iter().map(ToString::to_string).collect();
+    assert!(told.is_empty(), "{}", told.join("\n\n"));
+}
+
+#[test]
+fn the_same_seed_has_the_same_history() {
+    let hash = || run(Scenario { seed: 7, sabotage: None, keeps_lines: false }).unwrap().hash;
+    assert_eq!(hash(), hash());
+    // A thread of its own, so that nothing a thread remembers counts.
+    assert_eq!(std::thread::spawn(hash).join().unwrap(), hash());
+}
+
+#[test]
+fn a_router_that_shows_a_bounce_is_noticed() {
+    let sabotage = Some(Sabotage::ShowBounce);
+    let sweep = Sweep { seeds: 20, from: 0, jobs: 2, sabotage, check_all_twice: false, regressions: false };
+    assert!(!sweep.run(|_| {}).failures.is_empty());
+}
