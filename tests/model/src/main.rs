@@ -1,3 +1,116 @@
-//! Not written yet.
+//! An exhaustive model of the handoff.
+//!
+//! The decisions are production's own: planning, the moves of phases, what routers and pods do next, the gate's moves, the
+//! stash, the pod's door. Modelled is what surrounds them: the store, the network, leases and their clocks, crashes.
+//! A search goes through every order in which things can happen, within a budget of faults, and checks the invariants
+//! of the protocol in every state. Deterministic; the other half of the proof, long runs with many faults, is the
+//! simulation's.
 
-fn main() {}
+mod action;
+mod beginning;
+mod cluster;
+mod delivery;
+mod leader;
+mod model;
+mod mutants;
+mod passage;
+mod pod;
+mod possible;
+mod router;
+mod rules;
+mod scenario;
+mod scenarios;
+mod search;
+mod state;
+mod step;
+mod store;
+mod writes;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::scenario::{Scenario, Verdict};
+use crate::search::{Outcome, search};
+
+/// Searches every state of a small cluster for a violation of the protocol.
+#[derive(Parser)]
+#[command(name = "segue-model")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the scenarios and compare each verdict with the one that is claimed.
+    ///
+    /// The last line is `model: scenarios=… states=… violated=…`, where a violation that is expected does not count.
+    Check {
+        /// Also the searches that take long.
+        #[arg(long)]
+        large: bool,
+        /// Only scenarios whose name begins like this.
+        #[arg(long, default_value = "")]
+        scenario: String,
+        /// Print every counterexample, the expected ones too, step by step.
+        #[arg(long)]
+        trace: bool,
+    },
+    /// Take out one rule of the protocol at a time, and see whether a violation is found.
+    ///
+    /// The last line is `mutants: rules=… caught=… missed=…`.
+    Mutants {
+        /// Only rules whose name begins like this.
+        #[arg(long, default_value = "")]
+        rule: String,
+        /// Print every counterexample step by step.
+        #[arg(long)]
+        trace: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Check { large, scenario, trace } => {
+            let chosen = scenarios::all().into_iter();
+            check(chosen.filter(|it| it.name.starts_with(&scenario) && (large || !it.is_large)).collect(), trace)
+        }
+        Command::Mutants { rule, trace } => mutants::run(&rule, trace),
+    }
+}
+
+#[allow(clippy::print_stdout)]
+fn check(scenarios: Vec<Scenario>, trace: bool) -> ExitCode {
+    println!("{:<20} {:>12} {:>13} {:>6} {:>8}  verdict", "scenario", "states", "transitions", "depth", "seconds");
+    let (count, mut states, mut violated) = (scenarios.len(), 0, 0);
+    for scenario in scenarios {
+        let (name, about, verdict) = (scenario.name, scenario.about, scenario.verdict);
+        let outcome = search(scenario);
+        let complaint = outcome.complaint(verdict);
+        let Outcome { states: met, transitions, depth, took, .. } = &outcome;
+        let said = match (&complaint, verdict) {
+            (Some(complaint), _) => format!("NOT AS CLAIMED, {complaint}"),
+            (None, Verdict::Holds) => "holds".to_owned(),
+            (None, Verdict::Violates { property, steps }) => format!("{property} fails in {steps} steps, as claimed"),
+        };
+        println!("{name:<20} {met:>12} {transitions:>13} {depth:>6} {:>8.1}  {said}: {about}", took.as_secs_f64());
+        if trace || complaint.is_some() {
+            print_paths(&outcome);
+        }
+        states += met;
+        violated += usize::from(complaint.is_some());
+    }
+    println!("model: scenarios={count} states={states} violated={violated}");
+    if violated == 0 && count > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[allow(clippy::print_stdout)]
+fn print_paths(outcome: &Outcome) {
+    for found in &outcome.found {
+        println!("    {}:", found.property);
+        for (number, step) in (1..).zip(&found.steps) {
+            println!("    {number:>4}. {step}");
+        }
+    }
+}

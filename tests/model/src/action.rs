@@ -1,0 +1,128 @@
+//! Everything that can happen next.
+
+use std::fmt;
+
+/// A process that follows the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Process {
+    Router(u8),
+    Pod(u8),
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Process::Router(router) => write!(out, "router {router}"),
+            Process::Pod(pod) => write!(out, "pod {pod}"),
+        }
+    }
+}
+
+/// A write of the leader, or of somebody who breaks a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Write {
+    /// The leader's plan: its action of this number.
+    Plan { index: u8 },
+    /// The leader's plan once every time-out has passed.
+    Overdue { index: u8 },
+    /// The leader moves a phase on.
+    Advance { partition: u8 },
+    /// Somebody breaks a rule that is taken out.
+    Broken { partition: u8 },
+}
+
+/// What happens next, and whether the first write that it leads to is on its way for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Action {
+    pub(crate) step: Step,
+    pub(crate) is_slow: bool,
+}
+
+/// One step of the cluster. Whoever learns something by it writes at once what is to be written then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Step {
+    // What goes on by itself.
+    Deliver { to: Process, ahead: u8 },
+    DeliverAssignments { to: u8 },
+    Register(Process),
+    Elect,
+    Write(Write),
+    Commit { index: u8 },
+    Take { request: u8 },
+    Arrive { exchange: u8 },
+    CatchUpTimeout { exchange: u8 },
+    Finish { exchange: u8 },
+    ConnectFails { exchange: u8 },
+    EndBackOff { router: u8, partition: u8 },
+    AbortWork { pod: u8 },
+    Regain(Process),
+    EndLease(Process),
+    // What goes wrong.
+    Start(Process),
+    Crash(Process),
+    RunOut(Process),
+    EndLeadersLease,
+    GiveUpWrite { index: u8 },
+    CommitForgotten { index: u8 },
+    Break { exchange: u8 },
+    HangUp { request: u8 },
+    Expire { request: u8 },
+    DrainTimeout { router: u8, partition: u8 },
+    DeleteHandoff { partition: u8 },
+}
+
+impl fmt::Display for Write {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Write::Plan { index } => write!(out, "the leader writes action {index} of its plan"),
+            Write::Overdue { index } => write!(out, "a time-out has passed: the leader writes action {index}"),
+            Write::Advance { partition } => write!(out, "the leader moves partition {partition} on"),
+            Write::Broken { partition } => write!(out, "the rule is broken for partition {partition}"),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Deliver { to, ahead } => write!(out, "{to} sees the store, {ahead} revisions on"),
+            Step::DeliverAssignments { to } => write!(out, "router {to} sees the next assignments"),
+            Step::Register(who) => write!(out, "{who} registers"),
+            Step::Elect => write!(out, "a coordinator is elected"),
+            Step::Write(what) => write!(out, "{what}"),
+            Step::Commit { index } | Step::CommitForgotten { index } => {
+                write!(out, "slow write {index} reaches the store")
+            }
+            Step::GiveUpWrite { index } => write!(out, "the writer of slow write {index} takes it for failed"),
+            Step::Take { request } => write!(out, "request {request} reaches its router"),
+            Step::Arrive { exchange } => write!(out, "exchange {exchange} reaches its pod"),
+            Step::CatchUpTimeout { exchange } => write!(out, "exchange {exchange} has waited for its pod's view"),
+            Step::Finish { exchange } => write!(out, "exchange {exchange} takes effect and is answered"),
+            Step::ConnectFails { exchange } => write!(out, "there is no connection for exchange {exchange}"),
+            Step::EndBackOff { router, partition } => write!(out, "router {router} tries partition {partition} again"),
+            Step::AbortWork { pod } => write!(out, "pod {pod} ends its work before its lease can end"),
+            Step::Regain(who) => write!(out, "{who} has its lease confirmed again"),
+            Step::EndLease(who) => write!(out, "the lease of {who} ends"),
+            Step::Start(who) => write!(out, "{who} starts"),
+            Step::Crash(who) => write!(out, "{who} crashes"),
+            Step::RunOut(who) => write!(out, "the lease clock of {who} runs out"),
+            Step::EndLeadersLease => write!(out, "the leader loses its lease"),
+            Step::Break { exchange } => write!(out, "the connection of exchange {exchange} breaks"),
+            Step::HangUp { request } => write!(out, "the client of request {request} hangs up"),
+            Step::Expire { request } => write!(out, "request {request} has waited too long"),
+            Step::DrainTimeout { router, partition } => {
+                write!(out, "router {router} has drained partition {partition} for too long")
+            }
+            Step::DeleteHandoff { partition } => {
+                write!(out, "an operator deletes the handoff of partition {partition}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slowly = if self.is_slow { " (what is written then is slow)" } else { "" };
+        write!(out, "{}{slowly}", self.step)
+    }
+}

@@ -1,0 +1,185 @@
+//! What all parts of the model share during a search: the scenario, the store's contents, and what was computed from them.
+//!
+//! The production functions are pure, so their answers are remembered by what they were asked: which content of the
+//! store was seen, by whom, in which situation. A search asks the same few thousand questions millions of times.
+
+use std::cell::RefCell;
+use std::hash::Hash;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use dashmap::DashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use segue_coordination::protocol::agree::{Done, Word};
+use segue_coordination::protocol::pod::Duty;
+use segue_coordination::protocol::records::{Capabilities, Epoch};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::Revision;
+use segue_coordination::store::keys::Keyspace;
+use segue_proxy::gate::Position;
+
+use crate::action::Process;
+use crate::rules::{Rule, falsify};
+use crate::scenario::Scenario;
+use crate::state::{Clock, Reached, Target};
+use crate::store::{Store, StoreRef, TxnRef};
+
+/// A step of a router as the model names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RouterStep {
+    Stop,
+    Switch(Target),
+    Acknowledge(TxnRef),
+}
+
+/// What a router's next step depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct RouterAsks {
+    pub(crate) view: (u32, u32),
+    pub(crate) router: u8,
+    pub(crate) incarnation: Revision,
+    pub(crate) partition: u8,
+    pub(crate) clock: Option<Clock>,
+    pub(crate) position: Position,
+    pub(crate) target: Option<Target>,
+    pub(crate) backing_off: bool,
+}
+
+/// What a pod's duty depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct PodAsks {
+    pub(crate) view: u32,
+    pub(crate) pod: u8,
+    pub(crate) incarnation: Revision,
+    pub(crate) partition: u8,
+}
+
+/// The parts of a search that do not change from state to state.
+pub(crate) struct Cluster {
+    pub(crate) scenario: Scenario,
+    pub(crate) store: Store,
+    pub(crate) router_names: Vec<String>,
+    pub(crate) pod_names: Vec<String>,
+    falsified: DashMap<(u32, u32), &'static View, FxBuildHasher>,
+    /// What was reached, as a set of [`Reached`]. Not part of a state: how it was come by makes no difference to its future.
+    reached: AtomicU64,
+    number: u64,
+}
+
+thread_local! {
+    static MEMORY: RefCell<(u64, Memory)> = RefCell::default();
+}
+
+/// What a pod wants to say, and about which handoff.
+pub(crate) type PodWord = (TxnRef, Revision, Word);
+
+#[derive(Default)]
+pub(crate) struct Memory {
+    pub(crate) router_steps: FxHashMap<RouterAsks, Option<RouterStep>>,
+    pub(crate) plans: FxHashMap<(u32, bool), Vec<TxnRef>>,
+    pub(crate) duties: FxHashMap<PodAsks, (Duty, Option<Epoch>, bool)>,
+    pub(crate) words: FxHashMap<(PodAsks, Done), Option<PodWord>>,
+    pub(crate) advances: FxHashMap<(u32, u8), Option<TxnRef>>,
+}
+
+impl Cluster {
+    pub(crate) fn new(scenario: Scenario) -> Self {
+        static SEARCHES: AtomicU64 = AtomicU64::new(1);
+        let router_names: Vec<String> = (0..scenario.routers).map(|index| format!("router-{index}")).collect();
+        let pod_names: Vec<String> = (0..scenario.pods.len()).map(|index| format!("pod-{index}")).collect();
+        let keys = Keyspace::new("/segue/", "model");
+        let processes =
+            router_names.iter().map(|name| keys.router(name)).chain(pod_names.iter().map(|name| keys.pod(name)));
+        let leases = processes.chain([keys.leader()]).collect();
+        Cluster {
+            scenario,
+            store: Store::new(keys, leases),
+            router_names,
+            pod_names,
+            falsified: DashMap::default(),
+            reached: AtomicU64::new(0),
+            number: SEARCHES.fetch_add(1, Relaxed),
+        }
+    }
+
+    pub(crate) fn reach(&self, reached: Reached) {
+        let bit = 1 << reached as u8;
+        if self.reached.load(Relaxed) & bit == 0 {
+            self.reached.fetch_or(bit, Relaxed);
+        }
+    }
+
+    pub(crate) fn has_reached(&self, reached: Reached) -> bool {
+        self.reached.load(Relaxed) & (1 << reached as u8) != 0
+    }
+
+    pub(crate) fn without(&self, rule: Rule) -> bool {
+        self.scenario.is_without(rule)
+    }
+
+    pub(crate) fn capabilities(&self, pod: u8) -> Capabilities {
+        self.scenario.pods[usize::from(pod)]
+    }
+
+    /// The view as decisions see it.
+    pub(crate) fn view(&self, at: StoreRef) -> &View {
+        let view = self.store.view(at);
+        match self.scenario.without {
+            Some(rule @ (Rule::Incarnation | Rule::AckIdentity | Rule::Barrier)) => {
+                self.falsified((at.id(), at.id()), || falsify(view, rule).unwrap_or_else(|| view.clone()))
+            }
+            _ => view,
+        }
+    }
+
+    /// Which life of a process's registration stands in the store; 0: none.
+    pub(crate) fn stands(&self, at: StoreRef, who: Process) -> Revision {
+        let index = match who {
+            Process::Router(router) => usize::from(router),
+            Process::Pod(pod) => self.router_names.len() + usize::from(pod),
+        };
+        self.store.get(at).lives[index]
+    }
+
+    /// Which leadership stands in the store; 0: none.
+    pub(crate) fn leads(&self, at: StoreRef) -> Revision {
+        *self.store.get(at).lives.last().unwrap_or(&0)
+    }
+
+    /// What somebody sees who watches assignments by themselves.
+    pub(crate) fn merged(&self, at: StoreRef, assignments: StoreRef) -> &View {
+        self.falsified((at.id(), assignments.id()), || {
+            let mut view = self.store.view(at).clone();
+            view.assignments = self.store.view(assignments).assignments.clone();
+            view
+        })
+    }
+
+    /// Few, and only in the search for a broken rule: kept for good.
+    fn falsified(&self, key: (u32, u32), make: impl FnOnce() -> View) -> &View {
+        *self.falsified.entry(key).or_insert_with(|| Box::leak(Box::new(make())))
+    }
+
+    /// The answer remembered by this thread, or computed now.
+    pub(crate) fn remember<K: Hash + Eq + Copy, V: Clone>(
+        &self,
+        table: impl Fn(&mut Memory) -> &mut FxHashMap<K, V>,
+        key: K,
+        compute: impl FnOnce() -> V,
+    ) -> V {
+        let known = MEMORY.with_borrow_mut(|(number, memory)| {
+            if *number != self.number {
+                (*number, *memory) = (self.number, Memory::default());
+            }
+            table(memory).get(&key).cloned()
+        });
+        known.unwrap_or_else(|| {
+            let value = compute();
+            MEMORY.with_borrow_mut(|(_, memory)| table(memory).insert(key, value.clone()));
+            value
+        })
+    }
+
+    pub(crate) fn pod_number(&self, name: &str) -> u8 {
+        self.pod_names.iter().position(|known| known == name).map_or(u8::MAX, |index| index as u8)
+    }
+}

@@ -1,0 +1,90 @@
+//! The coordinator of the model: `plan` and `advance` over what the store holds now, in the name of whoever leads.
+//!
+//! Coordinators need no state of their own: whatever one remembers it may forget at any moment (a new leader has nothing),
+//! and one that acts on an old view, or does not know that it no longer leads, is a delayed write here. Time-outs are
+//! a second look at the same view with all times passed.
+
+use std::time::Duration;
+
+use segue_coordination::planning::{Action as Planned, Memory, Policy, Strategy, plan, txn};
+use segue_coordination::protocol::advance::advance;
+use segue_coordination::store::data::Compare;
+
+use crate::cluster::Cluster;
+use crate::rules::{Rule, delete_whatever, unpinned};
+use crate::state::State;
+use crate::store::TxnRef;
+
+const LONG: Duration = Duration::from_secs(1_000_000);
+
+impl Cluster {
+    fn policy(&self) -> Policy {
+        Policy {
+            partitions: u32::from(self.scenario.partitions),
+            strategy: Strategy::Sticky,
+            mode: self.scenario.mode,
+            settle: Duration::ZERO,
+            settle_max: Duration::ZERO,
+            min_interval: Duration::ZERO,
+            heartbeat: LONG * 1000,
+            warm_timeout: LONG / 2,
+            phase_timeout: LONG / 2,
+            max_concurrent_handoffs: 8,
+        }
+    }
+
+    /// What the leader would write, at once or when every time-out has passed.
+    pub(crate) fn planned(&self, state: &State, overdue: bool) -> Vec<TxnRef> {
+        let at = state.now();
+        self.remember(
+            |memory| &mut memory.plans,
+            (at.id(), overdue),
+            || {
+                let view = self.view(at);
+                let Some(leader) = &view.leader else { return Vec::new() };
+                let policy = self.policy();
+                let mut memory = Memory::default();
+                let seen = if self.without(Rule::Pinning) { &unpinned(view) } else { view };
+                let mut actions = plan(seen, &policy, &mut memory, Duration::ZERO).actions;
+                if overdue {
+                    let at_once = actions;
+                    actions = plan(seen, &policy, &mut memory, LONG).actions;
+                    actions.retain(|action| !at_once.contains(action) && !matches!(action, Planned::Create { .. }));
+                }
+                let write = |action: &Planned| {
+                    let txn = txn(view, action, leader.create_revision, 0)?;
+                    Some(self.store.txn(self.struck(txn, view, true)))
+                };
+                actions.iter().filter_map(write).collect()
+            },
+        )
+    }
+
+    /// How the leader would move a phase on.
+    pub(crate) fn advanced(&self, state: &State, partition: u8) -> Option<TxnRef> {
+        let at = state.now();
+        self.remember(
+            |memory| &mut memory.advances,
+            (at.id(), partition),
+            || {
+                let view = self.view(at);
+                let leader = view.leader.as_ref()?;
+                let mut txn = advance(view, u32::from(partition), 0)?.txn;
+                txn.when.push(Compare::created_at(view.keys().leader(), leader.create_revision));
+                Some(self.store.txn(self.struck(txn, view, true)))
+            },
+        )
+    }
+
+    /// What somebody would write who ignores the rule that is taken out.
+    pub(crate) fn broken_write(&self, state: &State, partition: u8) -> Option<TxnRef> {
+        use segue_coordination::protocol::records::Phase;
+        let view = self.view(state.now());
+        let phase = view.handoffs.get(&u32::from(partition))?.value.phase;
+        let breaks = match self.scenario.without? {
+            Rule::CancelBeforeSwitching => phase == Phase::Switching,
+            _ => false,
+        };
+        breaks.then(|| self.store.txn(delete_whatever(view, u32::from(partition))))
+    }
+}

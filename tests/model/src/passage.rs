@@ -1,0 +1,273 @@
+//! Requests on their way through a router: the gate, the stash, and what becomes of an exchange.
+//!
+//! The gate's moves and the stash are production's; what drives them mirrors `Table` of `segue-proxy`. What must stay
+//! true: a request leaves for a pod only through an open gate or out of the stash.
+
+use std::sync::Arc;
+
+use segue_proxy::gate::Position;
+use segue_proxy::stash::{Arrival, Place, Stash};
+
+use crate::cluster::Cluster;
+use crate::rules::Rule;
+use crate::state::{Exchange, Gate, Part, Pod, Reached, Request, Router, Stage, State, Target, Violation};
+
+/// As in the default configuration.
+const FLUSH_CONCURRENCY: usize = 64;
+
+/// Behind everybody who can be there.
+const LAST: Arrival = Arrival { at: u64::MAX, worker: 0 };
+
+impl Gate {
+    pub(crate) fn closed() -> Self {
+        Gate { position: Position::Held, target: None, stash: Arc::new(Stash::default()), backing_off: false }
+    }
+
+    fn settle(&mut self, inside: u32) {
+        if let Some(settled) = self.position.settled(inside) {
+            self.position = settled;
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn gate(&mut self, router: u8, partition: u8) -> &mut Gate {
+        &mut self.router(router).gates[usize::from(partition)]
+    }
+
+    pub(crate) fn router(&mut self, router: u8) -> &mut Router {
+        Arc::make_mut(&mut self.routers[usize::from(router)])
+    }
+
+    pub(crate) fn pod(&mut self, pod: u8) -> &mut Pod {
+        Arc::make_mut(&mut self.pods[usize::from(pod)])
+    }
+
+    pub(crate) fn part(&mut self, pod: u8, partition: u8) -> &mut Part {
+        &mut self.pod(pod).parts[usize::from(partition)]
+    }
+}
+
+impl Cluster {
+    /// How many requests of a partition a router counts as in flight.
+    pub(crate) fn inside(state: &State, router: u8, partition: u8, cluster: &Cluster) -> u32 {
+        let is_inside = |exchange: &&Exchange| {
+            exchange.router == router && exchange.is_counted && cluster.partition_of(exchange.request) == partition
+        };
+        state.exchanges.iter().filter(is_inside).count() as u32
+    }
+
+    pub(crate) fn partition_of(&self, request: u8) -> u8 {
+        self.scenario.requests[usize::from(request)].partition
+    }
+
+    pub(crate) fn stop(&self, state: &mut State, router: u8, partition: u8) {
+        let inside = Self::inside(state, router, partition, self);
+        let gate = state.gate(router, partition);
+        if let Some(stopped) = gate.position.stopped() {
+            Arc::make_mut(&mut gate.stash).end_flush();
+            gate.position = stopped;
+            gate.settle(inside);
+        }
+    }
+
+    pub(crate) fn switch(&self, state: &mut State, router: u8, partition: u8, target: Target) {
+        let ignores_drain = self.without(Rule::SnapshotIsCutover);
+        let gate = state.gate(router, partition);
+        if ignores_drain && gate.position == Position::Draining {
+            gate.position = Position::Held;
+        }
+        if let Some(switched) = gate.position.switched(gate.target == Some(target)) {
+            gate.target = Some(target);
+            gate.backing_off = false;
+            Arc::make_mut(&mut gate.stash).begin_flush(FLUSH_CONCURRENCY);
+            gate.position = switched;
+            if gate.stash.waiting() > 0 {
+                self.reach(Reached::Flushed);
+            }
+            self.flush(state, router, partition);
+        }
+    }
+
+    /// Sends whoever may go, and opens the gate when nobody waits.
+    pub(crate) fn flush(&self, state: &mut State, router: u8, partition: u8) {
+        loop {
+            let gate = state.gate(router, partition);
+            if gate.position != Position::Flushing {
+                return;
+            }
+            if self.without(Rule::FlushFirst) {
+                gate.position = Position::Open;
+                return;
+            }
+            match (Arc::make_mut(&mut gate.stash).start_next(), gate.target) {
+                (Some((_, request)), Some(target)) => self.send(state, router, request, target, true),
+                _ => break,
+            }
+        }
+        let gate = state.gate(router, partition);
+        if let Some(open) = gate.position.flushed(gate.stash.is_flushed()) {
+            Arc::make_mut(&mut gate.stash).end_flush();
+            gate.position = open;
+        }
+    }
+
+    /// A request comes to its router.
+    pub(crate) fn take(&self, state: &mut State, request: u8) {
+        let planned = self.scenario.requests[usize::from(request)];
+        let gate = state.gate(planned.router, planned.partition);
+        match (gate.position, gate.target) {
+            (Position::Open, Some(target)) => self.send(state, planned.router, request, target, false),
+            _ => {
+                Arc::make_mut(&mut gate.stash).insert(self.place_of(request), 1, request);
+                state.requests[usize::from(request)] = Request::Held;
+                self.flush(state, planned.router, planned.partition);
+            }
+        }
+    }
+
+    pub(crate) fn send(&self, state: &mut State, router: u8, request: u8, target: Target, is_tried: bool) {
+        if self.line_before(request).any(|earlier| matches!(state.requests[usize::from(earlier)], Request::Held)) {
+            state.violate(Violation::NoOvertaking);
+        }
+        if !is_tried {
+            let is_beside = |earlier: &u8| {
+                state.exchanges.iter().any(|it| it.request == *earlier && it.target == target && it.is_counted)
+            };
+            state.beside[usize::from(request)] =
+                self.line_before(request).filter(is_beside).fold(0, |set, earlier| set | 1 << earlier);
+        }
+        let stage = if state.pods[usize::from(target.pod)].is_up { Stage::Sent } else { Stage::NotSent };
+        state.requests[usize::from(request)] = Request::Going;
+        let exchange = Exchange { request, router, target, is_tried, stage, is_counted: true };
+        let index = state.exchanges.partition_point(|it| it.request < request);
+        state.exchanges.insert(index, exchange);
+    }
+
+    /// Where it stands among those of its key: requests arrive in the order of their numbers.
+    pub(crate) fn place_of(&self, request: u8) -> Place {
+        let key = self.scenario.requests[usize::from(request)].key;
+        Place::new(Some(key), Arrival { at: u64::from(request), worker: 0 })
+    }
+
+    /// The requests of the same key that the router took before this one.
+    pub(crate) fn line_before(&self, request: u8) -> impl Iterator<Item = u8> {
+        let mine = self.scenario.requests[usize::from(request)];
+        (0..request).filter(move |earlier| {
+            let other = self.scenario.requests[usize::from(*earlier)];
+            other.router == mine.router && other.key == mine.key && other.partition == mine.partition
+        })
+    }
+
+    /// An exchange is over, for its router and for its pod.
+    pub(crate) fn end(&self, state: &mut State, index: usize) {
+        let exchange = state.exchanges.remove(index);
+        self.count_out(state, exchange);
+    }
+
+    /// The connection is gone, and nobody knows how far the exchange came: its client gets an error, it is never sent
+    /// again, and the pod may go on with it.
+    pub(crate) fn cut(&self, state: &mut State, index: usize) {
+        let exchange = state.exchanges[index];
+        match exchange.stage {
+            Stage::NotSent => drop(state.exchanges.remove(index)),
+            Stage::Sent | Stage::Working => state.exchanges[index].is_counted = false,
+        }
+        self.has_failed(state, exchange.request);
+        self.count_out(state, exchange);
+    }
+
+    /// The exchange has failed for good, at both ends.
+    pub(crate) fn fail(&self, state: &mut State, index: usize) {
+        self.has_failed(state, state.exchanges[index].request);
+        self.end(state, index);
+    }
+
+    pub(crate) fn has_failed(&self, state: &mut State, request: u8) {
+        let request = &mut state.requests[usize::from(request)];
+        if request.is_open() {
+            *request = Request::Failed;
+        }
+    }
+
+    /// Its router counts an exchange out, and the next of its key may go.
+    pub(crate) fn count_out(&self, state: &mut State, exchange: Exchange) {
+        if !exchange.is_counted {
+            return;
+        }
+        let (router, partition) = (exchange.router, self.partition_of(exchange.request));
+        if exchange.is_tried {
+            Arc::make_mut(&mut state.gate(router, partition).stash).done(self.place_of(exchange.request));
+            self.flush(state, router, partition);
+        }
+        self.settle(state, router, partition);
+    }
+
+    /// A request whose client is gone is counted out at once, whatever its pod does: only where the rule is taken out.
+    pub(crate) fn forget(&self, state: &mut State, index: usize) {
+        let exchange = state.exchanges[index];
+        state.exchanges[index].is_counted = false;
+        self.count_out(state, exchange);
+    }
+
+    /// Looks whether the gate's drain is over, and what to do then.
+    pub(crate) fn settle(&self, state: &mut State, router: u8, partition: u8) {
+        let inside = Self::inside(state, router, partition, self);
+        state.gate(router, partition).settle(inside);
+        self.reconcile_router(state, router);
+    }
+
+    /// No pod has acted on the request: back to the head of its line.
+    pub(crate) fn put_back(&self, state: &mut State, index: usize) {
+        let exchange = state.exchanges.remove(index);
+        let (router, request, partition) = (exchange.router, exchange.request, self.partition_of(exchange.request));
+        let was_passing = matches!(state.gate(router, partition).position, Position::Open | Position::Flushing);
+        self.stop(state, router, partition);
+        let gate = state.gate(router, partition);
+        gate.backing_off |= was_passing;
+        let place = match self.without(Rule::PutBack) {
+            true => Place::new(Some(self.scenario.requests[usize::from(request)].key), LAST),
+            false => self.place_of(request),
+        };
+        // In this order: ending the try first could let the next of the line start.
+        Arc::make_mut(&mut gate.stash).insert(place, 1, request);
+        if exchange.is_tried {
+            Arc::make_mut(&mut gate.stash).done(self.place_of(request));
+        }
+        state.requests[usize::from(request)] = Request::Held;
+        self.reach(Reached::PutBack);
+        self.settle(state, router, partition);
+    }
+
+    /// Ends every exchange of a partition as far as this router is concerned.
+    pub(crate) fn sever(&self, state: &mut State, router: u8, partition: u8) {
+        while let Some(index) = state.exchanges.iter().position(|exchange| {
+            exchange.router == router && exchange.is_counted && self.partition_of(exchange.request) == partition
+        }) {
+            self.cut(state, index);
+            self.reach(Reached::Severed);
+        }
+    }
+
+    /// A request that waits no longer.
+    pub(crate) fn give_up(&self, state: &mut State, request: u8, becomes: Request) {
+        let planned = self.scenario.requests[usize::from(request)];
+        Arc::make_mut(&mut state.gate(planned.router, planned.partition).stash).remove(self.place_of(request));
+        state.requests[usize::from(request)] = becomes;
+        self.flush(state, planned.router, planned.partition);
+    }
+
+    /// No request of one key may reach a pod before an earlier one that its router took, unless both were under way
+    /// through the open gate at one time.
+    pub(crate) fn check_order(&self, state: &mut State, exchange: Exchange) {
+        let beside = state.beside[usize::from(exchange.request)];
+        let overtakes = |earlier: u8| match state.requests[usize::from(earlier)] {
+            Request::Held => true,
+            Request::Going => state.exchanges.iter().any(|it| it.request == earlier && it.stage != Stage::Working),
+            _ => false,
+        };
+        if self.line_before(exchange.request).any(|earlier| beside & (1 << earlier) == 0 && overtakes(earlier)) {
+            state.violate(Violation::NoOvertaking);
+        }
+    }
+}

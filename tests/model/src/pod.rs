@@ -1,0 +1,278 @@
+//! A pod of the model: [`duty`] says what it has to do, [`agree::next`] in which order, [`Door`] whom it lets in; only its
+//! service is modelled, as a copy of the state: the set of writes that it contains.
+//!
+//! Mirrors `pod::shell` and `pod::work` of `segue-coordination`. Callbacks take no time here: that they take long is the
+//! same as that the word which follows them is written late. A pod without `fence` lets in everything and knows no lease
+//! clock; one without `drained` does not even refuse what it has been told to drain.
+
+use segue_coordination::protocol::advance::{Ack, acknowledge};
+use segue_coordination::protocol::agree::{self, Act, Callback, Done, Next, Task, Word};
+use segue_coordination::protocol::door::{Answer, known_epoch};
+use segue_coordination::protocol::pod::{Duty, duty, warmed};
+use segue_coordination::protocol::records::{Epoch, PodAck, PodAckKind};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::Revision;
+
+use crate::cluster::{Cluster, PodAsks};
+use crate::rules::Rule;
+use crate::state::{Clock, Exchange, Part, Pod, Reached, Request, Stage, State, Target, Violation};
+use crate::store::{StoreRef, TxnRef};
+
+fn kind_of(word: Word) -> Option<PodAckKind> {
+    match word {
+        Word::Ready => None,
+        Word::Drained => Some(PodAckKind::Drained),
+        Word::Synced => Some(PodAckKind::Synced),
+        Word::Released => Some(PodAckKind::Released),
+    }
+}
+
+impl Pod {
+    pub(crate) fn down(partitions: u8) -> Self {
+        let parts = vec![Part::default(); usize::from(partitions)];
+        Pod { is_up: false, incarnation: 0, clock: Clock::Held, view: None, parts }
+    }
+}
+
+impl Cluster {
+    /// Does all that is to be done without the store.
+    pub(crate) fn reconcile_pod(&self, state: &mut State, pod: u8) {
+        if !state.pods[usize::from(pod)].is_up {
+            return;
+        }
+        for partition in 0..self.scenario.partitions {
+            self.reconcile_part(state, pod, partition);
+        }
+    }
+
+    fn reconcile_part(&self, state: &mut State, pod: u8, partition: u8) {
+        let capabilities = self.capabilities(pod);
+        loop {
+            let it = &state.pods[usize::from(pod)];
+            let seen = it.view.map(|at| self.duty(at, pod, it.incarnation, partition));
+            let (duty, assigned, has_tail) = seen.unwrap_or((Duty::Idle, None, false));
+            let is_idle = !self.is_working(state, pod, partition);
+            let log = state.ledgers[usize::from(partition)].log;
+            let part = state.part(pod, partition);
+            let Next { accept, act } = agree::next(duty, &part.done, capabilities.sync);
+            part.door.set(accept, known_epoch(accept, duty, assigned));
+            if accept.is_some() {
+                part.done.reopen();
+                part.refuses = false;
+            }
+            if matches!(duty, Duty::Drain { .. }) {
+                part.refuses = true;
+            }
+            if self.without(Rule::TailAtRest)
+                && let (Duty::Stand { handoff, epoch }, Some(held)) = (duty, part.done.held)
+                && (held.handoff, held.stage) == (handoff, agree::Stage::Warm)
+            {
+                part.done.end(Task { callback: Callback::Sync, handoff, epoch });
+                part.state = log;
+            }
+            let Some(Act::Run(task)) = act else { return };
+            let must_wait = matches!(task.callback, Callback::Drain | Callback::Release) && !is_idle;
+            if must_wait && !(task.callback == Callback::Drain && self.without(Rule::OldOwnerConfirms)) {
+                return;
+            }
+            part.done.begin(task, has_tail);
+            part.done.end(task);
+            match task.callback {
+                Callback::Warm | Callback::Sync => part.state = log,
+                Callback::Release => part.state = 0,
+                Callback::Drain => {}
+            }
+        }
+    }
+
+    /// What a pod has to do, the epoch of the assignment, and whether a handoff from an old owner stands.
+    pub(crate) fn duty(
+        &self,
+        at: StoreRef,
+        pod: u8,
+        incarnation: Revision,
+        partition: u8,
+    ) -> (Duty, Option<Epoch>, bool) {
+        let asks = PodAsks { view: at.id(), pod, incarnation, partition };
+        self.remember(
+            |memory| &mut memory.duties,
+            asks,
+            || {
+                let (view, number) = (self.view(at), u32::from(partition));
+                let duty = duty(view, &self.pod_names[usize::from(pod)], asks.incarnation, number);
+                let assigned = view.assignments.get(&number).map(|assignment| assignment.value.epoch);
+                let has_tail = view.handoffs.get(&number).is_some_and(|it| it.value.old_owner.is_some());
+                (duty, assigned, has_tail)
+            },
+        )
+    }
+
+    fn is_working(&self, state: &State, pod: u8, partition: u8) -> bool {
+        let is_here = |exchange: &Exchange| {
+            let is_working = exchange.stage == Stage::Working && exchange.target.pod == pod;
+            is_working && self.partition_of(exchange.request) == partition
+        };
+        state.exchanges.iter().any(is_here)
+    }
+
+    /// The word that a pod wants to give and that does not stand yet.
+    pub(crate) fn pod_write(&self, state: &State, pod: u8, partition: u8) -> Option<TxnRef> {
+        let it = &state.pods[usize::from(pod)];
+        let at = it.view.filter(|_| it.is_up && it.incarnation != 0)?;
+        let asks = PodAsks { view: at.id(), pod, incarnation: it.incarnation, partition };
+        let done = it.parts[usize::from(partition)].done;
+        let (txn, handoff, word) =
+            self.remember(|memory| &mut memory.words, (asks, done), || self.word(self.view(at), asks, done))?;
+        let stands = |kind| {
+            let me = &self.pod_names[usize::from(pod)];
+            self.view(state.now()).pod_ack(u32::from(partition), me, kind, handoff).is_some()
+        };
+        (!kind_of(word).is_some_and(stands)).then_some(txn)
+    }
+
+    fn word(&self, view: &View, asks: PodAsks, done: Done) -> Option<(TxnRef, Revision, Word)> {
+        let (me, number) = (&self.pod_names[usize::from(asks.pod)], u32::from(asks.partition));
+        let duty = duty(view, me, asks.incarnation, number);
+        let Some(Act::Say(word, handoff)) = agree::next(duty, &done, self.capabilities(asks.pod).sync).act else {
+            return None;
+        };
+        let txn = match kind_of(word) {
+            None => warmed(view, me, asks.incarnation, handoff, number, 0)?,
+            Some(kind) if view.pod_ack(number, me, kind, handoff).is_some() => return None,
+            Some(ack) => {
+                let ack = Ack::Pod(PodAck { pod_name: me.clone(), partition: number, handoff, ack, acked_at: 0 });
+                acknowledge(view, &ack, view.keys().pod(me), asks.incarnation, 0)
+            }
+        };
+        Some((self.store.txn(self.struck(txn, view, false)), handoff, word))
+    }
+
+    /// What a pod says to a request that reaches it. `None`: it lets it wait for its view to catch up.
+    pub(crate) fn answer_of(&self, state: &State, exchange: &Exchange) -> Answer {
+        let pod = &state.pods[usize::from(exchange.target.pod)];
+        let part = &pod.parts[usize::from(self.partition_of(exchange.request))];
+        let capabilities = self.capabilities(exchange.target.pod);
+        if !capabilities.fence {
+            // It does not listen at its address before its earlier key is gone.
+            if pod.view.is_none() {
+                return Answer::NotOwner;
+            }
+            return if capabilities.drained && part.refuses { Answer::NotOwner } else { Answer::In };
+        }
+        if pod.view.is_none() || (pod.clock == Clock::RunOut && !self.without(Rule::PodLeaseClock)) {
+            return Answer::NotOwner;
+        }
+        if self.without(Rule::FencingEpoch) {
+            return if part.refuses { Answer::NotOwner } else { Answer::In };
+        }
+        part.door.ask(exchange.target.epoch)
+    }
+
+    /// A pod begins to work on a request.
+    pub(crate) fn accept(&self, state: &mut State, index: usize) {
+        let exchange = state.exchanges[index];
+        let (pod, partition) = (exchange.target.pod, self.partition_of(exchange.request));
+        self.check_order(state, exchange);
+        let is_elsewhere = |it: &Exchange| {
+            it.stage == Stage::Working && it.target.pod != pod && self.partition_of(it.request) == partition
+        };
+        let ledger = state.ledgers[usize::from(partition)];
+        let life = state.pods[usize::from(pod)].incarnation;
+        let door = state.pods[usize::from(pod)].parts[usize::from(partition)].door;
+        let epoch = if self.capabilities(pod).fence {
+            door.accepted.unwrap_or(exchange.target.epoch)
+        } else {
+            exchange.target.epoch
+        };
+        let newer_elsewhere = ledger.owner.is_some_and(|owner| owner.epoch > epoch && owner.pod != pod);
+        let same_elsewhere = ledger.owner.is_some_and(|owner| owner.epoch == epoch && owner.pod != pod);
+        if state.exchanges.iter().any(is_elsewhere) || newer_elsewhere || same_elsewhere {
+            state.violate(Violation::SingleWriter);
+        }
+        if ledger.owner.is_some_and(|owner| owner.epoch > epoch) {
+            state.violate(Violation::EpochsGrow);
+        }
+        let is_first = ledger.owner.is_none_or(|owner| owner.epoch < epoch);
+        if is_first {
+            let owner = Target { pod, incarnation: life, epoch };
+            state.ledgers[usize::from(partition)].owner = Some(owner);
+            if !self.capabilities(pod).sync {
+                // It reads the tail itself before its first request.
+                state.part(pod, partition).state = ledger.log;
+            }
+        }
+        state.exchanges[index].stage = Stage::Working;
+        self.check_state(state, partition);
+    }
+
+    /// The work of a request takes effect, and its router gets the answer.
+    pub(crate) fn finish(&self, state: &mut State, index: usize) {
+        let exchange = state.exchanges[index];
+        let (pod, request, partition) = (exchange.target.pod, exchange.request, self.partition_of(exchange.request));
+        let ledger = &mut state.ledgers[usize::from(partition)];
+        let is_again = ledger.log & (1 << request) != 0;
+        ledger.log |= 1 << request;
+        if is_again {
+            state.violate(Violation::NoDoubleApply);
+        }
+        state.part(pod, partition).state |= 1 << request;
+        if exchange.is_counted && state.requests[usize::from(request)] == Request::Going {
+            state.requests[usize::from(request)] = Request::Acked;
+        }
+        self.end(state, index);
+        self.check_state(state, partition);
+        self.reconcile_pod(state, pod);
+    }
+
+    /// Every write that was acknowledged is in the state of the pod that has accepted the newest epoch.
+    pub(crate) fn check_state(&self, state: &mut State, partition: u8) {
+        let Some(owner) = state.ledgers[usize::from(partition)].owner else { return };
+        let pod = &state.pods[usize::from(owner.pod)];
+        let part = &pod.parts[usize::from(partition)];
+        let serves = pod.is_up && pod.incarnation == owner.incarnation && part.door.accepted == Some(owner.epoch);
+        let acked = self.acked(state, partition);
+        if serves && acked & !part.state != 0 {
+            state.violate(Violation::NoLostRequest);
+        }
+    }
+
+    fn acked(&self, state: &State, partition: u8) -> u8 {
+        let acked = |(number, request): (usize, &Request)| {
+            let is_acked = *request == Request::Acked && self.partition_of(number as u8) == partition;
+            if is_acked { 1 << number } else { 0 }
+        };
+        state.requests.iter().enumerate().map(acked).fold(0, |set, one| set | one)
+    }
+
+    /// A pod that sees its registration gone: it lets in nothing any more, and all that it accepted fails.
+    pub(crate) fn lose_registration(&self, state: &mut State, pod: u8) {
+        if self.capabilities(pod).fence {
+            self.abort_work(state, pod);
+        }
+        let it = state.pod(pod);
+        (it.incarnation, it.view, it.clock) = (0, None, Clock::Held);
+        for part in &mut it.parts {
+            part.done.leave();
+            part.door = Default::default();
+        }
+        self.reach(Reached::Fenced);
+        self.reconcile_pod(state, pod);
+    }
+
+    /// Ends all that a pod works on: none of it takes effect or is acknowledged.
+    pub(crate) fn abort_work(&self, state: &mut State, pod: u8) {
+        self.fail_all(state, |exchange| exchange.target.pod == pod && exchange.stage == Stage::Working);
+    }
+
+    /// A pod's process is gone, with all that it worked on and what was on the wire to it.
+    pub(crate) fn crash_pod(&self, state: &mut State, pod: u8) {
+        *state.pod(pod) = Pod::down(self.scenario.partitions);
+        self.fail_all(state, |exchange| exchange.target.pod == pod && exchange.stage != Stage::NotSent);
+    }
+
+    fn fail_all(&self, state: &mut State, which: impl Fn(&Exchange) -> bool) {
+        while let Some(index) = state.exchanges.iter().position(&which) {
+            self.fail(state, index);
+        }
+    }
+}

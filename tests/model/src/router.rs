@@ -1,0 +1,218 @@
+//! A router of the model, as far as the protocol goes: `next_step` decides, and what it says is done at once.
+//!
+//! Mirrors `run_router` of `segue-coordination`: after every change of the view, of the lease clock or of a gate the
+//! router does all that it can do without the store. Requests are in [`passage`](crate::passage).
+
+use segue_coordination::protocol::advance::{Ack, acknowledge};
+use segue_coordination::protocol::records::{PodRecord, RouterCutoverAck, RouterDrainedAck};
+use segue_coordination::protocol::router::{self as protocol, DrainTimeout, OnDrainTimeout, Step, Trust};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::{Revision, Txn};
+use segue_proxy::gate::Position;
+
+use crate::cluster::{Cluster, RouterAsks, RouterStep};
+use crate::rules::{Rule, strike};
+use crate::state::{Clock, Gate, Request, Router, Stage, State, Target};
+use crate::store::TxnRef;
+
+impl Router {
+    pub(crate) fn down(partitions: u8) -> Self {
+        let gates = (0..partitions).map(|_| Gate::closed()).collect();
+        Router { is_up: false, incarnation: 0, clock: Clock::Held, view: None, assignments: None, gates }
+    }
+}
+
+impl Cluster {
+    fn router_sees<'a>(&'a self, router: &Router) -> Option<(&'a View, (u32, u32))> {
+        let at = router.view?;
+        Some(match router.assignments {
+            Some(assignments) => (self.merged(at, assignments), (at.id(), assignments.id())),
+            None => (self.view(at), (at.id(), at.id())),
+        })
+    }
+
+    /// Does all that is to be done without the store.
+    pub(crate) fn reconcile_router(&self, state: &mut State, router: u8) {
+        for partition in 0..self.scenario.partitions {
+            while let Some(step) = self.router_step(state, router, partition) {
+                match step {
+                    RouterStep::Stop => self.stop(state, router, partition),
+                    RouterStep::Switch(target) => self.switch(state, router, partition, target),
+                    RouterStep::Acknowledge(_) => break,
+                }
+            }
+        }
+    }
+
+    pub(crate) fn router_step(&self, state: &State, router: u8, partition: u8) -> Option<RouterStep> {
+        let it = &state.routers[usize::from(router)];
+        let (view, seen) = self.router_sees(it).filter(|_| it.is_up)?;
+        let gate = &it.gates[usize::from(partition)];
+        let asks = RouterAsks {
+            view: seen,
+            router,
+            incarnation: it.incarnation,
+            partition,
+            clock: (it.incarnation != 0).then_some(it.clock),
+            position: gate.position,
+            target: gate.target,
+            backing_off: gate.backing_off,
+        };
+        self.remember(|memory| &mut memory.router_steps, asks, || self.decide(view, asks))
+    }
+
+    fn decide(&self, view: &View, asks: RouterAsks) -> Option<RouterStep> {
+        let me = &self.router_names[usize::from(asks.router)];
+        let partition = u32::from(asks.partition);
+        let trust = match asks.clock {
+            None => Trust::Gone,
+            Some(Clock::Held) => Trust::Held,
+            Some(Clock::RunOut) => Trust::RunOut(self.scenario.on_store_loss),
+        };
+        let at = asks.target.map(|target| self.named(target));
+        let stage = match (asks.position, at) {
+            (Position::Open, Some(at)) => protocol::Stage::Open(at),
+            (Position::Draining, Some(at)) => protocol::Stage::Draining(at),
+            (Position::Flushing, Some(at)) => protocol::Stage::Flushing(at),
+            _ => protocol::Stage::Held,
+        };
+        if self.without(Rule::SnapshotIsCutover)
+            && !view.handoffs.contains_key(&partition)
+            && matches!(stage, protocol::Stage::Draining(_))
+            && let protocol::Route::To(to) = protocol::route(view, partition, trust)
+        {
+            return Some(RouterStep::Switch(self.numbered(&to)));
+        }
+        match protocol::next_step(view, me, partition, trust, &stage, asks.backing_off)? {
+            Step::Stop => Some(RouterStep::Stop),
+            Step::Switch(target) => Some(RouterStep::Switch(self.numbered(&target))),
+            Step::AckDrained(handoff) => {
+                let ack = self.drained(asks.router, partition, handoff, false);
+                Some(RouterStep::Acknowledge(self.acknowledgement(view, asks.router, asks.incarnation, &ack)))
+            }
+            Step::AckCutover(handoff) => {
+                let ack = Ack::RouterCutover(RouterCutoverAck {
+                    router_name: me.clone(),
+                    partition,
+                    handoff,
+                    acked_at: 0,
+                    stashed: 0,
+                    drain_us: 0,
+                    pause_us: 0,
+                    flush_us: 0,
+                });
+                Some(RouterStep::Acknowledge(self.acknowledgement(view, asks.router, asks.incarnation, &ack)))
+            }
+        }
+    }
+
+    fn drained(&self, router: u8, partition: u32, handoff: Revision, gave_up: bool) -> Ack {
+        let router_name = self.router_names[usize::from(router)].clone();
+        Ack::RouterDrained(RouterDrainedAck { router_name, partition, handoff, acked_at: 0, severed: 0, gave_up })
+    }
+
+    fn acknowledgement(&self, view: &View, router: u8, incarnation: Revision, ack: &Ack) -> TxnRef {
+        let writer = view.keys().router(&self.router_names[usize::from(router)]);
+        let txn = acknowledge(view, ack, writer, incarnation, 0);
+        self.store.txn(self.struck(txn, view, false))
+    }
+
+    pub(crate) fn struck(&self, txn: Txn, view: &View, is_leaders: bool) -> Txn {
+        strike(txn, self.scenario.without, view, is_leaders)
+    }
+
+    fn named(&self, target: Target) -> protocol::Target {
+        let pod = self.pod_names[usize::from(target.pod)].clone();
+        protocol::Target { pod, incarnation: target.incarnation, epoch: target.epoch }
+    }
+
+    fn numbered(&self, target: &protocol::Target) -> Target {
+        Target { pod: self.pod_number(&target.pod), incarnation: target.incarnation, epoch: target.epoch }
+    }
+
+    /// The acknowledgement that a router wants to write and that does not stand yet.
+    pub(crate) fn router_write(&self, state: &State, router: u8, partition: u8) -> Option<TxnRef> {
+        match self.router_step(state, router, partition)? {
+            RouterStep::Acknowledge(txn) if !self.has_acknowledged(state, router, partition) => Some(txn),
+            _ => None,
+        }
+    }
+
+    /// Whether what a router wants to say about the handoff that it sees stands in the store already: a router waits
+    /// for its view to show what it wrote before it writes again.
+    fn has_acknowledged(&self, state: &State, router: u8, partition: u8) -> bool {
+        let it = &state.routers[usize::from(router)];
+        let me = &self.router_names[usize::from(router)];
+        let partition = u32::from(partition);
+        let Some((view, _)) = self.router_sees(it) else { return false };
+        let Some(handoff) = view.handoffs.get(&partition).map(|handoff| handoff.create_revision) else { return false };
+        let now = self.view(state.now());
+        let is_open = it.gates[partition as usize].position == Position::Open;
+        match is_open {
+            true => now.cutover_ack(partition, me, handoff).is_some(),
+            false => now.drained_ack(partition, me, handoff).is_some_and(|ack| !ack.gave_up),
+        }
+    }
+
+    /// What a router does whose drain has lasted too long. `None`: it waits on.
+    pub(crate) fn drain_timed_out(&self, state: &State, router: u8, partition: u8) -> Option<DrainEnd> {
+        let it = &state.routers[usize::from(router)];
+        let gate = &it.gates[usize::from(partition)];
+        let (view, _) = self.router_sees(it).filter(|_| it.is_up && it.incarnation != 0)?;
+        if gate.position != Position::Draining || gate.backing_off {
+            return None;
+        }
+        let had_fence = gate.target.is_some_and(|target| self.capabilities(target.pod).fence);
+        let partition = u32::from(partition);
+        match protocol::drain_timed_out(view, partition, OnDrainTimeout::Auto, had_fence) {
+            DrainTimeout::Sever => Some(DrainEnd::Sever),
+            DrainTimeout::GiveUp => {
+                let me = &self.router_names[usize::from(router)];
+                let handoff = view.handoffs.get(&partition)?.create_revision;
+                if self.view(state.now()).drained_ack(partition, me, handoff).is_some() {
+                    return None;
+                }
+                let ack = self.drained(router, partition, handoff, true);
+                Some(DrainEnd::Write(self.acknowledgement(view, router, it.incarnation, &ack)))
+            }
+            DrainTimeout::Wait => None,
+        }
+    }
+
+    /// A router's process is gone, with all that it held.
+    pub(crate) fn crash_router(&self, state: &mut State, router: u8) {
+        state.exchanges.retain(|exchange| exchange.router != router || exchange.stage != Stage::NotSent);
+        for exchange in state.exchanges.iter_mut().filter(|exchange| exchange.router == router) {
+            exchange.is_counted = false;
+            exchange.is_tried = false;
+        }
+        for (planned, request) in self.scenario.requests.iter().zip(&mut state.requests) {
+            if planned.router == router && request.is_open() {
+                *request = Request::Failed;
+            }
+        }
+        *state.router(router) = Router::down(self.scenario.partitions);
+    }
+
+    /// The record of a pod as it registers.
+    pub(crate) fn pod_record(&self, pod: u8, status: segue_coordination::protocol::records::PodStatus) -> PodRecord {
+        PodRecord {
+            pod_name: self.pod_names[usize::from(pod)].clone(),
+            address: format!("10.0.0.{pod}:80"),
+            status,
+            registered_at: 0,
+            last_heartbeat: 0,
+            weight: 1.0.into(),
+            zone: None,
+            load: None,
+            capabilities: self.capabilities(pod),
+        }
+    }
+}
+
+/// How a drain that has lasted too long ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum DrainEnd {
+    Sever,
+    Write(TxnRef),
+}

@@ -1,0 +1,158 @@
+//! The rules of the protocol that can be taken out one at a time, to see that each is needed.
+//!
+//! A rule is taken out around the production functions, not in them: guards are struck from the transactions that they
+//! return, views are falsified before they are asked, or the environment does what the rule forbids.
+
+use segue_coordination::protocol::records::RouterDrainedAck;
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::{Compare, Field, Keys, Op, Relation, Txn};
+use segue_coordination::store::keys::KeyName;
+
+/// A rule that keeps the protocol safe, named by what is done without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Rule {
+    /// Acks name their handoff and require that very record.
+    AckIdentity,
+    /// An ack requires that its writer's registration stands.
+    AckOfTheLiving,
+    /// Every write of the coordinator requires that it still leads.
+    LeaderGuard,
+    /// Creating, cancelling and deleting compare record and assignment.
+    RecordCompare,
+    /// A move of a phase fails if a router registered since its view.
+    RangeCompare,
+    /// A move of a phase fails if the record has changed since its view.
+    PhaseCompare,
+    /// The flip requires that the new owner's very life stands.
+    NewOwnerLives,
+    /// A move of a phase requires that the old owner lives or not, as its view has it.
+    OldOwnerCompare,
+    /// A dead new owner's handoff is deleted only if no key of that life stands.
+    NewOwnerGone,
+    /// A router registers, then takes its snapshot.
+    RegisterFirst,
+    /// Registry, handoffs and assignments are seen at one revision.
+    OneRevision,
+    /// A router's lease clock runs out before its lease can end.
+    RouterLeaseClock,
+    /// A pod's lease clock runs out before its lease can end.
+    PodLeaseClock,
+    /// A pod refuses requests of another epoch.
+    FencingEpoch,
+    /// An owner is a life of a pod, not a name.
+    Incarnation,
+    /// What a pod has accepted ends with its lease.
+    EndAcceptedWork,
+    /// A refused request goes back to the head of its line.
+    PutBack,
+    /// Nothing is cancelled from `Switching` on.
+    CancelBeforeSwitching,
+    /// A handoff pins its partition, and is never overwritten.
+    Pinning,
+    /// In flight means until the pod is done, whether the client waits or not.
+    DrainUntilDone,
+    /// An owner learnt from a snapshot is a cutover too.
+    SnapshotIsCutover,
+    /// Everybody drains before anybody switches.
+    Barrier,
+    /// The old owner confirms that its work has ended.
+    OldOwnerConfirms,
+    /// The gate opens only when nobody waits.
+    FlushFirst,
+    /// A request is sent again only if it is certain that no pod acted on it.
+    NeverSendTwice,
+    /// A new owner reads the tail only once the log is at rest.
+    TailAtRest,
+}
+
+/// A transaction of the handoff without the guards that the rule demands.
+pub(crate) fn strike(txn: Txn, rule: Option<Rule>, view: &View, is_leaders: bool) -> Txn {
+    let Some(rule) = rule else { return txn };
+    let keys = view.keys();
+    let is_struck = |compare: &Compare| {
+        let name = match &compare.keys {
+            Keys::One(key) => keys.parse(key),
+            Keys::Prefix(prefix) => return rule == Rule::RangeCompare && *prefix == keys.routers(),
+        };
+        let creates = matches!(compare.field, Field::CreateRevision(_));
+        let differs = compare.relation == Relation::NotEqual;
+        let new_owner = view.handoffs.values().map(|handoff| &handoff.value.new_owner);
+        let old_owner = view.handoffs.values().filter_map(|handoff| handoff.value.old_owner.as_ref());
+        match (rule, name) {
+            (Rule::AckIdentity, Some(KeyName::Handoff(_))) => creates && !is_leaders,
+            (Rule::AckOfTheLiving, Some(KeyName::Router(_))) => true,
+            (Rule::LeaderGuard, Some(KeyName::Leader)) => true,
+            (Rule::RecordCompare, Some(KeyName::Handoff(_) | KeyName::Assignment(_))) => is_leaders,
+            (Rule::PhaseCompare, Some(KeyName::Handoff(_))) => !creates,
+            (Rule::NewOwnerLives, Some(KeyName::Pod(pod))) => {
+                creates && !differs && new_owner.clone().any(|it| *it == pod)
+            }
+            (Rule::OldOwnerCompare, Some(KeyName::Pod(pod))) => creates && old_owner.clone().any(|it| *it == pod),
+            (Rule::NewOwnerGone, Some(KeyName::Pod(_))) => differs,
+            (Rule::Pinning, Some(KeyName::Handoff(_) | KeyName::Assignment(_))) => is_leaders,
+            _ => false,
+        }
+    };
+    let Txn { mut when, then, otherwise } = txn;
+    when.retain(|compare| !is_struck(compare));
+    Txn { when, then, otherwise: otherwise.map(|other| Box::new(strike(*other, Some(rule), view, is_leaders))) }
+}
+
+/// What a view says to somebody who ignores the rule.
+pub(crate) fn falsify(view: &View, rule: Rule) -> Option<View> {
+    let mut view = view.clone();
+    match rule {
+        Rule::Incarnation => {
+            let incarnations: Vec<(String, u64)> =
+                view.pods.iter().map(|(name, pod)| (name.clone(), pod.create_revision)).collect();
+            let of = |name: &str| incarnations.iter().find(|(known, _)| known == name).map(|(_, created)| *created);
+            for assignment in view.assignments.values_mut() {
+                let record = &mut assignment.value;
+                record.incarnation = of(&record.owner).unwrap_or(record.incarnation);
+            }
+            for handoff in view.handoffs.values_mut() {
+                let record = &mut handoff.value;
+                record.new_incarnation = of(&record.new_owner).unwrap_or(record.new_incarnation);
+                if let Some(old) = &record.old_owner {
+                    record.old_incarnation = of(old).unwrap_or(record.old_incarnation);
+                }
+            }
+        }
+        Rule::AckIdentity => {
+            for (partition, acks) in &mut view.acks {
+                let Some(id) = view.handoffs.get(partition).map(|handoff| handoff.create_revision) else { continue };
+                acks.drained.values_mut().for_each(|ack| ack.handoff = id);
+                acks.cutover.values_mut().for_each(|ack| ack.handoff = id);
+                acks.pods.values_mut().for_each(|ack| ack.handoff = id);
+            }
+        }
+        Rule::Barrier => {
+            let routers: Vec<String> = view.routers.keys().cloned().collect();
+            for (partition, handoff) in view.handoffs.clone() {
+                for router_name in routers.clone() {
+                    let handoff = handoff.create_revision;
+                    let ack =
+                        RouterDrainedAck { router_name, partition, handoff, acked_at: 0, severed: 0, gave_up: false };
+                    view.acks.entry(partition).or_default().drained.insert(ack.router_name.clone(), ack);
+                }
+            }
+        }
+        _ => return None,
+    }
+    Some(view)
+}
+
+/// A plan's view without the handoffs: for a planner that ignores them.
+pub(crate) fn unpinned(view: &View) -> View {
+    let mut view = view.clone();
+    view.handoffs.clear();
+    view
+}
+
+/// Deleting a handoff together with its acks, whatever its phase.
+pub(crate) fn delete_whatever(view: &View, partition: u32) -> Txn {
+    let keys = view.keys();
+    let acks = keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
+    let record = Op::Delete(Keys::One(keys.handoff(partition)));
+    Txn { when: Vec::new(), then: std::iter::once(record).chain(acks).collect(), otherwise: None }
+}

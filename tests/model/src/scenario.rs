@@ -1,0 +1,76 @@
+//! What a search starts from: which processes there are and what they can do, which requests will come, and which faults
+//! may happen.
+
+use segue_coordination::protocol::records::{Capabilities, Mode};
+use segue_coordination::protocol::router::OnStoreLoss;
+
+use crate::rules::Rule;
+use crate::state::{Budget, Reached};
+
+/// A request that a client will send.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Planned {
+    pub(crate) router: u8,
+    pub(crate) partition: u8,
+    pub(crate) key: u64,
+}
+
+/// What a search is expected to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// No counterexample.
+    Holds,
+    /// One of this property, as short as this.
+    Violates {
+        /// The property.
+        property: &'static str,
+        /// Steps of the shortest counterexample.
+        steps: usize,
+    },
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    /// In words, for the table and the documentation.
+    pub(crate) about: &'static str,
+    pub(crate) pods: Vec<Capabilities>,
+    /// How many pods run at the beginning; the rest start when the budget lets them.
+    pub(crate) pods_up: usize,
+    pub(crate) routers: usize,
+    pub(crate) routers_up: usize,
+    pub(crate) partitions: u8,
+    /// Pod 0 owns everything at the beginning; else nobody owns anything yet.
+    pub(crate) is_placed: bool,
+    /// Pod 0 is draining, so that its partitions have to move.
+    pub(crate) drains: bool,
+    /// The leader has written its plan already.
+    pub(crate) is_planned: bool,
+    pub(crate) mode: Mode,
+    pub(crate) on_store_loss: OnStoreLoss,
+    pub(crate) requests: Vec<Planned>,
+    pub(crate) budget: Budget,
+    pub(crate) verdict: Verdict,
+    /// What the search must have seen.
+    pub(crate) reaches: Vec<Reached>,
+    /// Searched only on demand.
+    pub(crate) is_large: bool,
+    /// The rule that is taken out.
+    pub(crate) without: Option<Rule>,
+}
+
+impl Scenario {
+    /// Two routers that are up and get one request each, of the same key: every life of the cluster is also one with
+    /// the two exchanged.
+    pub(crate) fn routers_are_alike(&self) -> bool {
+        let alike = |planned: &[Planned]| match planned {
+            [one, other] => one.router != other.router && (one.partition, one.key) == (other.partition, other.key),
+            _ => false,
+        };
+        self.routers == 2 && self.routers_up == 2 && alike(&self.requests)
+    }
+
+    pub(crate) fn is_without(&self, rule: Rule) -> bool {
+        self.without == Some(rule)
+    }
+}

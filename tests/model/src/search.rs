@@ -1,0 +1,100 @@
+//! Runs one search and compares what it found with what was expected of it.
+
+use std::time::{Duration, Instant};
+
+use stateright::{Checker, CheckerBuilder, HasDiscoveries, Model, Path};
+
+use crate::action::Action;
+use crate::cluster::Cluster;
+use crate::scenario::{Scenario, Verdict};
+use crate::state::{Reached, State};
+
+/// Most states of a search; one that meets more has not looked everywhere, which is a failure.
+const MOST: usize = 400_000_000;
+
+/// A violation, with the way to it.
+pub(crate) struct Found {
+    pub(crate) property: &'static str,
+    pub(crate) steps: Vec<Action>,
+}
+
+/// What a search has seen.
+pub(crate) struct Outcome {
+    /// Different states.
+    pub(crate) states: usize,
+    /// Steps between them.
+    pub(crate) transitions: usize,
+    pub(crate) depth: usize,
+    pub(crate) took: Duration,
+    pub(crate) found: Vec<Found>,
+    /// What it should have met on its way and did not.
+    pub(crate) unreached: Vec<Reached>,
+    pub(crate) is_complete: bool,
+}
+
+impl Outcome {
+    /// What is wrong with it, given what was expected.
+    pub(crate) fn complaint(&self, verdict: Verdict) -> Option<String> {
+        let found = || {
+            let found: Vec<String> =
+                self.found.iter().map(|found| format!("{} in {} steps", found.property, found.steps.len())).collect();
+            found.join(", ")
+        };
+        match verdict {
+            Verdict::Holds if !self.found.is_empty() => Some(format!("violated: {}", found())),
+            Verdict::Holds if !self.is_complete => Some(format!("not finished after {MOST} transitions")),
+            Verdict::Holds if !self.unreached.is_empty() => Some(format!("never met: {:?}", self.unreached)),
+            Verdict::Holds => None,
+            Verdict::Violates { property, steps } => {
+                let is_found = self.found.iter().any(|found| found.property == property && found.steps.len() == steps);
+                (!is_found).then(|| format!("expected {property} in {steps} steps, found: {}", found()))
+            }
+        }
+    }
+}
+
+/// Searches everything, or up to the first violation.
+pub(crate) fn search(scenario: Scenario) -> Outcome {
+    let (verdict, reaches) = (scenario.verdict, scenario.reaches.clone());
+    // With one thread a search is in order of depth, and the same each time.
+    let threads = if verdict == Verdict::Holds { 2 } else { 1 };
+    let begun = Instant::now();
+    let checker = builder(scenario.clone()).threads(threads).spawn_bfs().join();
+    let unreached = reaches.into_iter().filter(|reached| !checker.model().has_reached(*reached)).collect();
+    let mut outcome = Outcome {
+        states: checker.unique_state_count(),
+        transitions: checker.state_count(),
+        depth: checker.max_depth(),
+        took: Duration::ZERO,
+        found: checker.discoveries().into_iter().map(as_found).collect(),
+        unreached,
+        is_complete: checker.state_count() < MOST,
+    };
+    outcome.found.sort_by_key(|found| found.property);
+    if let Verdict::Violates { property, .. } = verdict {
+        shorten(&scenario, property, &mut outcome.found);
+    }
+    outcome.took = begun.elapsed();
+    outcome
+}
+
+/// stateright keeps the last counterexample that it met: looks for shorter ones until there is none.
+fn shorten(scenario: &Scenario, property: &'static str, found: &mut [Found]) {
+    let Some(found) = found.iter_mut().find(|found| found.property == property) else { return };
+    loop {
+        // A path of n steps ends in a state of depth n + 1, and states at the depth that is given are not looked at.
+        let checker = builder(scenario.clone()).target_max_depth(found.steps.len() + 1).spawn_bfs().join();
+        match checker.discovery(property) {
+            Some(path) => *found = as_found((property, path)),
+            None => return,
+        }
+    }
+}
+
+fn builder(scenario: Scenario) -> CheckerBuilder<Cluster> {
+    Cluster::new(scenario).checker().finish_when(HasDiscoveries::AnyFailures).target_state_count(MOST)
+}
+
+fn as_found((property, path): (&'static str, Path<State, Action>)) -> Found {
+    Found { property, steps: path.into_actions() }
+}

@@ -1,0 +1,237 @@
+//! A state of the modelled cluster: what the store holds and has held, what every process knows and does, where every
+//! request is, and which faults may still happen.
+//!
+//! Plain data, compared and hashed as a whole. What processes do with it is elsewhere ([`router`](crate::router),
+//! [`pod`](crate::pod), [`leader`](crate::leader), [`exchange`](crate::exchange)).
+
+use std::sync::Arc;
+
+use segue_coordination::protocol::agree::Done;
+use segue_coordination::protocol::door::Door;
+use segue_coordination::protocol::records::Epoch;
+use segue_coordination::store::data::Revision;
+use segue_proxy::gate::Position;
+use segue_proxy::stash::Stash;
+
+use crate::action::Process;
+use crate::store::{StoreRef, TxnRef};
+
+/// A set of requests.
+pub(crate) type Requests = u8;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct State {
+    /// The contents of the store from the oldest that somebody still sees to the newest, a revision apart.
+    pub(crate) history: Vec<StoreRef>,
+    /// Shared with the states before, as long as nothing changes about them.
+    pub(crate) routers: Vec<Arc<Router>>,
+    pub(crate) pods: Vec<Arc<Pod>>,
+    pub(crate) requests: Vec<Request>,
+    /// For each request the earlier ones of its key that were on their way to the same target when it passed the open
+    /// gate. They are concurrent: no order of their arrival is promised.
+    pub(crate) beside: Vec<Requests>,
+    /// Requests under way between a router and a pod, in the order in which they were sent.
+    pub(crate) exchanges: Vec<Exchange>,
+    /// Writes that are on their way.
+    pub(crate) slow: Vec<SlowWrite>,
+    pub(crate) ledgers: Vec<Ledger>,
+    pub(crate) budget: Budget,
+    /// What went wrong, as a set of [`Violation`]s.
+    pub(crate) violated: u8,
+}
+
+/// Why and how far a process may trust its lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Clock {
+    Held,
+    RunOut,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Router {
+    pub(crate) is_up: bool,
+    /// Its registration, as it believes; 0: none.
+    pub(crate) incarnation: Revision,
+    pub(crate) clock: Clock,
+    /// What it has seen of the store; `None` until its first snapshot of this registration.
+    pub(crate) view: Option<StoreRef>,
+    /// It sees the assignments of another revision than the rest. Only where one revision for all is not demanded.
+    pub(crate) assignments: Option<StoreRef>,
+    pub(crate) gates: Vec<Gate>,
+}
+
+/// Where a partition's requests go: which life of which pod, and the epoch that they are stamped with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Target {
+    pub(crate) pod: u8,
+    pub(crate) incarnation: Revision,
+    pub(crate) epoch: Epoch,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Gate {
+    pub(crate) position: Position,
+    pub(crate) target: Option<Target>,
+    pub(crate) stash: Arc<Stash<u8>>,
+    /// Its pod has just refused.
+    pub(crate) backing_off: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Pod {
+    pub(crate) is_up: bool,
+    /// Its registration, as it believes; 0: none.
+    pub(crate) incarnation: Revision,
+    pub(crate) clock: Clock,
+    pub(crate) view: Option<StoreRef>,
+    pub(crate) parts: Vec<Part>,
+}
+
+/// What a pod does with a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Part {
+    pub(crate) done: Done,
+    pub(crate) door: Door,
+    /// It has been told to drain and not to serve again since. What a pod without `fence` goes by.
+    pub(crate) refuses: bool,
+    /// The writes that its copy of the state contains.
+    pub(crate) state: Requests,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Request {
+    /// The client has not sent it yet.
+    Unsent,
+    /// In its router's stash.
+    Held,
+    /// On its way to a pod, or back.
+    Going,
+    /// Answered: done.
+    Acked,
+    /// Answered with an error, or the connection broke: the client does not know.
+    Failed,
+    /// The client hung up.
+    Gone,
+}
+
+impl Request {
+    pub(crate) fn is_open(self) -> bool {
+        matches!(self, Request::Held | Request::Going)
+    }
+}
+
+/// How far a request is at a pod. That it has taken effect and its answer, or that it was refused and came back, are one
+/// moment here: until then the pod may be as slow as it likes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Stage {
+    /// There is no connection to the pod: nothing was sent.
+    NotSent,
+    /// On the wire.
+    Sent,
+    /// The pod works on it.
+    Working,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Exchange {
+    pub(crate) request: u8,
+    pub(crate) router: u8,
+    pub(crate) target: Target,
+    /// It comes out of the stash, and the next of its key waits for its outcome.
+    pub(crate) is_tried: bool,
+    pub(crate) stage: Stage,
+    /// The router counts it as in flight.
+    pub(crate) is_counted: bool,
+}
+
+/// A write that has not reached the store yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct SlowWrite {
+    pub(crate) txn: TxnRef,
+    /// Who waits for its outcome before writing the like again, about which partition. `None`: its writer takes it for
+    /// failed, but it may still happen.
+    pub(crate) writer: Option<(Process, u8)>,
+}
+
+/// What is remembered of a partition to judge what happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Ledger {
+    /// The newest epoch under which anything was accepted, and by which life of which pod.
+    pub(crate) owner: Option<Target>,
+    /// Every write that has taken effect.
+    pub(crate) log: Requests,
+}
+
+/// Which faults may still happen, and how often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Budget {
+    pub(crate) pod_crashes: u8,
+    pub(crate) pod_starts: u8,
+    /// A pod's lease clock runs out; its lease may end while it goes on.
+    pub(crate) pod_clocks: u8,
+    pub(crate) router_crashes: u8,
+    pub(crate) router_starts: u8,
+    pub(crate) router_clocks: u8,
+    /// The leader loses its lease.
+    pub(crate) leader_losses: u8,
+    /// A write is slow, and its writer may take it for failed before it happens.
+    pub(crate) delays: u8,
+    /// A connection between router and pod breaks.
+    pub(crate) breaks: u8,
+    pub(crate) hang_ups: u8,
+    /// A held request has waited as long as it may.
+    pub(crate) expiries: u8,
+    pub(crate) drain_timeouts: u8,
+    pub(crate) phase_timeouts: u8,
+    /// An operator deletes a handoff by hand.
+    pub(crate) deletions: u8,
+}
+
+/// The invariants of the protocol, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Violation {
+    SingleWriter = 0,
+    NoLostRequest = 1,
+    NoOvertaking = 2,
+    NoDoubleApply = 3,
+    EpochsGrow = 4,
+}
+
+/// What a search must have seen to be worth anything, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Reached {
+    Completed = 0,
+    Flushed = 1,
+    Cancelled = 2,
+    PutBack = 3,
+    Severed = 4,
+    GaveUp = 5,
+    Fenced = 6,
+    Abandoned = 7,
+    Refused = 8,
+}
+
+impl State {
+    pub(crate) fn now(&self) -> StoreRef {
+        // The newest content is never dropped.
+        *self.history.last().expect("the store has a content")
+    }
+
+    pub(crate) fn violate(&mut self, violation: Violation) {
+        self.violated |= 1 << violation as u8;
+    }
+
+    pub(crate) fn has_violated(&self, violation: Violation) -> bool {
+        self.violated & (1 << violation as u8) != 0
+    }
+
+    /// Forgets what nobody sees any more, and what has no future.
+    pub(crate) fn tidy(&mut self) {
+        let seen = self.routers.iter().flat_map(|router| [router.view, router.assignments]);
+        let seen: Vec<StoreRef> = seen.chain(self.pods.iter().map(|pod| pod.view)).flatten().collect();
+        let oldest = self.history.iter().position(|content| seen.contains(content));
+        self.history.drain(..oldest.unwrap_or(self.history.len() - 1));
+    }
+}

@@ -1,0 +1,88 @@
+//! How writes reach the store: at once, or slowly, so that their writer may take them for failed before they happen.
+
+use segue_coordination::store::data::{Compare, Keys, Op, Txn};
+
+use crate::action::Process;
+use crate::cluster::Cluster;
+use crate::state::{Reached, SlowWrite, State};
+use crate::store::{StoreRef, TxnRef};
+
+/// `None`: the step leads nowhere.
+pub(crate) type Done = Option<()>;
+
+/// How writes reach the store in this step.
+pub(crate) struct Post {
+    /// The first one is on its way for a while.
+    pub(crate) is_slow: bool,
+    /// It was.
+    pub(crate) was_slow: bool,
+}
+
+impl Cluster {
+    /// Routers and pods write what they want to say as soon as they know it: that they are slow is the same as that they
+    /// see the store late.
+    pub(crate) fn write_what_is_due(&self, state: &mut State, post: &mut Post) {
+        for partition in 0..self.scenario.partitions {
+            for who in self.processes() {
+                if state.slow.iter().any(|slow| slow.writer == Some((who, partition))) {
+                    continue;
+                }
+                let txn = match who {
+                    Process::Router(router) => self.router_write(state, router, partition),
+                    Process::Pod(pod) => self.pod_write(state, pod, partition),
+                };
+                if let Some(txn) = txn {
+                    let _ = self.post(state, txn, Some((who, partition)), post);
+                }
+            }
+        }
+    }
+
+    /// Commits a write, or sets it on its way.
+    pub(crate) fn post(&self, state: &mut State, txn: TxnRef, writer: Option<(Process, u8)>, post: &mut Post) -> Done {
+        if !post.is_slow || post.was_slow {
+            return self.commit(state, txn);
+        }
+        self.store.commit(state.now(), txn)?;
+        post.was_slow = true;
+        state.budget.delays -= 1;
+        state.slow.push(SlowWrite { txn, writer });
+        Some(())
+    }
+
+    pub(crate) fn commit(&self, state: &mut State, txn: TxnRef) -> Done {
+        let before = state.now();
+        let after = self.store.commit(before, txn)?;
+        self.note(before, after);
+        state.history.push(after);
+        Some(())
+    }
+
+    /// What a commit shows that was reached.
+    pub(crate) fn note(&self, before: StoreRef, after: StoreRef) {
+        let (before, after) = (self.store.view(before), self.store.view(after));
+        for (partition, handoff) in &before.handoffs {
+            let stands = after.handoffs.get(partition).is_some_and(|it| it.create_revision == handoff.create_revision);
+            if !stands {
+                let epoch = after.assignments.get(partition).map_or(0, |assignment| assignment.value.epoch);
+                let is_dead = after.live_new_owner(&handoff.value).is_none();
+                self.reach(match epoch >= handoff.value.epoch {
+                    true if is_dead => Reached::Abandoned,
+                    true => Reached::Completed,
+                    false => Reached::Cancelled,
+                });
+            }
+        }
+    }
+
+    pub(crate) fn put(&self, state: &mut State, key: String, value: Vec<u8>) -> Done {
+        let when = vec![Compare::created_at(key.clone(), 0)];
+        let txn = Txn { when, then: vec![Op::Put { key, value, lease: None }], otherwise: None };
+        self.commit(state, self.store.txn(txn))
+    }
+
+    pub(crate) fn delete(&self, state: &mut State, key: String) -> Done {
+        let txn = Txn { when: Vec::new(), then: vec![Op::Delete(Keys::One(key))], otherwise: None };
+        self.commit(state, self.store.txn(txn))
+    }
+}
