@@ -11,7 +11,7 @@ use segue_coordination::protocol::advance::advance;
 use segue_coordination::store::data::Compare;
 
 use crate::cluster::Cluster;
-use crate::rules::{Rule, delete_whatever, unpinned};
+use crate::rules::{Rule, cancel_whatever, unpinned};
 use crate::state::State;
 use crate::store::TxnRef;
 
@@ -85,6 +85,7 @@ impl Cluster {
             Rule::CancelBeforeSwitching => phase == Phase::Switching,
             _ => false,
         };
-        breaks.then(|| self.store.txn(delete_whatever(view, u32::from(partition))))
+        let txn = breaks.then(|| cancel_whatever(view, u32::from(partition)))?;
+        txn.map(|txn| self.store.txn(txn))
     }
 }

@@ -30,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::scenario::{Scenario, Verdict};
+use crate::scenario::{Scenario, Size, Verdict};
 use crate::search::{Outcome, search};
 
 /// Searches every state of a small cluster for a violation of the protocol.
@@ -47,9 +47,12 @@ enum Command {
     ///
     /// The last line is `model: scenarios=… states=… violated=…`, where a violation that is expected does not count.
     Check {
-        /// Also the searches that take long.
+        /// Also the searches that take long: tens of minutes, and gigabytes of memory.
         #[arg(long)]
         large: bool,
+        /// Only the searches that take seconds.
+        #[arg(long, conflicts_with = "large")]
+        quick: bool,
         /// Only scenarios whose name begins like this.
         #[arg(long, default_value = "")]
         scenario: String,
@@ -72,9 +75,14 @@ enum Command {
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Check { large, scenario, trace } => {
-            let chosen = scenarios::all().into_iter();
-            check(chosen.filter(|it| it.name.starts_with(&scenario) && (large || !it.is_large)).collect(), trace)
+        Command::Check { large, quick, scenario, trace } => {
+            let most = match (quick, large) {
+                (true, _) => Size::Quick,
+                (_, true) => Size::Large,
+                _ => Size::Usual,
+            };
+            let is_chosen = |it: &Scenario| it.name.starts_with(&scenario) && it.size <= most;
+            check(scenarios::all().into_iter().filter(is_chosen).collect(), trace)
         }
         Command::Mutants { rule, trace } => mutants::run(&rule, trace),
     }

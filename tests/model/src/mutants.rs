@@ -35,6 +35,7 @@ fn all() -> Vec<Mutant> {
         ..scenarios::a_move("", "")
     };
     let (able, drained, none) = (scenarios::ABLE, scenarios::DRAINED, scenarios::NONE);
+    let fenced = scenarios::DRAINED_AND_FENCE;
     let mutant = |rule, expected, scenario: Scenario| Mutant {
         rule,
         expected,
@@ -52,13 +53,15 @@ fn all() -> Vec<Mutant> {
             Covered(""),
             of(able, &[0, 1], Budget { leader_losses: 1, delays: 1, phase_timeouts: 1, ..NO_FAULT }),
         ),
-        mutant(Rule::RecordCompare, Caught, of(able, &[0, 1], Budget { delays: 1, phase_timeouts: 1, ..NO_FAULT })),
+        mutant(Rule::RecordCompare, Caught, of(none, &[0, 1], Budget { delays: 1, phase_timeouts: 1, ..NO_FAULT })),
         mutant(
             Rule::RangeCompare,
-            Caught,
+            Covered(
+                "a router that registers in Ready or later holds from its first snapshot on, and so needs no waiting for",
+            ),
             Scenario { routers_up: 1, ..of(none, &[0, 1], Budget { router_starts: 1, ..NO_FAULT }) },
         ),
-        mutant(Rule::PhaseCompare, Caught, of(able, &[0, 1], Budget { delays: 1, phase_timeouts: 1, ..NO_FAULT })),
+        mutant(Rule::PhaseCompare, Caught, of(none, &[0, 1], Budget { delays: 1, phase_timeouts: 1, ..NO_FAULT })),
         mutant(
             Rule::NewOwnerLives,
             Covered(""),
@@ -79,14 +82,18 @@ fn all() -> Vec<Mutant> {
             Caught,
             Scenario { routers_up: 1, ..of(none, &[0, 1], Budget { router_starts: 1, ..NO_FAULT }) },
         ),
-        mutant(Rule::OneRevision, Caught, of(able, &[0, 1], NO_FAULT)),
+        mutant(Rule::OneRevision, Caught, of(none, &[0, 1], NO_FAULT)),
         mutant(
             Rule::RouterLeaseClock,
             Caught,
             of(drained, &[0, 1], Budget { router_clocks: 1, pod_crashes: 1, pod_starts: 1, ..NO_FAULT }),
         ),
-        mutant(Rule::PodLeaseClock, Caught, of(able, &[0, 1], Budget { pod_clocks: 1, router_clocks: 1, ..NO_FAULT })),
-        mutant(Rule::FencingEpoch, Caught, of(able, &[0, 1], Budget { router_clocks: 1, pod_clocks: 1, ..NO_FAULT })),
+        mutant(
+            Rule::PodLeaseClock,
+            Caught,
+            of(fenced, &[0, 1], Budget { pod_clocks: 1, router_clocks: 1, ..NO_FAULT }),
+        ),
+        mutant(Rule::FencingEpoch, Caught, of(fenced, &[0, 1], Budget { router_clocks: 1, pod_clocks: 1, ..NO_FAULT })),
         mutant(Rule::Incarnation, Caught, of(able, &[0, 1], Budget { pod_crashes: 1, pod_starts: 1, ..NO_FAULT })),
         mutant(
             Rule::EndAcceptedWork,
@@ -94,8 +101,8 @@ fn all() -> Vec<Mutant> {
             of(able, &[0, 1], Budget { pod_clocks: 1, router_crashes: 1, ..NO_FAULT }),
         ),
         mutant(Rule::PutBack, Caught, of(able, &[0, 0, 0], NO_FAULT)),
-        mutant(Rule::CancelBeforeSwitching, Caught, of(able, &[0, 1], NO_FAULT)),
-        mutant(Rule::Pinning, Caught, of(able, &[0, 1], NO_FAULT)),
+        mutant(Rule::CancelBeforeSwitching, Caught, of(none, &[0, 1], NO_FAULT)),
+        mutant(Rule::Pinning, Caught, of(none, &[0, 1], NO_FAULT)),
         mutant(Rule::DrainUntilDone, Caught, of(none, &[0, 1], Budget { hang_ups: 1, ..NO_FAULT })),
         mutant(Rule::SnapshotIsCutover, Caught, of(able, &[0, 0], Budget { router_clocks: 1, ..NO_FAULT })),
         mutant(Rule::Barrier, Caught, of(none, &[0, 1], NO_FAULT)),

@@ -3,7 +3,7 @@
 //! A rule is taken out around the production functions, not in them: guards are struck from the transactions that they
 //! return, views are falsified before they are asked, or the environment does what the rule forbids.
 
-use segue_coordination::protocol::records::RouterDrainedAck;
+use segue_coordination::protocol::records::{Assignment, AssignmentStatus, RouterDrainedAck, encode};
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::data::{Compare, Field, Keys, Op, Relation, Txn};
 use segue_coordination::store::keys::KeyName;
@@ -149,10 +149,19 @@ pub(crate) fn unpinned(view: &View) -> View {
     view
 }
 
-/// Deleting a handoff together with its acks, whatever its phase.
-pub(crate) fn delete_whatever(view: &View, partition: u32) -> Txn {
+/// Cancelling a handoff whatever its phase: record and acks go, and the old owner goes on as before.
+pub(crate) fn cancel_whatever(view: &View, partition: u32) -> Option<Txn> {
     let keys = view.keys();
+    let handoff = &view.handoffs.get(&partition)?.value;
+    let assignment = Assignment {
+        partition,
+        owner: handoff.old_owner.clone()?,
+        incarnation: handoff.old_incarnation,
+        status: AssignmentStatus::Active,
+        epoch: handoff.epoch - 1,
+    };
+    let back = Op::Put { key: keys.assignment(partition), value: encode(&assignment), lease: None };
     let acks = keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
     let record = Op::Delete(Keys::One(keys.handoff(partition)));
-    Txn { when: Vec::new(), then: std::iter::once(record).chain(acks).collect(), otherwise: None }
+    Some(Txn { when: Vec::new(), then: [record, back].into_iter().chain(acks).collect(), otherwise: None })
 }

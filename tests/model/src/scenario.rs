@@ -29,6 +29,17 @@ pub(crate) enum Verdict {
     },
 }
 
+/// How long a search takes, and so when it is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Size {
+    /// Seconds, even unoptimised: with every test run.
+    Quick,
+    /// Part of the usual suite.
+    Usual,
+    /// On demand.
+    Large,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
@@ -53,8 +64,7 @@ pub(crate) struct Scenario {
     pub(crate) verdict: Verdict,
     /// What the search must have seen.
     pub(crate) reaches: Vec<Reached>,
-    /// Searched only on demand.
-    pub(crate) is_large: bool,
+    pub(crate) size: Size,
     /// The rule that is taken out.
     pub(crate) without: Option<Rule>,
 }

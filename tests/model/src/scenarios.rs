@@ -6,7 +6,7 @@
 use segue_coordination::protocol::records::{Capabilities, Mode};
 use segue_coordination::protocol::router::OnStoreLoss;
 
-use crate::scenario::{Planned, Scenario, Verdict};
+use crate::scenario::{Planned, Scenario, Size, Verdict};
 use crate::state::{Budget, Reached};
 
 pub(crate) const ABLE: Capabilities = Capabilities { released: false, ..Capabilities::ALL };
@@ -57,7 +57,7 @@ pub(crate) fn a_move(name: &'static str, about: &'static str) -> Scenario {
         budget: NO_FAULT,
         verdict: Verdict::Holds,
         reaches: vec![Reached::Completed, Reached::Flushed],
-        is_large: false,
+        size: Size::Usual,
         without: None,
     }
 }
@@ -65,18 +65,18 @@ pub(crate) fn a_move(name: &'static str, about: &'static str) -> Scenario {
 pub(crate) fn all() -> Vec<Scenario> {
     let of = |capabilities: Capabilities| vec![capabilities; 2];
     let two = || requests(&[0, 1]);
-    vec![
+    let mut all = vec![
         Scenario {
             pods: of(Capabilities::ALL),
             is_planned: false,
             reaches: vec![Reached::Completed, Reached::Flushed, Reached::PutBack, Reached::Refused],
             ..a_move("move", "a partition moves, nothing fails")
         },
-        Scenario { is_placed: false, drains: false, ..a_move("first-placement", "a partition gets its first owner") },
         Scenario {
-            requests: two(),
-            budget: Budget { pod_crashes: 1, pod_starts: 1, ..NO_FAULT },
-            ..a_move("pod-crash", "a pod crashes at any moment and comes back under its name")
+            is_placed: false,
+            drains: false,
+            size: Size::Quick,
+            ..a_move("first-placement", "a partition gets its first owner")
         },
         Scenario {
             requests: two(),
@@ -88,21 +88,6 @@ pub(crate) fn all() -> Vec<Scenario> {
             requests: two(),
             budget: Budget { router_starts: 1, ..NO_FAULT },
             ..a_move("late-router", "a router joins at any moment of a handoff")
-        },
-        Scenario {
-            requests: two(),
-            budget: Budget { leader_losses: 1, delays: 1, ..NO_FAULT },
-            ..a_move("zombie-leader", "the leader changes while a write of the old one is under way")
-        },
-        Scenario {
-            requests: two(),
-            budget: Budget { delays: 2, ..NO_FAULT },
-            ..a_move("unknown-outcome", "writes whose outcome their writer never learns")
-        },
-        Scenario {
-            requests: two(),
-            budget: Budget { pod_clocks: 1, ..NO_FAULT },
-            ..a_move("zombie-pod", "a pod loses its lease and goes on running")
         },
         Scenario {
             requests: two(),
@@ -136,19 +121,6 @@ pub(crate) fn all() -> Vec<Scenario> {
             requests: two(),
             budget: Budget { deletions: 1, ..NO_FAULT },
             ..a_move("hand-deleted", "an operator deletes a handoff by hand")
-        },
-        Scenario {
-            pods: vec![ABLE; 3],
-            pods_up: 2,
-            requests: two(),
-            budget: Budget { pod_crashes: 1, pod_starts: 1, ..NO_FAULT },
-            ..a_move("three-pods", "a third pod joins and one crashes")
-        },
-        Scenario {
-            pods_up: 2,
-            partitions: 2,
-            requests: vec![Planned { router: 0, partition: 0, key: 1 }, Planned { router: 1, partition: 1, key: 1 }],
-            ..a_move("two-partitions", "two partitions move at once")
         },
         // The table of capabilities.
         Scenario {
@@ -193,6 +165,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             requests: two(),
             budget: Budget { router_crashes: 1, ..NO_FAULT },
             verdict: Verdict::Violates { property: "single_writer", steps: 9 },
+            size: Size::Quick,
             ..a_move("none-2", "no capability: a router dies with work still in a pod")
         },
         Scenario {
@@ -200,6 +173,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             requests: two(),
             budget: Budget { breaks: 1, ..NO_FAULT },
             verdict: Verdict::Violates { property: "single_writer", steps: 9 },
+            size: Size::Quick,
             ..a_move("none-3", "no capability: an exchange breaks with work still in a pod")
         },
         Scenario {
@@ -223,6 +197,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             routers: 1,
             routers_up: 1,
             requests: requests(&[0, 0]),
+            size: Size::Quick,
             ..a_move("independent-1", "independent mode with one router")
         },
         Scenario {
@@ -232,7 +207,76 @@ pub(crate) fn all() -> Vec<Scenario> {
             requests: two(),
             budget: Budget { router_starts: 1, ..NO_FAULT },
             verdict: Verdict::Violates { property: "single_writer", steps: 9 },
+            size: Size::Quick,
             ..a_move("independent-2", "independent mode: a second router joins during the handoff")
         },
+    ];
+    // What pods, leaders and writes can do shows with one router; with two it is searched on demand.
+    for (scenario, with_two_routers) in both_ways() {
+        let one = |(key, planned): (u64, &Planned)| Planned { router: 0, key, ..*planned };
+        let requests = (0..).zip(&scenario.requests).map(one).collect();
+        all.push(Scenario { routers: 1, routers_up: 1, requests, ..scenario.clone() });
+        all.push(Scenario { name: with_two_routers, size: Size::Large, ..scenario });
+    }
+    all
+}
+
+fn both_ways() -> Vec<(Scenario, &'static str)> {
+    let two = || requests(&[0, 1]);
+    vec![
+        (
+            Scenario {
+                requests: two(),
+                budget: Budget { pod_crashes: 1, pod_starts: 1, ..NO_FAULT },
+                ..a_move("pod-crash", "a pod crashes at any moment and comes back under its name")
+            },
+            "pod-crash-2",
+        ),
+        (
+            Scenario {
+                requests: two(),
+                budget: Budget { leader_losses: 1, delays: 1, ..NO_FAULT },
+                ..a_move("zombie-leader", "the leader changes while a write of the old one is under way")
+            },
+            "zombie-leader-2",
+        ),
+        (
+            Scenario {
+                requests: two(),
+                budget: Budget { delays: 2, ..NO_FAULT },
+                ..a_move("unknown-outcome", "writes whose outcome their writer never learns")
+            },
+            "unknown-outcome-2",
+        ),
+        (
+            Scenario {
+                requests: two(),
+                budget: Budget { pod_clocks: 1, ..NO_FAULT },
+                ..a_move("zombie-pod", "a pod loses its lease and goes on running")
+            },
+            "zombie-pod-2",
+        ),
+        (
+            Scenario {
+                pods: vec![ABLE; 3],
+                pods_up: 2,
+                requests: two(),
+                budget: Budget { pod_crashes: 1, pod_starts: 1, ..NO_FAULT },
+                ..a_move("three-pods", "a third pod joins and one crashes")
+            },
+            "three-pods-2",
+        ),
+        (
+            Scenario {
+                pods_up: 2,
+                partitions: 2,
+                requests: vec![
+                    Planned { router: 0, partition: 0, key: 1 },
+                    Planned { router: 1, partition: 1, key: 1 },
+                ],
+                ..a_move("two-partitions", "two partitions move at once")
+            },
+            "two-partitions-2",
+        ),
     ]
 }
