@@ -2,7 +2,10 @@
 //!
 //! The layer decides what is let through; this passes it on. What must stay true: a request that the service has begun
 //! counts as in flight until the service has answered it to the end, even when the router that sent it is gone; only the
-//! loss of the pod's lease cuts it off. Not here: registration and hand-over (`segue_coordination::pod`).
+//! loss of the pod's lease cuts it off; a connection that has switched protocols counts until both sides have closed it.
+//! A client that asks before it sends is told to go on by the service, not from here. Not here: registration and hand-over (`segue_coordination::pod`).
+
+mod expect;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -13,7 +16,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use http::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
+use http::header::{
+    CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
+};
 use http::uri::{Authority, Scheme};
 use http::{Request, Response, StatusCode, Uri, Version};
 use http_body::Body as _;
@@ -21,6 +26,7 @@ use http_body_util::channel::Channel;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -28,11 +34,16 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use segue_coordination::pod::{InFlight, Owned, OwnershipLayer};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 use tower::layer::Layer as _;
+
+use self::expect::RequestBody;
+use crate::headers::wants_upgrade;
+use crate::respond::is_grpc;
 
 /// How long the service may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -90,7 +101,8 @@ impl Sidecar {
                 () = shutdown.cancelled() => break,
             };
             let _ = stream.set_nodelay(true);
-            let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service.clone()));
+            let connection =
+                builder.serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(service.clone()));
             let connection = connections.watch(connection.into_owned());
             tokio::spawn(async move {
                 if let Err(error) = connection.await {
@@ -107,8 +119,8 @@ impl Sidecar {
 #[derive(Debug, Clone)]
 struct PassOn {
     upstream: Authority,
-    http1: Client<HttpConnector, Incoming>,
-    http2: Client<HttpConnector, Incoming>,
+    http1: Client<HttpConnector, RequestBody>,
+    http2: Client<HttpConnector, RequestBody>,
 }
 
 impl PassOn {
@@ -139,30 +151,29 @@ impl Service<Request<Incoming>> for PassOn {
         let hold = request.extensions().get::<Owned>().and_then(Owned::hold);
         let Some(hold) = hold else {
             // The layer lets nothing through without it.
-            return Box::pin(std::future::ready(Ok(own_answer(StatusCode::INTERNAL_SERVER_ERROR, "not owned"))));
+            return Box::pin(std::future::ready(Ok(own_answer(StatusCode::INTERNAL_SERVER_ERROR, "not owned", None))));
         };
         let client = if request.version() == Version::HTTP_2 { &self.http2 } else { &self.http1 };
-        prepare(&mut request, &self.upstream);
-        let exchange = client.request(request);
+        let grpc = is_grpc(request.headers());
+        let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
+        prepare(&mut request, &self.upstream, switch.is_some());
+        let exchange = client.request(RequestBody::of(request));
         let (answered, answer) = tokio::sync::oneshot::channel();
         // In a task of its own: a router that hangs up does not end what the service has begun.
         tokio::spawn(async move {
             let lost = pin!(hold.lost());
-            let exchange = pin!(see_through(exchange, answered));
+            let exchange = pin!(see_through(exchange, answered, grpc, switch));
             if let Either::Left(_) = select(lost, exchange).await {
                 tracing::warn!("the pod's lease is lost: an exchange was cut off");
             }
             drop::<InFlight>(hold);
         });
-        Box::pin(async move {
-            let broken = |_| own_answer(StatusCode::BAD_GATEWAY, "the service broke the exchange");
-            Ok(answer.await.unwrap_or_else(broken))
-        })
+        Box::pin(async move { Ok(answer.await.unwrap_or_else(|_| broken(grpc))) })
     }
 }
 
-/// Makes a request of a router one of the service's.
-fn prepare(request: &mut Request<Incoming>, upstream: &Authority) {
+/// Makes a request of a router one of the service's; `upgrade`: it asks for another protocol.
+fn prepare(request: &mut Request<Incoming>, upstream: &Authority, upgrade: bool) {
     let path = request.uri().path_and_query().cloned();
     let host = request.uri().authority().map(ToString::to_string);
     let mut parts = http::uri::Parts::default();
@@ -179,10 +190,12 @@ fn prepare(request: &mut Request<Incoming>, upstream: &Authority) {
     if let Some(host) = host.and_then(|host| HeaderValue::try_from(host).ok()) {
         headers.entry(HOST).or_insert(host);
     }
-    strip_hop_by_hop(headers);
+    strip_hop_by_hop(headers, upgrade);
 }
 
-fn strip_hop_by_hop(headers: &mut HeaderMap) {
+/// `upgrade`: but for what a change of protocols is agreed on with.
+fn strip_hop_by_hop(headers: &mut HeaderMap, upgrade: bool) {
+    let to = headers.get(UPGRADE).cloned().filter(|_| upgrade);
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -194,26 +207,41 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if headers.get(TE).is_some_and(|value| value != "trailers") {
         headers.remove(TE);
     }
+    if let Some(to) = to {
+        headers.insert(UPGRADE, to);
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
 }
 
 /// Has the exchange answered and reads the answer to its end, also when nobody listens any more.
 async fn see_through(
     exchange: hyper_util::client::legacy::ResponseFuture,
     answered: tokio::sync::oneshot::Sender<Response<AnswerBody>>,
+    grpc: bool,
+    switch: Option<OnUpgrade>,
 ) {
-    let response = match exchange.await {
+    let mut response = match exchange.await {
         Ok(response) => response,
         Err(error) if error.is_connect() => {
             tracing::warn!(%error, "cannot reach the service");
-            return drop(answered.send(own_answer(StatusCode::BAD_GATEWAY, "the service cannot be reached")));
+            return drop(answered.send(unreachable(grpc)));
         }
         Err(error) => {
             tracing::debug!(%error, "the service broke an exchange");
-            return drop(answered.send(own_answer(StatusCode::BAD_GATEWAY, "the service broke the exchange")));
+            return drop(answered.send(broken(grpc)));
         }
     };
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let Some(router) = switch else { return drop(answered.send(broken(grpc))) };
+        let service = hyper::upgrade::on(&mut response);
+        strip_hop_by_hop(response.headers_mut(), true);
+        if answered.send(response.map(|_| empty())).is_ok() {
+            join(router, service).await;
+        }
+        return;
+    }
     let (mut head, mut body) = response.into_parts();
-    strip_hop_by_hop(&mut head.headers);
+    strip_hop_by_hop(&mut head.headers, false);
     if body.is_end_stream() {
         return drop(answered.send(Response::from_parts(head, empty())));
     }
@@ -242,7 +270,44 @@ async fn see_through(
     }
 }
 
-fn own_answer(status: StatusCode, error: &'static str) -> Response<AnswerBody> {
+/// Passes bytes both ways until both sides have ended, and for at most [`ABANDONED`] once the router has: what the service
+/// has begun it may end, but nobody will ever speak to it again here.
+async fn join(router: OnUpgrade, service: OnUpgrade) {
+    let Ok((router, service)) = futures_util::future::try_join(router, service).await else { return };
+    let (mut from_router, mut to_router) = tokio::io::split(TokioIo::new(router));
+    let (mut from_service, mut to_service) = tokio::io::split(TokioIo::new(service));
+    let up = async {
+        let _ = tokio::io::copy(&mut from_router, &mut to_service).await;
+        let _ = to_service.shutdown().await;
+        tokio::time::sleep(ABANDONED).await;
+    };
+    let down = async {
+        let _ = tokio::io::copy(&mut from_service, &mut to_router).await;
+        let _ = to_router.shutdown().await;
+    };
+    // The service's end is the end: what the router still sends has no reader.
+    select(pin!(up), pin!(down)).await;
+}
+
+/// `INTERNAL`, because the service may have acted on it and clients take `UNAVAILABLE` as leave to send again.
+fn broken(grpc: bool) -> Response<AnswerBody> {
+    own_answer(StatusCode::BAD_GATEWAY, "the service broke the exchange", grpc.then_some("13"))
+}
+
+/// Nothing was sent.
+fn unreachable(grpc: bool) -> Response<AnswerBody> {
+    own_answer(StatusCode::BAD_GATEWAY, "the service cannot be reached", grpc.then_some("14"))
+}
+
+fn own_answer(status: StatusCode, error: &'static str, grpc_status: Option<&'static str>) -> Response<AnswerBody> {
+    if let Some(grpc_status) = grpc_status {
+        let mut response = Response::new(empty());
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert("grpc-status", HeaderValue::from_static(grpc_status));
+        headers.insert("grpc-message", HeaderValue::from_static(error));
+        return response;
+    }
     let mut response =
         Response::new(Full::new(Bytes::from_static(error.as_bytes())).map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = status;
