@@ -1,11 +1,13 @@
 //! The proxy in front of a writer pod: one listener, an [`OwnershipLayer`], and the service behind it.
 //!
 //! The layer decides what is let through; this passes it on. What must stay true: a request that the service has begun
-//! counts as in flight until the service has answered it to the end, even when the router that sent it is gone; only the
-//! loss of the pod's lease cuts it off; a connection that has switched protocols counts until both sides have closed it.
-//! A client that asks before it sends is told to go on by the service, not from here. Not here: registration and hand-over (`segue_coordination::pod`).
+//! counts as in flight until the service has answered it, even when the router that sent it is gone, and an answer that
+//! nobody reads any more for a while longer; a connection that has switched protocols counts until both sides have closed
+//! it; only the loss of the pod's lease cuts them off. A client that asks before it sends is told to go on by the
+//! service, not from here. Not here: registration and hand-over (`segue_coordination::pod`).
 
 mod expect;
+mod http2;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -15,6 +17,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::TryFutureExt as _;
 use futures_util::future::{Either, select};
 use http::header::{
     CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
@@ -42,13 +45,15 @@ use tower::Service;
 use tower::layer::Layer as _;
 
 use self::expect::RequestBody;
+use self::http2::{Failure, Http2};
 use crate::headers::wants_upgrade;
 use crate::respond::is_grpc;
 
 /// How long the service may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long an exchange goes on whose router is gone.
-const ABANDONED: Duration = Duration::from_secs(60);
+/// How long an answer goes on that nobody reads any more. A stream without end has had the drain's time when its router
+/// severs it; what counts here holds `drained` back, and the coordinator gives up on a phase after a minute by default.
+const UNREAD: Duration = Duration::from_secs(5);
 /// Frames of an answer that are read ahead of the router.
 const AHEAD: usize = 4;
 const HOP_BY_HOP: [HeaderName; 5] = [
@@ -120,7 +125,7 @@ impl Sidecar {
 struct PassOn {
     upstream: Authority,
     http1: Client<HttpConnector, RequestBody>,
-    http2: Client<HttpConnector, RequestBody>,
+    http2: Http2,
 }
 
 impl PassOn {
@@ -128,13 +133,14 @@ impl PassOn {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let client = |http2_only| {
-            let mut builder = Client::builder(TokioExecutor::new());
-            // A request may have been applied although its connection broke: only the layer in front may say "not mine".
-            builder.http2_only(http2_only).retry_canceled_requests(false).timer(TokioTimer::new());
-            builder.build(connector.clone())
-        };
-        PassOn { upstream, http1: client(false), http2: client(true) }
+        // A request may have been applied although its connection broke: only the layer in front may say "not mine".
+        let http1 = Client::builder(TokioExecutor::new())
+            .retry_canceled_requests(false)
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .build(connector);
+        let http2 = Http2::new(upstream.clone());
+        PassOn { upstream, http1, http2 }
     }
 }
 
@@ -153,11 +159,19 @@ impl Service<Request<Incoming>> for PassOn {
             // The layer lets nothing through without it.
             return Box::pin(std::future::ready(Ok(own_answer(StatusCode::INTERNAL_SERVER_ERROR, "not owned", None))));
         };
-        let client = if request.version() == Version::HTTP_2 { &self.http2 } else { &self.http1 };
         let grpc = is_grpc(request.headers());
         let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         prepare(&mut request, &self.upstream, switch.is_some());
-        let exchange = client.request(RequestBody::of(request));
+        let by_http2 = request.version() == Version::HTTP_2;
+        let request = RequestBody::of(request);
+        let exchange = if by_http2 {
+            Either::Left(self.http2.clone().request(request))
+        } else {
+            Either::Right(self.http1.request(request).map_err(|error| match error.is_connect() {
+                true => Failure::Unreachable(error.into()),
+                false => Failure::Broken(error.into()),
+            }))
+        };
         let (answered, answer) = tokio::sync::oneshot::channel();
         // In a task of its own: a router that hangs up does not end what the service has begun.
         tokio::spawn(async move {
@@ -175,20 +189,24 @@ impl Service<Request<Incoming>> for PassOn {
 /// Makes a request of a router one of the service's; `upgrade`: it asks for another protocol.
 fn prepare(request: &mut Request<Incoming>, upstream: &Authority, upgrade: bool) {
     let path = request.uri().path_and_query().cloned();
-    let host = request.uri().authority().map(ToString::to_string);
+    let authority = request.uri().authority().cloned();
+    let by_http2 = request.version() == Version::HTTP_2;
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(Scheme::HTTP);
-    parts.authority = Some(upstream.clone());
+    // By HTTP/1.1 it is the address; there the host is a header.
+    parts.authority = authority.clone().filter(|_| by_http2).or_else(|| Some(upstream.clone()));
     parts.path_and_query = Some(path.unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")));
     if let Ok(uri) = Uri::from_parts(parts) {
         *request.uri_mut() = uri;
     }
-    if request.version() != Version::HTTP_2 {
+    if !by_http2 {
         *request.version_mut() = Version::HTTP_11;
     }
     let headers = request.headers_mut();
-    if let Some(host) = host.and_then(|host| HeaderValue::try_from(host).ok()) {
-        headers.entry(HOST).or_insert(host);
+    match authority.and_then(|authority| HeaderValue::try_from(authority.as_str()).ok()) {
+        Some(_) if by_http2 => drop(headers.remove(HOST)),
+        Some(host) => drop(headers.entry(HOST).or_insert(host)),
+        None => {}
     }
     strip_hop_by_hop(headers, upgrade);
 }
@@ -215,18 +233,18 @@ fn strip_hop_by_hop(headers: &mut HeaderMap, upgrade: bool) {
 
 /// Has the exchange answered and reads the answer to its end, also when nobody listens any more.
 async fn see_through(
-    exchange: hyper_util::client::legacy::ResponseFuture,
+    exchange: impl Future<Output = Result<Response<Incoming>, Failure>>,
     answered: tokio::sync::oneshot::Sender<Response<AnswerBody>>,
     grpc: bool,
     switch: Option<OnUpgrade>,
 ) {
     let mut response = match exchange.await {
         Ok(response) => response,
-        Err(error) if error.is_connect() => {
+        Err(Failure::Unreachable(error)) => {
             tracing::warn!(%error, "cannot reach the service");
             return drop(answered.send(unreachable(grpc)));
         }
-        Err(error) => {
+        Err(Failure::Broken(error)) => {
             tracing::debug!(%error, "the service broke an exchange");
             return drop(answered.send(broken(grpc)));
         }
@@ -248,7 +266,7 @@ async fn see_through(
     let (mut sender, channel) = Channel::<Bytes, BoxError>::new(AHEAD);
     let mut abandoned_until = None;
     if answered.send(Response::from_parts(head, channel.boxed_unsync())).is_err() {
-        abandoned_until = Some(Instant::now() + ABANDONED);
+        abandoned_until = Some(Instant::now() + UNREAD);
     }
     loop {
         let frame = match abandoned_until {
@@ -265,12 +283,12 @@ async fn see_through(
             (Ok(frame), None) => sender.send(frame).await,
         };
         if passed.is_err() {
-            abandoned_until = Some(Instant::now() + ABANDONED);
+            abandoned_until = Some(Instant::now() + UNREAD);
         }
     }
 }
 
-/// Passes bytes both ways until both sides have ended, and for at most [`ABANDONED`] once the router has: what the service
+/// Passes bytes both ways until both sides have ended, and for at most [`UNREAD`] once the router has: what the service
 /// has begun it may end, but nobody will ever speak to it again here.
 async fn join(router: OnUpgrade, service: OnUpgrade) {
     let Ok((router, service)) = futures_util::future::try_join(router, service).await else { return };
@@ -279,7 +297,7 @@ async fn join(router: OnUpgrade, service: OnUpgrade) {
     let up = async {
         let _ = tokio::io::copy(&mut from_router, &mut to_service).await;
         let _ = to_service.shutdown().await;
-        tokio::time::sleep(ABANDONED).await;
+        tokio::time::sleep(UNREAD).await;
     };
     let down = async {
         let _ = tokio::io::copy(&mut from_service, &mut to_router).await;
