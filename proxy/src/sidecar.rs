@@ -46,7 +46,7 @@ use tower::layer::Layer as _;
 
 use self::expect::RequestBody;
 use self::http2::{Failure, Http2};
-use crate::headers::wants_upgrade;
+use crate::headers::{SEGUE_MISDIRECTED, wants_upgrade};
 use crate::respond::is_grpc;
 
 /// How long the service may take to accept a connection.
@@ -244,6 +244,7 @@ async fn see_through(
             tracing::warn!(%error, "cannot reach the service");
             return drop(answered.send(unreachable(grpc)));
         }
+        Err(Failure::Unprocessed) => return drop(answered.send(unprocessed(grpc))),
         Err(Failure::Broken(error)) => {
             tracing::debug!(%error, "the service broke an exchange");
             return drop(answered.send(broken(grpc)));
@@ -310,6 +311,15 @@ async fn join(router: OnUpgrade, service: OnUpgrade) {
 /// `INTERNAL`, because the service may have acted on it and clients take `UNAVAILABLE` as leave to send again.
 fn broken(grpc: bool) -> Response<AnswerBody> {
     own_answer(StatusCode::BAD_GATEWAY, "the service broke the exchange", grpc.then_some("13"))
+}
+
+/// The service has closed its connection with requests on their way, as servers do after so many: nothing was done, which a
+/// router is told as it would be by the layer, and sends the request again.
+fn unprocessed(grpc: bool) -> Response<AnswerBody> {
+    let mut answer =
+        own_answer(StatusCode::MISDIRECTED_REQUEST, "the service has not processed it", grpc.then_some("9"));
+    answer.headers_mut().insert(SEGUE_MISDIRECTED, HeaderValue::from_static("1"));
+    answer
 }
 
 /// Nothing was sent.

@@ -119,19 +119,18 @@ async def serve_grpc(name, port):
         async for request in requests:
             yield request
 
-    cancelled = []
+    ended = []
 
-    async def endless(requests, context):
-        """Until it is cancelled, which it notes."""
+    async def endless(requests, _):
+        """Until its client ends it or takes it back; counts that."""
         try:
             async for request in requests:
                 yield request
-        except asyncio.CancelledError:
-            cancelled.append(1)
-            raise
+        finally:
+            ended.append(1)
 
-    async def cancellations(*_):
-        return b"%d" % len(cancelled)
+    async def ends(*_):
+        return b"%d" % len(ended)
 
     handlers = {
         "Unary": grpc.unary_unary_rpc_method_handler(unary),
@@ -140,7 +139,7 @@ async def serve_grpc(name, port):
         "Up": grpc.stream_unary_rpc_method_handler(up),
         "Both": grpc.stream_stream_rpc_method_handler(both),
         "Endless": grpc.stream_stream_rpc_method_handler(endless),
-        "Cancellations": grpc.unary_unary_rpc_method_handler(cancellations),
+        "Ends": grpc.unary_unary_rpc_method_handler(ends),
     }
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 << 20)])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("foreign.Service", handlers),))
@@ -187,7 +186,7 @@ def nginx(folder, ports):
       location / {{ add_header x-name {name}; }}
       location /gone {{ return 410 "gone\\n"; }}
       location /hints {{ add_header link "</a.css>; rel=preload"; return 204; }}
-      location /trailers {{ gzip on; gzip_min_length 1; gzip_types *; add_trailer x-sum 42; try_files /small.txt =404; }}
+      location /trailers {{ gzip on; gzip_proxied any; gzip_min_length 1; gzip_types *; add_trailer x-sum 42; try_files /small.txt =404; }}
     }}"""
     servers = "".join(server.format(port=port, http2=" http2" if http2 else "", root=root, name=name)
                       for name, port, http2 in ports)

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use super::expect::RequestBody;
 use super::{BoxError, CONNECT_TIMEOUT};
+use crate::upstream::says_unprocessed;
 
 /// A service that does not answer a ping for so long while it owes answers is gone.
 const PING_EVERY: Duration = Duration::from_secs(10);
@@ -34,6 +35,9 @@ pub(super) enum Failure {
     /// Nothing was sent.
     #[error("cannot connect to the service: {0}")]
     Unreachable(BoxError),
+    /// The service says itself that it has not looked at it.
+    #[error("the service has not processed the request")]
+    Unprocessed,
     /// The service may have acted on the request.
     #[error(transparent)]
     Broken(BoxError),
@@ -54,6 +58,7 @@ impl Http2 {
             match error.take_message() {
                 Some(unsent) if !fresh => request = unsent,
                 Some(_) => return Err(Failure::Unreachable(error.into_error().into())),
+                None if says_unprocessed(error.error()) => return Err(Failure::Unprocessed),
                 None => return Err(Failure::Broken(error.into_error().into())),
             }
         }

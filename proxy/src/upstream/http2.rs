@@ -212,7 +212,7 @@ impl Exchange {
 }
 
 /// The pod says that it has not processed the request at all.
-fn says_unprocessed(error: &hyper::Error) -> bool {
+pub(crate) fn says_unprocessed(error: &hyper::Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
     cause.is_some_and(|cause| {
         // h2 gives a remote GOAWAY only to streams above the last one that it names.

@@ -15,7 +15,8 @@ SERVER = "websockets"
 
 def open_to(site, **options):
     url = f"ws://127.0.0.1:{site.port}/chat"
-    return connect(url, additional_headers={"x-partition": "0"}, max_size=32 << 20, proxy=None, **options)
+    headers = {"x-partition": "0"}
+    return connect(url, additional_headers=headers, subprotocols=["chat"], max_size=32 << 20, proxy=None, **options)
 
 
 def in_flight(site):
@@ -37,7 +38,7 @@ async def noted(world, line):
 
 @check("WebSocket", "websockets", SERVER, "text, bytes, a subprotocol; it counts as in flight")
 async def echo(world):
-    async with open_to(world.websockets, subprotocols=["chat"]) as socket:
+    async with open_to(world.websockets) as socket:
         assert (await socket.recv()).split()[1] == "chat"
         for message in ("hällo", b"\x00\xff", "", "x" * 125, "x" * 126, "x" * 65_536):
             await socket.send(message)
