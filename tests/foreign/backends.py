@@ -196,6 +196,8 @@ def nginx(folder, ports):
 user root;
 events {{ worker_connections 512; }}
 http {{ access_log off; default_type application/octet-stream; keepalive_timeout 65s;
+  # A connection that it closes by HTTP/2 under load may take requests along of which nobody knows what became of them.
+  keepalive_requests 1000000;
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;{servers}
 }}

@@ -5,6 +5,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -59,6 +60,8 @@ async def main():
     arguments.add_argument("--segue", required=True, help="the binary")
     arguments.add_argument("--only", default="", help="run the checks whose line has this in it")
     arguments = arguments.parse_args()
+    # It reports each write to a peer that is gone, which some peers here are meant to be.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     # So that what was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="segue-foreign-") as folder:
