@@ -182,6 +182,7 @@ async fn a_change_of_protocols_passes_through_the_sidecar() {
     let sections =
         format!("[pod]\nname = \"a\"\nlisten = \"{}\"\nupstream = \"{address}\"\nlease_ttl = \"2s\"\n", free_address());
     let _pod = role(&site.folder, &site.etcd, "a", &sections);
+    until("router", async || TcpStream::connect(site.listen).await.is_ok()).await;
     let mut stream = TcpStream::connect(site.listen).await.unwrap();
     // Held until the pod is there.
     let request = "GET / HTTP/1.1\r\nhost: x\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n";
