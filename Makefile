@@ -46,6 +46,11 @@ chaos: setup-build setup-etcd setup-netns ## Kill, stop and cut off real process
 	@$(CARGO) build --profile verify --locked --bin segue --example writer
 	@$(CARGO) run --profile verify --locked -p segue-chaos -- $(ARGS)
 
+.PHONY: foreign
+foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and servers nobody here wrote (ARGS="--only websocket")
+	@$(CARGO) build --profile verify --locked --bin segue
+	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/foreign/run.py --segue target/verify/segue $(ARGS)
+
 SECONDS ?= 60
 .PHONY: fuzz
 fuzz: setup-build ## Coverage-guided fuzzing of everything that reads bytes from outside, SECONDS for each target
@@ -75,3 +80,7 @@ setup-etcd: # What the tests need on top
 .PHONY: setup-netns
 setup-netns: # What hosts of their own need
 	@scripts/setup netns
+
+.PHONY: setup-foreign
+setup-foreign: # curl, nghttp2, nginx, and Python's packages
+	@scripts/setup foreign

@@ -56,6 +56,7 @@ async fn service(name: &'static str) -> (SocketAddr, Arc<Seen>) {
                 "slow"
             }),
         )
+        .route("/misdirected", get(|| async { (axum::http::StatusCode::MISDIRECTED_REQUEST, "the service's own") }))
         .route("/warm", hook("warm"))
         .route("/sync", hook("sync"))
         .route("/release", hook("release"))
@@ -132,6 +133,9 @@ async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
     until("answer of a", async || ask(site.listen, "/").await.is_some_and(|(_, body)| body == "a 1")).await;
     assert!(a_seen.has("warm {\"epoch\":1,"), "{:?}", a_seen.events);
 
+    // What looks like the sidecar's "not mine" is the service's answer to its client.
+    assert_eq!(ask(site.listen, "/misdirected").await, Some((421, "the service's own".to_owned())));
+
     // Past the router nobody gets in.
     assert_eq!(ask(a_listen, "/").await.unwrap().0, 421);
 
@@ -152,6 +156,47 @@ async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
     assert!(status.success(), "{output}");
     assert!(a_seen.has("release"), "{:?}", a_seen.events);
     drop(b);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_protocols_passes_through_the_sidecar() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let site = Site::start();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // A service that switches whatever it is asked, and echoes what comes then.
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") && stream.read_buf(&mut head).await.unwrap() > 0 {}
+                let head = String::from_utf8(head).unwrap().to_lowercase();
+                assert!(head.contains("upgrade: chat\r\n") && head.contains("connection: upgrade\r\n"), "{head}");
+                let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\nhello";
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                let (mut read, mut write) = stream.split();
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+            });
+        }
+    });
+    let sections =
+        format!("[pod]\nname = \"a\"\nlisten = \"{}\"\nupstream = \"{address}\"\nlease_ttl = \"2s\"\n", free_address());
+    let _pod = role(&site.folder, &site.etcd, "a", &sections);
+    until("router", async || TcpStream::connect(site.listen).await.is_ok()).await;
+    let mut stream = TcpStream::connect(site.listen).await.unwrap();
+    // Held until the pod is there.
+    let request = "GET / HTTP/1.1\r\nhost: x\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\nhello") {
+        assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0, "{}", String::from_utf8_lossy(&answer));
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&answer));
+    stream.write_all(b"there and back").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut echo = String::new();
+    stream.read_to_string(&mut echo).await.unwrap();
+    assert_eq!(echo, "there and back", "also after the client has said its last");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

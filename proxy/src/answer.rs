@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::LazyLock;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -27,18 +28,40 @@ enum Kind {
     Streaming(Rc<Streaming>),
 }
 
-/// Why an answer ends before its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+/// Why an answer ends before its end. An HTTP/2 client sees its stream reset with `INTERNAL_ERROR`, which gRPC reads as
+/// `INTERNAL` and nobody as leave to send again; after its own deadline with `CANCEL`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerError {
     /// The pod broke off.
-    #[error("the pod broke the answer off")]
     Broken,
     /// The drain's end severed it.
-    #[error("the partition was handed over before the answer had ended")]
     Severed,
     /// Nothing has flowed for too long.
-    #[error("nothing has flowed for too long")]
     Idle,
+    /// The time that a gRPC call's client gave it is up.
+    Deadline,
+}
+
+impl std::fmt::Display for AnswerError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            AnswerError::Broken => "the pod broke the answer off",
+            AnswerError::Severed => "the partition was handed over before the answer had ended",
+            AnswerError::Idle => "nothing has flowed for too long",
+            AnswerError::Deadline => "the call's deadline has passed",
+        })
+    }
+}
+
+impl std::error::Error for AnswerError {
+    /// hyper's server looks here for the code to reset a stream with.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        static CANCEL: LazyLock<h2::Error> = LazyLock::new(|| h2::Reason::CANCEL.into());
+        match self {
+            AnswerError::Deadline => Some(&*CANCEL),
+            _ => None,
+        }
+    }
 }
 
 struct Streaming {
@@ -152,19 +175,23 @@ impl Overdue for Streaming {
     /// From here on a task of its own watches over it, because the client may not be reading.
     fn overdue(self: Rc<Self>) {
         tokio::task::spawn_local(async move {
-            let (severed, idle, slack) = match &self.state.borrow().live {
+            let (severed, idle, slack, deadline) = match &self.state.borrow().live {
                 Some((_, flight)) => {
                     let shared = flight.shared();
-                    (flight.sever_token(), shared.idle_timeout, shared.watch.tick())
+                    (flight.sever_token(), shared.idle_timeout, shared.watch.tick(), flight.deadline())
                 }
                 None => return,
             };
             loop {
-                let due = self.state.borrow().progress + idle + slack;
+                let silent = self.state.borrow().progress + idle + slack;
+                let due = deadline.map_or(silent, |deadline| deadline.min(silent));
                 tokio::select! {
                     () = self.over.notified() => return,
                     () = severed.cancelled() => return self.fail(AnswerError::Severed),
                     () = tokio::time::sleep_until(due) => {
+                        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                            return self.fail(AnswerError::Deadline);
+                        }
                         if self.state.borrow().progress + idle + slack <= Instant::now() {
                             return self.fail(AnswerError::Idle);
                         }

@@ -19,13 +19,14 @@ pub(crate) struct Flight {
     pass: Option<Pass>,
     shared: Rc<Shared>,
     started: Instant,
+    deadline: Option<Instant>,
 }
 
 impl Flight {
-    /// `started`: when the request arrived.
-    pub(crate) fn begin(pass: Pass, shared: &Rc<Shared>, started: Instant) -> Self {
+    /// `started`: when the request arrived; `deadline`: until when its client wants to have all of the answer.
+    pub(crate) fn begin(pass: Pass, shared: &Rc<Shared>, started: Instant, deadline: Option<Instant>) -> Self {
         shared.metrics.begins();
-        Flight { pass: Some(pass), shared: shared.clone(), started }
+        Flight { pass: Some(pass), shared: shared.clone(), started, deadline }
     }
 
     fn pass(&self) -> &Pass {
@@ -43,6 +44,16 @@ impl Flight {
 
     pub(crate) fn epoch(&self) -> u64 {
         self.pass().epoch()
+    }
+
+    /// Until when its client wants to have all of the answer.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Whether that is over.
+    pub(crate) fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
 
     pub(crate) fn may_still_go(&self) -> bool {
@@ -82,8 +93,8 @@ impl Drop for Flight {
 
 /// Sees an exchange through whose client has hung up before the answer began.
 pub(crate) fn see_through(mut exchange: InFlight, mut flight: Flight) {
-    let shared = flight.shared.clone();
-    bounded(&shared, flight.sever_token(), async move {
+    let (shared, deadline) = (flight.shared.clone(), flight.deadline);
+    bounded(&shared, flight.sever_token(), deadline, async move {
         let answer = std::future::poll_fn(|context| exchange.poll_answer(context)).await;
         flight.delivered();
         if let Ok(Answer::Response(response)) = answer {
@@ -95,8 +106,8 @@ pub(crate) fn see_through(mut exchange: InFlight, mut flight: Flight) {
 
 /// Sees an exchange through whose client has hung up in the middle of the answer.
 pub(crate) fn see_rest_through(stream: AnswerStream, flight: Flight) {
-    let shared = flight.shared.clone();
-    bounded(&shared, flight.sever_token(), async move {
+    let (shared, deadline) = (flight.shared.clone(), flight.deadline);
+    bounded(&shared, flight.sever_token(), deadline, async move {
         read_to_end(stream).await;
         drop(flight);
     });
@@ -106,12 +117,18 @@ async fn read_to_end(mut stream: AnswerStream) {
     while let Some(Ok(_)) = std::future::poll_fn(|context| stream.poll_frame(context)).await {}
 }
 
-fn bounded(shared: &Rc<Shared>, severed: CancellationToken, rest: impl Future<Output = ()> + 'static) {
-    let limit = shared.request_timeout;
+fn bounded(
+    shared: &Rc<Shared>,
+    severed: CancellationToken,
+    deadline: Option<Instant>,
+    rest: impl Future<Output = ()> + 'static,
+) {
+    let limit = Instant::now() + shared.request_timeout;
+    let limit = deadline.map_or(limit, |deadline| deadline.min(limit));
     shared.background.run(async move {
         tokio::select! {
             () = rest => {}
-            () = tokio::time::sleep(limit) => {}
+            () = tokio::time::sleep_until(limit) => {}
             () = severed.cancelled() => {}
         }
     });

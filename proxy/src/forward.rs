@@ -16,13 +16,14 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::header::{CONNECTION, HeaderValue, UPGRADE};
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::answer::AnswerBody;
+use crate::deadline;
 use crate::flight::Flight;
 use crate::headers::{self, Stamps};
 use crate::local::Background;
@@ -196,24 +197,26 @@ async fn route(
     if headers::is_ambiguous(&head.headers, body.is_sized()) {
         return Err(Some(Own::Ambiguous));
     }
+    let deadline = deadline::timeout(&head.headers).and_then(|timeout| arrived.checked_add(timeout));
     let partitions = match shared.worker.partitions() {
-        0 => table_is_there(shared, arrived).await?,
+        0 => table_is_there(shared, arrived, deadline).await?,
         partitions => partitions,
     };
     let located = shared.locator.locate(head, partitions).map_err(Own::from)?;
     *partition = Some(located.partition);
-    let bytes = headers::weight(head) + body.weight();
+    let head_bytes = headers::weight(head);
+    let bytes = head_bytes + body.weight();
     let mut admission = shared.worker.enter(located.partition, located.order, bytes, arrived).map_err(Own::from)?;
     loop {
         let pass = match admission {
             Admission::Pass(pass) => pass,
             Admission::Held(ticket) => {
-                let pass = wait(ticket, head, &body).await?;
+                let pass = wait(ticket, head, head_bytes, &body, deadline).await?;
                 shared.metrics.waited(arrived.elapsed());
                 pass
             }
         };
-        let flight = Flight::begin(pass, shared, arrived);
+        let flight = Flight::begin(pass, shared, arrived, deadline);
         admission = match send(shared, head, &body, peer, flight, &mut switch).await {
             Sent::Answered(answer) => return Ok(answer),
             Sent::Own(own) => return Err(Some(own)),
@@ -229,13 +232,16 @@ async fn route(
 
 /// Waits until the router has seen the store for the first time, no longer than any held request.
 #[cold]
-async fn table_is_there(shared: &Shared, arrived: Instant) -> Result<u32, Option<Own>> {
+async fn table_is_there(shared: &Shared, arrived: Instant, deadline: Option<Instant>) -> Result<u32, Option<Own>> {
     let Some(_early) = shared.worker.wait_early() else {
         return Err(Some(Own::StashFull));
     };
     loop {
         if shared.worker.shutting_down() {
             return Err(Some(Own::Shutdown));
+        }
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(Some(Own::Deadline));
         }
         match shared.worker.partitions() {
             0 if arrived.elapsed() >= shared.worker.max_wait() => return Err(Some(Own::NoOwner)),
@@ -246,12 +252,24 @@ async fn table_is_there(shared: &Shared, arrived: Instant) -> Result<u32, Option
     }
 }
 
-/// Waits for the request's turn, and meanwhile reads its body ahead where that tells of a client that hangs up.
-async fn wait(ticket: Ticket, head: &Parts, body: &RequestBody) -> Result<Pass, Option<Own>> {
+/// Waits for the request's turn, and meanwhile reads its body ahead: that tells of a client that hangs up, and how much
+/// there is to keep.
+async fn wait(
+    ticket: Ticket,
+    head: &Parts,
+    head_bytes: usize,
+    body: &RequestBody,
+    deadline: Option<Instant>,
+) -> Result<Pass, Option<Own>> {
     let mut ticket = ticket;
-    // On HTTP/2 a hang-up is seen without reading. A client that asks before it sends would take reading for a yes.
-    let mut reads = head.version != Version::HTTP_2 && !head.headers.contains_key(http::header::EXPECT);
+    // A client that asks before it sends would take reading for a yes.
+    let mut reads = !head.headers.contains_key(http::header::EXPECT);
+    let mut late = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
     std::future::poll_fn(|context| {
+        // First, so that a call whose time is up is not sent although its turn has come.
+        if late.as_mut().is_some_and(|late| late.as_mut().poll(context).is_ready()) {
+            return Poll::Ready(Err(Some(Own::Deadline)));
+        }
         if let Poll::Ready(turn) = Pin::new(&mut ticket).poll(context) {
             return Poll::Ready(turn.map_err(|refusal: Refusal| Some(refusal.into())));
         }
@@ -260,6 +278,9 @@ async fn wait(ticket: Ticket, head: &Parts, body: &RequestBody) -> Result<Pass, 
                 Poll::Pending => {}
                 Poll::Ready(Ok(())) => reads = false,
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(None)),
+            }
+            if let Err(refusal) = ticket.weigh(head_bytes + body.weight()) {
+                return Poll::Ready(Err(Some(refusal.into())));
             }
         }
         Poll::Pending
@@ -290,15 +311,21 @@ async fn send(
         if line.is_fresh() && !flight.may_still_go() {
             return Sent::Fenced(flight.undo());
         }
+        if flight.is_late() {
+            return Sent::Own(Own::Deadline);
+        }
         let Some(attempt) = body.attempt() else {
             return Sent::Own(Own::NoOwner);
         };
+        let left = flight.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.map(deadline::header);
         let stamps = Stamps {
             partition: flight.partition(),
             epoch: flight.epoch(),
             router: &shared.router,
             keyspace: &shared.keyspace,
             peer,
+            grpc_timeout: left.as_ref(),
         };
         let made_for_this = line.is_fresh();
         let outcome;
@@ -321,13 +348,14 @@ async fn send(
                 return Sent::Own(Own::UpstreamFailed);
             }
             Err(NoAnswer::Ended(Ended::Severed)) => return Sent::Own(Own::Severed),
+            Err(NoAnswer::Ended(Ended::TimedOut)) if flight.is_late() => return Sent::Own(Own::Deadline),
             Err(NoAnswer::Ended(Ended::TimedOut)) => {
                 let by_client = body.upload().is_some_and(|upload| upload.awaits_client);
                 return Sent::Own(if by_client { Own::TooSlow } else { Own::UpstreamTimeout });
             }
         };
         return match answer {
-            Answer::Response(mut response) if is_misdirected(&response) => {
+            Answer::Response(mut response) if headers::is_misdirected(response.status(), response.headers()) => {
                 // If all of it is here, its connection can be used again.
                 drop(response.body_mut().take_whole());
                 body.take_back();
@@ -350,10 +378,6 @@ async fn send(
     }
 }
 
-fn is_misdirected(response: &Response<AnswerStream>) -> bool {
-    response.status() == StatusCode::MISDIRECTED_REQUEST || headers::is_misdirected_grpc(response.headers())
-}
-
 fn pass_on(shared: &Shared, response: Response<AnswerStream>, mut flight: Flight) -> Response<AnswerBody> {
     flight.delivered();
     shared.metrics.passed(response.status());
@@ -374,10 +398,10 @@ fn switched(
     shared.metrics.passed(response.status());
     let to = response.headers_mut().remove(UPGRADE);
     headers::clean_answer(response.headers_mut());
+    upgrade::join(client, stream, read, flight, to.as_ref());
     if let Some(to) = to {
         response.headers_mut().insert(UPGRADE, to);
     }
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    upgrade::join(client, stream, read, flight);
     response.map(|()| AnswerBody::whole(bytes::Bytes::new()))
 }

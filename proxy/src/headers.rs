@@ -7,7 +7,7 @@ use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HOST,
     HeaderName, HeaderValue, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
-use http::{HeaderMap, Version};
+use http::{HeaderMap, StatusCode, Version};
 
 use crate::respond::SEGUE_REASON;
 
@@ -15,7 +15,7 @@ pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-pa
 pub(crate) const SEGUE_EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
 pub(crate) const SEGUE_ROUTER: HeaderName = HeaderName::from_static("segue-router");
 pub(crate) const SEGUE_KEYSPACE: HeaderName = HeaderName::from_static("segue-keyspace");
-const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
+pub(crate) const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -29,6 +29,8 @@ pub(crate) struct Stamps<'request> {
     pub(crate) keyspace: &'request HeaderValue,
     /// The client's address.
     pub(crate) peer: &'request HeaderValue,
+    /// What is left of a gRPC call's time, instead of what its client said.
+    pub(crate) grpc_timeout: Option<&'request HeaderValue>,
 }
 
 /// The names that a message's `Connection` header declares to be about this connection only.
@@ -84,7 +86,7 @@ fn is_stamp(name: &HeaderName) -> bool {
 
 /// Takes out of a pod's answer what does not go on to the client.
 pub(crate) fn clean_answer(headers: &mut HeaderMap) {
-    let stays = |name: &HeaderName| !is_hop_by_hop(name) && *name != SEGUE_REASON;
+    let stays = |name: &HeaderName| !is_hop_by_hop(name) && *name != SEGUE_REASON && *name != SEGUE_MISDIRECTED;
     if headers.keys().all(stays) {
         return;
     }
@@ -180,10 +182,15 @@ pub(crate) fn continued<'headers>(
     headers.get_all(name).iter().flat_map(|value| [value.as_bytes(), b", "])
 }
 
-/// Whether a gRPC answer says "not mine, nothing was done".
-pub(crate) fn is_misdirected_grpc(headers: &HeaderMap) -> bool {
-    headers.get(SEGUE_MISDIRECTED).is_some_and(|value| value == "1")
-        && headers.get(GRPC_STATUS).is_some_and(|value| value == "9")
+/// Whether an answer says "not mine, nothing was done". A pod may know no more than that it is a `421` which says so;
+/// one whose own service has answered `421` to its client marks that with `segue-misdirected: 0`, as the sidecar and
+/// the layer do. gRPC has no status of its own for it, so there the mark has to say it.
+pub(crate) fn is_misdirected(status: StatusCode, headers: &HeaderMap) -> bool {
+    let mark = headers.get(SEGUE_MISDIRECTED).map(HeaderValue::as_bytes);
+    match status {
+        StatusCode::MISDIRECTED_REQUEST => mark != Some(b"0"),
+        _ => mark == Some(b"1") && headers.get(GRPC_STATUS).is_some_and(|value| value == "9"),
+    }
 }
 
 /// Bytes that a head takes up in memory, about.
@@ -244,6 +251,7 @@ mod tests {
             ("x-hop", "1"),
             ("proxy-authenticate", "Basic"),
             ("segue-reason", "fenced"),
+            ("segue-misdirected", "0"),
             ("x-end", "1"),
         ]);
         clean_answer(&mut headers);
@@ -307,8 +315,17 @@ mod tests {
 
     #[test]
     fn a_misdirected_grpc_answer_needs_status_and_metadata() {
-        assert!(is_misdirected_grpc(&map(&[("grpc-status", "9"), ("segue-misdirected", "1")])));
-        assert!(!is_misdirected_grpc(&map(&[("grpc-status", "9")])));
-        assert!(!is_misdirected_grpc(&map(&[("grpc-status", "0"), ("segue-misdirected", "1")])));
+        let says = |lines: &[_]| is_misdirected(StatusCode::OK, &map(lines));
+        assert!(says(&[("grpc-status", "9"), ("segue-misdirected", "1")]));
+        assert!(!says(&[("grpc-status", "9")]));
+        assert!(!says(&[("grpc-status", "0"), ("segue-misdirected", "1")]));
+    }
+
+    #[test]
+    fn a_421_is_a_refusal_unless_it_is_marked_as_the_services_own() {
+        let says = |lines: &[_]| is_misdirected(StatusCode::MISDIRECTED_REQUEST, &map(lines));
+        assert!(says(&[]), "pods that know the status alone");
+        assert!(says(&[("segue-misdirected", "1")]));
+        assert!(!says(&[("segue-misdirected", "0")]));
     }
 }

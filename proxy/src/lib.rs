@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod answer;
+mod deadline;
 mod flight;
 pub mod forward;
 pub mod gate;
@@ -34,6 +35,7 @@ mod upgrade;
 mod upstream;
 mod vigil;
 mod watch;
+mod websocket;
 
 /// Ways in for `tests/fuzz`; no interface.
 #[cfg(feature = "fuzzing")]

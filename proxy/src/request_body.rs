@@ -2,7 +2,8 @@
 //!
 //! A pod that answers 421 has done nothing, so the request goes to another: its body must still be there. What was handed
 //! out is kept up to a bound; past it the request cannot be sent again. While a request is held its body is read ahead up
-//! to the same bound, because HTTP/1.1 servers notice a client that hangs up only where they read.
+//! to the same bound, because HTTP/1.1 servers notice a client that hangs up only where they read, and because what has arrived
+//! is what the stash counts where no length is known.
 //! What must stay true: a body that the client cut off is never handed out as a complete one; nothing more than the bound
 //! and one frame is kept; at most one attempt reads it.
 
@@ -106,11 +107,12 @@ impl RequestBody {
         self.source.as_ref().is_none_or(|source| source.borrow().length.is_some())
     }
 
-    /// What waiting with it may cost in memory.
+    /// What waiting with it costs in memory: what it may come to, or, where its length is not known, what has arrived.
     pub(crate) fn weight(&self) -> usize {
         self.source.as_ref().map_or(0, |source| {
-            let length = source.borrow().length.and_then(|length| usize::try_from(length).ok());
-            length.map_or(KEPT_BYTES, |length| length.min(KEPT_BYTES))
+            let source = source.borrow();
+            let length = source.length.and_then(|length| usize::try_from(length).ok());
+            length.map_or(source.kept_bytes, |length| length.min(KEPT_BYTES))
         })
     }
 

@@ -31,6 +31,8 @@ pub enum Own {
     Severed,
     /// The pod did not begin its answer in time.
     UpstreamTimeout,
+    /// The time that a gRPC call's client gave it is up.
+    Deadline,
     /// Held for as long as a request may be.
     StashTimeout,
     /// Too much is held already.
@@ -49,13 +51,14 @@ pub enum Own {
 
 impl Own {
     /// All of them, in the order in which [`index`](Self::index) numbers them.
-    pub const ALL: [Own; 13] = [
+    pub const ALL: [Own; 14] = [
         Own::NoPartition,
         Own::BadPartition,
         Own::Ambiguous,
         Own::UpstreamFailed,
         Own::Severed,
         Own::UpstreamTimeout,
+        Own::Deadline,
         Own::StashTimeout,
         Own::StashFull,
         Own::NoOwner,
@@ -75,7 +78,7 @@ impl Own {
         match self {
             Own::NoPartition | Own::BadPartition | Own::Ambiguous => StatusCode::BAD_REQUEST,
             Own::UpstreamFailed | Own::Severed => StatusCode::BAD_GATEWAY,
-            Own::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Own::UpstreamTimeout | Own::Deadline => StatusCode::GATEWAY_TIMEOUT,
             Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -93,6 +96,7 @@ impl Own {
             Own::UpstreamFailed => "upstream-failed",
             Own::Severed => "severed",
             Own::UpstreamTimeout => "upstream-timeout",
+            Own::Deadline => "deadline",
             Own::StashTimeout => "stash-timeout",
             Own::StashFull => "stash-full",
             Own::NoOwner => "no-owner",
@@ -110,6 +114,7 @@ impl Own {
             Own::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
             Own::Severed => "the partition moved and did not wait longer for this request; it may have taken effect",
             Own::UpstreamTimeout => "the pod did not answer in time; the request may have taken effect",
+            Own::Deadline => "the deadline that the client gave with grpc-timeout has passed",
             Own::StashTimeout => "the partition is being handed over and the request was held for as long as allowed",
             Own::StashFull => "too many requests wait for this partition",
             Own::NoOwner => "no pod owns the partition at the moment",
@@ -126,7 +131,7 @@ impl Own {
         match self {
             Own::NoPartition | Own::BadPartition | Own::Ambiguous => "3",
             Own::UpstreamFailed | Own::Severed => "13",
-            Own::UpstreamTimeout | Own::TooSlow => "4",
+            Own::UpstreamTimeout | Own::Deadline | Own::TooSlow => "4",
             Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown => "14",
             Own::HeadTooLarge => "8",
         }

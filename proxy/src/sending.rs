@@ -56,7 +56,8 @@ impl Future for Sending<'_> {
                         Some(upload) if upload.awaits_client => shared.idle_timeout,
                         _ => shared.request_timeout,
                     };
-                    since + patience + shared.watch.tick()
+                    let due = since + patience + shared.watch.tick();
+                    flight.deadline().map_or(due, |deadline| deadline.min(due))
                 };
                 match this.vigil.poll(context, || flight.sever_token(), deadline) {
                     Poll::Pending => return Poll::Pending,

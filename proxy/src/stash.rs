@@ -132,6 +132,15 @@ impl<W> Stash<W> {
         Some(entry.waiter)
     }
 
+    /// A request that waits takes up so much more. False: it does not wait.
+    pub fn grow(&mut self, place: Place, bytes: usize) -> bool {
+        let Some(line) = self.lines.get_mut(&place.line) else { return false };
+        let Ok(index) = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival) else { return false };
+        line.queue[index].bytes += bytes;
+        self.bytes += bytes;
+        true
+    }
+
     /// Lets requests start, `concurrency` at a time.
     ///
     /// One at a time per key cannot go on for ever: a key whose requests come faster than one after the other can be
@@ -371,6 +380,19 @@ mod tests {
         }
         stash.done(first[0].0);
         assert_eq!(names(&started(&mut stash)), [1]);
+    }
+
+    #[test]
+    fn what_has_grown_is_taken_out_with_all_that_it_weighs() {
+        let mut stash = Stash::default();
+        (1..=2).for_each(|name| stash.insert(place(Some(7), name.into()), 10, name));
+        assert!(stash.grow(place(Some(7), 2), 5) && !stash.grow(place(Some(7), 3), 5));
+        assert_eq!(stash.bytes(), 25);
+        stash.begin_flush(64);
+        let first = started(&mut stash);
+        assert_eq!((names(&first), stash.bytes()), (vec![1], 15));
+        assert!(!stash.grow(first[0].0, 5), "it has been started");
+        assert_eq!((stash.remove(place(Some(7), 2)), stash.bytes()), (Some(2), 0));
     }
 
     #[test]

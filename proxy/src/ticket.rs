@@ -160,6 +160,17 @@ impl Ticket {
     }
 }
 
+impl Ticket {
+    /// What it costs in memory by now. It may have become too much; then it must be dropped.
+    pub(crate) fn weigh(&mut self, bytes: usize) -> Result<(), Refusal> {
+        let Some(request) = self.request.as_mut().filter(|request| request.bytes < bytes) else { return Ok(()) };
+        let more = bytes - request.bytes;
+        request.table().grow(request.partition, request.place(), more)?;
+        request.bytes = bytes;
+        Ok(())
+    }
+}
+
 impl Future for Ticket {
     type Output = Result<Pass, Refusal>;
 

@@ -33,6 +33,14 @@ pub(super) fn refused(why: Refusal, partition: Option<Partition>, grpc: bool) ->
     answer
 }
 
+/// A `421` of the service's own is for its client, and must not look to the router as if nothing had been done. A
+/// service that knows the mark says itself what it means.
+pub(super) fn mark_own<B>(response: &mut Response<B>) {
+    if response.status() == StatusCode::MISDIRECTED_REQUEST {
+        response.headers_mut().entry(MISDIRECTED).or_insert(HeaderValue::from_static("0"));
+    }
+}
+
 /// `500`: the lease ran out while the request was worked on. Part of it may have been done, so never `421`, and no
 /// status either that invites a client to send it again.
 pub(super) fn lost(partition: Option<Partition>, grpc: bool) -> Response<Bytes> {

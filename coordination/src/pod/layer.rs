@@ -195,7 +195,9 @@ where
                     return Poll::Ready(Ok(match (response, in_flight) {
                         (Some(Err(error)), _) => return Poll::Ready(Err(error)),
                         (Some(Ok(response)), Some(in_flight)) => {
-                            response.map(|body| OwnedBody::passing(body, in_flight))
+                            let mut response = response.map(|body| OwnedBody::passing(body, in_flight));
+                            answer::mark_own(&mut response);
+                            response
                         }
                         _ => answer::lost(*this.partition, *this.grpc).map(OwnedBody::own),
                     }));

@@ -98,6 +98,20 @@ impl Table {
         Ok(Turn::Later(grant))
     }
 
+    /// A request that waits has come to take up so much more. One that was let in meanwhile no longer counts.
+    pub(crate) fn grow(&self, partition: u32, place: Place, bytes: usize) -> Result<(), Refusal> {
+        let mut guard = Self::lock(self.cell(partition));
+        let Some(closed) = guard.as_mut() else { return Ok(()) };
+        let before = closed.stash.bytes();
+        if !closed.stash.grow(place, bytes) {
+            return Ok(());
+        }
+        // Counted also where it is refused: it is taken out with all that it weighs.
+        let total = self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes;
+        let fits = before + bytes <= self.limits.max_bytes && total <= self.limits.max_total_bytes;
+        if fits { Ok(()) } else { Err(Refusal::Full) }
+    }
+
     /// Puts a request back that is inside and that no pod has acted on, and holds the partition: other requests
     /// would be refused as well, or overtake this one. `is_tried`: it had waited before it was let in. `cause`: why it
     /// cannot go on, if not because its pod refused.

@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{Broken, SendError};
+use crate::deadline::GRPC_TIMEOUT;
 use crate::headers::{
     Declared, SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, Stamps, X_FORWARDED_FOR, X_FORWARDED_PROTO,
     continued, passes_to_pod, takes_trailers, via,
@@ -211,7 +212,7 @@ impl Exchange {
 }
 
 /// The pod says that it has not processed the request at all.
-fn says_unprocessed(error: &hyper::Error) -> bool {
+pub(crate) fn says_unprocessed(error: &hyper::Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
     cause.is_some_and(|cause| {
         // h2 gives a remote GOAWAY only to streams above the last one that it names.
@@ -247,6 +248,9 @@ fn pod_headers(head: &Parts, stamps: &Stamps<'_>) -> HeaderMap {
     headers.insert(SEGUE_EPOCH, HeaderValue::from(stamps.epoch));
     headers.insert(SEGUE_ROUTER, stamps.router.clone());
     headers.insert(SEGUE_KEYSPACE, stamps.keyspace.clone());
+    if let Some(left) = stamps.grpc_timeout {
+        headers.insert(GRPC_TIMEOUT, left.clone());
+    }
     headers.insert(X_FORWARDED_FOR, list(head, &X_FORWARDED_FOR, stamps.peer));
     headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static("http"));
     headers.insert(VIA, list(head, &VIA, &HeaderValue::from_static(via(head.version))));

@@ -31,6 +31,7 @@ use crate::watch::Watch;
 use http1::Connection;
 #[cfg(feature = "fuzzing")]
 pub(crate) use http1::fuzzing;
+pub(crate) use http2::says_unprocessed;
 use http2::{Lease, Sessions};
 use pool::Pool;
 

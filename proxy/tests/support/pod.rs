@@ -121,10 +121,14 @@ impl Connection {
     }
 
     pub async fn exactly(&mut self, length: usize) -> String {
+        String::from_utf8(self.exactly_bytes(length).await).unwrap()
+    }
+
+    pub async fn exactly_bytes(&mut self, length: usize) -> Vec<u8> {
         while self.buffer.len() < length {
             assert_ne!(soon(self.stream.read_buf(&mut self.buffer)).await.unwrap(), 0, "closed in a body");
         }
-        String::from_utf8(self.buffer.drain(..length).collect()).unwrap()
+        self.buffer.drain(..length).collect()
     }
 
     pub async fn write(&mut self, text: impl AsRef<[u8]>) {

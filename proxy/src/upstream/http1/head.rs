@@ -9,6 +9,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValu
 use http::request::Parts;
 use http::{Method, StatusCode, Version};
 
+use crate::deadline::GRPC_TIMEOUT;
 use crate::headers::{
     Declared, Stamps, X_FORWARDED_FOR, X_FORWARDED_PROTO, continued, passes_to_pod, takes_trailers, via,
 };
@@ -81,6 +82,8 @@ pub(crate) fn encode_request(out: &mut BytesMut, head: &Parts, stamps: &Stamps<'
     for (name, value) in &head.headers {
         if *name == CONTENT_LENGTH {
             length = true;
+        } else if *name == GRPC_TIMEOUT && stamps.grpc_timeout.is_some() {
+            // Said below.
         } else if passes_to_pod(name, &declared) {
             proto |= *name == X_FORWARDED_PROTO;
             line(out, name.as_str().as_bytes(), &[value.as_bytes()]);
@@ -91,6 +94,9 @@ pub(crate) fn encode_request(out: &mut BytesMut, head: &Parts, stamps: &Stamps<'
     line(out, b"segue-epoch", &[digits.format(stamps.epoch).as_bytes()]);
     line(out, b"segue-router", &[stamps.router.as_bytes()]);
     line(out, b"segue-keyspace", &[stamps.keyspace.as_bytes()]);
+    if let Some(left) = stamps.grpc_timeout {
+        line(out, b"grpc-timeout", &[left.as_bytes()]);
+    }
     list(out, head, &X_FORWARDED_FOR, stamps.peer.as_bytes());
     if !proto {
         line(out, b"x-forwarded-proto", &[b"http"]);
@@ -345,7 +351,8 @@ mod tests {
         let (head, ()) = request.body(()).unwrap().into_parts();
         let (router, keyspace) = (HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
         let peer = HeaderValue::from_static("10.0.0.9");
-        let stamps = Stamps { partition: 7, epoch: 3, router: &router, keyspace: &keyspace, peer: &peer };
+        let stamps =
+            Stamps { partition: 7, epoch: 3, router: &router, keyspace: &keyspace, peer: &peer, grpc_timeout: None };
         let mut out = BytesMut::new();
         encode_request(&mut out, &head, &stamps, framing, upgrade);
         String::from_utf8(out.to_vec()).unwrap()

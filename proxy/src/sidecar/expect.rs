@@ -1,0 +1,85 @@
+//! A request's body on its way to the service: cut off where the router cuts it off, and waiting to be asked for where the
+//! client waits for that (`Expect: 100-continue`).
+//!
+//! hyper ends the body of a stream that was reset with `CANCEL` as if it were complete, as a router resets what it severs.
+//! And its client would read a body at once, which its server takes for leave to tell the client to go on. What must stay
+//! true: a body that was cut off is never handed out as a complete one; no client is told to go on before the service has
+//! said so, or has had the time to.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::EXPECT;
+use http::{Request, StatusCode, Version};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::sync::Notify;
+
+use super::BoxError;
+
+/// How long a service that was told `Expect: 100-continue` may stay silent before it is sent the body all the same.
+const CONTINUE_WAIT: Duration = Duration::from_secs(1);
+
+/// The router has reset the stream before its end.
+#[derive(Debug, thiserror::Error)]
+#[error("the request was cut off")]
+struct CutOff;
+
+pub(super) struct RequestBody {
+    incoming: Incoming,
+    http2: bool,
+    /// Ends when the service has said so, or has had the time to.
+    asked_for: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl RequestBody {
+    pub(super) fn of(request: Request<Incoming>) -> Request<Self> {
+        let asks = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+        // By HTTP/2 hyper tells of no informational answer; there the body follows its head.
+        let expects = request.version() != Version::HTTP_2 && request.headers().get(EXPECT).is_some_and(asks);
+        let http2 = request.version() == Version::HTTP_2;
+        let mut request = request.map(|incoming| RequestBody { incoming, http2, asked_for: None });
+        if expects {
+            let told = Arc::new(Notify::new());
+            let tell = told.clone();
+            hyper::ext::on_informational(&mut request, move |answer| {
+                if answer.status() == StatusCode::CONTINUE {
+                    tell.notify_one();
+                }
+            });
+            request.body_mut().asked_for = Some(Box::pin(async move {
+                let _ = tokio::time::timeout(CONTINUE_WAIT, told.notified()).await;
+            }));
+        }
+        request
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(asked_for) = &mut self.asked_for {
+            ready!(asked_for.as_mut().poll(context));
+            self.asked_for = None;
+        }
+        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(context));
+        if frame.is_none() && self.http2 && !self.incoming.is_end_stream() {
+            return Poll::Ready(Some(Err(CutOff.into())));
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}

@@ -1,0 +1,78 @@
+"""Drives the real `segue` with clients, and through it servers, that nobody here wrote; prints a table.
+
+`make foreign`, or `make foreign ARGS="--only websocket"` for the lines that have this in them.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import tempfile
+
+import checks  # noqa: F401: registers them
+from backends import nginx
+from site_processes import Etcd, Process, Site, free_port, until
+from table import run_all
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class World:
+    """All sites, each in front of one kind of service."""
+
+    def __init__(self, segue, folder):
+        self.folder = folder
+        self.etcd = Etcd(folder)
+        self.note = os.path.join(folder, "websockets.note")
+        open(self.note, "w", encoding="utf-8").close()
+        self.segue = segue
+
+    async def start(self):
+        await until(self.etcd.is_up, "etcd")
+
+        def site(kind, upstreams, **settings):
+            return Site(self.segue, self.folder, self.etcd, kind, upstreams, **settings)
+
+        self.aiohttp = site("aiohttp", self.serve("aiohttp"), protocol="http1")
+        self.grpc = site("grpc", self.serve("grpc"))
+        self.websockets = site("websockets", self.serve("websockets", self.note))
+        ports = {(name, http2): free_port() for name in "ab" for http2 in (False, True)}
+        command = nginx(self.folder, [(name, port, http2) for (name, http2), port in ports.items()])
+        Process("nginx", self.folder, command)
+        self.nginx1 = site("nginx1", {name: ports[name, False] for name in "ab"}, protocol="http1")
+        self.nginx2 = site("nginx2", {name: ports[name, True] for name in "ab"}, protocol="http2")
+        # Nobody serves there, so that everything is held.
+        self.nobody = site("nobody", {}, limits='[router.stash]\nmax_wait = "1s"')
+        await asyncio.gather(*(one.ready() for one in (self.aiohttp, self.grpc, self.websockets, self.nginx1, self.nginx2)))
+
+    def serve(self, kind, *rest):
+        ports = {name: free_port() for name in "ab"}
+        for name, port in ports.items():
+            command = [sys.executable, os.path.join(HERE, "backends.py"), kind, name, str(port), *rest]
+            Process(f"{kind}-service-{name}", self.folder, command)
+        return ports
+
+
+async def main():
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--segue", required=True, help="the binary")
+    arguments.add_argument("--only", default="", help="run the checks whose line has this in it")
+    arguments = arguments.parse_args()
+    # It reports each write to a peer that is gone, which some peers here are meant to be.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    # So that what was started is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="segue-foreign-") as folder:
+        world = World(arguments.segue, folder)
+        try:
+            await world.start()
+            return await run_all(world, arguments.only)
+        finally:
+            for process in Process.started:
+                process.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(0 if asyncio.run(main()) else 1)
