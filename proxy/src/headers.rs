@@ -29,6 +29,8 @@ pub(crate) struct Stamps<'request> {
     pub(crate) keyspace: &'request HeaderValue,
     /// The client's address.
     pub(crate) peer: &'request HeaderValue,
+    /// What the client spoke: `http` or `https`.
+    pub(crate) scheme: &'static str,
 }
 
 /// The names that a message's `Connection` header declares to be about this connection only.

@@ -28,14 +28,18 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use segue_coordination::pod::{InFlight, Owned, OwnershipLayer};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 use tower::layer::Layer as _;
 
+use crate::tls::{ServerTls, Stream};
+
 /// How long the service may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a router may take to shake hands.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an exchange goes on whose router is gone.
 const ABANDONED: Duration = Duration::from_secs(60);
 /// Frames of an answer that are read ahead of the router.
@@ -55,12 +59,13 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct Sidecar {
     listener: TcpListener,
+    tls: Option<ServerTls>,
 }
 
 impl Sidecar {
-    /// Binds the address that routers reach.
-    pub async fn bind(listen: SocketAddr) -> std::io::Result<Self> {
-        Ok(Sidecar { listener: TcpListener::bind(listen).await? })
+    /// Binds the address that routers reach; without `tls` they are served in clear text.
+    pub async fn bind(listen: SocketAddr, tls: Option<ServerTls>) -> std::io::Result<Self> {
+        Ok(Sidecar { listener: TcpListener::bind(listen).await?, tls })
     }
 
     /// The address that it listens on.
@@ -90,16 +95,34 @@ impl Sidecar {
                 () = shutdown.cancelled() => break,
             };
             let _ = stream.set_nodelay(true);
-            let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service.clone()));
-            let connection = connections.watch(connection.into_owned());
+            let (builder, service) = (builder.clone(), TowerToHyperService::new(service.clone()));
+            let (tls, watcher, ending) = (self.tls.clone(), connections.watcher(), shutdown.clone());
             tokio::spawn(async move {
-                if let Err(error) = connection.await {
+                let Some(stream) = secured(stream, tls, ending).await else { return };
+                let connection = builder.serve_connection(TokioIo::new(stream), service);
+                if let Err(error) = watcher.watch(connection.into_owned()).await {
                     tracing::debug!(%error, "a router's connection has ended");
                 }
             });
         }
         drop(self.listener);
         let _ = timeout(grace, connections.shutdown()).await;
+    }
+}
+
+/// The connection, in TLS if that is asked for; none if the two do not agree, or not in time.
+async fn secured(stream: TcpStream, tls: Option<ServerTls>, ending: CancellationToken) -> Option<Stream> {
+    let Some(tls) = tls else {
+        return Some(Stream::Plain(stream));
+    };
+    let shaken = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
+    match ending.run_until_cancelled(shaken).await? {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "no TLS with a router");
+            None
+        }
+        Err(_) => None,
     }
 }
 

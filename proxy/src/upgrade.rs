@@ -13,14 +13,14 @@ use bytes::BytesMut;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::flight::Flight;
+use crate::tls::Stream;
 use crate::watch::Watch;
 
 /// Joins the client's connection, once it has been told, with the pod's, of which `read` had been read.
-pub(crate) fn join(client: OnUpgrade, mut pod: TcpStream, read: BytesMut, flight: Flight) {
+pub(crate) fn join(client: OnUpgrade, mut pod: Stream, read: BytesMut, flight: Flight) {
     let shared = flight.shared().clone();
     let (severed, idle) = (flight.sever_token(), shared.idle_timeout);
     let watch = shared.watch.clone();
@@ -30,6 +30,7 @@ pub(crate) fn join(client: OnUpgrade, mut pod: TcpStream, read: BytesMut, flight
             let client = client.await.map_err(io::Error::other)?;
             let mut client = Lively { io: TokioIo::new(client), watch: watch.clone(), progress: progress.clone() };
             client.write_all(&read).await?;
+            client.flush().await?;
             tokio::io::copy_bidirectional(&mut client, &mut pod).await
         };
         let silent = async {

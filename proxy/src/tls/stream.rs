@@ -1,0 +1,259 @@
+//! A connection in clear text or in TLS.
+//!
+//! An enum, so that clear text costs one comparison and no more. What must stay true: it is known whether any byte of a
+//! request has been handed to the kernel, also where TLS has buffered it; that decides whether it may be sent again.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio_rustls::TlsStream;
+
+use super::HTTP2;
+
+/// What is read at most of what somebody sends who was refused.
+const DISCARDED: usize = 64 << 10;
+
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<Counted>>),
+}
+
+/// A socket below TLS that counts what it has taken.
+pub(crate) struct Counted {
+    io: TcpStream,
+    sent: u64,
+}
+
+impl Counted {
+    pub(super) fn new(io: TcpStream) -> Self {
+        Counted { io, sent: 0 }
+    }
+
+    /// Ends a connection whose client may still be sending: were it closed with something unread, the kernel would send
+    /// a reset, which may overtake what the client was told.
+    pub(super) async fn close_gently(mut self) {
+        if self.io.shutdown().await.is_ok() {
+            let _ = tokio::io::copy(&mut self.io.take(DISCARDED as u64), &mut tokio::io::sink()).await;
+        }
+    }
+}
+
+impl Stream {
+    pub(super) fn secure(stream: TlsStream<Counted>) -> Self {
+        Stream::Tls(Box::new(stream))
+    }
+
+    pub(crate) fn is_secure(&self) -> bool {
+        matches!(self, Stream::Tls(_))
+    }
+
+    /// What the two sides have agreed on: `None` if they have not.
+    pub(crate) fn agreed_on_http2(&self) -> Option<bool> {
+        match self {
+            Stream::Plain(_) => None,
+            Stream::Tls(stream) => stream.get_ref().1.alpn_protocol().map(|protocol| protocol == HTTP2),
+        }
+    }
+
+    /// How many bytes the kernel has taken; only of a connection in TLS.
+    pub(crate) fn handed_over(&self) -> u64 {
+        match self {
+            Stream::Plain(_) => 0,
+            Stream::Tls(stream) => stream.get_ref().0.sent,
+        }
+    }
+
+    /// Whether nothing has arrived, no end either, as far as events have told. Mostly without a system call.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        match self {
+            Stream::Plain(stream) => would_block(stream.try_read(&mut [0])),
+            Stream::Tls(stream) => {
+                let mut byte = [0];
+                // Read through TLS, which keeps what is its own, such as session tickets.
+                let mut context = Context::from_waker(Waker::noop());
+                Pin::new(stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte)).is_pending()
+            }
+        }
+    }
+
+    /// Whether nothing lies in the kernel's buffer.
+    pub(crate) fn is_silent(&self) -> bool {
+        let socket = match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => &stream.get_ref().0.io,
+        };
+        would_block(socket2::SockRef::from(socket).peek(&mut [MaybeUninit::uninit()]))
+    }
+
+    /// Writes as much as takes no waiting.
+    pub(crate) fn write_now(&mut self, bytes: &[u8]) {
+        match self {
+            Stream::Plain(stream) => drop(stream.try_write(bytes)),
+            Stream::Tls(stream) => {
+                let mut context = Context::from_waker(Waker::noop());
+                let mut stream = Pin::new(stream);
+                if let Poll::Ready(Ok(_)) = stream.as_mut().poll_write(&mut context, bytes) {
+                    let _ = stream.poll_shutdown(&mut context);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn into_split(self) -> (ReadHalf, WriteHalf) {
+        match self {
+            Stream::Plain(stream) => {
+                let (read, write) = stream.into_split();
+                (ReadHalf::Plain(read), WriteHalf::Plain(write))
+            }
+            Stream::Tls(stream) => {
+                let (read, write) = tokio::io::split(stream);
+                (ReadHalf::Tls(read), WriteHalf::Tls(write))
+            }
+        }
+    }
+}
+
+fn would_block<T>(result: io::Result<T>) -> bool {
+    matches!(result, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// The half that reads.
+pub(crate) enum ReadHalf {
+    Plain(OwnedReadHalf),
+    Tls(tokio::io::ReadHalf<Box<TlsStream<Counted>>>),
+}
+
+/// The half that writes.
+pub(crate) enum WriteHalf {
+    Plain(OwnedWriteHalf),
+    Tls(tokio::io::WriteHalf<Box<TlsStream<Counted>>>),
+}
+
+impl WriteHalf {
+    /// Leaves the other half as it is.
+    pub(crate) fn forget(self) {
+        match self {
+            WriteHalf::Plain(half) => half.forget(),
+            WriteHalf::Tls(_) => {}
+        }
+    }
+
+    /// Says that nothing more comes.
+    pub(crate) async fn end(mut self) {
+        let _ = self.shutdown().await;
+    }
+}
+
+macro_rules! either {
+    ($self:expr, $type:ident, $io:ident => $call:expr) => {
+        match $self.get_mut() {
+            $type::Plain($io) => $call,
+            $type::Tls($io) => $call,
+        }
+    };
+}
+
+macro_rules! reads {
+    ($type:ident) => {
+        impl AsyncRead for $type {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                buffer: &mut ReadBuf<'_>,
+            ) -> Poll<io::Result<()>> {
+                either!(self, $type, io => Pin::new(io).poll_read(context, buffer))
+            }
+        }
+    };
+}
+
+macro_rules! writes {
+    ($type:ident) => {
+        impl AsyncWrite for $type {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                either!(self, $type, io => Pin::new(io).poll_write(context, bytes))
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                slices: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                either!(self, $type, io => Pin::new(io).poll_write_vectored(context, slices))
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                true
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+                either!(self, $type, io => Pin::new(io).poll_flush(context))
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+                either!(self, $type, io => Pin::new(io).poll_shutdown(context))
+            }
+        }
+    };
+}
+
+reads!(Stream);
+reads!(ReadHalf);
+writes!(Stream);
+writes!(WriteHalf);
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(context, buffer)
+    }
+}
+
+impl Counted {
+    fn count(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = &written {
+            self.sent += *bytes as u64;
+        }
+        written
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(context, bytes);
+        self.count(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
+        self.count(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
