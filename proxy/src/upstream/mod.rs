@@ -75,7 +75,7 @@ pub(crate) struct Upstream {
 struct Lines {
     pool: Rc<Pool>,
     sessions: Sessions,
-    /// When a handshake has failed: for a moment the next ones fail without being tried.
+    /// When the last handshake was tried that has failed: for a moment the next ones fail without being tried.
     distrusted: Cell<Option<Instant>>,
 }
 
@@ -198,12 +198,15 @@ impl Upstream {
 }
 
 impl Lines {
-    /// Whether it is time to shake hands again. A pod has many partitions, each of which would try on its own.
+    /// Whether it is time to shake hands again, for one at a time. A pod has many partitions, each of which would try on
+    /// its own.
     fn trusts(&self, now: Instant) -> io::Result<()> {
         match self.distrusted.get() {
-            Some(failed) if now < failed + DISTRUST => Err(io::Error::other("a handshake has just failed")),
-            _ => Ok(()),
+            Some(since) if now < since + DISTRUST => return Err(io::Error::other("a handshake has just failed")),
+            Some(_) => self.distrusted.set(Some(now)),
+            None => {}
         }
+        Ok(())
     }
 
     async fn shake_hands(&self, tls: &ClientTls, pod: &Pod, stream: TcpStream, offer: Offer) -> io::Result<Stream> {
