@@ -257,3 +257,79 @@ impl AsyncWrite for Counted {
         Pin::new(&mut self.io).poll_shutdown(context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use segue_tests::certificates::Authority;
+    use tokio::net::TcpListener;
+
+    use super::super::{ClientFiles, ClientTls, Offer, ServerFiles, ServerTls};
+    use super::*;
+
+    /// A connection in TLS, from both sides.
+    async fn pair() -> (Stream, Stream) {
+        let folder = tempfile::TempDir::new().unwrap();
+        let authority = Authority::new(folder.path(), "ours");
+        let own = authority.issue("pod");
+        let server = ServerTls::load(ServerFiles { cert: own.cert, key: own.key, client_ca: None }).unwrap();
+        let client = ClientFiles { ca: authority.file, identity: None, server_name: None };
+        let client = ClientTls::load(client).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let accepted = async { server.accept(listener.accept().await.unwrap().0).await.unwrap() };
+        let connected = async {
+            let stream = TcpStream::connect(address).await.unwrap();
+            client.connect(&address.to_string(), stream, Offer::Http1).await.unwrap()
+        };
+        tokio::join!(connected, accepted)
+    }
+
+    /// Ends it with a reset.
+    fn reset(stream: Stream) {
+        let Stream::Tls(stream) = stream else { panic!("in clear text") };
+        socket2::SockRef::from(&stream.get_ref().0.io).set_linger(Some(Duration::ZERO)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_fails_before_a_byte_has_left_is_known_from_what_fails_later() {
+        let (mut ours, theirs) = pair().await;
+        let before = ours.handed_over();
+        reset(theirs);
+        let failed = async { ours.write_all(b"request").await.and(ours.flush().await) }.await;
+        assert!(failed.is_err());
+        assert_eq!(ours.handed_over(), before, "nothing has left");
+
+        let (mut ours, mut theirs) = pair().await;
+        let before = ours.handed_over();
+        let large = vec![0; 16 << 20];
+        let read = async {
+            theirs.read_exact(&mut [0; 100_000]).await.unwrap();
+            reset(theirs);
+        };
+        let (written, ()) = tokio::join!(ours.write_all(&large), read);
+        assert!(written.is_err());
+        assert!(ours.handed_over() >= before + 100_000, "more than was read has left");
+    }
+
+    #[tokio::test]
+    async fn tickets_are_not_taken_for_an_answer_and_an_end_is_noticed() {
+        let (mut ours, mut theirs) = pair().await;
+        // What comes behind it has come by then: both tickets of TLS 1.3.
+        theirs.write_all(b"x").await.unwrap();
+        theirs.flush().await.unwrap();
+        let mut byte = [0];
+        ours.read_exact(&mut byte).await.unwrap();
+        assert!(ours.is_quiet() && ours.is_silent());
+        theirs.shutdown().await.unwrap();
+        while ours.is_quiet() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let (ours, theirs) = pair().await;
+        drop(theirs);
+        while ours.is_silent() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
