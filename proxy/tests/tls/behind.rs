@@ -278,3 +278,30 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on_while_the_rest_is_
     };
     soon(async { tokio::join!(sent, received) }).await;
 }
+
+/// TLS takes the end of a body before the socket has room for it.
+#[tokio::test]
+async fn the_end_of_a_request_reaches_a_pod_that_reads_slowly() {
+    const SIZE: usize = 8 << 20;
+    let site = Site::new();
+    let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&site.ours.issue("pod"), None, &[])));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let world = world(None, Some(site.pods(None)), |_| {});
+    world.lead(0, listener.local_addr().unwrap(), 1);
+    let mut client = Plain::connect(world.address).await;
+    let asked = tokio::spawn(async move {
+        let head = format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: {SIZE}\r\n\r\n");
+        client.ask([head.into_bytes(), vec![b'y'; SIZE]].concat()).await
+    });
+    let (stream, _) = soon(listener.accept()).await.unwrap();
+    let mut pod = acceptor.accept(stream).await.unwrap();
+    let (mut seen, mut buffer) = (0, vec![0; 64 << 10]);
+    while seen < SIZE {
+        seen += soon(pod.read(&mut buffer)).await.unwrap();
+        // So slow that the socket is always full.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    pod.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    pod.flush().await.unwrap();
+    assert_eq!(soon(asked).await.unwrap().status, 200);
+}
