@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_rustls::TlsStream;
+use tokio_util::either::Either;
 
 use super::HTTP2;
 
@@ -108,11 +109,11 @@ impl Stream {
         match self {
             Stream::Plain(stream) => {
                 let (read, write) = stream.into_split();
-                (ReadHalf::Plain(read), WriteHalf::Plain(write))
+                (Either::Left(read), Either::Left(write))
             }
             Stream::Tls(stream) => {
                 let (read, write) = tokio::io::split(stream);
-                (ReadHalf::Tls(read), WriteHalf::Tls(write))
+                (Either::Right(read), Either::Right(write))
             }
         }
     }
@@ -123,93 +124,64 @@ fn would_block<T>(result: io::Result<T>) -> bool {
 }
 
 /// The half that reads.
-pub(crate) enum ReadHalf {
-    Plain(OwnedReadHalf),
-    Tls(tokio::io::ReadHalf<Box<TlsStream<Counted>>>),
-}
+pub(crate) type ReadHalf = Either<OwnedReadHalf, tokio::io::ReadHalf<Box<TlsStream<Counted>>>>;
 
 /// The half that writes.
-pub(crate) enum WriteHalf {
-    Plain(OwnedWriteHalf),
-    Tls(tokio::io::WriteHalf<Box<TlsStream<Counted>>>),
-}
+pub(crate) type WriteHalf = Either<OwnedWriteHalf, tokio::io::WriteHalf<Box<TlsStream<Counted>>>>;
 
-impl WriteHalf {
-    /// Leaves the other half as it is.
-    pub(crate) fn forget(self) {
-        match self {
-            WriteHalf::Plain(half) => half.forget(),
-            WriteHalf::Tls(_) => {}
-        }
-    }
-
-    /// Says that nothing more comes.
-    pub(crate) async fn end(mut self) {
-        let _ = self.shutdown().await;
+/// Lets go of a half and leaves the other one as it is. In clear text, a half that is dropped is shut down.
+pub(crate) fn forget(half: WriteHalf) {
+    if let Either::Left(half) = half {
+        half.forget();
     }
 }
 
-macro_rules! either {
-    ($self:expr, $type:ident, $io:ident => $call:expr) => {
-        match $self.get_mut() {
-            $type::Plain($io) => $call,
-            $type::Tls($io) => $call,
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
         }
-    };
+    }
 }
 
-macro_rules! reads {
-    ($type:ident) => {
-        impl AsyncRead for $type {
-            fn poll_read(
-                self: Pin<&mut Self>,
-                context: &mut Context<'_>,
-                buffer: &mut ReadBuf<'_>,
-            ) -> Poll<io::Result<()>> {
-                either!(self, $type, io => Pin::new(io).poll_read(context, buffer))
-            }
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
         }
-    };
-}
+    }
 
-macro_rules! writes {
-    ($type:ident) => {
-        impl AsyncWrite for $type {
-            fn poll_write(
-                self: Pin<&mut Self>,
-                context: &mut Context<'_>,
-                bytes: &[u8],
-            ) -> Poll<io::Result<usize>> {
-                either!(self, $type, io => Pin::new(io).poll_write(context, bytes))
-            }
-
-            fn poll_write_vectored(
-                self: Pin<&mut Self>,
-                context: &mut Context<'_>,
-                slices: &[IoSlice<'_>],
-            ) -> Poll<io::Result<usize>> {
-                either!(self, $type, io => Pin::new(io).poll_write_vectored(context, slices))
-            }
-
-            fn is_write_vectored(&self) -> bool {
-                true
-            }
-
-            fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-                either!(self, $type, io => Pin::new(io).poll_flush(context))
-            }
-
-            fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-                either!(self, $type, io => Pin::new(io).poll_shutdown(context))
-            }
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
         }
-    };
-}
+    }
 
-reads!(Stream);
-reads!(ReadHalf);
-writes!(Stream);
-writes!(WriteHalf);
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
 
 impl AsyncRead for Counted {
     fn poll_read(

@@ -23,6 +23,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::request::Parts;
 use http::{Method, StatusCode};
+use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, Sleep};
 
 pub(crate) use head::AnswerHead;
@@ -34,7 +35,7 @@ use super::pool::Pool;
 use super::{Broken, SendError};
 use crate::headers::Stamps;
 use crate::request_body::Attempt;
-use crate::tls::{Stream, WriteHalf};
+use crate::tls::{self, Stream, WriteHalf};
 
 /// How long a pod that was told `Expect: 100-continue` may stay silent before the body is sent all the same (RFC 9110
 /// wants a client not to wait for ever; curl waits a second).
@@ -251,13 +252,13 @@ fn upload_alone(mut upload: Upload, mut write: WriteHalf, idle: Duration) {
             let rest = std::future::poll_fn(|context| upload.poll(context, &mut write));
             match tokio::time::timeout(idle, rest).await {
                 // The pod may still be answering, and would take a half that closes for a hang-up.
-                Ok(Ok(())) => return write.forget(),
+                Ok(Ok(())) => return tls::forget(write),
                 // It is closed then, so that what was sent cannot be taken for all of it.
                 Ok(Err(_)) => break,
                 Err(_) if upload.written == before => break,
                 Err(_) => {}
             }
         }
-        let _ = tokio::time::timeout(idle, write.end()).await;
+        let _ = tokio::time::timeout(idle, write.shutdown()).await;
     });
 }
