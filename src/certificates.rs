@@ -48,11 +48,6 @@ impl Certificates {
     /// Every file that cannot be used, by the place in the configuration where it is named.
     pub fn load(located: &Located) -> Result<Self, Vec<Problem>> {
         let Config { store, router, pod, .. } = &located.config;
-        let mut problems = Vec::new();
-        let mut note = |section: &str, error: TlsError| {
-            let fact = format!("{}: {}", error.path.display(), error.fact);
-            problems.push(located.problem(&format!("{section}.{}", error.file.key()), fact, error.expected));
-        };
         let server = |tls: &config::ServerTls| {
             let config::ServerTls { cert, key, client_ca } = tls.clone();
             ServerTls::load(ServerFiles { cert, key, client_ca })
@@ -66,18 +61,18 @@ impl Certificates {
             None => (None, None),
         };
         let pod = pod.as_ref().and_then(|pod| pod.tls.as_ref());
+        let mut faults = Vec::new();
         let loaded = Certificates {
-            router: router.map(server).transpose().unwrap_or_else(|error| drop_into(&mut note, ROUTER, error)),
-            upstream: upstream.map(client).transpose().unwrap_or_else(|error| drop_into(&mut note, UPSTREAM, error)),
-            pod: pod.map(server).transpose().unwrap_or_else(|error| drop_into(&mut note, POD, error)),
-            store: store
-                .tls
-                .as_ref()
-                .map(client)
-                .transpose()
-                .unwrap_or_else(|error| drop_into(&mut note, STORE, error)),
+            router: keep(ROUTER, router.map(server), &mut faults),
+            upstream: keep(UPSTREAM, upstream.map(client), &mut faults),
+            pod: keep(POD, pod.map(server), &mut faults),
+            store: keep(STORE, store.tls.as_ref().map(client), &mut faults),
         };
-        if problems.is_empty() { Ok(loaded) } else { Err(problems) }
+        let problem = |(section, error): (&str, TlsError)| {
+            let fact = format!("{}: {}", error.path.display(), error.fact);
+            located.problem(&format!("{section}.{}", error.file.key()), fact, error.expected)
+        };
+        if faults.is_empty() { Ok(loaded) } else { Err(faults.into_iter().map(problem).collect()) }
     }
 
     /// Certificates whose time is over. A process starts with them all the same: they may be renewed any moment.
@@ -129,9 +124,13 @@ impl Certificates {
     }
 }
 
-fn drop_into<T>(note: &mut impl FnMut(&str, TlsError), section: &str, error: TlsError) -> Option<T> {
-    note(section, error);
-    None
+/// What was loaded; a fault goes to the others.
+fn keep<T>(
+    section: &'static str,
+    loaded: Option<Result<T, TlsError>>,
+    faults: &mut Vec<(&'static str, TlsError)>,
+) -> Option<T> {
+    loaded?.map_err(|error| faults.push((section, error))).ok()
 }
 
 fn is_over(material: &dyn Material, now: SystemTime) -> bool {

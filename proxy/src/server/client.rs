@@ -228,7 +228,8 @@ impl Seat {
         let _ = stream.set_nodelay(true);
         let mut stream = match &self.clients.terms.tls {
             None => Stream::Plain(stream),
-            Some(tls) => match shake_hands(tls, stream, client).await {
+            // In a box, as every task would have room for a handshake otherwise, also those in clear text.
+            Some(tls) => match Box::pin(shake_hands(tls, stream, client)).await {
                 Some(stream) => stream,
                 None => return,
             },

@@ -102,20 +102,17 @@ impl Upstream {
     /// A connection to the pod: one that is open, unless `fresh`, or a new one.
     pub(crate) async fn line(&self, pod: &Arc<Pod>, http2: bool, fresh: bool) -> io::Result<Line> {
         let lines = self.lines(pod.slot);
-        let pool = lines.pool.clone();
         if http2 {
             match lines.sessions.lease(async || self.offer_http2(pod, &lines).await, fresh).await? {
                 Leased::Lease(lease) => return Ok(Line::Http2(lease)),
                 Leased::Declined(Some(stream)) => {
-                    return Ok(Line::Http1 {
-                        connection: Connection::new(stream, self.watch.now()),
-                        pool,
-                        fresh: true,
-                    });
+                    let (connection, pool) = (Connection::new(stream, self.watch.now()), lines.pool.clone());
+                    return Ok(Line::Http1 { connection, pool, fresh: true });
                 }
                 Leased::Declined(None) => {}
             }
         }
+        let pool = lines.pool.clone();
         let idle = if fresh { None } else { pool.take() };
         let (connection, fresh) = match idle {
             Some(connection) => (connection, false),
@@ -162,7 +159,8 @@ impl Upstream {
             };
             lines.trusts(self.watch.now())?;
             let stream = self.reach(pod).await?;
-            lines.shake_hands(tls, pod, stream, offer).await
+            // In a box, as every request would have room for a handshake otherwise, also those in clear text.
+            Box::pin(lines.shake_hands(tls, pod, stream, offer)).await
         });
         let connected = connected.await.unwrap_or_else(|elapsed| Err(elapsed.into()));
         if connected.is_err() {
