@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admin;
+pub mod certificates;
 pub mod commands;
 pub mod demo;
 pub mod keyspace;

@@ -147,7 +147,7 @@ async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
     site.settles(&["w-0", "w-1", "w-2"]);
 
     let load = Load::start(LoadSettings {
-        routers: routers.to_vec(),
+        routers: routers.map(Into::into).to_vec(),
         partitions: PARTITIONS,
         clients: 24,
         bursts: 2,

@@ -25,12 +25,15 @@ mod validated;
 
 pub use error::{Errors, LoadError, Problem};
 pub use validated::{
-    Admin, Config, Coordinator, Credentials, Drain, Hash, Hooks, KeySource, Limits, Log, LogFormat, LogLevel, Mode,
-    OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Pod, Protocol, Router, Stash, Store, StoreKind, Strategy,
-    Upstream,
+    Admin, ClientTls, Config, Coordinator, Credentials, Drain, Hash, Hooks, Identity, KeySource, Limits, Log,
+    LogFormat, LogLevel, Mode, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Pod, Protocol, Router, ServerTls,
+    Stash, Store, StoreKind, Strategy, Upstream,
 };
 
+use std::collections::BTreeMap;
 use std::path::Path;
+
+use error::{Place, Wrong};
 
 /// Checks `text` and the variables among `env` that begin with `SEGUE__`.
 ///
@@ -47,10 +50,23 @@ pub fn parse(
     env: impl IntoIterator<Item = (String, String)>,
     hostname: &str,
 ) -> Result<Config, Errors> {
+    locate(file_name, text, env, hostname).map(|located| located.config)
+}
+
+fn locate(
+    file_name: &str,
+    text: &str,
+    env: impl IntoIterator<Item = (String, String)>,
+    hostname: &str,
+) -> Result<Located, Errors> {
     let (raw, mut problems) = raw::Raw::read(file_name, text, env);
     let (config, invalid) = validate::config(&raw, hostname);
     problems.extend(invalid);
-    if problems.is_empty() { Ok(config) } else { Err(Errors::new(problems)) }
+    if !problems.is_empty() {
+        return Err(Errors::new(problems));
+    }
+    let file = Place::File { file: raw.file, line: 1, column: 1 };
+    Ok(Located { config, places: raw.values.into_iter().map(|(key, given)| (key, given.value_place)).collect(), file })
 }
 
 /// Reads the file at `path`, with this process's environment and this host's name, and checks it as [`parse`] does.
@@ -58,14 +74,41 @@ pub fn parse(
 /// # Errors
 ///
 /// The file cannot be read or is not UTF-8, or it says something wrong.
-pub fn load(path: impl AsRef<Path>) -> Result<Config, LoadError> {
+pub fn load(path: impl AsRef<Path>) -> Result<Located, LoadError> {
     let path = path.as_ref();
     let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
     // Lossy, because a variable of ours that is not UTF-8 should be reported like any other bad value, and
     // `std::env::vars` panics on a foreign one.
     let env = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
-    Ok(parse(&path.display().to_string(), &text, env, &hostname())?)
+    Ok(locate(&path.display().to_string(), &text, env, &hostname())?)
+}
+
+/// A good configuration that knows where its values were written, for whoever finds fault with what they lead to, such
+/// as a file that is not there.
+#[derive(Debug, Clone)]
+pub struct Located {
+    /// The configuration.
+    pub config: Config,
+    places: BTreeMap<&'static str, Place>,
+    file: Place,
+}
+
+impl Located {
+    /// A problem of the value of `key`, which is a path such as `router.tls.cert`.
+    pub fn problem(&self, key: &str, fact: impl Into<String>, remedy: impl Into<String>) -> Problem {
+        let place = self.places.get(key).unwrap_or(&self.file).clone();
+        Problem::new(place, key, Wrong::new(fact, remedy))
+    }
+
+    /// The same, unless there are problems.
+    ///
+    /// # Errors
+    ///
+    /// The problems, in the order of the file.
+    pub fn unless(self, problems: Vec<Problem>) -> Result<Self, Errors> {
+        if problems.is_empty() { Ok(self) } else { Err(Errors::new(problems)) }
+    }
 }
 
 /// The host's name; empty if there is none, which only matters to a role without a name of its own.

@@ -7,6 +7,7 @@
 //! built yet is refused as well and says so.
 
 mod router;
+mod tls;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -38,7 +39,6 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     a_role_is_there(r);
     drain_fits_into_a_phase(r, &config);
     listeners_are_apart(r, &config);
-    tls_is_not_asked_for(r);
     (config, reader.into_problems())
 }
 
@@ -84,17 +84,6 @@ fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.port() != 0 && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
 }
 
-fn tls_is_not_asked_for(r: &mut Reader<'_>) {
-    for section in ["store.tls", "router.tls", "router.upstream.tls"] {
-        if let Some(place) = r.anything_in(section) {
-            let remedy = "remove it, and keep this traffic inside a network that you trust";
-            r.report(Some(place), section, Wrong::new(NO_TLS, remedy));
-        }
-    }
-}
-
-const NO_TLS: &str = "TLS is not supported yet by this version";
-
 fn store(r: &mut Reader<'_>) -> Store {
     let kind = r.choice("store.kind", &[("etcd", StoreKind::Etcd), ("memory", StoreKind::Memory)], StoreKind::Etcd);
     let endpoints = r.read("store.endpoints", |value| {
@@ -103,7 +92,8 @@ fn store(r: &mut Reader<'_>) -> Store {
         if endpoints.is_empty() {
             return Err(Wrong::new("names no endpoint", EXPECTED));
         }
-        endpoints.iter().try_for_each(|endpoint| http_uri(endpoint).map(drop))?;
+        let expected = "expected a URL that begins with http:// or https://";
+        endpoints.iter().try_for_each(|endpoint| uri(endpoint, &["http", "https"], expected).map(drop))?;
         Ok(endpoints)
     });
     let prefix = r.read("store.prefix", |value| {
@@ -123,9 +113,15 @@ fn store(r: &mut Reader<'_>) -> Store {
             r.report_key(given, Wrong::new(format!("given without {missing}"), "expected both or neither"));
         }
     }
+    let tls = tls::client(r, &tls::STORE);
+    let endpoints = endpoints.unwrap_or_else(|| vec!["http://127.0.0.1:2379".to_owned()]);
+    if kind == StoreKind::Etcd && !r.is_refused("store.endpoints") {
+        tls::endpoints_agree(r, &endpoints);
+    }
     Store {
         kind,
-        endpoints: endpoints.unwrap_or_else(|| vec!["http://127.0.0.1:2379".to_owned()]),
+        endpoints,
+        tls,
         prefix: prefix.unwrap_or_else(|| "/segue/".to_owned()),
         credentials: username
             .zip(password_file)
@@ -189,6 +185,7 @@ fn pod(r: &mut Reader<'_>) -> Pod {
     Pod {
         name: r.role_name("pod.name"),
         listen,
+        tls: tls::server(r, &TLS),
         advertise: advertise.unwrap_or_else(|| listen.to_string()),
         upstream,
         lease_ttl: r.lease("pod.lease_ttl", seconds(15)),
@@ -203,39 +200,46 @@ fn pod(r: &mut Reader<'_>) -> Pod {
     }
 }
 
+const TLS: tls::ServerKeys =
+    tls::ServerKeys { section: "pod.tls", cert: "pod.tls.cert", key: "pod.tls.key", client_ca: "pod.tls.client_ca" };
+
 const EXPECTED_ADDRESS: &str = "expected a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"";
 
 /// An address to connect to: a name or an IP address, and a port above zero.
 fn host_and_port(value: &Value) -> Result<String, Wrong> {
     let text = text(value, EXPECTED_ADDRESS)?;
-    let is_name = |host: &str| {
-        !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
-    };
     let is_address = match text.parse::<SocketAddr>() {
         Ok(address) => address.port() > 0,
         Err(_) => text
             .rsplit_once(':')
-            .is_some_and(|(host, port)| is_name(host) && port.parse::<u16>().is_ok_and(|port| port > 0)),
+            .is_some_and(|(host, port)| is_host_name(host) && port.parse::<u16>().is_ok_and(|port| port > 0)),
     };
     let wrong = || Wrong::new(format!("{} is not a host and a port", quoted(text)), EXPECTED_ADDRESS);
     is_address.then(|| text.to_owned()).ok_or_else(wrong)
 }
 
+fn is_host_name(host: &str) -> bool {
+    !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
+}
+
 fn hook(r: &mut Reader<'_>, key: &'static str) -> Option<Uri> {
-    r.read(key, |value| http_uri(text(value, EXPECTED_URL)?))
+    r.read(key, |value| {
+        let text = text(value, EXPECTED_URL)?;
+        tls::no_secure_hook(text)?;
+        uri(text, &["http"], EXPECTED_URL)
+    })
 }
 
 const EXPECTED_URL: &str = "expected a URL that begins with http://";
 
-fn http_uri(text: &str) -> Result<Uri, Wrong> {
-    if text.starts_with("https://") {
-        return Err(Wrong::new(format!("{}: {NO_TLS}", quoted(text)), "use an http:// URL"));
-    }
-    let uri = text.parse::<Uri>().ok();
-    let uri = uri.filter(|uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty()));
-    uri.ok_or_else(|| {
+fn uri(text: &str, schemes: &[&str], expected: &str) -> Result<Uri, Wrong> {
+    let is_usable = |uri: &Uri| {
+        uri.scheme_str().is_some_and(|scheme| schemes.contains(&scheme))
+            && uri.host().is_some_and(|host| !host.is_empty())
+    };
+    text.parse::<Uri>().ok().filter(is_usable).ok_or_else(|| {
         let near = (!text.contains("://") && text.contains(':')).then(|| quoted(&format!("http://{text}")));
-        Wrong::new(format!("{} is not a URL of this kind", quoted(text)), EXPECTED_URL).did_you_mean(near)
+        Wrong::new(format!("{} is not a URL of this kind", quoted(text)), expected).did_you_mean(near)
     })
 }
 
@@ -272,10 +276,7 @@ mod tests {
             let role = if keys::ROLES.iter().any(|role| keys::within(key, role).is_some()) { "" } else { "[pod]\n" };
             let text = format!("{key} = 1979-05-27\n{role}");
             let errors = crate::parse("f", &text, [], "host-1").unwrap_err();
-            let expected = match key.rsplit_once(".tls.") {
-                Some((section, _)) => format!(" {section}.tls: {NO_TLS}"),
-                None => format!(" {key}: 1979-05-27 is not a "),
-            };
+            let expected = format!(" {key}: 1979-05-27 is not a ");
             assert!(errors.to_string().contains(&expected), "{key}: {errors}");
         }
     }

@@ -36,8 +36,10 @@ pub struct Config {
 pub struct Store {
     /// What keeps it.
     pub kind: StoreKind,
-    /// etcd's client URLs, each `http://host:port`; at least one.
+    /// etcd's client URLs; at least one. Each `https://host:port` if there is `tls`, else `http://host:port`.
     pub endpoints: Vec<String>,
+    /// How etcd is known; none: it is spoken to in clear text.
+    pub tls: Option<ClientTls>,
     /// What all keys begin with; begins and ends with `/`.
     pub prefix: String,
     /// How to log in to etcd; none for an etcd without authentication.
@@ -62,6 +64,37 @@ pub struct Credentials {
     pub password_file: PathBuf,
 }
 
+/// What a listener shows to its clients; the files have not been opened yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerTls {
+    /// The certificate and those between it and its authority, PEM.
+    pub cert: PathBuf,
+    /// The certificate's private key, PEM.
+    pub key: PathBuf,
+    /// The authorities whose certificates clients must have; none: clients need no certificate.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// How a server is known that is connected to; the files have not been opened yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientTls {
+    /// The authorities that are trusted, PEM.
+    pub ca: PathBuf,
+    /// What is shown to a server that asks.
+    pub identity: Option<Identity>,
+    /// The name or address that the server's certificate must be made out to; none: the host that is connected to.
+    pub server_name: Option<String>,
+}
+
+/// A client's certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificate and those between it and its authority, PEM.
+    pub cert: PathBuf,
+    /// The certificate's private key, PEM.
+    pub key: PathBuf,
+}
+
 /// The role that routes requests to pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Router {
@@ -69,6 +102,8 @@ pub struct Router {
     pub name: String,
     /// Where clients reach it.
     pub listen: SocketAddr,
+    /// What it shows to clients; none: they are served in clear text.
+    pub tls: Option<ServerTls>,
     /// The life of its registration without renewal; whole seconds, at least two.
     pub lease_ttl: Duration,
     /// What it does when it can no longer renew its registration.
@@ -200,6 +235,8 @@ pub struct Upstream {
     pub idle_timeout: Duration,
     /// Unused connections kept per pod; zero: none is kept.
     pub max_idle_per_pod: usize,
+    /// How pods are known; none: they are spoken to in clear text.
+    pub tls: Option<ClientTls>,
 }
 
 /// What is spoken to pods.
@@ -209,7 +246,7 @@ pub enum Protocol {
     Auto,
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2 with prior knowledge.
+    /// HTTP/2, with prior knowledge where there is no TLS.
     Http2,
 }
 
@@ -280,6 +317,8 @@ pub struct Pod {
     pub name: String,
     /// Where routers reach it.
     pub listen: SocketAddr,
+    /// What it shows to routers; none: they are served in clear text.
+    pub tls: Option<ServerTls>,
     /// What it tells routers to connect to, `host:port`; never an unspecified address or port 0.
     pub advertise: String,
     /// The service itself, `host:port`; never `listen`.

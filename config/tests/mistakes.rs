@@ -194,14 +194,14 @@ fn a_lease_is_whole_seconds_and_at_least_two() {
 }
 
 #[test]
-fn urls_are_plain_http() {
+fn urls_have_a_scheme_and_those_of_hooks_are_plain_http() {
     assert_refused(
         "[store]\nendpoints = [\"etcd:2379\"]\n[pod]\nwarm_url = \"https://a/warm\"\nsync_url = \"/sync\"\n",
         &[
             "segue.toml:2:13: store.endpoints: \"etcd:2379\" is not a URL of this kind; expected a URL that begins with \
-             http://; did you mean \"http://etcd:2379\"",
-            "segue.toml:4:12: pod.warm_url: \"https://a/warm\": TLS is not supported yet by this version; use an \
-             http:// URL",
+             http:// or https://; did you mean \"http://etcd:2379\"",
+            "segue.toml:4:12: pod.warm_url: \"https://a/warm\": hooks are called without TLS; expected a URL that \
+             begins with http://; did you mean \"http://a/warm\"",
             "segue.toml:5:12: pod.sync_url: \"/sync\" is not a URL of this kind; expected a URL that begins with \
              http://",
         ],

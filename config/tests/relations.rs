@@ -54,25 +54,6 @@ fn a_hash_needs_a_key_and_an_order_needs_none() {
 }
 
 #[test]
-fn tls_is_refused_wherever_it_is_asked_for() {
-    let refused = |place: &str| {
-        format!(
-            "segue.toml:{place}: TLS is not supported yet by this version; remove it, and keep this traffic inside a \
-             network that you trust"
-        )
-    };
-    assert_refused(
-        "[store]\ntls = { ca = \"a\" }\n[router.tls]\ncert = \"a\"\nkey = \"b\"\n[router.upstream]\ntls = {}\n",
-        &[&refused("2:1: store.tls"), &refused("3:9: router.tls"), &refused("7:1: router.upstream.tls")],
-    );
-    assert_refused(
-        "[store]\nendpoints = [\"https://etcd:2379\"]\n[pod]\n",
-        &["segue.toml:2:13: store.endpoints: \"https://etcd:2379\": TLS is not supported yet by this version; use an \
-           http:// URL"],
-    );
-}
-
-#[test]
 fn bounds_in_the_wrong_order_point_at_the_one_that_was_given() {
     assert_refused(
         "[coordinator]\nsettle = \"10s\"\nsettle_max = \"5s\"\n",

@@ -71,7 +71,7 @@ fn a_file_is_loaded_under_its_path() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("segue.toml");
     std::fs::write(&path, "[router]\nname = \"r\"\n").unwrap();
-    assert_eq!(load(&path).unwrap().router.unwrap().name, "r");
+    assert_eq!(load(&path).unwrap().config.router.unwrap().name, "r");
     std::fs::write(&path, "[router]\nname = \"\"\n").unwrap();
     let error = load(&path).unwrap_err().to_string();
     assert!(error.starts_with(&format!("{}:2:8: router.name: ", path.display())), "{error}");

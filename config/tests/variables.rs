@@ -119,11 +119,11 @@ fn a_variable_turns_the_admin_endpoint_on() {
 }
 
 #[test]
-fn tls_from_a_variable_is_refused() {
+fn half_of_tls_from_a_variable_is_refused() {
     assert_refused(
         &[("SEGUE__ROUTER__TLS__CERT", "/a.pem")],
         "[router]\n",
-        &["SEGUE__ROUTER__TLS__CERT: router.tls: TLS is not supported yet by this version; remove it, and keep this \
-           traffic inside a network that you trust"],
+        &["SEGUE__ROUTER__TLS__CERT: router.tls: given without router.tls.key; expected the files cert and key, and \
+           client_ca if clients must have certificates"],
     );
 }

@@ -19,7 +19,6 @@ use http::request::Parts;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::answer::AnswerBody;
@@ -35,6 +34,7 @@ use crate::sending::{NoAnswer, Sending};
 use crate::settings::ForwardSettings;
 use crate::table::Refusal;
 use crate::ticket::{Admission, Pass, Ticket, Worker};
+use crate::tls::Stream;
 use crate::upgrade;
 use crate::upstream::{Answer, AnswerStream, Broken, SendError, Upstream};
 use crate::vigil::Ended;
@@ -58,6 +58,15 @@ pub(crate) struct Shared {
     pub(crate) watch: Watch,
     pub(crate) background: Background,
     pub(crate) metrics: Arc<WorkerMetrics>,
+}
+
+/// Who sends a request, and how.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// The client's address, as `x-forwarded-for` has it.
+    pub address: HeaderValue,
+    /// It came by TLS.
+    pub secure: bool,
 }
 
 /// The client is gone, or what it sends is not HTTP: there is nobody to answer.
@@ -122,11 +131,11 @@ impl Forward {
         Ok(Forward { shared })
     }
 
-    /// Answers one request of a client; `peer` is the client's address, as `x-forwarded-for` has it.
+    /// Answers one request of a client.
     pub fn call(
         &self,
         request: Request<Incoming>,
-        peer: HeaderValue,
+        peer: Peer,
     ) -> impl Future<Output = Result<Response<AnswerBody>, ClientGone>> + use<> {
         let shared = self.shared.clone();
         async move {
@@ -163,7 +172,7 @@ enum Sent {
 async fn handle(
     shared: &Rc<Shared>,
     mut request: Request<Incoming>,
-    peer: &HeaderValue,
+    peer: &Peer,
 ) -> Result<Response<AnswerBody>, ClientGone> {
     let arrived = Instant::now();
     let switch = headers::wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
@@ -184,7 +193,7 @@ async fn route(
     shared: &Rc<Shared>,
     head: &Parts,
     incoming: Incoming,
-    peer: &HeaderValue,
+    peer: &Peer,
     arrived: Instant,
     mut switch: Option<OnUpgrade>,
     partition: &mut Option<u32>,
@@ -293,7 +302,7 @@ async fn send(
     shared: &Rc<Shared>,
     head: &Parts,
     body: &RequestBody,
-    peer: &HeaderValue,
+    peer: &Peer,
     mut flight: Flight,
     switch: &mut Option<OnUpgrade>,
 ) -> Sent {
@@ -324,8 +333,9 @@ async fn send(
             epoch: flight.epoch(),
             router: &shared.router,
             keyspace: &shared.keyspace,
-            peer,
+            peer: &peer.address,
             grpc_timeout: left.as_ref(),
+            scheme: if peer.secure { "https" } else { "http" },
         };
         let made_for_this = line.is_fresh();
         let outcome;
@@ -390,7 +400,7 @@ fn switched(
     shared: &Shared,
     mut response: Response<()>,
     client: OnUpgrade,
-    stream: TcpStream,
+    stream: Stream,
     read: BytesMut,
     mut flight: Flight,
 ) -> Response<AnswerBody> {

@@ -31,6 +31,8 @@ pub(crate) struct Stamps<'request> {
     pub(crate) peer: &'request HeaderValue,
     /// What is left of a gRPC call's time, instead of what its client said.
     pub(crate) grpc_timeout: Option<&'request HeaderValue>,
+    /// What the client spoke: `http` or `https`.
+    pub(crate) scheme: &'static str,
 }
 
 /// The names that a message's `Connection` header declares to be about this connection only.

@@ -1,7 +1,7 @@
 //! Segue's data plane: what a request meets on its way to the pod that owns its partition.
 //!
 //! ```text
-//! accept ─ hyper ─ partition of the request ─ gate ─┬─ open ──► upstream connection ─► pod
+//! accept ─ (TLS) ─ hyper ─ partition of the request ─ gate ─┬─ open ──► upstream connection ─► pod
 //!                                                   └─ closed ► stash ─(flush)─┘
 //! ```
 
@@ -31,6 +31,7 @@ pub mod stash;
 mod sync;
 pub mod table;
 pub mod ticket;
+pub mod tls;
 mod upgrade;
 mod upstream;
 mod vigil;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::partition::Locator;
+use crate::tls::{ClientTls, ServerTls};
 
 /// Everything that the path of a request needs to know (`[router]`).
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ pub struct UpstreamSettings {
     pub idle_timeout: Duration,
     /// How many idle connections a worker keeps for each pod.
     pub max_idle_per_pod: usize,
+    /// How pods are known; none: they are spoken to in clear text.
+    pub tls: Option<ClientTls>,
 }
 
 impl Default for UpstreamSettings {
@@ -42,6 +45,7 @@ impl Default for UpstreamSettings {
             request_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(300),
             max_idle_per_pod: 256,
+            tls: None,
         }
     }
 }
@@ -54,7 +58,7 @@ pub enum UpstreamProtocol {
     Auto,
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2, by prior knowledge.
+    /// HTTP/2; without TLS by prior knowledge.
     Http2,
 }
 
@@ -67,10 +71,12 @@ pub struct ServerSettings {
     pub workers: usize,
     /// Most connections at once, over all workers.
     pub max_connections: usize,
-    /// How long a request's head may take to arrive.
+    /// How long a request's head may take to arrive, and so a handshake.
     pub header_read_timeout: Duration,
     /// Most bytes of a request's head.
     pub max_header_bytes: usize,
+    /// What clients are shown; none: they are served in clear text.
+    pub tls: Option<ServerTls>,
 }
 
 impl Default for ServerSettings {
@@ -81,6 +87,7 @@ impl Default for ServerSettings {
             max_connections: 10_000,
             header_read_timeout: Duration::from_secs(10),
             max_header_bytes: 64 << 10,
+            tls: None,
         }
     }
 }

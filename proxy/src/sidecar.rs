@@ -38,7 +38,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use segue_coordination::pod::{InFlight, Owned, OwnershipLayer};
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
@@ -48,9 +48,12 @@ use self::expect::RequestBody;
 use self::http2::{Failure, Http2};
 use crate::headers::{SEGUE_MISDIRECTED, wants_upgrade};
 use crate::respond::is_grpc;
+use crate::tls::{ServerTls, Stream};
 
 /// How long the service may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a router may take to shake hands.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer goes on that nobody reads any more. A stream without end has had the drain's time when its router
 /// severs it; what counts here holds `drained` back, and the coordinator gives up on a phase after a minute by default.
 const UNREAD: Duration = Duration::from_secs(5);
@@ -71,12 +74,13 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct Sidecar {
     listener: TcpListener,
+    tls: Option<ServerTls>,
 }
 
 impl Sidecar {
-    /// Binds the address that routers reach.
-    pub async fn bind(listen: SocketAddr) -> std::io::Result<Self> {
-        Ok(Sidecar { listener: TcpListener::bind(listen).await? })
+    /// Binds the address that routers reach; without `tls` they are served in clear text.
+    pub async fn bind(listen: SocketAddr, tls: Option<ServerTls>) -> std::io::Result<Self> {
+        Ok(Sidecar { listener: TcpListener::bind(listen).await?, tls })
     }
 
     /// The address that it listens on.
@@ -106,17 +110,34 @@ impl Sidecar {
                 () = shutdown.cancelled() => break,
             };
             let _ = stream.set_nodelay(true);
-            let connection =
-                builder.serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(service.clone()));
-            let connection = connections.watch(connection.into_owned());
+            let (builder, service) = (builder.clone(), TowerToHyperService::new(service.clone()));
+            let (tls, watcher, ending) = (self.tls.clone(), connections.watcher(), shutdown.clone());
             tokio::spawn(async move {
-                if let Err(error) = connection.await {
+                let Some(stream) = secured(stream, tls, ending).await else { return };
+                let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+                if let Err(error) = watcher.watch(connection.into_owned()).await {
                     tracing::debug!(%error, "a router's connection has ended");
                 }
             });
         }
         drop(self.listener);
         let _ = timeout(grace, connections.shutdown()).await;
+    }
+}
+
+/// The connection, in TLS if that is asked for; none if the two do not agree, or not in time.
+async fn secured(stream: TcpStream, tls: Option<ServerTls>, ending: CancellationToken) -> Option<Stream> {
+    let Some(tls) = tls else {
+        return Some(Stream::Plain(stream));
+    };
+    let shaken = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
+    match ending.run_until_cancelled(shaken).await? {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "no TLS with a router");
+            None
+        }
+        Err(_) => None,
     }
 }
 

@@ -14,10 +14,10 @@ use http::HeaderValue;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use crate::flight::Flight;
+use crate::tls::Stream;
 use crate::websocket::{self, Frames, GOING_AWAY, SERVICE_RESTART};
 
 /// What is read at once.
@@ -34,7 +34,7 @@ enum Cause {
 
 /// Joins the client's connection, once it has been told, with the pod's, of which `read` had been read; `to`: what they
 /// have switched to.
-pub(crate) fn join(client: OnUpgrade, pod: TcpStream, read: BytesMut, flight: Flight, to: Option<&HeaderValue>) {
+pub(crate) fn join(client: OnUpgrade, pod: Stream, read: BytesMut, flight: Flight, to: Option<&HeaderValue>) {
     let shared = flight.shared().clone();
     let (severed, idle, watch) = (flight.sever_token(), shared.idle_timeout, shared.watch.clone());
     let websocket = to.is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"));
@@ -75,7 +75,7 @@ pub(crate) fn join(client: OnUpgrade, pod: TcpStream, read: BytesMut, flight: Fl
 
 struct Tunnel<C> {
     client: C,
-    pod: TcpStream,
+    pod: Stream,
     /// To the pod.
     up: Pipe,
     /// To the client.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::{HeaderName, Uri};
 
 use super::{Failure, runtime};
+use crate::certificates::trusting;
 use crate::demo::Progress;
 use crate::demo::bench::{BenchOptions, bench};
 
@@ -16,6 +17,9 @@ pub(super) struct Args {
     /// Where to: routers in front of writers that speak the example's language, such as http://127.0.0.1:8080.
     #[arg(required = true, value_name = "URL")]
     urls: Vec<Uri>,
+    /// The authorities to trust behind https://, a PEM file.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// How long.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = segue_config::parse_duration)]
     duration: Duration,
@@ -52,8 +56,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let header = Some(args.partition_header.as_str()).filter(|name| !name.is_empty());
     let header = header.map(str::parse::<HeaderName>).transpose();
     let partition_header = header.map_err(|error| Failure::BadInput(format!("segue: --partition-header: {error}")))?;
+    let tls = args.ca.as_deref().map(trusting).transpose();
+    let tls = tls.map_err(|error| Failure::BadInput(format!("segue: --{error}")))?;
     let options = BenchOptions {
         urls: args.urls.clone(),
+        tls,
         duration: args.duration,
         clients: args.clients,
         bursts: args.bursts,

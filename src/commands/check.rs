@@ -1,8 +1,9 @@
 //! `segue check`: is a configuration file good?
 
 use std::path::PathBuf;
+use std::time::SystemTime;
 
-use super::{Failure, load};
+use super::{Failure, bad, load_with_certificates};
 
 /// Which file.
 #[derive(Debug, clap::Args)]
@@ -13,5 +14,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn check(args: &Args) -> Result<(), Failure> {
-    load(&args.config).map(drop)
+    let (located, certificates) = load_with_certificates(&args.config)?;
+    match certificates.expired(&located, SystemTime::now()) {
+        none if none.is_empty() => Ok(()),
+        expired => Err(bad(located, expired)),
+    }
 }

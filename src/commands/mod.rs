@@ -8,6 +8,9 @@ mod status;
 mod store;
 
 use clap::{Parser, Subcommand};
+use segue_config::{Located, Problem};
+
+use crate::certificates::Certificates;
 
 /// A router-side proxy that moves partitions between writer pods while clients keep sending, and loses nothing.
 #[derive(Debug, Parser)]
@@ -22,7 +25,7 @@ enum Command {
     /// Start every role that the file has a section for: [router], [coordinator], [pod].
     ///
     /// SIGTERM or SIGINT ends it gracefully: partitions are handed over, what is in flight is finished, then it exits 0.
-    /// SIGHUP reads the file again and takes over what can change while running (the log level).
+    /// SIGHUP reads the file again and takes over what can change while running (the log level, what certificate files hold).
     Run(run::Args),
     /// Validate a configuration file.
     ///
@@ -70,8 +73,23 @@ impl Cli {
 }
 
 /// A file's configuration; its problems are bad input.
-fn load(path: &std::path::Path) -> Result<segue_config::Config, Failure> {
+fn load(path: &std::path::Path) -> Result<Located, Failure> {
     segue_config::load(path).map_err(|error| Failure::BadInput(error.to_string()))
+}
+
+/// The same, with the certificates that it names.
+fn load_with_certificates(path: &std::path::Path) -> Result<(Located, Certificates), Failure> {
+    let located = load(path)?;
+    match Certificates::load(&located) {
+        Ok(certificates) => Ok((located, certificates)),
+        Err(problems) => Err(bad(located, problems)),
+    }
+}
+
+/// The problems of a configuration as one text.
+fn bad(located: Located, problems: Vec<Problem>) -> Failure {
+    let errors = located.unless(problems).err();
+    Failure::BadInput(errors.map(|errors| errors.to_string()).unwrap_or_default())
 }
 
 /// A runtime for commands that are not hot.

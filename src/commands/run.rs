@@ -16,8 +16,9 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, reload};
 
 use super::store::open;
-use super::{Failure, load, runtime};
+use super::{Failure, load_with_certificates, runtime};
 use crate::admin::{Admin, Part};
+use crate::certificates::{Certificates, Watching};
 use crate::keyspace::KeyspacePart;
 use crate::metrics::ResyncMetrics;
 use crate::roles::coordinator::CoordinatorRole;
@@ -35,20 +36,20 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let config = load(&args.config)?;
-    let level = start_logging(&config);
-    Ok(runtime()?.block_on(serve(config, args, &level))?)
+    let (located, certificates) = load_with_certificates(&args.config)?;
+    let level = start_logging(&located.config);
+    Ok(runtime()?.block_on(serve(located.config, certificates, args, &level))?)
 }
 
-async fn serve(config: Config, args: &Args, level: &LevelHandle) -> anyhow::Result<()> {
+async fn serve(config: Config, certificates: Certificates, args: &Args, level: &LevelHandle) -> anyhow::Result<()> {
     // What can be refused is refused before anything runs.
     let admin = match &config.admin {
         Some(section) => Some(Admin::bind(section.listen).await?),
         None => None,
     };
-    let router = config.router.as_ref().map(BoundRouter::bind).transpose()?;
+    let router = config.router.as_ref().map(|section| BoundRouter::bind(section, &certificates)).transpose()?;
     let pod = match &config.pod {
-        Some(section) => Some(BoundPod::bind(section).await?),
+        Some(section) => Some(BoundPod::bind(section, &certificates).await?),
         None => None,
     };
     let mut signals = Signals::new()?;
@@ -56,6 +57,7 @@ async fn serve(config: Config, args: &Args, level: &LevelHandle) -> anyhow::Resu
 
     let mut registry = Registry::with_prefix("segue");
     let resyncs = ResyncMetrics::new(&mut registry);
+    let watching = certificates.watch(&mut registry);
     let keyspace = &config.keyspace;
     let coordinator = config
         .coordinator
@@ -73,7 +75,7 @@ async fn serve(config: Config, args: &Args, level: &LevelHandle) -> anyhow::Resu
     let admin = admin.map(|admin| tokio::spawn(admin.serve(parts, registry, end_admin.clone())));
     info!(keyspace, "running");
 
-    signals.ending(args, level).await;
+    signals.ending(args, level, &watching).await;
     // A pod hands over while routers and coordinator still run; a router is waited for until its last request is done.
     if let Some(pod) = pod {
         info!("handing partitions over");
@@ -111,12 +113,15 @@ impl Signals {
     }
 
     /// Returns when the process is to end gracefully. A second signal then ends it at once.
-    async fn ending(&mut self, args: &Args, level: &LevelHandle) {
+    async fn ending(&mut self, args: &Args, level: &LevelHandle, certificates: &Watching) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => break,
                 _ = self.interrupt.recv() => break,
-                _ = self.hang_up.recv() => reload(args, level),
+                _ = self.hang_up.recv() => {
+                    reload(args, level);
+                    certificates.look();
+                }
             }
         }
         info!("ending gracefully; a second signal ends at once");
@@ -137,13 +142,13 @@ impl Signals {
     }
 }
 
-/// Takes over what can change while running: the log level. A file that is not good changes nothing.
+/// Takes over what can change in the file while running: the log level. A file that is not good changes nothing.
 fn reload(args: &Args, level: &LevelHandle) {
     match segue_config::load(&args.config) {
-        Ok(config) => {
-            let wanted = level_filter(config.log.level);
+        Ok(located) => {
+            let wanted = level_filter(located.config.log.level);
             if level.modify(|filter| *filter = wanted).is_ok() {
-                info!(level = %wanted, "file read again; everything but the log level takes a restart");
+                info!(level = %wanted, "file read again; all but the log level and what is in certificate files takes a restart");
             }
         }
         Err(problems) => warn!("the file was not taken over: {problems}"),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use segue_config::StoreKind;
 use segue_coordination::store::keys::Keyspace;
-use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore, Store};
+use segue_coordination::store::{EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
 
 use super::{Failure, load};
 
@@ -20,6 +20,15 @@ pub(super) struct StoreArgs {
     /// An etcd endpoint, such as http://127.0.0.1:2379; may be given several times.
     #[arg(long, value_name = "URL")]
     etcd: Vec<String>,
+    /// With --etcd https://…: the authorities to trust, a PEM file.
+    #[arg(long, value_name = "FILE", requires = "etcd")]
+    ca: Option<PathBuf>,
+    /// With --ca: a client's certificate, for an etcd that wants one.
+    #[arg(long, value_name = "FILE", requires_all = ["ca", "key"])]
+    cert: Option<PathBuf>,
+    /// The certificate's key.
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
     /// The keyspace, with --etcd.
     #[arg(long, value_name = "NAME", default_value = "default")]
     keyspace: String,
@@ -32,7 +41,7 @@ impl StoreArgs {
     /// Connects; and which keyspace.
     pub(super) async fn connect(&self) -> Result<(Arc<dyn Store>, Keyspace), Failure> {
         if let Some(path) = &self.config {
-            let config = load(path)?;
+            let config = load(path)?.config;
             if config.store.kind == StoreKind::Memory {
                 let text = format!(
                     "{}: store.kind = \"memory\" lives in one process only and cannot be looked at from here",
@@ -42,7 +51,13 @@ impl StoreArgs {
             }
             return Ok(open(&config)?);
         }
-        let store = etcd(EtcdOptions::new(self.etcd.clone()))?;
+        let mut options = EtcdOptions::new(self.etcd.clone());
+        options.tls = self.ca.clone().map(|ca| EtcdTls { ca, identity: self.cert.clone().zip(self.key.clone()) });
+        if let Some(url) = self.etcd.iter().find(|url| url.starts_with("https://") != options.tls.is_some()) {
+            let text = format!("segue: --etcd {url}: expected https:// together with --ca, or neither");
+            return Err(Failure::BadInput(text));
+        }
+        let store = etcd(options)?;
         Ok((store, Keyspace::new(&self.prefix, &self.keyspace)))
     }
 }
@@ -60,6 +75,10 @@ pub(super) fn open(config: &segue_config::Config) -> anyhow::Result<(Arc<dyn Sto
             .with_context(|| format!("store.password_file: cannot read {}", path.display()))?;
         options.credentials = Some((credentials.username.clone(), password.trim_end().to_owned()));
     }
+    options.tls = config.store.tls.as_ref().map(|tls| EtcdTls {
+        ca: tls.ca.clone(),
+        identity: tls.identity.clone().map(|identity| (identity.cert, identity.key)),
+    });
     Ok((etcd(options)?, keys))
 }
 

@@ -4,17 +4,17 @@
 //! With the log directory of the writers (`examples/writer.rs`) also: nothing acknowledged is missing there, nothing is
 //! there twice, keys keep their order, and no two pods wrote at once. Who owned what is not known here.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use http::{HeaderName, Uri};
+use segue_proxy::tls::ClientTls;
 
 use super::check::{Evidence, check};
-use super::load::{Gauge, Load, LoadSettings};
+use super::load::{Destination, Gauge, Load, LoadSettings};
 use super::log::Log;
 use super::options::Progress;
 use super::progress::line;
@@ -23,8 +23,10 @@ use super::report::{self, Report, thousands};
 /// What to send where.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// The routers, or whatever speaks HTTP: `http://host:port`. Each client uses all of them.
+    /// The routers, or whatever speaks HTTP: `http://host:port` or `https://host:port`. Each client uses all of them.
     pub urls: Vec<Uri>,
+    /// What to trust behind `https://`.
+    pub tls: Option<ClientTls>,
     /// How long.
     pub duration: Duration,
     /// Clients with one request under way each.
@@ -51,6 +53,7 @@ impl Default for BenchOptions {
     fn default() -> Self {
         BenchOptions {
             urls: Vec::new(),
+            tls: None,
             duration: Duration::from_secs(10),
             clients: 64,
             bursts: 0,
@@ -70,7 +73,7 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     ensure!(!options.urls.is_empty(), "where to? a load needs at least one URL");
     let mut routers = Vec::new();
     for url in &options.urls {
-        routers.push(resolve(url).await?);
+        routers.push(resolve(url, options.tls.as_ref()).await?);
     }
     let log = options.log.as_ref().map(|directory| Log::in_directory(directory)).transpose()?;
     let load = Load::start(LoadSettings {
@@ -100,13 +103,19 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-async fn resolve(url: &Uri) -> anyhow::Result<SocketAddr> {
-    ensure!(url.scheme_str().is_none_or(|scheme| scheme == "http"), "{url}: only http:// is spoken here");
+async fn resolve(url: &Uri, tls: Option<&ClientTls>) -> anyhow::Result<Destination> {
+    let secure = match url.scheme_str() {
+        None | Some("http") => false,
+        Some("https") => true,
+        Some(_) => bail!("{url}: expected http:// or https://"),
+    };
+    ensure!(!secure || tls.is_some(), "{url}: https:// needs --ca, a file with the authorities to trust");
     let host = url.host().with_context(|| format!("{url}: no host in it"))?;
-    let port = url.port_u16().unwrap_or(80);
+    let port = url.port_u16().unwrap_or(if secure { 443 } else { 80 });
     let found =
         tokio::net::lookup_host((host, port)).await.with_context(|| format!("{url}: cannot find {host}"))?.next();
-    found.with_context(|| format!("{url}: {host} has no address"))
+    let address = found.with_context(|| format!("{url}: {host} has no address"))?;
+    Ok(Destination { address, tls: tls.filter(|_| secure).map(|tls| (tls.clone(), format!("{host}:{port}"))) })
 }
 
 /// Says every second how it goes.

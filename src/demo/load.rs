@@ -23,6 +23,7 @@ use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
 use http_body_util::Full;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use segue_proxy::tls::ClientTls;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -43,7 +44,7 @@ const AFTER_REFUSAL: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone)]
 pub struct LoadSettings {
     /// The routers. A client uses all of them.
-    pub routers: Vec<SocketAddr>,
+    pub routers: Vec<Destination>,
     /// How many partitions the keys are spread over.
     pub partitions: u32,
     /// Steady clients. Every fourth speaks HTTP/2.
@@ -62,6 +63,21 @@ pub struct LoadSettings {
     pub places: Option<watch::Receiver<Places>>,
     /// Every so-manyth write is sent again once it is answered, as by a middlebox that should not: for tests. 0: none.
     pub repeats: u32,
+}
+
+/// A router, and how it is spoken to.
+#[derive(Debug, Clone)]
+pub struct Destination {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// What to trust, and which name its certificate has; none: clear text.
+    pub tls: Option<(ClientTls, String)>,
+}
+
+impl From<SocketAddr> for Destination {
+    fn from(address: SocketAddr) -> Self {
+        Destination { address, tls: None }
+    }
 }
 
 /// What is known while the load runs.

@@ -121,7 +121,7 @@ fn announcement(options: &Options) -> String {
 
 fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> LoadSettings {
     LoadSettings {
-        routers: cluster.addresses(),
+        routers: cluster.addresses().into_iter().map(Into::into).collect(),
         partitions: options.partitions,
         clients: options.clients,
         bursts: options.clients.div_ceil(8),

@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Part;
+use crate::certificates::Certificates;
 
 /// How long requests that are under way may take to end once nothing is owned any more.
 const GRACE: Duration = Duration::from_secs(5);
@@ -37,8 +38,8 @@ pub struct PodRole {
 
 impl BoundPod {
     /// Binds the address that routers reach.
-    pub async fn bind(section: &config::Pod) -> anyhow::Result<Self> {
-        let sidecar = Sidecar::bind(section.listen).await;
+    pub async fn bind(section: &config::Pod, certificates: &Certificates) -> anyhow::Result<Self> {
+        let sidecar = Sidecar::bind(section.listen, certificates.pod.clone()).await;
         let sidecar = sidecar.with_context(|| format!("pod.listen: cannot listen on {}", section.listen))?;
         Ok(BoundPod { sidecar, section: section.clone() })
     }

@@ -19,6 +19,7 @@ use segue_proxy::partition::{KeyFrom, Locator, PartitionSource, PathTemplate};
 use segue_proxy::server::{Server, ServerHandle};
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamProtocol, UpstreamSettings};
 use segue_proxy::table::{StashLimits, Table};
+use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Part;
+use crate::certificates::Certificates;
 use crate::metrics::{ResyncMetrics, RouterMetrics};
 
 /// A router that has its sockets and does not run yet.
@@ -33,6 +35,7 @@ use crate::metrics::{ResyncMetrics, RouterMetrics};
 pub struct BoundRouter {
     server: Server,
     section: config::Router,
+    pods: Option<ClientTls>,
 }
 
 /// A running router.
@@ -51,15 +54,20 @@ pub struct RouterRole {
 
 impl BoundRouter {
     /// Binds the address that clients connect to.
-    pub fn bind(section: &config::Router) -> anyhow::Result<Self> {
+    pub fn bind(section: &config::Router, certificates: &Certificates) -> anyhow::Result<Self> {
         let settings = ServerSettings {
             listen: section.listen.to_string(),
             workers: section.workers.map_or(0, usize::from),
             max_connections: section.limits.max_connections,
             header_read_timeout: section.limits.header_read_timeout,
             max_header_bytes: section.limits.max_header_bytes,
+            tls: certificates.router.clone(),
         };
-        Ok(BoundRouter { server: Server::bind(settings)?, section: section.clone() })
+        Ok(BoundRouter {
+            server: Server::bind(settings)?,
+            section: section.clone(),
+            pods: certificates.upstream.clone(),
+        })
     }
 
     /// Starts it.
@@ -79,7 +87,7 @@ impl BoundRouter {
         let (stash_depth, stash_bytes) = (Gauge::default(), Gauge::default());
         registry.register("stash_depth", "Requests that wait", stash_depth.clone());
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
-        let server = self.server.start(&forward_settings(&section, keyspace)?, &table, &forwarded)?;
+        let server = self.server.start(&forward_settings(&section, self.pods, keyspace)?, &table, &forwarded)?;
         let (sender, status) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
         let drain_timeout = section.drain.timeout;
@@ -148,7 +156,11 @@ fn router_settings(section: &config::Router) -> RouterSettings {
     }
 }
 
-fn forward_settings(section: &config::Router, keyspace: &str) -> anyhow::Result<ForwardSettings> {
+fn forward_settings(
+    section: &config::Router,
+    pods: Option<ClientTls>,
+    keyspace: &str,
+) -> anyhow::Result<ForwardSettings> {
     let upstream = &section.upstream;
     Ok(ForwardSettings {
         router: section.name.clone(),
@@ -164,6 +176,7 @@ fn forward_settings(section: &config::Router, keyspace: &str) -> anyhow::Result<
             request_timeout: upstream.request_timeout,
             idle_timeout: upstream.idle_timeout,
             max_idle_per_pod: upstream.max_idle_per_pod,
+            tls: pods,
         },
     })
 }

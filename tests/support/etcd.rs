@@ -7,6 +7,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::env;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::hash::BuildHasher;
 use std::io::{Read, Write};
@@ -18,6 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+use crate::certificates::Issued;
 
 /// How long an etcd may take to answer. Two cores full of other tests have needed several seconds.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,8 +35,16 @@ pub struct Etcd {
     name: String,
     client: u16,
     peer: u16,
+    tls: Option<Tls>,
     data: TempDir,
     process: Mutex<Option<Process>>,
+}
+
+/// Certificates, and the port on which health and metrics are served without any.
+#[derive(Debug)]
+struct Tls {
+    files: Vec<OsString>,
+    plain: u16,
 }
 
 /// The process, and a watchdog that kills it when this process is gone.
@@ -49,12 +60,28 @@ impl Etcd {
     /// # Panics
     /// When there is no etcd on this machine, or it does not come up.
     pub fn start() -> Self {
+        Self::start_at(|| None)
+    }
+
+    /// Starts an etcd that speaks TLS alone, and only to clients with a certificate of the authority at `ca`.
+    ///
+    /// # Panics
+    /// When there is no etcd on this machine, or it does not come up.
+    pub fn start_with_tls(own: &Issued, ca: &Path) -> Self {
+        let files = ["--cert-file".into(), own.cert.clone().into(), "--key-file".into(), own.key.clone().into()];
+        let files = files.into_iter().chain(["--trusted-ca-file".into(), ca.into(), "--client-cert-auth".into()]);
+        let files: Vec<OsString> = files.collect();
+        Self::start_at(|| Some(Tls { files: files.clone(), plain: free_port() }))
+    }
+
+    fn start_at(tls: impl Fn() -> Option<Tls>) -> Self {
         let mut last = String::new();
         for _ in 0..5 {
             let etcd = Etcd {
                 name: format!("segue-{:016x}", random()),
                 client: free_port(),
                 peer: free_port(),
+                tls: tls(),
                 data: tempfile::Builder::new().prefix("segue-etcd-").tempdir().unwrap(),
                 process: Mutex::new(None),
             };
@@ -68,9 +95,14 @@ impl Etcd {
         panic!("etcd does not start: {last}");
     }
 
-    /// Where clients connect: `http://127.0.0.1:port`.
+    /// Where clients connect: `http://127.0.0.1:port`, or `https://`.
     pub fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.client)
+        format!("{}://127.0.0.1:{}", if self.tls.is_some() { "https" } else { "http" }, self.client)
+    }
+
+    /// Where health and metrics are.
+    fn plain(&self) -> u16 {
+        self.tls.as_ref().map_or(self.client, |tls| tls.plain)
     }
 
     /// Kills it at once, as a crash would. Its data stay.
@@ -106,7 +138,7 @@ impl Etcd {
 
     /// One value of its Prometheus metrics; `None` if there is none of this name (labels included).
     pub fn metric(&self, name: &str) -> Option<f64> {
-        let text = http(self.client, "GET", "/metrics", "")?;
+        let text = http(self.plain(), "GET", "/metrics", "")?;
         let line = text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))?;
         line.rsplit(' ').next()?.trim().parse().ok()
     }
@@ -136,6 +168,8 @@ impl Etcd {
             .args(["--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap"])
             .args(["--log-level", "warn"])
             .args(unsafe_no_fsync())
+            .args(self.tls.iter().flat_map(|tls| &tls.files))
+            .args(self.tls.iter().map(|tls| format!("--listen-metrics-urls=http://127.0.0.1:{}", tls.plain)))
             .stdin(Stdio::null())
             .stdout(File::create(&log).unwrap())
             .stderr(File::options().append(true).open(&log).unwrap())
@@ -162,12 +196,15 @@ impl Etcd {
 
     /// Whether it serves linearizable reads: that is what etcd's health is.
     fn is_healthy(&self) -> bool {
-        http(self.client, "GET", "/health", "").is_some_and(|answer| answer.contains(r#""health":"true""#))
+        http(self.plain(), "GET", "/health", "").is_some_and(|answer| answer.contains(r#""health":"true""#))
     }
 
     /// Whether it is this etcd that answers: another test's may have won the race for the port.
     fn is_ours(&self) -> bool {
-        http(self.client, "POST", "/v3/cluster/member/list", "{}").is_some_and(|answer| answer.contains(&self.name))
+        // With TLS it is known by its certificate.
+        self.tls.is_some()
+            || http(self.client, "POST", "/v3/cluster/member/list", "{}")
+                .is_some_and(|answer| answer.contains(&self.name))
     }
 }
 

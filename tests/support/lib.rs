@@ -5,5 +5,6 @@
 
 #![allow(clippy::unwrap_used)]
 
+pub mod certificates;
 pub mod etcd;
 pub mod process;

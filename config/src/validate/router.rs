@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 
 use http::HeaderName;
 
-use super::{local, seconds};
+use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
@@ -28,6 +28,7 @@ pub(super) fn router(r: &mut Reader<'_>) -> Router {
         listen: r.listen("router.listen", local(8080)),
         lease_ttl: r.lease("router.lease_ttl", seconds(15)),
         on_store_loss: r.choice("router.on_store_loss", &on_store_loss, OnStoreLoss::Auto),
+        tls: tls::server(r, &TLS),
         workers: NonZeroUsize::new(r.integer("router.workers", 0..=1024, 0)),
         partition: partition(r),
         stash: stash(r),
@@ -36,6 +37,20 @@ pub(super) fn router(r: &mut Reader<'_>) -> Router {
         limits: limits(r),
     }
 }
+
+const TLS: tls::ServerKeys = tls::ServerKeys {
+    section: "router.tls",
+    cert: "router.tls.cert",
+    key: "router.tls.key",
+    client_ca: "router.tls.client_ca",
+};
+const UPSTREAM_TLS: tls::ClientKeys = tls::ClientKeys {
+    section: "router.upstream.tls",
+    ca: "router.upstream.tls.ca",
+    cert: "router.upstream.tls.cert",
+    key: "router.upstream.tls.key",
+    server_name: Some("router.upstream.tls.server_name"),
+};
 
 const HEADER: &str = "router.partition.header";
 const ORDER_BY: &str = "router.partition.order_by.header";
@@ -158,6 +173,7 @@ fn upstream(r: &mut Reader<'_>) -> Upstream {
         request_timeout: r.duration("router.upstream.request_timeout", seconds(60)),
         idle_timeout: r.duration("router.upstream.idle_timeout", seconds(300)),
         max_idle_per_pod: r.integer("router.upstream.max_idle_per_pod", 0..=i64::MAX, 256),
+        tls: tls::client(r, &UPSTREAM_TLS),
     };
     let connect = ("router.upstream.connect_timeout", upstream.connect_timeout);
     r.ordered(connect, ("router.upstream.request_timeout", upstream.request_timeout), false, show_duration);

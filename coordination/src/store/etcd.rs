@@ -7,6 +7,7 @@
 mod connection;
 mod convert;
 mod failure;
+mod tls;
 mod watch;
 
 use std::collections::HashMap;
@@ -20,16 +21,19 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout_at};
 
 use self::connection::{Connection, Connections};
+pub use self::tls::EtcdTls;
 use super::data::{Keys, LeaseId, Revision, Snapshot, Txn, TxnOutcome};
 use super::{Store, StoreError, Watch};
 
 /// Where etcd is and how long to wait for it.
 #[derive(Clone)]
 pub struct EtcdOptions {
-    /// Client URLs of the members: `http://host:port`, or `host:port`.
+    /// Client URLs of the members: `http://host:port` or `host:port`; with `tls` all `https://host:port`.
     pub endpoints: Vec<String>,
     /// User and password, for an etcd with authentication.
     pub credentials: Option<(String, String)>,
+    /// How to speak TLS; without it all is in clear text.
+    pub tls: Option<EtcdTls>,
     /// What bounds every call, connecting included. Past it [`StoreError::Unavailable`].
     pub request_timeout: Duration,
     /// How long one endpoint may take to accept a connection before the next is tried.
@@ -37,11 +41,12 @@ pub struct EtcdOptions {
 }
 
 impl EtcdOptions {
-    /// These endpoints, no credentials, 5 s for a call and 2 s of them for a connection.
+    /// These endpoints, no credentials, no TLS, 5 s for a call and 2 s of them for a connection.
     pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
         EtcdOptions {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
             credentials: None,
+            tls: None,
             request_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(2),
         }
@@ -54,6 +59,7 @@ impl fmt::Debug for EtcdOptions {
             .field("endpoints", &self.endpoints)
             // Never the password.
             .field("user", &self.credentials.as_ref().map(|(user, _)| user))
+            .field("tls", &self.tls)
             .field("request_timeout", &self.request_timeout)
             .field("connect_timeout", &self.connect_timeout)
             .finish()
@@ -87,11 +93,17 @@ impl EtcdStore {
             return Err(StoreError::Refused("no etcd endpoint is given".into()));
         }
         for endpoint in &options.endpoints {
-            let authority = endpoint.strip_prefix("http://").unwrap_or(endpoint).trim_end_matches('/');
-            if authority.contains("://") || authority.parse::<http::uri::Authority>().is_err() {
-                return Err(StoreError::Refused(format!(
-                    "{endpoint:?} is no etcd endpoint; expected http://host:port"
-                )));
+            let (authority, expected) = match &options.tls {
+                Some(_) => (endpoint.strip_prefix("https://"), "https://host:port, as TLS is set"),
+                None => {
+                    (Some(endpoint.strip_prefix("http://").unwrap_or(endpoint)), "http://host:port, as no TLS is set")
+                }
+            };
+            let is_authority = |authority: &str| {
+                !authority.contains("://") && authority.trim_end_matches('/').parse::<http::uri::Authority>().is_ok()
+            };
+            if !authority.is_some_and(is_authority) {
+                return Err(StoreError::Refused(format!("{endpoint:?} is no etcd endpoint; expected {expected}")));
             }
         }
         Ok(EtcdStore { connections: Arc::new(Connections::new(options)), keepers: Arc::default() })

@@ -12,7 +12,7 @@ mod etcd;
 mod memory;
 
 #[cfg(feature = "shell")]
-pub use self::etcd::{EtcdOptions, EtcdStore};
+pub use self::etcd::{EtcdOptions, EtcdStore, EtcdTls};
 #[cfg(feature = "shell")]
 pub use self::memory::MemoryStore;
 

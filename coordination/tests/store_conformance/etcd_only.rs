@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
 use segue_coordination::store::data::{Event, Keys, Op, Txn};
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_coordination::store::{EtcdOptions, EtcdStore, EtcdTls, Store, StoreError};
+use segue_tests::certificates::{Authority, Issued};
 use segue_tests::etcd::Etcd;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -204,4 +205,62 @@ async fn credentials_are_used_and_wrong_ones_refused() {
     ] {
         assert!(matches!(refused, StoreError::Refused(_)), "{refused}");
     }
+}
+
+#[tokio::test]
+async fn an_etcd_that_wants_client_certificates_is_spoken_to_with_one_and_new_files_need_no_restart() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let (ours, other) = (Authority::new(folder.path(), "ours"), Authority::new(folder.path(), "other"));
+    let etcd = Etcd::start_with_tls(&ours.issue("etcd"), &ours.file);
+    let store = |ca: &Authority, identity: Option<Issued>| {
+        let mut options = EtcdOptions::new([etcd.endpoint()]);
+        let identity = identity.map(|identity| (identity.cert, identity.key));
+        options.tls = Some(EtcdTls { ca: ca.file.clone(), identity });
+        EtcdStore::connect(options).unwrap()
+    };
+    let refused = async |store: EtcdStore| match store.commit(put("a")).await {
+        Err(StoreError::Unavailable(text)) => text,
+        other => panic!("{other:?}"),
+    };
+
+    let known = store(&ours, Some(ours.issue("segue")));
+    let lease = known.grant(Duration::from_secs(60)).await.unwrap();
+    known.keep_alive(lease).await.unwrap();
+    let revision = known.commit(put("a")).await.unwrap().revision;
+    assert_eq!(known.watch(&everything(), revision).await.unwrap().next().await.unwrap().events.len(), 1);
+
+    let stranger = refused(store(&other, Some(ours.issue("stranger")))).await;
+    assert!(stranger.contains("UnknownIssuer"), "{stranger}");
+    refused(store(&ours, None)).await;
+    refused(store(&ours, Some(other.issue("foreign")))).await;
+    let missing = refused(store(&ours, Some(Issued { cert: "/no/cert.pem".into(), key: "/no/key.pem".into() }))).await;
+    assert!(missing.contains("/no/cert.pem"), "{missing}");
+
+    // Files that are broken half-way through an exchange of certificates do not cut off who was in.
+    let files = ours.issue("segue");
+    std::fs::write(&files.cert, "half").unwrap();
+    etcd.restart();
+    let _ = known.snapshot(&everything()).await;
+    known.commit(put("a")).await.unwrap();
+    // New ones are used with the next connection: these etcd does not know.
+    other.issue("segue");
+    etcd.restart();
+    let _ = known.snapshot(&everything()).await;
+    assert!(known.commit(put("a")).await.is_err(), "the new certificate is not used");
+    ours.issue("segue");
+    let _ = known.snapshot(&everything()).await;
+    known.commit(put("a")).await.unwrap();
+}
+
+#[test]
+fn tls_and_urls_agree() {
+    let tls = Some(EtcdTls { ca: "ca.pem".into(), identity: None });
+    for endpoint in ["http://a:1", "a:1", "https://"] {
+        let mut options = EtcdOptions::new([endpoint]);
+        options.tls = tls.clone();
+        assert!(matches!(EtcdStore::connect(options), Err(StoreError::Refused(_))), "{endpoint}");
+    }
+    let mut options = EtcdOptions::new(["https://a:1"]);
+    options.tls = tls;
+    assert!(EtcdStore::connect(options).is_ok());
 }

@@ -1,4 +1,4 @@
-//! One client's connection, from accept to close: HTTP/1.1 or HTTP/2, told apart by its first bytes.
+//! One client's connection, from accept to close: HTTP/1.1 or HTTP/2, told apart by ALPN or by its first bytes.
 //!
 //! hyper has a timer for heads, but it also runs between requests and is made anew for each of them. Here the worker
 //! looks over its clients a few times a second instead. What must stay true: a head has to arrive in time; a connection
@@ -29,10 +29,11 @@ use tokio::time::Instant;
 
 use super::io::ClientIo;
 use crate::answer::{AnswerBody, AnswerError};
-use crate::forward::{ClientGone, Forward};
+use crate::forward::{ClientGone, Forward, Peer};
 use crate::local::LocalExecutor;
 use crate::metrics::WorkerMetrics;
 use crate::respond::Own;
+use crate::tls::{ServerTls, Stream};
 
 /// How an HTTP/2 connection begins.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -52,16 +53,17 @@ const PING_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a worker asks of its clients.
 #[derive(Debug, Clone)]
-pub(super) struct ClientLimits {
+pub(super) struct ClientTerms {
     pub(super) header_read_timeout: Duration,
     pub(super) max_header_bytes: usize,
+    pub(super) tls: Option<ServerTls>,
 }
 
 /// The clients of one worker.
 pub(super) struct Clients {
     open: RefCell<Slab<Rc<Client>>>,
     pub(super) left: Notify,
-    limits: ClientLimits,
+    terms: ClientTerms,
     ending: Cell<bool>,
     metrics: Arc<WorkerMetrics>,
 }
@@ -105,14 +107,14 @@ impl Client {
     }
 
     /// Looks at the clock for it.
-    fn check(&self, now: Instant, limits: &ClientLimits) {
+    fn check(&self, now: Instant, terms: &ClientTerms) {
         let in_head = self.serving.get() == 0 && self.arrived.load(Relaxed);
         if self.serving.get() > 0 || in_head != self.in_head.get() {
             self.since.set(now);
             self.in_head.set(in_head);
         }
         let lasted = now.saturating_duration_since(self.since.get());
-        if in_head && lasted > limits.header_read_timeout {
+        if in_head && lasted > terms.header_read_timeout {
             self.tell(Order::TooSlow);
         } else if !in_head && lasted > IDLE && self.order.get() == Order::GoOn {
             self.tell(Order::Finish);
@@ -180,8 +182,8 @@ impl Drop for Seat {
 }
 
 impl Clients {
-    pub(super) fn new(limits: ClientLimits, metrics: Arc<WorkerMetrics>) -> Self {
-        Clients { open: RefCell::default(), left: Notify::new(), limits, ending: Cell::new(false), metrics }
+    pub(super) fn new(terms: ClientTerms, metrics: Arc<WorkerMetrics>) -> Self {
+        Clients { open: RefCell::default(), left: Notify::new(), terms, ending: Cell::new(false), metrics }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -191,7 +193,7 @@ impl Clients {
     /// Looks at the clock for all of them.
     pub(super) fn check(&self) {
         let now = Instant::now();
-        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.limits));
+        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.terms));
     }
 
     /// Those who are idle are closed, the others once they have been answered.
@@ -221,11 +223,24 @@ impl Clients {
 
 impl Seat {
     /// Serves the client to its end.
-    pub(super) async fn serve(self, mut stream: TcpStream, peer: HeaderValue, forward: Forward) {
+    pub(super) async fn serve(self, stream: TcpStream, peer: HeaderValue, forward: Forward) {
         let client = &self.client;
         let _ = stream.set_nodelay(true);
+        let mut stream = match &self.clients.terms.tls {
+            None => Stream::Plain(stream),
+            // In a box, as every task would have room for a handshake otherwise, also those in clear text.
+            Some(tls) => match Box::pin(shake_hands(tls, stream, client)).await {
+                Some(stream) => stream,
+                None => return,
+            },
+        };
+        let peer = Peer { address: peer, secure: stream.is_secure() };
         let mut ahead = BytesMut::new();
-        let is_http2 = match until_told(client, recognise(&mut stream, &mut ahead, client)).await {
+        let recognised = match stream.agreed_on_http2() {
+            Some(is_http2) => Ok(Some(is_http2)),
+            None => until_told(client, recognise(&mut stream, &mut ahead, client)).await,
+        };
+        let is_http2 = match recognised {
             Ok(Some(is_http2)) => is_http2,
             Ok(None) => return,
             Err(order) => {
@@ -243,12 +258,12 @@ impl Seat {
         }
     }
 
-    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: HeaderValue, forward: Forward) {
+    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Peer, forward: Forward) {
         let mut connection = http1::Builder::new()
             .header_read_timeout(None)
-            .max_header_size(self.clients.limits.max_header_bytes)
+            .max_header_size(self.clients.terms.max_header_bytes)
             // hyper reads a head into its buffer before it can tell how long it is.
-            .max_buf_size(self.clients.limits.max_header_bytes.saturating_mul(2).max(16 << 10))
+            .max_buf_size(self.clients.terms.max_header_bytes.saturating_mul(2).max(16 << 10))
             .serve_connection(TokioIo::new(io), service(client, peer, forward))
             .with_upgrades();
         let mut finishing = false;
@@ -275,7 +290,7 @@ impl Seat {
         }
     }
 
-    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: HeaderValue, forward: Forward) {
+    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Peer, forward: Forward) {
         let mut connection = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
             .max_concurrent_streams(STREAMS)
@@ -283,7 +298,7 @@ impl Seat {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_WITHIN)
-            .max_header_list_size(u32::try_from(self.clients.limits.max_header_bytes).unwrap_or(u32::MAX))
+            .max_header_list_size(u32::try_from(self.clients.terms.max_header_bytes).unwrap_or(u32::MAX))
             .serve_connection(TokioIo::new(io), service(client, peer, forward));
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {
@@ -308,7 +323,7 @@ impl Seat {
 
 fn service(
     client: &Rc<Client>,
-    peer: HeaderValue,
+    peer: Peer,
     forward: Forward,
 ) -> impl Service<Request<Incoming>, Response = Response<Served>, Error = ClientGone, Future: 'static> + use<> {
     let client = client.clone();
@@ -322,8 +337,23 @@ fn service(
     })
 }
 
+/// A handshake has as long as a head, from the first moment on: a client has to begin it.
+async fn shake_hands(tls: &ServerTls, stream: TcpStream, client: &Client) -> Option<Stream> {
+    client.arrived.store(true, Relaxed);
+    let shaken = until_told(client, tls.accept(stream)).await;
+    client.arrived.store(false, Relaxed);
+    match shaken {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "no TLS with a client");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
 /// Reads until it is clear which version of HTTP this is; `None`: the client has said nothing and is gone.
-async fn recognise(stream: &mut TcpStream, ahead: &mut BytesMut, client: &Client) -> Option<bool> {
+async fn recognise(stream: &mut Stream, ahead: &mut BytesMut, client: &Client) -> Option<bool> {
     ahead.reserve(2 << 10);
     loop {
         if stream.read_buf(ahead).await.ok()? == 0 {

@@ -11,15 +11,15 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use crate::respond::{Own, SEGUE_REASON};
+use crate::tls::Stream;
 
 /// Up to this size an answer is written as one piece.
 const JOINED: usize = 1 << 10;
 
 pub(super) struct ClientIo {
-    stream: TcpStream,
+    stream: Stream,
     /// Read already.
     ahead: Bytes,
     /// What replaces the write that is being asked for, and how long that is.
@@ -29,13 +29,13 @@ pub(super) struct ClientIo {
 }
 
 impl ClientIo {
-    pub(super) fn new(stream: TcpStream, ahead: Bytes, arrived: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(stream: Stream, ahead: Bytes, arrived: Arc<AtomicBool>) -> Self {
         ClientIo { stream, ahead, instead: None, arrived }
     }
 
     /// Says why, and that it is over; for a client that never finished a head. As far as it takes no waiting.
-    pub(super) fn refuse(&self, own: Own) {
-        let _ = self.stream.try_write(&own_answer(own));
+    pub(super) fn refuse(&mut self, own: Own) {
+        self.stream.write_now(&own_answer(own));
     }
 }
 

@@ -25,7 +25,7 @@ use crate::forward::{self, Forward, InvalidName};
 use crate::metrics::{Metrics, WorkerMetrics};
 use crate::settings::{ForwardSettings, ServerSettings};
 use crate::table::Table;
-use client::{ClientLimits, Clients};
+use client::{ClientTerms, Clients};
 
 /// Connections that the kernel has accepted and no worker has yet.
 const BACKLOG: i32 = 4096;
@@ -118,10 +118,7 @@ impl Server {
                 table: table.clone(),
                 metrics: metrics.worker(index),
                 max_connections: most,
-                limits: ClientLimits {
-                    header_read_timeout: self.settings.header_read_timeout,
-                    max_header_bytes: self.settings.max_header_bytes,
-                },
+                terms: terms(&self.settings),
                 stop: stopped.clone(),
             };
             let runtime = move || {
@@ -139,6 +136,14 @@ impl Server {
             workers.push((thread, end));
         }
         Ok(ServerHandle { address: self.address, stop, workers })
+    }
+}
+
+fn terms(settings: &ServerSettings) -> ClientTerms {
+    ClientTerms {
+        header_read_timeout: settings.header_read_timeout,
+        max_header_bytes: settings.max_header_bytes,
+        tls: settings.tls.clone(),
     }
 }
 
@@ -201,7 +206,7 @@ struct WorkerPlan {
     table: Arc<Table>,
     metrics: Arc<WorkerMetrics>,
     max_connections: usize,
-    limits: ClientLimits,
+    terms: ClientTerms,
     stop: watch::Receiver<Option<Instant>>,
 }
 
@@ -213,8 +218,8 @@ impl WorkerPlan {
             (Err(error), _) => return tracing::error!(%error, "a worker cannot run"),
             (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
         };
-        let look_every = (self.limits.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
-        let clients = Rc::new(Clients::new(self.limits, self.metrics.clone()));
+        let look_every = (self.terms.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let clients = Rc::new(Clients::new(self.terms, self.metrics.clone()));
         let watched = clients.clone();
         tokio::task::spawn_local(async move {
             loop {
@@ -301,7 +306,5 @@ pub async fn serve_client(
     metrics: Arc<WorkerMetrics>,
     settings: &ServerSettings,
 ) {
-    let limits =
-        ClientLimits { header_read_timeout: settings.header_read_timeout, max_header_bytes: settings.max_header_bytes };
-    Rc::new(Clients::new(limits, metrics)).seat().serve(stream, peer, forward).await;
+    Rc::new(Clients::new(terms(settings), metrics)).seat().serve(stream, peer, forward).await;
 }

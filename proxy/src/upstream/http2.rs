@@ -18,7 +18,6 @@ use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -30,6 +29,7 @@ use crate::headers::{
 };
 use crate::local::LocalExecutor;
 use crate::request_body::Attempt;
+use crate::tls::Stream;
 
 /// Streams on one connection before another is made: few servers allow fewer than 100 (RFC 9113 asks for no less), and
 /// beyond their bound hyper would queue.
@@ -48,11 +48,27 @@ pub(super) struct Sessions {
     connecting: Cell<bool>,
     changed: Notify,
     failures: Cell<u64>,
+    /// The pod has chosen HTTP/1.1.
+    declined: Cell<bool>,
+}
+
+/// A connection on which HTTP/2 was offered, by what the pod has chosen.
+pub(super) enum Agreed {
+    Http1(Stream),
+    Http2(Stream),
+}
+
+/// What came of asking for a place.
+pub(super) enum Leased {
+    Lease(Lease),
+    /// The pod has chosen HTTP/1.1: the connection on which it did, if this request is the one that made it.
+    Declined(Option<Stream>),
 }
 
 #[derive(Clone)]
 struct Session {
     sender: SendRequest<Attempt>,
+    secure: bool,
     load: Rc<Cell<usize>>,
     used: Rc<Cell<Instant>>,
 }
@@ -83,15 +99,18 @@ impl Sessions {
     /// fate.
     pub(super) async fn lease(
         &self,
-        connect: impl AsyncFn() -> io::Result<TcpStream>,
+        connect: impl AsyncFn() -> io::Result<Agreed>,
         mut fresh_only: bool,
-    ) -> io::Result<Lease> {
+    ) -> io::Result<Leased> {
         loop {
+            if self.declined.get() {
+                return Ok(Leased::Declined(None));
+            }
             if !fresh_only {
                 let mut open = self.open.borrow_mut();
                 open.retain(|session| !session.sender.is_closed());
                 if let Some(session) = open.iter().rev().find(|session| session.load.get() < STREAMS) {
-                    return Ok(Lease::of(session, false));
+                    return Ok(Leased::Lease(Lease::of(session, false)));
                 }
             }
             if self.connecting.get() {
@@ -106,14 +125,18 @@ impl Sessions {
             }
             let _connecting = Connecting::begin(self);
             let made = match connect().await {
-                Ok(stream) => open_session(stream).await,
+                Ok(Agreed::Http1(stream)) => {
+                    self.declined.set(true);
+                    return Ok(Leased::Declined(Some(stream)));
+                }
+                Ok(Agreed::Http2(stream)) => open_session(stream).await,
                 Err(error) => Err(error),
             };
             return match made {
                 Ok(session) => {
                     let lease = Lease::of(&session, true);
                     self.open.borrow_mut().push(session);
-                    Ok(lease)
+                    Ok(Leased::Lease(lease))
                 }
                 Err(error) => {
                     self.failures.set(self.failures.get() + 1);
@@ -129,6 +152,11 @@ impl Sessions {
             let idle = session.load.get() == 0 && now.saturating_duration_since(session.used.get()) > age;
             !session.sender.is_closed() && !idle
         });
+    }
+
+    /// The pod has to be asked again what it speaks.
+    pub(super) fn forget_choice(&self) {
+        self.declined.set(false);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -153,7 +181,8 @@ impl Drop for Connecting<'_> {
     }
 }
 
-async fn open_session(stream: TcpStream) -> io::Result<Session> {
+async fn open_session(stream: Stream) -> io::Result<Session> {
+    let secure = stream.is_secure();
     let (sender, connection) = http2::Builder::new(LocalExecutor)
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
@@ -168,7 +197,7 @@ async fn open_session(stream: TcpStream) -> io::Result<Session> {
             tracing::debug!(%error, "a connection to a pod has ended");
         }
     });
-    Ok(Session { sender, load: Rc::default(), used: Rc::new(Cell::new(Instant::now())) })
+    Ok(Session { sender, secure, load: Rc::default(), used: Rc::new(Cell::new(Instant::now())) })
 }
 
 type Sent = Result<Response<Incoming>, TrySendError<Request<Attempt>>>;
@@ -184,7 +213,7 @@ impl Exchange {
         let mut request = Request::new(attempt);
         *request.method_mut() = head.method.clone();
         *request.version_mut() = Version::HTTP_2;
-        *request.uri_mut() = target(head);
+        *request.uri_mut() = target(head, lease.session.secure);
         *request.headers_mut() = pod_headers(head, stamps);
         let sending = Box::pin(lease.session.sender.try_send_request(request));
         Exchange { sending, lease: Some(lease) }
@@ -222,9 +251,9 @@ pub(crate) fn says_unprocessed(error: &hyper::Error) -> bool {
 }
 
 /// HTTP/2 wants scheme and authority in the target.
-fn target(head: &Parts) -> Uri {
+fn target(head: &Parts, secure: bool) -> Uri {
     let mut parts = http::uri::Parts::default();
-    parts.scheme = Some(http::uri::Scheme::HTTP);
+    parts.scheme = Some(if secure { http::uri::Scheme::HTTPS } else { http::uri::Scheme::HTTP });
     let host = || {
         let host = head.headers.get(http::header::HOST)?;
         http::uri::Authority::try_from(host.as_bytes()).ok()
@@ -252,7 +281,7 @@ fn pod_headers(head: &Parts, stamps: &Stamps<'_>) -> HeaderMap {
         headers.insert(GRPC_TIMEOUT, left.clone());
     }
     headers.insert(X_FORWARDED_FOR, list(head, &X_FORWARDED_FOR, stamps.peer));
-    headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static("http"));
+    headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(stamps.scheme));
     headers.insert(VIA, list(head, &VIA, &HeaderValue::from_static(via(head.version))));
     if takes_trailers(&head.headers) {
         headers.insert(TE, HeaderValue::from_static("trailers"));

@@ -8,7 +8,7 @@ mod http1;
 mod http2;
 mod pool;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,14 +27,17 @@ use crate::headers::{Stamps, clean_trailers};
 use crate::request_body::Attempt;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::table::Pod;
+use crate::tls::{ClientTls, Offer, Stream};
 use crate::watch::Watch;
 use http1::Connection;
 #[cfg(feature = "fuzzing")]
 pub(crate) use http1::fuzzing;
 pub(crate) use http2::says_unprocessed;
-use http2::{Lease, Sessions};
+use http2::{Agreed, Lease, Leased, Sessions};
 use pool::Pool;
 
+/// How long a pod is left alone after a handshake with it has failed.
+const DISTRUST: Duration = Duration::from_millis(250);
 /// How often idle connections are looked at.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
@@ -73,6 +76,8 @@ pub(crate) struct Upstream {
 struct Lines {
     pool: Rc<Pool>,
     sessions: Sessions,
+    /// When the last handshake was tried that has failed: for a moment the next ones fail without being tried.
+    distrusted: Cell<Option<Instant>>,
 }
 
 /// A way to a pod for one request.
@@ -99,16 +104,36 @@ impl Upstream {
     pub(crate) async fn line(&self, pod: &Arc<Pod>, http2: bool, fresh: bool) -> io::Result<Line> {
         let lines = self.lines(pod.slot);
         if http2 {
-            let lease = lines.sessions.lease(async || self.connect(pod).await, fresh).await?;
-            return Ok(Line::Http2(lease));
+            match lines.sessions.lease(async || self.offer_http2(pod, &lines).await, fresh).await? {
+                Leased::Lease(lease) => return Ok(Line::Http2(lease)),
+                Leased::Declined(Some(stream)) => {
+                    let (connection, pool) = (Connection::new(stream, self.watch.now()), lines.pool.clone());
+                    return Ok(Line::Http1 { connection, pool, fresh: true });
+                }
+                Leased::Declined(None) => {}
+            }
         }
         let pool = lines.pool.clone();
         let idle = if fresh { None } else { pool.take() };
         let (connection, fresh) = match idle {
             Some(connection) => (connection, false),
-            None => (Connection::new(self.connect(pod).await?, self.watch.now()), true),
+            None => {
+                let stream = self.connect(pod, &lines, Offer::Http1).await?;
+                (Connection::new(stream, self.watch.now()), true)
+            }
         };
         Ok(Line::Http1 { connection, pool, fresh })
+    }
+
+    async fn offer_http2(&self, pod: &Pod, lines: &Lines) -> io::Result<Agreed> {
+        // Where nothing but HTTP/2 is to be spoken, a pod that says nothing about it is taken by its operator's word.
+        let (offer, unsaid) = match self.settings.protocol {
+            UpstreamProtocol::Auto => (Offer::Either, self.settings.tls.is_none()),
+            UpstreamProtocol::Http1 | UpstreamProtocol::Http2 => (Offer::Http2, true),
+        };
+        let stream = self.connect(pod, lines, offer).await?;
+        let http2 = stream.agreed_on_http2().unwrap_or(unsaid);
+        Ok(if http2 { Agreed::Http2(stream) } else { Agreed::Http1(stream) })
     }
 
     fn lines(&self, slot: u32) -> Rc<Lines> {
@@ -122,14 +147,32 @@ impl Upstream {
             Rc::new(Lines {
                 pool: Rc::new(Pool::new(max_idle_per_pod, idle_timeout, self.watch.clone())),
                 sessions: Sessions::default(),
+                distrusted: Cell::default(),
             })
         };
         pods[slot].get_or_insert_with(make).clone()
     }
 
-    async fn connect(&self, pod: &Pod) -> io::Result<TcpStream> {
-        let connecting = TcpStream::connect(&pod.address);
-        let stream = tokio::time::timeout(self.settings.connect_timeout, connecting).await??;
+    async fn connect(&self, pod: &Pod, lines: &Lines, offer: Offer) -> io::Result<Stream> {
+        let connected = tokio::time::timeout(self.settings.connect_timeout, async {
+            let Some(tls) = &self.settings.tls else {
+                return self.reach(pod).await.map(Stream::Plain);
+            };
+            lines.trusts(self.watch.now())?;
+            let stream = self.reach(pod).await?;
+            // In a box, as every request would have room for a handshake otherwise, also those in clear text.
+            Box::pin(lines.shake_hands(tls, pod, stream, offer)).await
+        });
+        let connected = connected.await.unwrap_or_else(|elapsed| Err(elapsed.into()));
+        if connected.is_err() {
+            // What comes up in its place may speak something else.
+            lines.sessions.forget_choice();
+        }
+        connected
+    }
+
+    async fn reach(&self, pod: &Pod) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect(&pod.address).await?;
         stream.set_nodelay(true)?;
         Ok(stream)
     }
@@ -150,6 +193,33 @@ impl Upstream {
                 *slot = None;
             }
         }
+    }
+}
+
+impl Lines {
+    /// Whether it is time to shake hands again, for one at a time. A pod has many partitions, each of which would try on
+    /// its own.
+    fn trusts(&self, now: Instant) -> io::Result<()> {
+        match self.distrusted.get() {
+            Some(since) if now < since + DISTRUST => return Err(io::Error::other("a handshake has just failed")),
+            Some(_) => self.distrusted.set(Some(now)),
+            None => {}
+        }
+        Ok(())
+    }
+
+    async fn shake_hands(&self, tls: &ClientTls, pod: &Pod, stream: TcpStream, offer: Offer) -> io::Result<Stream> {
+        let shaken = tls.connect(&pod.address, stream, offer).await;
+        match &shaken {
+            Ok(_) => self.distrusted.set(None),
+            Err(error) => {
+                // Once, not at every attempt.
+                if self.distrusted.replace(Some(Instant::now())).is_none() {
+                    tracing::warn!(pod = pod.name, address = pod.address, %error, "no TLS with a pod; trying on");
+                }
+            }
+        }
+        shaken
     }
 }
 
@@ -185,7 +255,7 @@ pub(crate) enum Answer {
     /// An answer whose body is to be read.
     Response(Response<AnswerStream>),
     /// It switched protocols: its head, the bare connection, and what had been read of it.
-    Switched(Response<()>, TcpStream, BytesMut),
+    Switched(Response<()>, Stream, BytesMut),
 }
 
 impl InFlight {

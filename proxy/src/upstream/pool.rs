@@ -31,7 +31,7 @@ impl Pool {
     pub(super) fn take(&self) -> Option<Connection> {
         let now = self.watch.now();
         let mut idle = self.idle.borrow_mut();
-        std::iter::from_fn(|| idle.pop()).find(|connection| connection.is_open(now))
+        std::iter::from_fn(|| idle.pop()).find_map(|mut connection| connection.is_open(now).then_some(connection))
     }
 
     pub(super) fn give_back(&self, connection: Connection) {
@@ -44,7 +44,7 @@ impl Pool {
     /// Closes what has grown old or was closed by the pod.
     pub(super) fn sweep(&self) {
         let now = self.watch.now();
-        self.idle.borrow_mut().retain(|connection| {
+        self.idle.borrow_mut().retain_mut(|connection| {
             now.saturating_duration_since(connection.idle_since) < MAX_IDLE_AGE && connection.is_open(now)
         });
     }

@@ -39,7 +39,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
     let mut connection: Option<(Sender, Driver)> = None;
     while !common.stop.is_cancelled() {
         let Some((sender, _)) = &mut connection else {
-            let router = settings.routers[random.random_range(0..settings.routers.len())];
+            let router = &settings.routers[random.random_range(0..settings.routers.len())];
             match Connection::open(router, true).await.ok().and_then(Connection::into_http2) {
                 Some(opened) => connection = Some(opened),
                 None => tokio::time::sleep(AFTER_REFUSAL).await,

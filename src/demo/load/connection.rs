@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,11 +10,12 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::record::Outcome;
-use super::{Said, understand};
+use super::{Destination, Said, understand};
 
 type Body = Full<Bytes>;
 
@@ -23,7 +23,7 @@ type Body = Full<Bytes>;
 pub(super) enum Connection {
     /// HTTP/1.1 with keep-alive.
     Http1 { sender: http1::SendRequest<Body>, _driver: Driver },
-    /// HTTP/2 with prior knowledge.
+    /// HTTP/2, with prior knowledge where there is no TLS.
     Http2(http2::SendRequest<Body>, Driver),
 }
 
@@ -39,9 +39,16 @@ impl Driver {
 }
 
 impl Connection {
-    pub(super) async fn open(to: SocketAddr, http2: bool) -> io::Result<Self> {
-        let stream = TcpStream::connect(to).await?;
+    pub(super) async fn open(to: &Destination, http2: bool) -> io::Result<Self> {
+        let stream = TcpStream::connect(to.address).await?;
         stream.set_nodelay(true)?;
+        match &to.tls {
+            Some((tls, name)) => Self::over(tls.dial(name, stream, http2).await?, http2).await,
+            None => Self::over(stream, http2).await,
+        }
+    }
+
+    async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, http2: bool) -> io::Result<Self> {
         let stream = TokioIo::new(stream);
         if http2 {
             let (sender, connection) =
@@ -75,7 +82,7 @@ impl Connection {
 /// Sends on the connection in `slot`, which is opened first if need be. What never left is sent on a new one.
 pub(super) async fn exchange(
     slot: &mut Option<Connection>,
-    to: SocketAddr,
+    to: &Destination,
     http2: bool,
     mut request: Request<Body>,
     patience: Duration,

@@ -154,12 +154,12 @@ impl Client {
         request: u64,
     ) -> impl Future<Output = (super::Said, usize, Option<Connection>)> + use<> {
         let router = self.random.random_range(0..self.connections.len());
-        let (to, patience) = (self.common.settings.routers[router], self.common.settings.patience);
+        let (to, patience) = (self.common.settings.routers[router].clone(), self.common.settings.patience);
         let (http2, request) = (self.http2, self.common.request(key, &kind, request, self.http2));
         let mut connection = self.connections[router].take();
         self.common.gauge.sent.fetch_add(1, Relaxed);
         async move {
-            let said = exchange(&mut connection, to, http2, request, patience).await;
+            let said = exchange(&mut connection, &to, http2, request, patience).await;
             (said, router, connection)
         }
     }

@@ -121,7 +121,7 @@ fn one(
     let load = {
         let _inside = runtime.enter();
         Load::start(LoadSettings {
-            routers: site.routers(),
+            routers: site.routers().into_iter().map(Into::into).collect(),
             partitions: PARTITIONS,
             clients: 32,
             bursts: 2,

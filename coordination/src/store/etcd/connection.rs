@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::StoreError;
 use super::EtcdOptions;
 use super::failure::Failure;
+use super::tls::Material;
 
 /// HTTP/2 pings on a quiet connection. Not more often than every 5 s and not without a stream open: etcd's default
 /// (`--grpc-keepalive-min-time`) is to hang up on clients that do.
@@ -51,6 +52,8 @@ pub(super) struct Connections {
 struct Current {
     connection: Option<Arc<Connection>>,
     endpoint: usize,
+    /// The certificates with which the last connection was made.
+    material: Option<Material>,
 }
 
 impl Connections {
@@ -58,7 +61,7 @@ impl Connections {
     pub(super) fn new(options: EtcdOptions) -> Self {
         // Spreads clients over the members.
         let endpoint = rand::random_range(0..options.endpoints.len());
-        Connections { options, current: Mutex::new(Current { connection: None, endpoint }) }
+        Connections { options, current: Mutex::new(Current { connection: None, endpoint, material: None }) }
     }
 
     pub(super) fn deadline(&self) -> Instant {
@@ -139,9 +142,7 @@ impl Connections {
         let endpoint = current.endpoint % self.options.endpoints.len();
         // For the case that this fails, or that the caller gives up half-way.
         current.endpoint = endpoint + 1;
-        let url = &self.options.endpoints[endpoint];
-        // Without credentials this sends nothing yet; with them it authenticates.
-        let client = Client::connect([url], Some(self.connect_options())).await.map_err(|error| Failure::of(&error))?;
+        let client = self.connect(&self.options.endpoints[endpoint], &mut current.material).await?;
         let connection = Arc::new(Connection {
             kv: client.kv_client().max_decoding_message_size(MAX_ANSWER),
             watch: client.watch_client().max_decoding_message_size(MAX_ANSWER),
@@ -152,6 +153,30 @@ impl Connections {
         });
         current.connection = Some(Arc::clone(&connection));
         Ok(connection)
+    }
+
+    /// Without credentials this sends nothing yet; with them it authenticates. `last`: what was used last, which is used
+    /// again if what the files say now is no good.
+    async fn connect(&self, url: &str, last: &mut Option<Material>) -> Result<Client, Failure> {
+        let open = async |options| Client::connect([url], Some(options)).await.map_err(|error| Failure::of(&error));
+        let Some(tls) = &self.options.tls else {
+            return open(self.connect_options()).await;
+        };
+        let with = |material: &Material| self.connect_options().with_tls(material.options());
+        let failure = match tls.read() {
+            Ok(material) => match open(with(&material)).await {
+                Ok(client) => {
+                    *last = Some(material);
+                    return Ok(client);
+                }
+                Err(failure) if last.as_ref().is_none_or(|last| *last == material) => return Err(failure),
+                Err(failure) => failure,
+            },
+            Err(text) => Failure::NotSent(text),
+        };
+        let Some(material) = last else { return Err(failure) };
+        tracing::warn!(?failure, "certificates for etcd cannot be used; those from before are used on");
+        open(with(material)).await
     }
 
     fn connect_options(&self) -> ConnectOptions {

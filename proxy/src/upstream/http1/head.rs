@@ -99,7 +99,7 @@ pub(crate) fn encode_request(out: &mut BytesMut, head: &Parts, stamps: &Stamps<'
     }
     list(out, head, &X_FORWARDED_FOR, stamps.peer.as_bytes());
     if !proto {
-        line(out, b"x-forwarded-proto", &[b"http"]);
+        line(out, b"x-forwarded-proto", &[stamps.scheme.as_bytes()]);
     }
     list(out, head, &VIA, via(head.version).as_bytes());
     if takes_trailers(&head.headers) {
@@ -351,8 +351,15 @@ mod tests {
         let (head, ()) = request.body(()).unwrap().into_parts();
         let (router, keyspace) = (HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
         let peer = HeaderValue::from_static("10.0.0.9");
-        let stamps =
-            Stamps { partition: 7, epoch: 3, router: &router, keyspace: &keyspace, peer: &peer, grpc_timeout: None };
+        let stamps = Stamps {
+            partition: 7,
+            epoch: 3,
+            router: &router,
+            keyspace: &keyspace,
+            peer: &peer,
+            grpc_timeout: None,
+            scheme: "http",
+        };
         let mut out = BytesMut::new();
         encode_request(&mut out, &head, &stamps, framing, upgrade);
         String::from_utf8(out.to_vec()).unwrap()

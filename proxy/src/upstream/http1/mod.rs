@@ -15,7 +15,6 @@ mod reader;
 mod upload;
 
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -24,7 +23,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::request::Parts;
 use http::{Method, StatusCode};
-use tokio::net::TcpStream;
+use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, Sleep};
 
 pub(crate) use head::AnswerHead;
@@ -36,6 +35,7 @@ use super::pool::Pool;
 use super::{Broken, SendError};
 use crate::headers::Stamps;
 use crate::request_body::Attempt;
+use crate::tls::{self, Stream, WriteHalf};
 
 /// How long a pod that was told `Expect: 100-continue` may stay silent before the body is sent all the same (RFC 9110
 /// wants a client not to wait for ever; curl waits a second).
@@ -47,28 +47,20 @@ const FRESH: Duration = Duration::from_secs(1);
 
 /// A connection to a pod, between two exchanges.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     read: BytesMut,
     write: BytesMut,
     pub(super) idle_since: Instant,
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, now: Instant) -> Self {
+    pub(super) fn new(stream: Stream, now: Instant) -> Self {
         Connection { stream, read: BytesMut::with_capacity(READ_BYTES), write: BytesMut::new(), idle_since: now }
     }
 
     /// Whether the pod has left it open, as far as can be told.
-    pub(super) fn is_open(&self, now: Instant) -> bool {
-        // Without an event since the last read this is no system call.
-        let quiet = matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-        quiet && (now.saturating_duration_since(self.idle_since) < FRESH || self.is_silent())
-    }
-
-    fn is_silent(&self) -> bool {
-        let mut byte = [std::mem::MaybeUninit::uninit()];
-        let peeked = socket2::SockRef::from(&self.stream).peek(&mut byte);
-        matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    pub(super) fn is_open(&mut self, now: Instant) -> bool {
+        self.stream.is_quiet() && (now.saturating_duration_since(self.idle_since) < FRESH || self.stream.is_silent())
     }
 }
 
@@ -77,7 +69,7 @@ pub(crate) enum Answer {
     /// A head, and a body to be read.
     Response(AnswerHead, Reader),
     /// It has switched protocols: the bare connection, and what had been read of it.
-    Switched(AnswerHead, TcpStream, BytesMut),
+    Switched(AnswerHead, Stream, BytesMut),
 }
 
 /// A request being sent, until the head of its answer is there.
@@ -92,7 +84,9 @@ pub(crate) struct Exchange {
 }
 
 struct Live {
-    stream: TcpStream,
+    stream: Stream,
+    /// How much the kernel had taken when the exchange began.
+    begun_at: u64,
     read: BytesMut,
     upload: Upload,
     progress: Progress,
@@ -132,7 +126,13 @@ impl Exchange {
                 .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
         upload.withheld = expects;
         Exchange {
-            live: Some(Live { stream: connection.stream, read: connection.read, upload, progress: Progress::Sending }),
+            live: Some(Live {
+                begun_at: connection.stream.handed_over(),
+                stream: connection.stream,
+                read: connection.read,
+                upload,
+                progress: Progress::Sending,
+            }),
             method: head.method.clone(),
             pool,
             upgrade,
@@ -197,13 +197,19 @@ impl Live {
         match self.upload.poll(context, &mut self.stream) {
             Poll::Pending => {}
             Poll::Ready(Ok(())) => self.progress = Progress::Sent,
-            Poll::Ready(Err(UploadError::Io(error))) if self.upload.written == 0 => {
+            Poll::Ready(Err(UploadError::Io(error))) if !self.anything_left() => {
                 return Err(SendError::NotSent(error));
             }
             Poll::Ready(Err(UploadError::Io(_))) => self.progress = Progress::Refused,
             Poll::Ready(Err(UploadError::Body)) => return Err(SendError::Failed(Broken::CutOff)),
         }
         Ok(())
+    }
+
+    /// Whether a byte of the request may have left. TLS takes bytes that it keeps, and keeps silent about some that it has
+    /// sent when it fails later.
+    fn anything_left(&self) -> bool {
+        if self.stream.is_secure() { self.stream.handed_over() > self.begun_at } else { self.upload.written > 0 }
     }
 
     fn poll_head(&mut self, context: &mut Context<'_>, method: &Method) -> Poll<Result<AnswerHead, Broken>> {
@@ -239,19 +245,20 @@ impl Live {
 
 /// The pod answers before it has the whole request: the rest goes on by itself, so that neither direction waits
 /// for the other. It ends with the body, with the pod's refusal to take more, or when nothing flows any longer.
-fn upload_alone(mut upload: Upload, mut write: tokio::net::tcp::OwnedWriteHalf, idle: Duration) {
+fn upload_alone(mut upload: Upload, mut write: WriteHalf, idle: Duration) {
     tokio::task::spawn_local(async move {
         loop {
             let before = upload.written;
             let rest = std::future::poll_fn(|context| upload.poll(context, &mut write));
             match tokio::time::timeout(idle, rest).await {
                 // The pod may still be answering, and would take a half that closes for a hang-up.
-                Ok(Ok(())) => return write.forget(),
-                // Closed, so that what was sent cannot be taken for all of it.
-                Ok(Err(_)) => return,
-                Err(_) if upload.written == before => return,
+                Ok(Ok(())) => return tls::forget(write),
+                // It is closed then, so that what was sent cannot be taken for all of it.
+                Ok(Err(_)) => break,
+                Err(_) if upload.written == before => break,
                 Err(_) => {}
             }
         }
+        let _ = tokio::time::timeout(idle, write.shutdown()).await;
     });
 }

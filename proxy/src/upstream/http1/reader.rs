@@ -11,12 +11,11 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use http_body::Frame;
 use tokio::io::AsyncRead;
-use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
 
 use super::decoder::{Decoded, Decoder};
 use super::head::AnswerHead;
 use super::{Connection, READ_BYTES};
+use crate::tls::{ReadHalf, Stream};
 use crate::upstream::Broken;
 use crate::upstream::pool::Pool;
 
@@ -35,9 +34,9 @@ pub(crate) struct Reader {
 
 enum Side {
     /// The whole connection, with the buffer for its next request and where it goes afterwards.
-    Whole(TcpStream, BytesMut, Option<Rc<Pool>>),
+    Whole(Stream, BytesMut, Option<Rc<Pool>>),
     /// The request is still being sent by itself.
-    Half(OwnedReadHalf),
+    Half(ReadHalf),
     /// Given back.
     Gone,
 }
@@ -45,7 +44,7 @@ enum Side {
 impl Reader {
     /// `pool`: where the connection goes afterwards, if it can be used again.
     pub(super) fn new(
-        stream: TcpStream,
+        stream: Stream,
         read: BytesMut,
         write: BytesMut,
         head: &AnswerHead,
@@ -61,7 +60,7 @@ impl Reader {
         reader
     }
 
-    pub(super) fn half(stream: OwnedReadHalf, read: BytesMut, head: &AnswerHead) -> Self {
+    pub(super) fn half(stream: ReadHalf, read: BytesMut, head: &AnswerHead) -> Self {
         Reader { side: Side::Half(stream), read, decoder: Decoder::new(head.framing), room: READ_BYTES }
     }
 

@@ -90,6 +90,8 @@ impl Upload {
                 self.out.advance(of_out);
                 self.large.advance(written - of_out);
             }
+            // TLS may have taken it without having sent it.
+            ready!(Pin::new(&mut *io).poll_flush(context))?;
             if self.ended {
                 return Poll::Ready(Ok(()));
             }

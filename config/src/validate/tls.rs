@@ -1,0 +1,112 @@
+//! TLS: which files a section names.
+//!
+//! For: that what belongs together is given together, and that URLs and files agree on whether TLS is spoken. Not for:
+//! what is in the files, which nobody here opens.
+//!
+//! What must stay true: a section that is there turns TLS on or is refused; no half of one leaves traffic in clear text.
+
+use std::net::IpAddr;
+
+use super::{EXPECTED_URL, is_host_name};
+use crate::error::{Wrong, quoted};
+use crate::reader::{Reader, text};
+use crate::validated::{ClientTls, Identity, ServerTls};
+
+/// The keys of a section about the clients of a listener.
+pub(super) struct ServerKeys {
+    pub(super) section: &'static str,
+    pub(super) cert: &'static str,
+    pub(super) key: &'static str,
+    pub(super) client_ca: &'static str,
+}
+
+/// The keys of a section about servers that are connected to.
+pub(super) struct ClientKeys {
+    pub(super) section: &'static str,
+    pub(super) ca: &'static str,
+    pub(super) cert: &'static str,
+    pub(super) key: &'static str,
+    pub(super) server_name: Option<&'static str>,
+}
+
+pub(super) const STORE: ClientKeys = ClientKeys {
+    section: "store.tls",
+    ca: "store.tls.ca",
+    cert: "store.tls.cert",
+    key: "store.tls.key",
+    server_name: None,
+};
+
+/// What a listener shows its clients, and asks of them.
+pub(super) fn server(r: &mut Reader<'_>, keys: &ServerKeys) -> Option<ServerTls> {
+    let (cert, key, client_ca) = (r.text(keys.cert), r.text(keys.key), r.text(keys.client_ca));
+    let place = r.anything_in(keys.section)?;
+    for missing in [keys.cert, keys.key].into_iter().filter(|key| !r.is_given(key)).collect::<Vec<_>>() {
+        let remedy = "expected the files cert and key, and client_ca if clients must have certificates";
+        r.report(Some(place.clone()), keys.section, Wrong::new(format!("given without {missing}"), remedy));
+    }
+    Some(ServerTls { cert: cert?.into(), key: key?.into(), client_ca: client_ca.map(Into::into) })
+}
+
+/// Whom a client trusts, and what it shows.
+pub(super) fn client(r: &mut Reader<'_>, keys: &ClientKeys) -> Option<ClientTls> {
+    let (ca, cert, key) = (r.text(keys.ca), r.text(keys.cert), r.text(keys.key));
+    let server_name = keys.server_name.and_then(|name| r.read(name, |value| server_name(text(value, EXPECTED_NAME)?)));
+    let place = r.anything_in(keys.section)?;
+    if !r.is_given(keys.ca) {
+        let fact = format!("given without {}", keys.ca);
+        r.report(Some(place), keys.section, Wrong::new(fact, EXPECTED_CA));
+    }
+    for (given, missing) in [(keys.cert, keys.key), (keys.key, keys.cert)] {
+        if r.is_given(given) && !r.is_given(missing) {
+            r.report_key(given, Wrong::new(format!("given without {missing}"), "expected both or neither"));
+        }
+    }
+    let identity = cert.zip(key).map(|(cert, key)| Identity { cert: cert.into(), key: key.into() });
+    Some(ClientTls { ca: ca?.into(), identity, server_name })
+}
+
+/// A client of etcd speaks TLS to all members or to none.
+pub(super) fn endpoints_agree(r: &mut Reader<'_>, endpoints: &[String]) {
+    let secure = endpoints.iter().filter(|endpoint| endpoint.starts_with("https://")).count();
+    match r.anything_in(STORE.section) {
+        Some(_) if secure < endpoints.len() && r.is_given("store.endpoints") => {
+            let plain = endpoints.iter().find(|endpoint| !endpoint.starts_with("https://")).map(|plain| quoted(plain));
+            let near = plain.as_ref().map(|plain| plain.replacen("http://", "https://", 1));
+            let fact = format!("{} is not secured, although store.tls is given", plain.unwrap_or_default());
+            r.report_value("store.endpoints", Wrong::new(fact, "expected https:// URLs").did_you_mean(near));
+        }
+        Some(place) if secure < endpoints.len() => {
+            let wrong = Wrong::new("given, and the endpoint is the default http://127.0.0.1:2379", EXPECTED_HTTPS);
+            r.report(Some(place), STORE.section, wrong);
+        }
+        None if secure > 0 => {
+            let fact = "an https:// URL, and nothing says which certificates to trust";
+            r.report_value("store.endpoints", Wrong::new(fact, format!("{EXPECTED_CA}, in store.tls")));
+        }
+        _ => {}
+    }
+}
+
+const EXPECTED_HTTPS: &str = "expected store.endpoints with https:// URLs";
+const EXPECTED_CA: &str =
+    "expected the file ca with the authorities to trust (those of the system: /etc/ssl/certs/ca-certificates.crt)";
+const EXPECTED_NAME: &str = "expected the name or IP address that certificates are made out to, such as \"pods\"";
+
+fn server_name(text: &str) -> Result<String, Wrong> {
+    let is_name = text.parse::<IpAddr>().is_ok() || is_host_name(text);
+    is_name.then(|| text.to_owned()).ok_or_else(|| {
+        let near = text.rsplit_once(':').map(|(host, _)| host.trim_start_matches("https://")).map(quoted);
+        Wrong::new(format!("{} is not the name of a server", quoted(text)), EXPECTED_NAME).did_you_mean(near)
+    })
+}
+
+/// A hook is called on the service's own machine, in clear text.
+pub(super) fn no_secure_hook(text: &str) -> Result<(), Wrong> {
+    if !text.starts_with("https://") {
+        return Ok(());
+    }
+    let fact = format!("{}: hooks are called without TLS", quoted(text));
+    let near = Some(quoted(&text.replacen("https://", "http://", 1)));
+    Err(Wrong::new(fact, EXPECTED_URL).did_you_mean(near))
+}

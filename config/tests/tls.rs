@@ -1,0 +1,97 @@
+//! TLS: what belongs together, and where a problem of a file is shown.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::path::Path;
+
+use segue_config::{ClientTls, Identity, ServerTls, parse};
+use support::{assert_accepted, assert_refused, refused};
+
+#[test]
+fn the_files_of_all_sections_are_understood() {
+    let text = "[store]\nendpoints = [\"https://etcd:2379\"]\ntls = { ca = \"a\", cert = \"b\", key = \"c\" }\n\
+                [router]\ntls = { cert = \"d\", key = \"e\", client_ca = \"f\" }\n\
+                [router.upstream.tls]\nca = \"g\"\nserver_name = \"pods.example\"\n\
+                [pod]\ntls = { cert = \"h\", key = \"i\" }\n";
+    let config = parse("f", text, [], "host-1").unwrap();
+    let identity = Some(Identity { cert: "b".into(), key: "c".into() });
+    assert_eq!(config.store.tls, Some(ClientTls { ca: "a".into(), identity, server_name: None }));
+    let router = config.router.unwrap();
+    let tls = ServerTls { cert: "d".into(), key: "e".into(), client_ca: Some("f".into()) };
+    assert_eq!(router.tls, Some(tls));
+    let tls = ClientTls { ca: "g".into(), identity: None, server_name: Some("pods.example".into()) };
+    assert_eq!(router.upstream.tls, Some(tls));
+    assert_eq!(config.pod.unwrap().tls, Some(ServerTls { cert: "h".into(), key: "i".into(), client_ca: None }));
+}
+
+#[test]
+fn half_a_section_is_refused_and_never_means_clear_text() {
+    let needs = "expected the files cert and key, and client_ca if clients must have certificates";
+    assert_refused(
+        "[router]\ntls = {}\n[pod.tls]\ncert = \"a\"\n",
+        &[
+            &format!("segue.toml:2:1: router.tls: given without router.tls.cert; {needs}"),
+            &format!("segue.toml:2:1: router.tls: given without router.tls.key; {needs}"),
+            &format!("segue.toml:3:6: pod.tls: given without pod.tls.key; {needs}"),
+        ],
+    );
+    assert_refused(
+        "[router.upstream]\ntls = { cert = \"a\" }\n[pod]\n[router]\n",
+        &[
+            "segue.toml:2:1: router.upstream.tls: given without router.upstream.tls.ca; expected the file ca with the \
+             authorities to trust (those of the system: /etc/ssl/certs/ca-certificates.crt)",
+            "segue.toml:2:9: router.upstream.tls.cert: given without router.upstream.tls.key; expected both or neither",
+        ],
+    );
+}
+
+#[test]
+fn the_endpoints_of_etcd_agree_with_tls() {
+    assert_refused(
+        "[store]\nendpoints = [\"https://a:1\"]\n[pod]\n",
+        &[
+            "segue.toml:2:13: store.endpoints: an https:// URL, and nothing says which certificates to trust; expected the \
+           file ca with the authorities to trust (those of the system: /etc/ssl/certs/ca-certificates.crt), in store.tls",
+        ],
+    );
+    assert_refused(
+        "[store]\nendpoints = [\"https://a:1\", \"http://b:1\"]\ntls = { ca = \"a\" }\n[pod]\n",
+        &["segue.toml:2:13: store.endpoints: \"http://b:1\" is not secured, although store.tls is given; expected \
+           https:// URLs; did you mean \"https://b:1\""],
+    );
+    assert_refused(
+        "[store]\ntls = { ca = \"a\" }\n[pod]\n",
+        &["segue.toml:2:1: store.tls: given, and the endpoint is the default http://127.0.0.1:2379; expected \
+           store.endpoints with https:// URLs"],
+    );
+    assert_accepted("[store]\nkind = \"memory\"\n[pod]\n");
+}
+
+#[test]
+fn names_of_servers_and_urls_of_hooks_are_checked() {
+    let name = |name: &str| format!("[router.upstream]\ntls = {{ ca = \"a\", server_name = \"{name}\" }}\n[router]\n");
+    for good in ["pods", "pods.example", "10.0.0.7", "::1"] {
+        assert_accepted(&name(good));
+    }
+    for bad in ["", "pods:8181", "https://pods", "a b"] {
+        let told = refused(&name(bad));
+        assert!(told.contains("2:33: router.upstream.tls.server_name: ") && told.lines().count() == 1, "{told}");
+    }
+    let hook = "[pod]\nwarm_url = \"https://127.0.0.1:1/warm\"\n";
+    assert!(refused(hook).contains("hooks are called without TLS"), "{}", refused(hook));
+}
+
+#[test]
+fn a_problem_of_a_file_stands_where_the_file_is_named() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let path = folder.path().join("segue.toml");
+    std::fs::write(&path, "[router]\nname = \"r\"\ntls = { cert = \"c.pem\", key = \"k.pem\" }\n").unwrap();
+    let located = segue_config::load(&path).unwrap();
+    let problem = located.problem("router.tls.key", "no such file", "expected a file");
+    let place = |path: &Path| format!("{}:3:31: router.tls.key: no such file; expected a file", path.display());
+    assert_eq!(problem.to_string(), place(&path));
+    assert_eq!(located.clone().unless(vec![problem]).unwrap_err().to_string(), place(&path));
+    assert!(located.unless(Vec::new()).is_ok());
+}

@@ -1,0 +1,229 @@
+//! TLS towards clients and pods: certificates out of files, and taken over again when the files change.
+//!
+//! rustls does the protocol, with ring beneath it. Not here: when to look at the files again (the binary does), and how
+//! long a handshake may take (whoever shakes hands). What must stay true: a file that is no good never replaces one that
+//! is in use; a connection that is up outlives every change of files; what is wrong is said with the file, the fact and
+//! what was expected.
+
+mod files;
+mod reload;
+mod stream;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::ServerName;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, ServerConfig};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+pub use files::{File, TlsError};
+use files::{Identity, authorities};
+use reload::{Files, Reloaded};
+pub use reload::{Material, Refreshed};
+pub(crate) use stream::{ReadHalf, Stream, WriteHalf, forget};
+
+const HTTP2: &[u8] = b"h2";
+const HTTP1: &[u8] = b"http/1.1";
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// What a listener shows its clients, and asks of them.
+#[derive(Debug, Clone)]
+pub struct ServerTls(Arc<Reloaded<ServerFiles>>);
+
+/// The files of a listener, all PEM.
+#[derive(Debug, Clone)]
+pub struct ServerFiles {
+    /// The certificate, and those between it and its authority.
+    pub cert: PathBuf,
+    /// The certificate's key.
+    pub key: PathBuf,
+    /// The authorities of clients, which must have certificates then.
+    pub client_ca: Option<PathBuf>,
+}
+
+impl Files for ServerFiles {
+    type Config = Arc<ServerConfig>;
+
+    fn paths(&self) -> Vec<(File, PathBuf)> {
+        let own = [(File::Cert, self.cert.clone()), (File::Key, self.key.clone())];
+        own.into_iter().chain(self.client_ca.clone().map(|path| (File::ClientCa, path))).collect()
+    }
+
+    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<Identity>), TlsError> {
+        let (cert, key, client_ca) = (&contents[0], &contents[1], contents.get(2));
+        let identity = Identity::read((&self.cert, cert), (&self.key, key))?;
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| identity.unusable(&error))?;
+        let builder = match self.client_ca.as_ref().zip(client_ca) {
+            Some((path, text)) => {
+                let roots = Arc::new(authorities(File::ClientCa, path, text)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+                builder.with_client_cert_verifier(verifier.map_err(|error| identity.unusable(&error))?)
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let config = builder.with_single_cert(identity.chain.clone(), identity.key.clone_key());
+        let mut config = config.map_err(|error| identity.unusable(&error))?;
+        config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
+        Ok((Arc::new(config), Some(identity)))
+    }
+}
+
+impl ServerTls {
+    /// Reads the files.
+    pub fn load(files: ServerFiles) -> Result<Self, TlsError> {
+        Ok(ServerTls(Arc::new(Reloaded::load(files)?)))
+    }
+
+    /// What looks at the files again.
+    pub fn material(&self) -> Arc<dyn Material> {
+        self.0.clone()
+    }
+
+    /// Shakes hands with a client. What is no TLS, or shows no certificate where one is wanted, is told so and closed.
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {
+        let acceptor = TlsAcceptor::from(self.0.current());
+        match acceptor.accept(stream::Counted::new(stream)).into_fallible().await {
+            Ok(stream) => Ok(Stream::secure(stream.into())),
+            Err((error, stream)) => {
+                stream.close_gently().await;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Whom a client trusts, and what it shows.
+#[derive(Debug, Clone)]
+pub struct ClientTls(Arc<Reloaded<ClientFiles>>);
+
+/// The files of a client, all PEM, and the name that it expects.
+#[derive(Debug, Clone)]
+pub struct ClientFiles {
+    /// The authorities that are trusted.
+    pub ca: PathBuf,
+    /// Certificate and key, for servers that ask.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// The name or address in the server's certificate; none: the host that is connected to.
+    pub server_name: Option<String>,
+}
+
+/// The same, ready for each choice of protocols.
+#[derive(Debug)]
+pub struct ClientConfigs {
+    http1: Arc<ClientConfig>,
+    http2: Arc<ClientConfig>,
+    either: Arc<ClientConfig>,
+}
+
+/// Which protocols a client offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offer {
+    Http1,
+    Http2,
+    /// HTTP/2 if the server has it.
+    Either,
+}
+
+impl Files for ClientFiles {
+    type Config = Arc<ClientConfigs>;
+
+    fn paths(&self) -> Vec<(File, PathBuf)> {
+        let own = self.identity.iter().flat_map(|(cert, key)| [(File::Cert, cert.clone()), (File::Key, key.clone())]);
+        [(File::Ca, self.ca.clone())].into_iter().chain(own).collect()
+    }
+
+    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<Identity>), TlsError> {
+        let roots = authorities(File::Ca, &self.ca, &contents[0])?;
+        let identity = match (&self.identity, contents) {
+            (Some((cert, key)), [_, cert_text, key_text]) => Some(Identity::read((cert, cert_text), (key, key_text))?),
+            _ => None,
+        };
+        let unusable = |error: rustls::Error| TlsError::unusable(File::Ca, &self.ca, &error);
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?
+            .with_root_certificates(roots);
+        let config = match &identity {
+            Some(identity) => {
+                let config = builder.with_client_auth_cert(identity.chain.clone(), identity.key.clone_key());
+                config.map_err(|error| identity.unusable(&error))?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let offering = |protocols: &[&[u8]]| {
+            let mut config = config.clone();
+            config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+            Arc::new(config)
+        };
+        let configs =
+            ClientConfigs { http1: offering(&[HTTP1]), http2: offering(&[HTTP2]), either: offering(&[HTTP2, HTTP1]) };
+        Ok((Arc::new(configs), identity))
+    }
+}
+
+impl ClientTls {
+    /// Reads the files.
+    pub fn load(files: ClientFiles) -> Result<Self, TlsError> {
+        Ok(ClientTls(Arc::new(Reloaded::load(files)?)))
+    }
+
+    /// What looks at the files again.
+    pub fn material(&self) -> Arc<dyn Material> {
+        self.0.clone()
+    }
+
+    /// Shakes hands with the server at `address`, `host:port`.
+    pub(crate) async fn connect(&self, address: &str, stream: TcpStream, offer: Offer) -> io::Result<Stream> {
+        let name = match &self.0.files().server_name {
+            Some(name) => name,
+            None => host(address),
+        };
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is no name of a server")))?;
+        let configs = self.0.current();
+        let config = match offer {
+            Offer::Http1 => &configs.http1,
+            Offer::Http2 => &configs.http2,
+            Offer::Either => &configs.either,
+        };
+        let stream = TlsConnector::from(config.clone()).connect(name, stream::Counted::new(stream)).await?;
+        Ok(Stream::secure(stream.into()))
+    }
+
+    /// A connection to a server as `segue bench` makes it; `http2`: or none.
+    pub async fn dial(
+        &self,
+        address: &str,
+        stream: TcpStream,
+        http2: bool,
+    ) -> io::Result<impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static + use<>> {
+        self.connect(address, stream, if http2 { Offer::Http2 } else { Offer::Http1 }).await
+    }
+}
+
+/// The host of `host:port`, an IPv6 address without its brackets.
+fn host(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host;
+
+    #[test]
+    fn the_host_of_an_address_is_what_certificates_are_made_out_to() {
+        assert_eq!(host("writer-0.pods:8181"), "writer-0.pods");
+        assert_eq!(host("10.0.0.7:8181"), "10.0.0.7");
+        assert_eq!(host("[::1]:8181"), "::1");
+    }
+}

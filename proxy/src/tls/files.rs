@@ -1,0 +1,132 @@
+//! What is in certificate files, and what is wrong with it.
+//!
+//! Pure: bytes in, certificates or the fault out. What must stay true: a key never shows up in a message.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustls::RootCertStore;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+
+/// What a file is for; named as the key of the configuration that names the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum File {
+    /// Authorities that a client trusts.
+    Ca,
+    /// Authorities of a listener's clients.
+    ClientCa,
+    /// A certificate and those above it.
+    Cert,
+    /// A certificate's key.
+    Key,
+}
+
+impl File {
+    /// The last part of the key in the configuration.
+    pub fn key(self) -> &'static str {
+        match self {
+            File::Ca => "ca",
+            File::ClientCa => "client_ca",
+            File::Cert => "cert",
+            File::Key => "key",
+        }
+    }
+
+    fn expected(self) -> &'static str {
+        match self {
+            File::Ca | File::ClientCa => "expected certificates of authorities, PEM",
+            File::Cert => "expected a certificate, and those between it and its authority behind it, PEM",
+            File::Key => "expected the private key of the certificate, PEM (PKCS #8, PKCS #1 or SEC 1), not encrypted",
+        }
+    }
+}
+
+/// What is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {}: {fact}; {expected}", file.key(), path.display())]
+pub struct TlsError {
+    /// Which file of those that belong together.
+    pub file: File,
+    /// Where it is.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub fact: String,
+    /// What was expected of it.
+    pub expected: &'static str,
+}
+
+impl TlsError {
+    pub(super) fn new(file: File, path: &Path, fact: impl Into<String>) -> Self {
+        TlsError { file, path: path.to_owned(), fact: fact.into(), expected: file.expected() }
+    }
+
+    pub(super) fn unusable(file: File, path: &Path, error: &dyn std::error::Error) -> Self {
+        Self::new(file, path, format!("cannot be used: {error}"))
+    }
+}
+
+/// A certificate with its key.
+#[derive(Debug)]
+pub(super) struct Identity {
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) key: PrivateKeyDer<'static>,
+    path: PathBuf,
+    /// Until when it is valid.
+    pub(super) not_after: SystemTime,
+}
+
+impl Identity {
+    pub(super) fn read(cert: (&Path, &[u8]), key: (&Path, &[u8])) -> Result<Self, TlsError> {
+        let chain = certificates(File::Cert, cert.0, cert.1)?;
+        let wrong_key = |fact: String| TlsError::new(File::Key, key.0, fact);
+        let key = PrivateKeyDer::from_pem_slice(key.1).map_err(|error| match error {
+            rustls::pki_types::pem::Error::NoItemsFound => wrong_key("there is no private key in it".into()),
+            error => wrong_key(format!("cannot be read: {error}")),
+        })?;
+        let certified = CertifiedKey::from_der(chain.clone(), key.clone_key(), &ring::default_provider());
+        certified.map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => {
+                wrong_key(format!("it is not the key of the certificate in {}", cert.0.display()))
+            }
+            rustls::Error::InvalidCertificate(_) => TlsError::unusable(File::Cert, cert.0, &error),
+            error => wrong_key(format!("cannot be used: {error}")),
+        })?;
+        let leaf = chain.first().and_then(|leaf| Certificate::from_der(leaf).ok());
+        let not_after = leaf.map(|leaf| leaf.tbs_certificate.validity.not_after.to_unix_duration());
+        let not_after = not_after.ok_or_else(|| TlsError::new(File::Cert, cert.0, "its end cannot be read"))?;
+        Ok(Identity { chain, key, path: cert.0.to_owned(), not_after: SystemTime::UNIX_EPOCH + not_after })
+    }
+
+    pub(super) fn unusable(&self, error: &dyn std::error::Error) -> TlsError {
+        TlsError::unusable(File::Cert, &self.path, error)
+    }
+}
+
+/// A moment as certificates have them, such as `2027-01-31T12:00:00Z`.
+pub(super) fn show(time: SystemTime) -> String {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let time = x509_cert::der::DateTime::from_unix_duration(Duration::from_secs(since.as_secs()));
+    time.map_or_else(|_| "a time beyond reckoning".to_owned(), |time| time.to_string())
+}
+
+pub(super) fn authorities(file: File, path: &Path, text: &[u8]) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(file, path, text)? {
+        roots.add(certificate).map_err(|error| TlsError::unusable(file, path, &error))?;
+    }
+    Ok(roots)
+}
+
+fn certificates(file: File, path: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    let read = read.map_err(|error| TlsError::new(file, path, format!("cannot be read: {error}")))?;
+    if read.is_empty() {
+        return Err(TlsError::new(file, path, "there is no certificate in it"));
+    }
+    Ok(read)
+}

@@ -1,0 +1,313 @@
+//! A connection in clear text or in TLS.
+//!
+//! An enum, so that clear text costs one comparison and no more. What must stay true: it is known whether any byte of a
+//! request has been handed to the kernel, also where TLS has buffered it; that decides whether it may be sent again.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio_rustls::TlsStream;
+use tokio_util::either::Either;
+
+use super::HTTP2;
+
+/// What is read at most of what somebody sends who was refused.
+const DISCARDED: usize = 64 << 10;
+
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<Counted>>),
+}
+
+/// A socket below TLS that counts what it has taken.
+pub(crate) struct Counted {
+    io: TcpStream,
+    sent: u64,
+}
+
+impl Counted {
+    pub(super) fn new(io: TcpStream) -> Self {
+        Counted { io, sent: 0 }
+    }
+
+    /// Ends a connection whose client may still be sending: were it closed with something unread, the kernel would send
+    /// a reset, which may overtake what the client was told.
+    pub(super) async fn close_gently(mut self) {
+        if self.io.shutdown().await.is_ok() {
+            let _ = tokio::io::copy(&mut self.io.take(DISCARDED as u64), &mut tokio::io::sink()).await;
+        }
+    }
+}
+
+impl Stream {
+    pub(super) fn secure(stream: TlsStream<Counted>) -> Self {
+        Stream::Tls(Box::new(stream))
+    }
+
+    pub(crate) fn is_secure(&self) -> bool {
+        matches!(self, Stream::Tls(_))
+    }
+
+    /// What the two sides have agreed on: `None` if they have not.
+    pub(crate) fn agreed_on_http2(&self) -> Option<bool> {
+        match self {
+            Stream::Plain(_) => None,
+            Stream::Tls(stream) => stream.get_ref().1.alpn_protocol().map(|protocol| protocol == HTTP2),
+        }
+    }
+
+    /// How many bytes the kernel has taken; only of a connection in TLS.
+    pub(crate) fn handed_over(&self) -> u64 {
+        match self {
+            Stream::Plain(_) => 0,
+            Stream::Tls(stream) => stream.get_ref().0.sent,
+        }
+    }
+
+    /// Whether nothing has arrived, no end either, as far as events have told. Mostly without a system call.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        match self {
+            Stream::Plain(stream) => would_block(stream.try_read(&mut [0])),
+            Stream::Tls(stream) => {
+                let mut byte = [0];
+                // Read through TLS, which keeps what is its own, such as session tickets.
+                let mut context = Context::from_waker(Waker::noop());
+                Pin::new(stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte)).is_pending()
+            }
+        }
+    }
+
+    /// Whether nothing lies in the kernel's buffer.
+    pub(crate) fn is_silent(&self) -> bool {
+        let socket = match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => &stream.get_ref().0.io,
+        };
+        would_block(socket2::SockRef::from(socket).peek(&mut [MaybeUninit::uninit()]))
+    }
+
+    /// Writes as much as takes no waiting.
+    pub(crate) fn write_now(&mut self, bytes: &[u8]) {
+        match self {
+            Stream::Plain(stream) => drop(stream.try_write(bytes)),
+            Stream::Tls(stream) => {
+                let mut context = Context::from_waker(Waker::noop());
+                let mut stream = Pin::new(stream);
+                if let Poll::Ready(Ok(_)) = stream.as_mut().poll_write(&mut context, bytes) {
+                    let _ = stream.poll_shutdown(&mut context);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn into_split(self) -> (ReadHalf, WriteHalf) {
+        match self {
+            Stream::Plain(stream) => {
+                let (read, write) = stream.into_split();
+                (Either::Left(read), Either::Left(write))
+            }
+            Stream::Tls(stream) => {
+                let (read, write) = tokio::io::split(stream);
+                (Either::Right(read), Either::Right(write))
+            }
+        }
+    }
+}
+
+fn would_block<T>(result: io::Result<T>) -> bool {
+    matches!(result, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// The half that reads.
+pub(crate) type ReadHalf = Either<OwnedReadHalf, tokio::io::ReadHalf<Box<TlsStream<Counted>>>>;
+
+/// The half that writes.
+pub(crate) type WriteHalf = Either<OwnedWriteHalf, tokio::io::WriteHalf<Box<TlsStream<Counted>>>>;
+
+/// Lets go of a half and leaves the other one as it is. In clear text, a half that is dropped is shut down.
+pub(crate) fn forget(half: WriteHalf) {
+    if let Either::Left(half) = half {
+        half.forget();
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(context, buffer)
+    }
+}
+
+impl Counted {
+    fn count(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = &written {
+            self.sent += *bytes as u64;
+        }
+        written
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(context, bytes);
+        self.count(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
+        self.count(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use segue_tests::certificates::Authority;
+    use tokio::net::TcpListener;
+
+    use super::super::{ClientFiles, ClientTls, Offer, ServerFiles, ServerTls};
+    use super::*;
+
+    /// A connection in TLS, from both sides.
+    async fn pair() -> (Stream, Stream) {
+        let folder = tempfile::TempDir::new().unwrap();
+        let authority = Authority::new(folder.path(), "ours");
+        let own = authority.issue("pod");
+        let server = ServerTls::load(ServerFiles { cert: own.cert, key: own.key, client_ca: None }).unwrap();
+        let client = ClientFiles { ca: authority.file, identity: None, server_name: None };
+        let client = ClientTls::load(client).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let accepted = async { server.accept(listener.accept().await.unwrap().0).await.unwrap() };
+        let connected = async {
+            let stream = TcpStream::connect(address).await.unwrap();
+            client.connect(&address.to_string(), stream, Offer::Http1).await.unwrap()
+        };
+        tokio::join!(connected, accepted)
+    }
+
+    /// Ends it with a reset.
+    fn reset(stream: Stream) {
+        let Stream::Tls(stream) = stream else { panic!("in clear text") };
+        socket2::SockRef::from(&stream.get_ref().0.io).set_linger(Some(Duration::ZERO)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_fails_before_a_byte_has_left_is_known_from_what_fails_later() {
+        let (mut ours, theirs) = pair().await;
+        let before = ours.handed_over();
+        reset(theirs);
+        let failed = async { ours.write_all(b"request").await.and(ours.flush().await) }.await;
+        assert!(failed.is_err());
+        assert_eq!(ours.handed_over(), before, "nothing has left");
+
+        let (mut ours, mut theirs) = pair().await;
+        let before = ours.handed_over();
+        let large = vec![0; 16 << 20];
+        let read = async {
+            theirs.read_exact(&mut [0; 100_000]).await.unwrap();
+            reset(theirs);
+        };
+        let (written, ()) = tokio::join!(ours.write_all(&large), read);
+        assert!(written.is_err());
+        assert!(ours.handed_over() >= before + 100_000, "more than was read has left");
+    }
+
+    #[tokio::test]
+    async fn tickets_are_not_taken_for_an_answer_and_an_end_is_noticed() {
+        let (mut ours, mut theirs) = pair().await;
+        // With TLS 1.3 they come once the handshake is over.
+        while ours.is_silent() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // Looking at it takes them out of the way.
+        while !ours.is_silent() {
+            assert!(ours.is_quiet(), "a ticket is taken for an answer");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        theirs.write_all(b"answer").await.unwrap();
+        ours.read_exact(&mut [0; 6]).await.unwrap();
+        assert!(ours.is_quiet());
+        theirs.shutdown().await.unwrap();
+        while ours.is_quiet() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let (ours, theirs) = pair().await;
+        drop(theirs);
+        while ours.is_silent() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Towards pods.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use segue_proxy::settings::UpstreamProtocol;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+
+use super::support::client::{Http2, Plain, empty};
+use super::support::{World, soon};
+use super::{SecurePod, Site, config, curl, python, run, text, world};
+
+const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
+const BOTH: &[&str] = &["h2", "http/1.1"];
+
+async fn by_http2(world: &World) -> String {
+    let client = Http2::connect(world.address).await;
+    let request = client.request("GET", "/").body(empty()).unwrap();
+    client.ask(request).await.text().to_owned()
+}
+
+#[tokio::test]
+async fn pods_are_spoken_to_as_alpn_and_the_configuration_say() {
+    use UpstreamProtocol::{Auto, Http1, Http2};
+    let site = Site::new();
+    let own = site.ours.issue("pod");
+    for (protocol, pod, of_http1, of_http2, connections) in [
+        (Auto, BOTH, "HTTP/1.1 - http 0", "HTTP/2.0 https http 0", 2),
+        (Http1, BOTH, "HTTP/1.1 - http 0", "HTTP/1.1 - http 0", 1),
+        (Http2, BOTH, "HTTP/2.0 https http 0", "HTTP/2.0 https http 0", 1),
+        // It has no HTTP/2, or no ALPN at all. To find out takes a connection, which is used on.
+        (Auto, &["http/1.1"], "HTTP/1.1 - http 0", "HTTP/1.1 - http 0", 2),
+        (Auto, &[], "HTTP/1.1 - http 0", "HTTP/1.1 - http 0", 2),
+        (Http2, &[], "HTTP/2.0 https http 0", "HTTP/2.0 https http 0", 1),
+    ] {
+        let pod = SecurePod::start(&own, None, pod).await;
+        let world = world(None, Some(site.pods(None)), |settings| settings.forward.upstream.protocol = protocol);
+        world.lead(0, pod.address, 1);
+        for _ in 0..3 {
+            let mut client = Plain::connect(world.address).await;
+            assert_eq!(client.ask(GET).await.text(), of_http1, "{protocol:?}");
+            assert_eq!(by_http2(&world).await, of_http2, "{protocol:?}");
+        }
+        // However many requests: tickets of TLS are not taken for an answer.
+        assert_eq!((pod.begun(), pod.shaken()), (connections, connections), "{protocol:?}");
+    }
+}
+
+#[tokio::test]
+async fn bodies_of_any_size_pass_both_ways() {
+    let site = Site::new();
+    let pod = SecurePod::start(&site.ours.issue("pod"), None, BOTH).await;
+    let world = world(Some(site.server(None)), Some(site.pods(None)), |_| {});
+    world.lead(0, pod.address, 1);
+    let file = site.path().join("body");
+    for size in [1, 4_000, 16_384, 16_385, 70_000, 5_000_000] {
+        let mut body = std::fs::File::create(&file).unwrap();
+        body.write_all(&vec![b'x'; size]).unwrap();
+        let body = format!("@{}", file.display());
+        for (version, seen) in [("--http1.1", "HTTP/1.1 -"), ("--http2", "HTTP/2.0 https")] {
+            for more in [&[][..], &["--header", "transfer-encoding: chunked"]] {
+                let mut arguments = vec![version, "--data-binary", body.as_str()];
+                // Chunks are of HTTP/1.1 alone.
+                arguments.extend(more.iter().filter(|_| version == "--http1.1"));
+                let output = run(curl(&site.ours, &arguments, world.address)).await;
+                assert!(text(&output).starts_with(&format!("{seen} https {size}\n200")), "{}", text(&output));
+            }
+        }
+    }
+}
+
+const SERVE: &str = "
+import http.server, ssl, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        body = b'x' * 1_000_000
+        self.send_response(200)
+        self.send_header('content-length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(sys.argv[1], sys.argv[2])
+context.load_verify_locations(sys.argv[3])
+context.verify_mode = ssl.CERT_REQUIRED
+server.socket = context.wrap_socket(server.socket, server_side=True)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+";
+
+#[tokio::test]
+async fn a_pod_on_openssl_that_wants_certificates_is_shown_one() {
+    let site = Site::new();
+    let own = site.ours.issue("pod");
+    let files = [&own.cert, &own.key, &site.ours.file].map(|path| path.to_str().unwrap());
+    let mut pod = python(SERVE, &files).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut port = String::new();
+    let mut out = tokio::io::BufReader::new(pod.stdout.take().unwrap());
+    soon(tokio::io::AsyncBufReadExt::read_line(&mut out, &mut port)).await.unwrap();
+    let address = format!("localhost:{}", port.trim());
+
+    let known = world(None, Some(site.pods(Some(site.ours.issue("client")))), |_| {});
+    known.lead(0, &address, 1);
+    let mut client = Plain::connect(known.address).await;
+    for _ in 0..3 {
+        let answer = client.ask(GET).await;
+        assert_eq!((answer.status, answer.body.len()), (200, 1_000_000));
+    }
+
+    // With TLS 1.3 the pod looks at the certificate when the handshake is over for the router, which may have sent
+    // the request by then: it is not sent again, and the client is told.
+    let unknown = world(None, Some(site.pods(None)), |_| {});
+    unknown.lead(0, &address, 1);
+    let answer = Plain::connect(unknown.address).await.ask(GET).await;
+    assert_eq!((answer.status, answer.header("segue-reason")), (502, "upstream-failed"));
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_be_trusted_gets_nothing_is_not_hammered_and_is_found_when_it_is_put_right() {
+    let site = Site::new();
+    let wrong_name = ServerName::of(&site);
+    for (bad, told) in [
+        (site.ours.issue_expired("late"), "expired"),
+        (site.other.issue("foreign"), "foreign"),
+        (site.ours.issue("named"), "wrong name"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let pod = SecurePod::start_on(listener, &bad, None, BOTH);
+        let pods = if told == "wrong name" { wrong_name.clone() } else { site.pods(None) };
+        let world = world(None, Some(pods), |settings| settings.stash.max_wait = Duration::from_secs(2));
+        // Eight partitions, each of which would try on its own. All do at first, then one every 250 ms.
+        for partition in 0..8 {
+            world.lead(partition, address, 1);
+        }
+        let began = Instant::now();
+        let asked = (0..8).map(|partition| {
+            let get = GET.replace("x-partition: 0", &format!("x-partition: {partition}"));
+            async move { Plain::connect(world.address).await.ask(get).await }
+        });
+        for answer in soon(futures_util::future::join_all(asked)).await {
+            assert_eq!((answer.status, answer.header("segue-reason")), (503, "no-owner"), "{told}");
+            assert_ne!(answer.header("retry-after"), "");
+        }
+        assert!(began.elapsed() > Duration::from_millis(1_900));
+        let (begun, shaken) = (pod.begun(), pod.shaken());
+        assert!((2..=8 + 9).contains(&begun), "{begun} attempts in 2 s: {told}");
+        assert_eq!(shaken, 0, "{told}");
+
+        if told != "wrong name" {
+            let mut client = Plain::connect(world.address).await;
+            client.write(GET).await;
+            world.held(0, 1).await;
+            drop(pod);
+            let listener = rebind(address).await;
+            let _pod = SecurePod::start_on(listener, &site.ours.issue("renewed"), None, BOTH);
+            assert_eq!(soon(client.answer()).await.status, 200, "{told}");
+        }
+    }
+}
+
+/// A router that expects pods to be called otherwise.
+struct ServerName;
+
+impl ServerName {
+    fn of(site: &Site) -> segue_proxy::tls::ClientTls {
+        let server_name = Some("elsewhere.example".to_owned());
+        let files = segue_proxy::tls::ClientFiles { ca: site.ours.file.clone(), identity: None, server_name };
+        segue_proxy::tls::ClientTls::load(files).unwrap()
+    }
+}
+
+async fn rebind(address: std::net::SocketAddr) -> TcpListener {
+    let began = Instant::now();
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(5), "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_the_pod_closed_while_idle_costs_no_request() {
+    let site = Site::new();
+    let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&site.ours.issue("pod"), None, &[])));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let pod = tokio::spawn(async move {
+        for round in 0..6 {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = acceptor.accept(stream).await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                stream.read_buf(&mut head).await.unwrap();
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            stream.flush().await.unwrap();
+            // In turns: a proper end of TLS, and none.
+            if round % 2 == 0 {
+                stream.shutdown().await.unwrap();
+            }
+        }
+    });
+    let world = world(None, Some(site.pods(None)), |_| {});
+    world.lead(0, address, 1);
+    let mut client = Plain::connect(world.address).await;
+    for _ in 0..6 {
+        assert_eq!(client.ask(GET).await.status, 200);
+        // Until the end has arrived; nothing announces it.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    soon(pod).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_with_its_connection_must_end_with_that_of_tls() {
+    let site = Site::new();
+    let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&site.ours.issue("pod"), None, &[])));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let world = world(None, Some(site.pods(None)), |_| {});
+    world.lead(0, listener.local_addr().unwrap(), 1);
+    for proper in [true, false] {
+        let mut client = TcpStream::connect(world.address).await.unwrap();
+        client.write_all(GET.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let (stream, _) = soon(listener.accept()).await.unwrap();
+        let mut stream = acceptor.accept(stream).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            stream.read_buf(&mut head).await.unwrap();
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nhalf or whole?").await.unwrap();
+        stream.flush().await.unwrap();
+        if proper {
+            stream.shutdown().await.unwrap();
+        }
+        drop(stream);
+        let mut answer = Vec::new();
+        let read = soon(client.read_to_end(&mut answer)).await;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let whole = read.is_ok() && answer.ends_with("\r\n0\r\n\r\n");
+        assert_eq!(whole, proper, "somebody may have cut it off: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_before_the_end_of_the_request_is_passed_on_while_the_rest_is_sent() {
+    let site = Site::new();
+    let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&site.ours.issue("pod"), None, &[])));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let world = world(None, Some(site.pods(None)), |_| {});
+    world.lead(0, listener.local_addr().unwrap(), 1);
+    let mut client = Plain::connect(world.address).await;
+    client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 300000\r\n\r\nbegin").await;
+    let (stream, _) = soon(listener.accept()).await.unwrap();
+    let mut pod = acceptor.accept(stream).await.unwrap();
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"begin") {
+        soon(pod.read_buf(&mut seen)).await.unwrap();
+    }
+    pod.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nearly").await.unwrap();
+    pod.flush().await.unwrap();
+    let answer = client.answer().await;
+    assert_eq!(answer.text(), "early");
+    let rest = vec![b'y'; 300_000 - 5];
+    let mut left = rest.len();
+    let sent = client.write(&rest);
+    let received = async {
+        let mut buffer = vec![0; 64 << 10];
+        while left > 0 {
+            left -= pod.read(&mut buffer).await.unwrap();
+        }
+    };
+    soon(async { tokio::join!(sent, received) }).await;
+}
+
+/// TLS takes the end of a body before the socket has room for it.
+#[tokio::test]
+async fn the_end_of_a_request_reaches_a_pod_that_reads_slowly() {
+    const SIZE: usize = 8 << 20;
+    let site = Site::new();
+    let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&site.ours.issue("pod"), None, &[])));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let world = world(None, Some(site.pods(None)), |_| {});
+    world.lead(0, listener.local_addr().unwrap(), 1);
+    let mut client = Plain::connect(world.address).await;
+    let asked = tokio::spawn(async move {
+        let head = format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: {SIZE}\r\n\r\n");
+        client.ask([head.into_bytes(), vec![b'y'; SIZE]].concat()).await
+    });
+    let (stream, _) = soon(listener.accept()).await.unwrap();
+    let mut pod = acceptor.accept(stream).await.unwrap();
+    let (mut seen, mut buffer) = (0, vec![0; 64 << 10]);
+    while seen < SIZE {
+        seen += soon(pod.read(&mut buffer)).await.unwrap();
+        // So slow that the socket is always full.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    pod.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    pod.flush().await.unwrap();
+    assert_eq!(soon(asked).await.unwrap().status, 200);
+}

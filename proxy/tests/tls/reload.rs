@@ -1,0 +1,178 @@
+//! Certificates that change while a router runs.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use segue_proxy::tls::{Refreshed, ServerTls};
+use segue_tests::certificates::Authority;
+
+use super::support::pod::{Pod, Speaks};
+use super::{Site, curl, python, run, server, tell, text, world};
+
+/// Who has issued the certificate that is served now.
+async fn issuer(address: &str) -> String {
+    let mut command = tokio::process::Command::new("openssl");
+    command.args(["s_client", "-connect", address, "-showcerts"]).stdin(std::process::Stdio::null());
+    text(&run(command).await).lines().find(|line| line.starts_with("issuer=")).unwrap_or_default().to_owned()
+}
+
+fn copy(from: &segue_tests::certificates::Issued, to: &segue_tests::certificates::Issued) {
+    fs::copy(&from.cert, &to.cert).unwrap();
+    fs::copy(&from.key, &to.key).unwrap();
+}
+
+/// A connection that stays: a request for each line of its input.
+const STAYS: &str = "
+import http.client, ssl, sys
+host, port = sys.argv[1].split(':')
+context = ssl.create_default_context(cafile=sys.argv[2])
+client = http.client.HTTPSConnection(host, int(port), context=context)
+client.connect()
+socket = client.sock
+for line in sys.stdin:
+    client.request('GET', '/', headers={'x-partition': '0'})
+    answer = client.getresponse()
+    answer.read()
+    assert client.sock is socket, 'it has connected anew'
+    print(answer.status, flush=True)
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_certificates_are_taken_over_under_load_without_losing_a_request() {
+    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
+    let site = Site::new();
+    let pod = Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await;
+    let served = site.ours.issue("served");
+    let tls = server(served.clone(), None);
+    let world = world(Some(tls.clone()), None, |_| {});
+    world.lead(0, pod.address, 1);
+    // Clients trust both.
+    let both = Authority::new(site.path(), "both");
+    let trusted = [&site.ours, &site.other].map(|authority| fs::read_to_string(&authority.file).unwrap()).concat();
+    fs::write(&both.file, trusted).unwrap();
+    let address = world.address.to_string();
+
+    let mut stays = python(STAYS, &[&address, both.file.to_str().unwrap()])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut ask, answers) = (stays.stdin.take().unwrap(), stays.stdout.take().unwrap());
+    let mut answers = tokio::io::BufReader::new(answers).lines();
+    let mut asked = async || {
+        ask.write_all(b"go\n").await.unwrap();
+        super::soon(answers.next_line()).await.unwrap().unwrap()
+    };
+    assert_eq!(asked().await, "200");
+
+    let both = Arc::new(both);
+    let stop = Arc::new(AtomicBool::new(false));
+    let load: Vec<_> = (0..2)
+        .map(|client| {
+            let (both, stop, to) = (both.clone(), stop.clone(), world.address);
+            tokio::spawn(async move {
+                let version = if client == 0 { "--http1.1" } else { "--http2" };
+                let mut done = 0;
+                while !stop.load(SeqCst) {
+                    // A new connection each time, with two requests.
+                    let more = format!("https://{to}/more");
+                    let output = run(curl(&both, &[version, &more], to)).await;
+                    assert!(output.status.success(), "{}", text(&output));
+                    assert_eq!(text(&output).matches("\n200 ").count(), 2, "{}", text(&output));
+                    done += 2;
+                }
+                done
+            })
+        })
+        .collect();
+    let fresh = [site.other.issue("fresh-0"), site.ours.issue("fresh-1")];
+    for round in 0..20 {
+        copy(&fresh[round % 2], &served);
+        assert_eq!(tls.material().refresh(), Refreshed::Replaced);
+        assert_eq!(tls.material().refresh(), Refreshed::Same);
+        let issuer = issuer(&address).await;
+        assert!(issuer.contains(if round % 2 == 0 { "other" } else { "ours" }), "{round}: {issuer}");
+    }
+    stop.store(true, SeqCst);
+    let mut done = 0;
+    for client in load {
+        done += client.await.unwrap();
+    }
+    assert!(done > 40, "{done} requests tell little");
+    assert_eq!(asked().await, "200", "the connection from before is still there");
+}
+
+#[tokio::test]
+async fn files_that_are_no_good_are_told_of_once_and_change_nothing() {
+    let site = Site::new();
+    let served = site.ours.issue("served");
+    let tls = ServerTls::load(segue_proxy::tls::ServerFiles {
+        cert: served.cert.clone(),
+        key: served.key.clone(),
+        client_ca: None,
+    })
+    .unwrap();
+    let world = world(Some(tls.clone()), None, |_| {});
+    let address = world.address.to_string();
+    let (good, material) = (site.other.issue("good"), tls.material());
+    let before = material.valid_until();
+
+    let refused = |told: &str| match material.refresh() {
+        Refreshed::Refused(error) => {
+            assert!(error.to_string().contains(told), "{error}");
+            assert_eq!(material.refresh(), Refreshed::Same, "told once: {told}");
+            assert_eq!(material.valid_until(), before);
+        }
+        other => panic!("{other:?}: {told}"),
+    };
+    // The certificate comes before its key.
+    fs::copy(&good.cert, &served.cert).unwrap();
+    refused("it is not the key of the certificate in");
+    fs::write(&served.cert, "half a file").unwrap();
+    refused("there is no certificate in it; expected a certificate");
+    fs::write(&served.cert, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+    refused("cannot be used");
+    fs::copy(&good.cert, &served.cert).unwrap();
+    fs::write(&served.key, "").unwrap();
+    refused("there is no private key in it; expected the private key");
+    fs::remove_file(&served.key).unwrap();
+    refused("cannot be read: No such file");
+    assert!(issuer(&address).await.contains("ours"));
+
+    fs::copy(&good.key, &served.key).unwrap();
+    assert_eq!(material.refresh(), Refreshed::Replaced);
+    assert!(issuer(&address).await.contains("other"));
+    assert!(!format!("{tls:?}").contains("PRIVATE"));
+}
+
+#[tokio::test]
+async fn clients_of_an_authority_that_is_no_longer_trusted_cannot_resume() {
+    let (site, pod) = (Site::new(), Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await);
+    let trusted = site.path().join("clients.pem");
+    fs::copy(&site.ours.file, &trusted).unwrap();
+    let tls = server(site.ours.issue("router"), Some(trusted.clone()));
+    let world = world(Some(tls.clone()), None, |_| {});
+    world.lead(0, pod.address, 1);
+    let client = site.ours.issue("client");
+    let session = site.path().join("session");
+    let shake = async |how: &str| {
+        let mut command = tokio::process::Command::new("openssl");
+        command.args(["s_client", "-tls1_2", "-connect", &world.address.to_string(), "-cert"]);
+        command.arg(&client.cert).arg("-key").arg(&client.key).arg(how).arg(&session);
+        text(
+            &run({
+                command.stdin(std::process::Stdio::null());
+                command
+            })
+            .await,
+        )
+    };
+    assert!(shake("-sess_out").await.contains("New, TLSv1.2"));
+    let told = shake("-sess_in").await;
+    assert!(told.contains("Reused, TLSv1.2"), "{told}");
+    fs::copy(&site.other.file, &trusted).unwrap();
+    assert_eq!(tls.material().refresh(), Refreshed::Replaced);
+    let told = shake("-sess_in").await;
+    assert!(!told.contains("Reused") && told.contains("unknown ca"), "{told}");
+}

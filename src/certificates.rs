@@ -1,0 +1,194 @@
+//! The certificates of a process: loaded before anything is bound, and looked at again while it runs.
+//!
+//! Not for: what is done with them (`segue_proxy::tls`; those of the store are loaded here to be checked and watched, and
+//! read once more by the store itself when it connects). What must stay true: whatever cannot be used is named with the
+//! key of the configuration that names the file; a look never takes away a certificate that is in use.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use segue_config as config;
+use segue_config::{Config, Located, Problem};
+use segue_proxy::tls::{ClientFiles, ClientTls, Material, Refreshed, ServerFiles, ServerTls, TlsError};
+use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{error, info, warn};
+
+/// How often the files are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// All certificates of a process, by where they are used.
+#[derive(Debug, Clone, Default)]
+pub struct Certificates {
+    /// `router.tls`.
+    pub router: Option<ServerTls>,
+    /// `router.upstream.tls`.
+    pub upstream: Option<ClientTls>,
+    /// `pod.tls`.
+    pub pod: Option<ServerTls>,
+    /// `store.tls`.
+    pub store: Option<ClientTls>,
+}
+
+const ROUTER: &str = "router.tls";
+const UPSTREAM: &str = "router.upstream.tls";
+const POD: &str = "pod.tls";
+const STORE: &str = "store.tls";
+
+impl Certificates {
+    /// Reads the files that a configuration names.
+    ///
+    /// # Errors
+    ///
+    /// Every file that cannot be used, by the place in the configuration where it is named.
+    pub fn load(located: &Located) -> Result<Self, Vec<Problem>> {
+        let Config { store, router, pod, .. } = &located.config;
+        let server = |tls: &config::ServerTls| {
+            let config::ServerTls { cert, key, client_ca } = tls.clone();
+            ServerTls::load(ServerFiles { cert, key, client_ca })
+        };
+        let client = |tls: &config::ClientTls| {
+            let identity = tls.identity.clone().map(|identity| (identity.cert, identity.key));
+            ClientTls::load(ClientFiles { ca: tls.ca.clone(), identity, server_name: tls.server_name.clone() })
+        };
+        let (upstream, router) = match router {
+            Some(router) => (router.upstream.tls.as_ref(), router.tls.as_ref()),
+            None => (None, None),
+        };
+        let pod = pod.as_ref().and_then(|pod| pod.tls.as_ref());
+        let mut faults = Vec::new();
+        let loaded = Certificates {
+            router: keep(ROUTER, router.map(server), &mut faults),
+            upstream: keep(UPSTREAM, upstream.map(client), &mut faults),
+            pod: keep(POD, pod.map(server), &mut faults),
+            store: keep(STORE, store.tls.as_ref().map(client), &mut faults),
+        };
+        let problem = |(section, error): (&str, TlsError)| {
+            let fact = format!("{}: {}", error.path.display(), error.fact);
+            located.problem(&format!("{section}.{}", error.file.key()), fact, error.expected)
+        };
+        if faults.is_empty() { Ok(loaded) } else { Err(faults.into_iter().map(problem).collect()) }
+    }
+
+    /// Certificates whose time is over. A process starts with them all the same: they may be renewed any moment.
+    pub fn expired(&self, located: &Located, now: SystemTime) -> Vec<Problem> {
+        let expired = self.all().into_iter().filter(|(_, material)| is_over(material.as_ref(), now));
+        let problem = |(section, material): (&str, Arc<dyn Material>)| {
+            let fact = format!("its certificate was valid until {}", material.valid_until().unwrap_or_default());
+            located.problem(&format!("{section}.cert"), fact, "expected one that is valid")
+        };
+        expired.map(problem).collect()
+    }
+
+    fn all(&self) -> Vec<(&'static str, Arc<dyn Material>)> {
+        let server = |section, tls: &Option<ServerTls>| tls.as_ref().map(|tls| (section, tls.material()));
+        let client = |section, tls: &Option<ClientTls>| tls.as_ref().map(|tls| (section, tls.material()));
+        let all = [
+            server(ROUTER, &self.router),
+            client(UPSTREAM, &self.upstream),
+            server(POD, &self.pod),
+            client(STORE, &self.store),
+        ];
+        all.into_iter().flatten().collect()
+    }
+
+    /// Looks at the files every now and then, and when told to.
+    pub fn watch(&self, registry: &mut Registry) -> Watching {
+        let watch = Watch { all: self.all(), ends: Family::default() };
+        registry.register(
+            "certificate_not_after_seconds",
+            "Until when the certificate in use is valid, in seconds since 1970",
+            watch.ends.clone(),
+        );
+        watch.all.iter().for_each(|(section, material)| watch.in_use(section, material.as_ref()));
+        let now = Arc::new(Notify::new());
+        let told = now.clone();
+        let task = tokio::spawn(async move {
+            let watch = Arc::new(watch);
+            loop {
+                tokio::select! {
+                    () = told.notified() => {}
+                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                }
+                let watch = watch.clone();
+                // Files may be on a disk that is far away.
+                let _ = tokio::task::spawn_blocking(move || watch.look()).await;
+            }
+        });
+        Watching { now, _task: AbortOnDropHandle::new(task) }
+    }
+}
+
+/// What was loaded; a fault goes to the others.
+fn keep<T>(
+    section: &'static str,
+    loaded: Option<Result<T, TlsError>>,
+    faults: &mut Vec<(&'static str, TlsError)>,
+) -> Option<T> {
+    loaded?.map_err(|error| faults.push((section, error))).ok()
+}
+
+fn is_over(material: &dyn Material, now: SystemTime) -> bool {
+    material.not_after().is_some_and(|end| end <= now)
+}
+
+/// For commands that are given an authority's file and nothing else.
+pub(crate) fn trusting(ca: &Path) -> Result<ClientTls, TlsError> {
+    ClientTls::load(ClientFiles { ca: ca.to_owned(), identity: None, server_name: None })
+}
+
+/// The files are watched for as long as this lives.
+#[derive(Debug)]
+pub struct Watching {
+    now: Arc<Notify>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl Watching {
+    /// Has them looked at at once.
+    pub fn look(&self) {
+        self.now.notify_one();
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SectionLabel {
+    section: &'static str,
+}
+
+struct Watch {
+    all: Vec<(&'static str, Arc<dyn Material>)>,
+    ends: Family<SectionLabel, Gauge>,
+}
+
+impl Watch {
+    fn look(&self) {
+        for (section, material) in &self.all {
+            match material.refresh() {
+                Refreshed::Same => {}
+                Refreshed::Replaced => self.in_use(section, material.as_ref()),
+                Refreshed::Refused(problem) => {
+                    error!(section, %problem, "new certificates are no good; those from before stay in use");
+                }
+            }
+        }
+    }
+
+    fn in_use(&self, section: &'static str, material: &dyn Material) {
+        let Some((end, valid_until)) = material.not_after().zip(material.valid_until()) else {
+            return info!(section, "certificates of authorities are in use");
+        };
+        let seconds = end.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        self.ends.get_or_create(&SectionLabel { section }).set(i64::try_from(seconds).unwrap_or(i64::MAX));
+        if is_over(material, SystemTime::now()) {
+            warn!(section, valid_until, "the certificate in use has expired");
+        } else {
+            info!(section, valid_until, "a certificate is in use");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Everything behind TLS: an etcd that wants client certificates, a router that wants them of its clients, a sidecar that
+//! wants them of routers, and a service in Python that knows of nothing. curl is the client.
+#![allow(clippy::unwrap_used)]
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use segue_tests::certificates::{Authority, Issued};
+use segue_tests::etcd::Etcd;
+use segue_tests::process::{Process, free_address, get};
+use tempfile::TempDir;
+
+const SERVICE: &str = "
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        body = ' '.join([self.headers['segue-epoch'], self.headers['x-forwarded-proto']]).encode()
+        self.send_response(200)
+        self.send_header('content-length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+host, port = sys.argv[1].split(':')
+http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+";
+
+struct Site {
+    folder: TempDir,
+    ours: Authority,
+    own: Issued,
+    etcd: Etcd,
+}
+
+impl Site {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let ours = Authority::new(folder.path(), "ours");
+        let own = ours.issue("segue");
+        let etcd = Etcd::start_with_tls(&ours.issue("etcd"), &ours.file);
+        Site { folder, ours, own, etcd }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// `{ ca = …, cert = …, key = … }`.
+    fn client(&self) -> String {
+        let (ca, cert, key) = (self.ours.file.display(), self.own.cert.display(), self.own.key.display());
+        format!("{{ ca = \"{ca}\", cert = \"{cert}\", key = \"{key}\" }}")
+    }
+
+    fn server(&self, own: &Issued) -> String {
+        let (cert, key, ca) = (own.cert.display(), own.key.display(), self.ours.file.display());
+        format!("{{ cert = \"{cert}\", key = \"{key}\", client_ca = \"{ca}\" }}")
+    }
+
+    fn config(&self, name: &str, sections: &str) -> PathBuf {
+        let store = format!("[store]\nendpoints = [\"{}\"]\ntls = {}\n", self.etcd.endpoint(), self.client());
+        let config = self.path().join(format!("{name}.toml"));
+        std::fs::write(&config, store + sections).unwrap();
+        config
+    }
+
+    fn role(&self, name: &str, sections: &str) -> Process {
+        let config = self.config(name, sections);
+        let checked = segue(&["check", "--config", config.to_str().unwrap()]);
+        assert!(checked.status.success(), "{}", text(&checked));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
+        Process::start(name, self.path(), command.args(["run", "--config"]).arg(config))
+    }
+
+    fn curl(&self, address: SocketAddr, more: &[&str]) -> Output {
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--show-error", "--max-time", "30", "--header", "x-partition: 0", "--cacert"]);
+        command.arg(&self.ours.file).args(["--write-out", " %{http_code} %{http_version}"]).args(more);
+        command.arg(format!("https://{address}/")).stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn ask(&self, address: SocketAddr, more: &[&str]) -> String {
+        let (cert, key) = (self.own.cert.to_str().unwrap(), self.own.key.to_str().unwrap());
+        text(&self.curl(address, &[&["--cert", cert, "--key", key], more].concat()))
+    }
+}
+
+fn segue(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_segue")).args(arguments).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    format!("{out}{err}")
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_site_behind_tls_serves_moves_and_takes_new_certificates_over() {
+    let site = Site::new();
+    let (listen, admin) = (free_address(), free_address());
+    let served = site.ours.issue("router");
+    let control = site.role(
+        "control",
+        &format!(
+            "[router]\nname = \"r-0\"\nlisten = \"{listen}\"\nlease_ttl = \"2s\"\ntls = {}\n[router.upstream]\ntls = {}\n\
+             [coordinator]\nname = \"c-0\"\npartitions = 1\nlease_ttl = \"2s\"\nsettle = \"50ms\"\nmin_interval = \"100ms\"\n\
+             listen = \"127.0.0.1:0\"\n[admin]\nlisten = \"{admin}\"\n",
+            site.server(&served),
+            site.client(),
+        ),
+    );
+    let pod = |name: &str| {
+        let (listen, upstream) = (free_address(), free_address());
+        let service = Process::start(
+            "service",
+            site.path(),
+            Command::new("python3").args(["-c", SERVICE, &upstream.to_string()]),
+        );
+        let tls = site.server(&site.ours.issue(name));
+        let sections = format!(
+            "[pod]\nname = \"{name}\"\nlisten = \"{listen}\"\nupstream = \"{upstream}\"\nlease_ttl = \"2s\"\ntls = {tls}\n"
+        );
+        (service, site.role(name, &sections), listen)
+    };
+    let (_service_a, a, a_listen) = pod("a");
+    until("answer of a", || site.ask(listen, &["--http1.1"]) == "1 https 200 1.1");
+    assert_eq!(site.ask(listen, &["--http1.1"]), "1 https 200 1.1");
+
+    // Nobody gets in without a certificate, at either door, and the pod's door is TLS too.
+    for address in [listen, a_listen] {
+        let stranger = site.curl(address, &[]);
+        assert!(!stranger.status.success() && text(&stranger).contains("certificate required"), "{}", text(&stranger));
+    }
+    assert_eq!(site.ask(a_listen, &["--http1.1"]).rsplit(' ').nth(1), Some("421"));
+
+    let etcd = site.etcd.endpoint();
+    let files = [&site.ours.file, &site.own.cert, &site.own.key].map(|path| path.to_str().unwrap());
+    let status = segue(&["status", "--etcd", &etcd, "--ca", files[0], "--cert", files[1], "--key", files[2]]);
+    assert!(status.status.success() && text(&status).contains("c-0"), "{}", text(&status));
+    let config = site.path().join("control.toml");
+    let status = segue(&["status", "--json", "--config", config.to_str().unwrap()]);
+    assert!(status.status.success() && text(&status).contains("\"r-0\""), "{}", text(&status));
+    let half = segue(&["status", "--etcd", &etcd]);
+    assert_eq!(half.status.code(), Some(2));
+    assert!(text(&half).contains("expected https:// together with --ca"), "{}", text(&half));
+
+    // A bad file is named and changes nothing; a good one is served at once after SIGHUP.
+    let (_, metrics) = get(admin, "/metrics").unwrap();
+    assert!(metrics.contains("segue_certificate_not_after_seconds{section=\"router.tls\"} 1"), "{metrics}");
+    let other = Authority::new(site.path(), "other");
+    let fresh = other.issue("fresh");
+    std::fs::copy(&fresh.cert, &served.cert).unwrap();
+    control.signal("HUP");
+    let expected = format!("{}: it is not the key of the certificate in", served.key.display());
+    until("line about the bad file", || control.output().contains(&expected));
+    assert_eq!(site.ask(listen, &["--http1.1"]), "1 https 200 1.1");
+    std::fs::copy(&fresh.key, &served.key).unwrap();
+    control.signal("HUP");
+    until("the new certificate", || site.curl(listen, &[]).status.code() == Some(60));
+    // And of itself, without a signal.
+    let again = site.ours.issue("again");
+    std::fs::copy(&again.key, &served.key).unwrap();
+    std::fs::copy(&again.cert, &served.cert).unwrap();
+    until("the certificate after that", || site.ask(listen, &["--http1.1"]) == "1 https 200 1.1");
+
+    let (_service_b, _b, _) = pod("b");
+    let (status, output) = a.terminate();
+    assert!(status.success(), "{output}");
+    until("answer of b", || site.ask(listen, &["--http1.1"]) == "2 https 200 1.1");
+
+    let (status, output) = control.terminate();
+    assert!(status.success(), "{output}");
+    let error = "\u{1b}[31mERROR";
+    assert_eq!(output.matches(" ERROR ").count() + output.matches(error).count(), 1, "the bad file alone:\n{output}");
+}
+
+#[test]
+fn check_names_every_file_that_is_no_good_where_the_configuration_names_it() {
+    let folder = TempDir::new().unwrap();
+    let (ours, late) = (Authority::new(folder.path(), "ours"), Authority::new(folder.path(), "late"));
+    let (good, other) = (ours.issue("good"), ours.issue("other"));
+    let expired = late.issue_expired("expired");
+    let check = |router: &str, upstream: &str| {
+        let path = folder.path().join("segue.toml");
+        std::fs::write(&path, format!("[router]\nname = \"r\"\n{router}\n[router.upstream]\n{upstream}\n")).unwrap();
+        let output = segue(&["check", "--config", path.to_str().unwrap()]);
+        let told = text(&output).replace(folder.path().to_str().unwrap(), "");
+        (output.status.code(), told, path)
+    };
+    let tls =
+        |cert: &Path, key: &Path| format!("tls = {{ cert = \"{}\", key = \"{}\" }}", cert.display(), key.display());
+
+    let (code, told, path) = check(&tls(&good.cert, &other.key), "tls = { ca = \"/no/such/ca.pem\" }");
+    assert_eq!(code, Some(2));
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines.len(), 2, "{told}");
+    let place = format!("/segue.toml:3:{}: router.tls.key: ", 26 + good.cert.display().to_string().len());
+    assert!(lines[0].starts_with(&place) && lines[0].contains("not the key of the certificate in"), "{told}");
+    assert!(
+        lines[1].starts_with("/segue.toml:5:14: router.upstream.tls.ca: /no/such/ca.pem: cannot be read"),
+        "{told}"
+    );
+    assert!(lines[1].ends_with("expected certificates of authorities, PEM"), "{told}");
+    let run = segue(&["run", "--config", path.to_str().unwrap()]);
+    assert_eq!(run.status.code(), Some(2), "run refuses the same: {}", text(&run));
+
+    let (code, told, _) = check(&tls(&good.cert, &good.key), &format!("tls = {{ ca = \"{}\" }}", good.key.display()));
+    assert_eq!(code, Some(2));
+    assert!(told.contains("router.upstream.tls.ca: /good.key.pem: there is no certificate in it"), "{told}");
+    // It may be renewed any moment, so it runs; but whoever asks is told.
+    let (code, told, _) = check(&tls(&expired.cert, &expired.key), "");
+    assert_eq!(code, Some(2));
+    assert!(told.contains(":3:16: router.tls.cert: its certificate was valid until 20"), "{told}");
+}
+
+#[test]
+fn a_load_over_https_wants_to_know_whom_to_trust() {
+    let output = segue(&["bench", "https://127.0.0.1:1", "--duration", "10ms"]);
+    assert!(!output.status.success() && text(&output).contains("needs --ca"), "{}", text(&output));
+    let output = segue(&["bench", "https://127.0.0.1:1", "--ca", "/no/ca.pem", "--duration", "10ms"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains("--ca: /no/ca.pem: cannot be read"), "{}", text(&output));
+}
