@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
@@ -83,9 +83,14 @@ async fn keep(
 ) {
     let ttl_micros = ttl.as_micros() as u64;
     let interval = Duration::from_micros(keepalive_interval(ttl_micros));
+    let mut due = Instant::now() + interval;
     loop {
-        sleep(interval).await;
-        let sent = micros(base, Instant::now());
+        sleep_until(due).await;
+        let now = Instant::now();
+        // Counted from when this one is sent, so that one which is not answered is followed by the next at once: were the
+        // wait for its answer added to the interval, two lost ones would cost the trust.
+        due = now + interval;
+        let sent = micros(base, now);
         let mut known = *state.borrow();
         if has_made_progress(sent, progress.load(Relaxed), ttl_micros) {
             // An answer later than the next turn would confirm no more than that turn's does.

@@ -1,0 +1,80 @@
+//! What participants with short leases go through while etcd's leader is stuck: a cluster of three, and the leader stopped.
+//!
+//! A stopped leader closes no connection and refuses none, and a follower passes renewals on to it until the others have
+//! elected a new one. The new one gives every lease its whole TTL again, so leases end only if their holders are too slow
+//! to find it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::participant::{Follow, KeptLease, Update};
+use segue_coordination::store::keys::Keyspace;
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
+use segue_tests::etcd::Etcd;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::site::PATIENCE;
+
+/// As in the chaos tests: a member is given up as leader after 0.5 s to 1 s of silence.
+const LEASE_TTL: Duration = Duration::from_secs(3);
+
+/// Enough for some to begin at each member.
+const PARTICIPANTS: usize = 12;
+
+fn leader(members: &[Etcd]) -> usize {
+    let leads = |member: &Etcd| member.metric("etcd_server_is_leader") == Some(1.0);
+    members.iter().position(leads).expect("a healthy cluster has a leader")
+}
+
+/// Holds a lease as routers and pods do: renewed only while its holder sees the store. The longest time without sight, and
+/// the longest without trust; or that the lease was lost.
+async fn take_part(store: Arc<dyn Store>, until: Duration) -> Result<(Duration, Duration), String> {
+    let lease = KeptLease::grant(store.clone(), LEASE_TTL).await.map_err(|error| error.to_string())?;
+    let mut follow = Follow::start(store, Keyspace::new("/segue/", "default"));
+    let began = Instant::now();
+    let (mut sight, mut trust) = (began, began);
+    let (mut sighted, mut blind, mut wary) = (true, Duration::ZERO, Duration::ZERO);
+    while began.elapsed() < until {
+        let now = Instant::now();
+        match sighted {
+            true => (lease.made_progress(), sight = now).0,
+            false => blind = blind.max(now - sight),
+        }
+        let state = *lease.state().borrow();
+        match now < state.trusted_until {
+            true => trust = now,
+            false => wary = wary.max(now - trust),
+        }
+        if state.lost {
+            return Err(format!("the lease was lost after {:?}", began.elapsed()));
+        }
+        tokio::select! {
+            update = follow.next() => sighted = !matches!(update, Update::Lost(_)),
+            () = sleep(Duration::from_millis(20)) => {}
+        }
+    }
+    Ok((blind, wary))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_stuck_costs_no_participant_its_lease() {
+    let members: [Etcd; 3] = Etcd::cluster();
+    let stuck = leader(&members);
+    // As in production, not with the suite's own timeouts.
+    let options = EtcdOptions::new(members.iter().map(Etcd::endpoint));
+    let mut participants = JoinSet::new();
+    for _ in 0..PARTICIPANTS {
+        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(options.clone()).unwrap());
+        participants.spawn(take_part(store, LEASE_TTL * 4));
+    }
+    sleep(LEASE_TTL / 3).await;
+    members[stuck].pause();
+    // Longer than a lease lasts, counted from the election.
+    sleep(LEASE_TTL * 2).await;
+    members[stuck].resume();
+    let ended = tokio::time::timeout(PATIENCE, participants.join_all()).await.unwrap();
+    println!("without sight, without trust: {ended:?}");
+    let lost: Vec<_> = ended.iter().filter_map(|it| it.as_ref().err()).collect();
+    assert!(lost.is_empty(), "{} of {PARTICIPANTS}: {lost:?}", lost.len());
+}
