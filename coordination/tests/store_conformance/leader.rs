@@ -66,13 +66,12 @@ async fn a_leader_that_is_stuck_costs_no_participant_its_lease() {
     let mut participants = JoinSet::new();
     for _ in 0..PARTICIPANTS {
         let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(options.clone()).unwrap());
-        participants.spawn(take_part(store, LEASE_TTL * 4));
+        participants.spawn(take_part(store, LEASE_TTL * 3));
     }
     sleep(LEASE_TTL / 3).await;
+    // For longer than a lease lasts, counted from the election. It never wakes up: an etcd before 3.4.31 and 3.5.13 would
+    // have the new leader revoke all leases then (etcd-io/etcd#15247).
     members[stuck].pause();
-    // Longer than a lease lasts, counted from the election.
-    sleep(LEASE_TTL * 2).await;
-    members[stuck].resume();
     let ended = tokio::time::timeout(PATIENCE, participants.join_all()).await.unwrap();
     println!("without sight, without trust: {ended:?}");
     let lost: Vec<_> = ended.iter().filter_map(|it| it.as_ref().err()).collect();
