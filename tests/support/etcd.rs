@@ -1,6 +1,6 @@
 //! A real etcd for tests: started on free ports with a data directory of its own, stopped when dropped.
 //!
-//! Not a cluster manager: one member. Calls block their thread (a start takes some 0.3 s), so they work in any runtime
+//! Not a cluster manager: one member, or some that know of each other from the beginning. Calls block their thread (a start takes some 0.3 s), so they work in any runtime
 //! and under a paused clock. Must stay true: an etcd never outlives the test process, however that ends, also when the
 //! [`Etcd`] is a static that is never dropped; and a healthy answer comes from this very etcd, not from another
 //! process that took the same port.
@@ -36,6 +36,8 @@ pub struct Etcd {
     client: u16,
     peer: u16,
     tls: Option<Tls>,
+    /// Itself and its peers, as etcd is told.
+    members: String,
     data: TempDir,
     process: Mutex<Option<Process>>,
 }
@@ -60,7 +62,8 @@ impl Etcd {
     /// # Panics
     /// When there is no etcd on this machine, or it does not come up.
     pub fn start() -> Self {
-        Self::start_at(|| None)
+        let [etcd] = Self::start_at(|| None);
+        etcd
     }
 
     /// Starts an etcd that speaks TLS alone, and only to clients with a certificate of the authority at `ca`.
@@ -71,23 +74,40 @@ impl Etcd {
         let files = ["--cert-file".into(), own.cert.clone().into(), "--key-file".into(), own.key.clone().into()];
         let files = files.into_iter().chain(["--trusted-ca-file".into(), ca.into(), "--client-cert-auth".into()]);
         let files: Vec<OsString> = files.collect();
-        Self::start_at(|| Some(Tls { files: files.clone(), plain: free_port() }))
+        let [etcd] = Self::start_at(|| Some(Tls { files: files.clone(), plain: free_port() }));
+        etcd
     }
 
-    fn start_at(tls: impl Fn() -> Option<Tls>) -> Self {
+    /// Starts a cluster and waits until each member answers a linearizable read.
+    ///
+    /// # Panics
+    /// When there is no etcd on this machine, or it does not come up.
+    pub fn cluster<const N: usize>() -> [Self; N] {
+        Self::start_at(|| None)
+    }
+
+    fn start_at<const N: usize>(tls: impl Fn() -> Option<Tls>) -> [Self; N] {
         let mut last = String::new();
         for _ in 0..5 {
-            let etcd = Etcd {
+            let mut members = [(); N].map(|()| Etcd {
                 name: format!("segue-{:016x}", random()),
                 client: free_port(),
                 peer: free_port(),
                 tls: tls(),
+                members: String::new(),
                 data: tempfile::Builder::new().prefix("segue-etcd-").tempdir().unwrap(),
                 process: Mutex::new(None),
-            };
-            match etcd.spawn() {
-                Ok(()) if etcd.is_ours() => return etcd,
-                Ok(()) => last = format!("another etcd answers at {}", etcd.endpoint()),
+            });
+            let all = members.each_ref().map(|member| format!("{}={}", member.name, member.peer_url())).join(",");
+            for member in &mut members {
+                member.members.clone_from(&all);
+                member.launch();
+            }
+            match members.iter().try_for_each(Etcd::comes_up) {
+                Ok(()) => match members.iter().find(|member| !member.is_ours()) {
+                    None => return members,
+                    Some(member) => last = format!("another etcd answers at {}", member.endpoint()),
+                },
                 // Somebody else took a port between the look and the bind: try others.
                 Err(error) => last = error,
             }
@@ -117,8 +137,10 @@ impl Etcd {
     pub fn restart(&self) {
         self.kill();
         let deadline = Instant::now() + START_TIMEOUT;
-        while let Err(error) = self.spawn() {
+        self.launch();
+        while let Err(error) = self.comes_up() {
             assert!(Instant::now() < deadline, "etcd does not start again: {error}");
+            self.launch();
         }
     }
 
@@ -155,15 +177,22 @@ impl Etcd {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spawn(&self) -> Result<(), String> {
-        let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer));
-        let log = self.data.path().join("log");
+    fn peer_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.peer)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.data.path().join("log")
+    }
+
+    fn launch(&self) {
+        let (client, peer, log) = (self.endpoint(), self.peer_url(), self.log());
         let etcd = Command::new(binary())
             .args(["--name", &self.name, "--data-dir"])
             .arg(self.data.path().join("data"))
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("{}={peer}", self.name)])
+            .args(["--initial-cluster", &self.members])
             // The shortest TTL that etcd grants follows from the election timeout: 2 s with its default, 1 s with this.
             .args(["--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap"])
             .args(["--log-level", "warn"])
@@ -174,10 +203,13 @@ impl Etcd {
             .stdout(File::create(&log).unwrap())
             .stderr(File::options().append(true).open(&log).unwrap())
             .spawn()
-            .map_err(|error| format!("{}: {error}", binary().display()))?;
+            .unwrap_or_else(|error| panic!("{}: {error}", binary().display()));
         let watchdog = watch_over(etcd.id(), self.data.path());
         *self.process() = Some(Process { etcd, watchdog });
+    }
 
+    /// Waits until it answers; kills it if it does not.
+    fn comes_up(&self) -> Result<(), String> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if self.is_healthy() {
@@ -186,7 +218,7 @@ impl Etcd {
             let ended = self.process().as_mut().and_then(|process| process.etcd.try_wait().unwrap());
             if ended.is_some() || Instant::now() > deadline {
                 self.kill();
-                let log = fs::read_to_string(&log).unwrap_or_default();
+                let log = fs::read_to_string(self.log()).unwrap_or_default();
                 let tail = log.lines().rev().take(5).collect::<Vec<_>>().join("\n");
                 return Err(format!("{ended:?} after this (newest first):\n{tail}"));
             }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
@@ -83,9 +83,14 @@ async fn keep(
 ) {
     let ttl_micros = ttl.as_micros() as u64;
     let interval = Duration::from_micros(keepalive_interval(ttl_micros));
+    let mut due = Instant::now() + interval;
     loop {
-        sleep(interval).await;
-        let sent = micros(base, Instant::now());
+        sleep_until(due).await;
+        let now = Instant::now();
+        // Counted from when this one is sent, so that one which is not answered is followed by the next at once: were the
+        // wait for its answer added to the interval, two lost ones would cost the trust.
+        due = now + interval;
+        let sent = micros(base, now);
         let mut known = *state.borrow();
         if has_made_progress(sent, progress.load(Relaxed), ttl_micros) {
             // An answer later than the next turn would confirm no more than that turn's does.
@@ -118,5 +123,60 @@ fn state_of(base: Instant, sent: u64, ttl: Duration) -> LeaseState {
         trusted_until: base + Duration::from_micros(times.trusted_until),
         stands_until: base + Duration::from_micros(times.stands_until),
         lost: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use async_trait::async_trait;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::store::data::{Keys, Revision, Snapshot, Txn, TxnOutcome};
+    use crate::store::{MemoryStore, Watch};
+
+    /// Leaves this many renewals without an answer.
+    #[derive(Debug)]
+    struct Hanging(MemoryStore, AtomicU32);
+
+    #[async_trait]
+    impl Store for Hanging {
+        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+            self.0.snapshot(keys).await
+        }
+        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+            self.0.watch(keys, from).await
+        }
+        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+            self.0.commit(txn).await
+        }
+        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+            self.0.grant(ttl).await
+        }
+        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+            if self.1.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+                std::future::pending::<()>().await;
+            }
+            self.0.keep_alive(lease).await
+        }
+        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+            self.0.revoke(lease).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_renewals_without_an_answer_cost_no_trust() {
+        for ttl in [3, 15].map(Duration::from_secs) {
+            let store: Arc<dyn Store> = Arc::new(Hanging(MemoryStore::new(), AtomicU32::new(2)));
+            let lease = KeptLease::grant(store, ttl).await.unwrap();
+            let granted = Instant::now();
+            while granted.elapsed() < ttl * 2 {
+                lease.made_progress();
+                assert!(Instant::now() < lease.state().borrow().trusted_until, "after {:?}", granted.elapsed());
+                sleep(ttl / 100).await;
+            }
+        }
     }
 }

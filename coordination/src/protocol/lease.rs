@@ -21,8 +21,8 @@ impl LeaseTimes {
     }
 }
 
-/// When the next keepalive is due: a sixth of the TTL after the last one was sent, so that three may be lost in a row
-/// and a fourth still arrives within the trusted two thirds.
+/// When the next keepalive is due: a sixth of the TTL after the last one was sent, so that two may be lost in a row
+/// and a third still arrives within the trusted two thirds.
 pub fn keepalive_interval(ttl: u64) -> u64 {
     ttl / 6
 }
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn three_lost_keepalives_do_not_cost_the_lease() {
+    fn two_lost_keepalives_do_not_cost_the_trust() {
         let ttl = 15_000_000;
         assert!(3 * keepalive_interval(ttl) < LeaseTimes::confirmed(0, ttl).trusted_until);
     }

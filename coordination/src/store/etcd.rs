@@ -36,19 +36,19 @@ pub struct EtcdOptions {
     pub tls: Option<EtcdTls>,
     /// What bounds every call, connecting included. Past it [`StoreError::Unavailable`].
     pub request_timeout: Duration,
-    /// How long one endpoint may take to accept a connection before the next is tried.
+    /// How long one endpoint may take to accept a connection and to answer before the next is tried.
     pub connect_timeout: Duration,
 }
 
 impl EtcdOptions {
-    /// These endpoints, no credentials, no TLS, 5 s for a call and 2 s of them for a connection.
+    /// These endpoints, no credentials, no TLS, 5 s for a call and 1 s of them for a connection.
     pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
         EtcdOptions {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
             credentials: None,
             tls: None,
             request_timeout: Duration::from_secs(5),
-            connect_timeout: Duration::from_secs(2),
+            connect_timeout: Duration::from_secs(1),
         }
     }
 }

@@ -9,6 +9,7 @@
 
 mod etcd_only;
 mod guards;
+mod leader;
 mod leases;
 mod outages;
 mod revisions;

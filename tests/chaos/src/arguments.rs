@@ -8,6 +8,9 @@ use clap::Parser;
 use crate::sabotage::Sabotage;
 use crate::scenario;
 
+/// How long CI waits. Some faults fewer are drawn on a slow machine; all scenarios are played, or it has failed.
+const SHORT: Duration = Duration::from_secs(180);
+
 /// Kills, stops and cuts off real processes of Segue and a 3-node etcd, and checks that clients lost nothing.
 ///
 /// Each host is a network namespace with an address of its own on one bridge: etcd 0-2, coordinators, routers, writer
@@ -39,7 +42,7 @@ pub(crate) struct Arguments {
     /// Only this; may be given several times. `list` shows them; `random` are the faults drawn from the seed.
     #[arg(long, value_name = "NAME", value_parser = scenario::known)]
     pub(crate) scenario: Vec<String>,
-    /// For CI: one run, at most three minutes.
+    /// For CI: one run, at most three minutes; one that is not through by then has failed, and says where it was.
     #[arg(long)]
     pub(crate) short: bool,
     /// Leave the logs, also when all was well.
@@ -61,6 +64,11 @@ impl Arguments {
 
     pub(crate) fn duration(&self) -> Duration {
         self.duration.unwrap_or(Duration::from_secs(if self.short { 20 } else { 60 }))
+    }
+
+    /// How long all of it may take, if that is bounded.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        self.short.then_some(SHORT)
     }
 }
 

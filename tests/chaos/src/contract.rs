@@ -1,13 +1,14 @@
 //! Whether the store's own history keeps the contract: pure, one event after the other.
 //!
-//! Clients may be lucky; the history is not. An owner changes only by a handoff that stands, with every router that was
-//! registered at that very revision drained, the old owner (if it lives and can say so) at its end, and the new one's
-//! tail read; epochs grow by one; a handoff is never overwritten by another.
+//! Clients may be lucky; the history is not. A handoff leaves `Ready` only with every router that was registered at that
+//! very revision drained (one that registers later sees that it must not route to the old owner); an owner changes only
+//! by a handoff that stands, the old owner (if it lives and can say so) at its end, and the new one's tail read; epochs
+//! grow by one; a handoff is never overwritten by another.
 
-use segue_coordination::protocol::records::{Assignment, Handoff, PodAckKind};
-use segue_coordination::protocol::view::View;
+use segue_coordination::protocol::records::{Assignment, Handoff, Phase, PodAckKind};
+use segue_coordination::protocol::view::{Stamped, View};
 use segue_coordination::store::data::{Batch, Event, KeyValue, Revision};
-use segue_coordination::store::keys::KeyName;
+use segue_coordination::store::keys::{KeyName, Partition};
 
 /// Applies one event of a batch that ends with `revision`: a view takes whole batches, and of several events at one
 /// revision, or of several revisions at once, each has to be looked at in the state that the one before has left.
@@ -28,7 +29,7 @@ pub(crate) fn breaches(view: &View, event: &Event) -> Vec<String> {
             |error| vec![format!("an assignment that cannot be read: {error}")],
             |assignment| flip(view, &assignment, put.mod_revision),
         ),
-        Some(KeyName::Handoff(_)) => overwrite(view, put),
+        Some(KeyName::Handoff(_)) => move_on(view, put),
         _ => Vec::new(),
     }
 }
@@ -53,10 +54,9 @@ fn flip(view: &View, new: &Assignment, revision: u64) -> Vec<String> {
     };
     let (id, record) = (handoff.create_revision, &handoff.value);
     let Some(old) = &record.old_owner else { return found };
-    for router in view.routers.keys() {
-        if view.drained_ack(*partition, router, id).is_none_or(|ack| ack.gave_up) {
-            broken(format!("although router {router} had not drained"));
-        }
+    // Before or after the record's own event in the same transaction.
+    if record.phase <= Phase::Ready {
+        undrained(view, *partition, id).for_each(|router| broken(format!("although router {router} had not drained")));
     }
     let says = |pod: &str, ack| view.pod_ack(*partition, pod, ack, id).is_some();
     if view.live_old_owner(record).is_some_and(|pod| pod.capabilities.drained) && !says(old, PodAckKind::Drained) {
@@ -72,16 +72,33 @@ fn flip(view: &View, new: &Assignment, revision: u64) -> Vec<String> {
     found
 }
 
-fn overwrite(view: &View, put: &KeyValue) -> Vec<String> {
+/// Routers that have not said that nothing of theirs can reach the old owner any more.
+fn undrained(view: &View, partition: Partition, handoff: Revision) -> impl Iterator<Item = &String> {
+    let routers = view.routers.keys();
+    routers.filter(move |router| view.drained_ack(partition, router, handoff).is_none_or(|ack| ack.gave_up))
+}
+
+fn move_on(view: &View, put: &KeyValue) -> Vec<String> {
     let Ok(new) = serde_json::from_slice::<Handoff>(&put.value) else {
         return vec!["a handoff that cannot be read".into()];
     };
-    let same = |old: &Handoff| {
-        (old.epoch, &old.new_owner, old.new_incarnation) == (new.epoch, &new.new_owner, new.new_incarnation)
-            && old.phase <= new.phase
+    let Some(Stamped { create_revision, value: old, .. }) = view.handoffs.get(&new.partition) else {
+        return Vec::new();
     };
-    let stands = view.handoffs.get(&new.partition).filter(|old| !same(&old.value));
-    stands.map(|_| format!("the handoff of partition {} was overwritten", new.partition)).into_iter().collect()
+    let is_same = (old.epoch, &old.new_owner, old.new_incarnation) == (new.epoch, &new.new_owner, new.new_incarnation);
+    if !is_same || old.phase > new.phase {
+        return vec![format!("the handoff of partition {} was overwritten", new.partition)];
+    }
+    if old.phase > Phase::Ready || new.phase <= Phase::Ready || old.old_owner.is_none() {
+        return Vec::new();
+    }
+    let said = |router| {
+        let (partition, to, revision) = (new.partition, new.phase, put.mod_revision);
+        format!(
+            "the handoff of partition {partition} moved on to {to:?} (revision {revision}) although router {router} had not drained"
+        )
+    };
+    undrained(view, new.partition, *create_revision).map(said).collect()
 }
 
 #[cfg(test)]
@@ -114,7 +131,7 @@ mod tests {
         }
 
         const HANDOFF: &str = r#"{"partition":3,"old_owner":"old","old_incarnation":3,"new_owner":"new",
-            "new_incarnation":4,"phase":"Syncing","epoch":7}"#;
+            "new_incarnation":4,"phase":"Ready","epoch":7}"#;
         const FLIP: &str = r#"{"partition":3,"owner":"new","incarnation":4,"epoch":7}"#;
 
         /// What the put breaks.
@@ -131,24 +148,28 @@ mod tests {
             found
         }
 
-        fn acknowledge(&mut self, but: &str) {
+        /// Everyone acknowledges, `but` one; what the moves of the phase on the way break.
+        fn up_to_the_flip(&mut self, but: &str) -> Vec<String> {
+            let mut found = Vec::new();
             for (key, value) in [
                 ("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#),
                 ("handoff_drains/3/b", r#"{"router_name":"b","partition":3,"handoff":6}"#),
+                ("handoffs/3", &Self::HANDOFF.replace("Ready", "Syncing")),
                 ("pod_acks/3/old/drained", r#"{"pod_name":"old","partition":3,"handoff":6,"ack":"drained"}"#),
                 ("pod_acks/3/new/synced", r#"{"pod_name":"new","partition":3,"handoff":6,"ack":"synced"}"#),
             ] {
                 if key != but {
-                    assert!(self.put(key, value).is_empty());
+                    found.extend(self.put(key, value));
                 }
             }
+            found
         }
     }
 
     #[test]
     fn a_flip_that_everyone_has_acknowledged_keeps_the_contract() {
         let mut world = World::moving();
-        world.acknowledge("");
+        assert_eq!(world.up_to_the_flip(""), [""; 0]);
         assert_eq!(world.put("assignments/3", World::FLIP), [""; 0]);
     }
 
@@ -160,31 +181,44 @@ mod tests {
             ("pod_acks/3/new/synced", "without having read the tail"),
         ] {
             let mut world = World::moving();
-            world.acknowledge(but);
-            let found = world.put("assignments/3", World::FLIP);
+            let mut found = world.up_to_the_flip(but);
+            found.extend(world.put("assignments/3", World::FLIP));
             assert!(found.len() == 1 && found[0].contains(said), "{but}: {found:?}");
         }
     }
 
     #[test]
-    fn a_router_that_registered_after_the_acks_is_found() {
+    fn a_router_that_registers_in_ready_has_to_drain_and_one_that_registers_later_need_not() {
         let mut world = World::moving();
-        world.acknowledge("");
         world.put("routers/c", r#"{"router_name":"c"}"#);
-        assert_eq!(world.put("assignments/3", World::FLIP).len(), 1);
+        let found = world.up_to_the_flip("");
+        assert!(found.len() == 1 && found[0].contains("router c had not drained"), "{found:?}");
+
+        let mut world = World::moving();
+        assert_eq!(world.up_to_the_flip(""), [""; 0]);
+        world.put("routers/c", r#"{"router_name":"c"}"#);
+        assert_eq!(world.put("assignments/3", World::FLIP), [""; 0]);
+    }
+
+    #[test]
+    fn a_flip_that_skips_a_phase_needs_the_drains_all_the_same() {
+        let mut world = World::moving();
+        world.put("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#);
+        let found = world.put("assignments/3", World::FLIP);
+        assert!(found.iter().any(|it| it.contains("router b had not drained")), "{found:?}");
     }
 
     #[test]
     fn an_owner_by_hand_an_epoch_again_and_an_overwritten_handoff_are_found() {
         let mut world = World::moving();
-        world.acknowledge("");
+        world.up_to_the_flip("");
         let stolen = world.put("assignments/3", r#"{"partition":3,"owner":"thief","incarnation":9,"epoch":7}"#);
         assert!(stolen[0].contains("without a handoff"), "{stolen:?}");
         let again = world.put("assignments/3", World::FLIP);
         assert!(again[0].contains("after epoch 7"), "{again:?}");
         let other = World::HANDOFF.replace(r#""epoch":7"#, r#""epoch":8"#);
         assert_eq!(world.put("handoffs/3", &other).len(), 1);
-        let on = other.replace("Syncing", "Switching");
+        let on = other.replace("Ready", "Switching");
         assert!(world.put("handoffs/3", &on).is_empty());
     }
 }

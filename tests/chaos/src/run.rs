@@ -35,6 +35,9 @@ const LONGEST_STOP: Duration = Duration::from_secs(10);
 /// for two cores to be idle most of the time, so that what is slow is slow because of a fault.
 const RATE: u32 = 500;
 
+/// What is left of a limited time for coming to rest and for ending every process, when faults stop being drawn.
+const RESERVE: Duration = Duration::from_secs(40);
+
 /// What is happening on a site.
 pub(crate) struct Stage<'a> {
     pub(crate) site: &'a mut Site,
@@ -52,6 +55,9 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
     let seed = arguments.seed.context("--inside comes with a seed")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let timeline = Arc::new(Timeline::begin(folder)?);
+    if let Some(limit) = arguments.limit() {
+        end_after(limit, timeline.clone());
+    }
     let group = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let writers = arguments.sabotage.map_or_else(Writers::default, Sabotage::writers);
     let mut site = Site::build(folder, &group, writers, timeline.clone())?;
@@ -88,6 +94,18 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
     timeline.say(&format!("errors that clients saw: {}", reasons(&all.errors)));
     write_line(&line)?;
     Ok(if harm == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Gives up when the time is over, whatever is being waited for. Everything else goes with this process, which is the
+/// first of its namespace.
+fn end_after(limit: Duration, timeline: Arc<Timeline>) {
+    std::thread::spawn(move || {
+        std::thread::sleep(limit);
+        timeline.say(&format!(
+            "chaos: not through after {limit:?}, which is all the time there is; see above where it was"
+        ));
+        std::process::exit(1);
+    });
 }
 
 fn write_line(line: &str) -> std::io::Result<()> {
@@ -209,7 +227,15 @@ impl Stage<'_> {
                         return Ok(());
                     }
                 }
-                None => self.random_faults(arguments.duration())?,
+                None => {
+                    let wanted = arguments.duration();
+                    let left = arguments.limit().map(|limit| limit.saturating_sub(RESERVE + self.timeline.elapsed()));
+                    let time = left.map_or(wanted, |left| left.min(wanted));
+                    if time < wanted {
+                        self.timeline.say(&format!("there is time for {time:.1?} of faults, not for {wanted:?}"));
+                    }
+                    self.random_faults(time)?;
+                }
             }
         }
         Ok(())

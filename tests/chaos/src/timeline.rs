@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 pub(crate) struct Timeline {
@@ -18,8 +18,13 @@ impl Timeline {
         Ok(Timeline { begun: Instant::now(), file: Mutex::new(file) })
     }
 
+    /// Since the beginning.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
     pub(crate) fn say(&self, what: &str) {
-        let line = format!("{:7.1} s  {what}\n", self.begun.elapsed().as_secs_f64());
+        let line = format!("{:7.1} s  {what}\n", self.elapsed().as_secs_f64());
         eprint!("{line}");
         // The file is a copy: a full disk must not end the run.
         let _ = self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());

@@ -11,9 +11,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, Error, KvClient, LeaseClient, WatchClient};
+use etcd_client::{Client, ConnectOptions, Error, GetOptions, KvClient, LeaseClient, WatchClient};
 use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::super::StoreError;
@@ -88,13 +88,19 @@ impl Connections {
                 }
                 Err(_) => return Err(self.no_answer()),
             };
-            let failure = match timeout_at(deadline, call(Arc::clone(&connection))).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) => Failure::of(&error),
-                Err(_) => {
-                    connection.broken.cancel();
-                    return Err(self.no_answer());
-                }
+            let failure = tokio::select! {
+                biased;
+                answer = timeout_at(deadline, call(Arc::clone(&connection))) => match answer {
+                    Ok(Ok(answer)) => return Ok(answer),
+                    Ok(Err(error)) => Failure::of(&error),
+                    Err(_) => {
+                        connection.broken.cancel();
+                        return Err(self.no_answer());
+                    }
+                },
+                // Another call has found out first. To wait for the deadline all the same would cost a participant the
+                // time in which it may be without sight of the store.
+                () = connection.broken.cancelled() => Failure::Broken("the connection is given up".to_owned()),
             };
             match failure {
                 Failure::Answered(error) => return Err(self.named(error)),
@@ -142,7 +148,11 @@ impl Connections {
         let endpoint = current.endpoint % self.options.endpoints.len();
         // For the case that this fails, or that the caller gives up half-way.
         current.endpoint = endpoint + 1;
-        let client = self.connect(&self.options.endpoints[endpoint], &mut current.material).await?;
+        let url = &self.options.endpoints[endpoint];
+        let opening = timeout(self.options.connect_timeout, self.connect(url, &mut current.material));
+        let client = opening.await.unwrap_or_else(|_| {
+            Err(Failure::NotSent(format!("{url} did not answer within {:?}", self.options.connect_timeout)))
+        })?;
         let connection = Arc::new(Connection {
             kv: client.kv_client().max_decoding_message_size(MAX_ANSWER),
             watch: client.watch_client().max_decoding_message_size(MAX_ANSWER),
@@ -155,16 +165,14 @@ impl Connections {
         Ok(connection)
     }
 
-    /// Without credentials this sends nothing yet; with them it authenticates. `last`: what was used last, which is used
-    /// again if what the files say now is no good.
+    /// `last`: what was used last, which is used again if what the files say now is no good.
     async fn connect(&self, url: &str, last: &mut Option<Material>) -> Result<Client, Failure> {
-        let open = async |options| Client::connect([url], Some(options)).await.map_err(|error| Failure::of(&error));
         let Some(tls) = &self.options.tls else {
-            return open(self.connect_options()).await;
+            return open(url, self.connect_options()).await;
         };
         let with = |material: &Material| self.connect_options().with_tls(material.options());
         let failure = match tls.read() {
-            Ok(material) => match open(with(&material)).await {
+            Ok(material) => match open(url, with(&material)).await {
                 Ok(client) => {
                     *last = Some(material);
                     return Ok(client);
@@ -176,7 +184,7 @@ impl Connections {
         };
         let Some(material) = last else { return Err(failure) };
         tracing::warn!(?failure, "certificates for etcd cannot be used; those from before are used on");
-        open(with(material)).await
+        open(url, with(material)).await
     }
 
     fn connect_options(&self) -> ConnectOptions {
@@ -190,5 +198,19 @@ impl Connections {
             Some((user, password)) => options.with_user(user, password).with_auto_token_refresh(true),
             None => options,
         }
+    }
+}
+
+/// A client of a member that has answered. One that hangs lets the kernel accept connections all the same, and what is
+/// asked of it first would be lost time, more than a short lease has.
+async fn open(url: &str, options: ConnectOptions) -> Result<Client, Failure> {
+    // Without credentials this sends nothing yet; with them it authenticates.
+    let client = Client::connect([url], Some(options)).await.map_err(|error| Failure::of(&error))?;
+    // Answered by the member alone, whatever its cluster is up to.
+    let own = GetOptions::new().with_serializable().with_count_only();
+    match client.kv_client().get("segue", Some(own)).await.map_err(|error| Failure::of(&error)) {
+        Ok(_) | Err(Failure::Answered(_)) => Ok(client),
+        // All that was sent is a question without effect.
+        Err(Failure::Broken(error) | Failure::NotSent(error)) => Err(Failure::NotSent(error)),
     }
 }

@@ -53,6 +53,8 @@ fn of_status(status: &Status) -> Failure {
         Code::ResourceExhausted if message.contains("too many requests") => {
             Failure::Answered(StoreError::Unavailable(text))
         }
+        // Said by a member that has just heard of the new one: to go to another is to go to the one that died, perhaps.
+        Code::Unavailable if message.contains("leader changed") => Failure::Answered(StoreError::Unavailable(text)),
         // The token is of an earlier state of etcd's users; a new connection gets a new one.
         Code::InvalidArgument if message.contains("revision of auth store is old") => Failure::Broken(text),
         Code::Unauthenticated if message.contains("invalid auth token") => Failure::Broken(text),

@@ -1,0 +1,68 @@
+//! What participants with short leases go through while etcd's leader is stuck: a cluster of three, and the leader stopped.
+//!
+//! A stopped leader closes no connection and refuses none, and a follower passes renewals on to it until the others have
+//! elected a new one. The new one gives every lease its whole TTL again, so leases end only if their holders are too slow
+//! to find it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::participant::{Follow, KeptLease, Update};
+use segue_coordination::store::keys::Keyspace;
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
+use segue_tests::etcd::Etcd;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::site::PATIENCE;
+
+/// As in the chaos tests: a member is given up as leader after 0.5 s to 1 s of silence.
+const LEASE_TTL: Duration = Duration::from_secs(3);
+
+/// Enough for some to begin at each member.
+const PARTICIPANTS: usize = 12;
+
+fn leader(members: &[Etcd]) -> usize {
+    let leads = |member: &Etcd| member.metric("etcd_server_is_leader") == Some(1.0);
+    members.iter().position(leads).expect("a healthy cluster has a leader")
+}
+
+/// Holds a lease as routers and pods do: renewed only while its holder sees the store.
+async fn take_part(store: Arc<dyn Store>, until: Duration) -> Result<(), String> {
+    let lease = KeptLease::grant(store.clone(), LEASE_TTL).await.map_err(|error| error.to_string())?;
+    let mut follow = Follow::start(store, Keyspace::new("/segue/", "default"));
+    let (began, mut sighted) = (Instant::now(), true);
+    while began.elapsed() < until {
+        if sighted {
+            lease.made_progress();
+        }
+        if lease.state().borrow().lost {
+            return Err(format!("the lease was lost after {:?}", began.elapsed()));
+        }
+        tokio::select! {
+            update = follow.next() => sighted = !matches!(update, Update::Lost(_)),
+            () = sleep(LEASE_TTL / 6) => {}
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_stuck_costs_no_participant_its_lease() {
+    let members: [Etcd; 3] = Etcd::cluster();
+    let stuck = leader(&members);
+    // As in production, not with the suite's own timeouts.
+    let options = EtcdOptions::new(members.iter().map(Etcd::endpoint));
+    let mut participants = JoinSet::new();
+    for _ in 0..PARTICIPANTS {
+        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(options.clone()).unwrap());
+        participants.spawn(take_part(store, LEASE_TTL * 3));
+    }
+    sleep(LEASE_TTL / 3).await;
+    // For longer than a lease lasts, counted from the election. It never wakes up: an etcd before 3.4.31 and 3.5.13 would
+    // have the new leader revoke all leases then (etcd-io/etcd#15247).
+    members[stuck].pause();
+    let ended = tokio::time::timeout(PATIENCE, participants.join_all()).await.unwrap();
+    let lost: Vec<_> = ended.iter().filter_map(|it| it.as_ref().err()).collect();
+    assert!(lost.is_empty(), "{} of {PARTICIPANTS}: {lost:?}", lost.len());
+}
