@@ -174,6 +174,7 @@ impl Cluster {
                     let kept = !self.without(Rule::RouterLeaseClock);
                     (budget.router_crashes, budget.router_starts, budget.router_clocks, kept)
                 }
+                Process::Pod(1..) if self.scenario.spares_new_owner => continue,
                 Process::Pod(_) => {
                     (budget.pod_crashes, budget.pod_starts, budget.pod_clocks, !self.without(Rule::PodLeaseClock))
                 }

@@ -61,6 +61,8 @@ pub(crate) struct Scenario {
     pub(crate) on_store_loss: OnStoreLoss,
     pub(crate) requests: Vec<Planned>,
     pub(crate) budget: Budget,
+    /// Of the pods only the old owner fails.
+    pub(crate) spares_new_owner: bool,
     pub(crate) verdict: Verdict,
     /// What the search must have seen.
     pub(crate) reaches: Vec<Reached>,

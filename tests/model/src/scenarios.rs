@@ -55,6 +55,7 @@ pub(crate) fn a_move(name: &'static str, about: &'static str) -> Scenario {
         on_store_loss: OnStoreLoss::Auto,
         requests: requests(&[0, 0, 1]),
         budget: NO_FAULT,
+        spares_new_owner: false,
         verdict: Verdict::Holds,
         reaches: vec![Reached::Completed, Reached::Flushed],
         size: Size::Usual,
@@ -95,6 +96,8 @@ pub(crate) fn all() -> Vec<Scenario> {
             ..a_move("zombie-router", "a router loses its lease and goes on serving")
         },
         Scenario {
+            size: Size::Large,
+            spares_new_owner: true,
             requests: two(),
             budget: Budget { pod_clocks: 1, router_clocks: 1, ..NO_FAULT },
             ..a_move("double-zombie", "a pod and a router lose their leases and go on, at once")
@@ -124,12 +127,15 @@ pub(crate) fn all() -> Vec<Scenario> {
         },
         // The table of capabilities.
         Scenario {
+            spares_new_owner: true,
             pods: of(DRAINED_AND_FENCE),
             requests: two(),
             budget: Budget { pod_clocks: 1, router_crashes: 1, ..NO_FAULT },
             ..a_move("drained-fence-1", "drained and fence: a pod goes on without its lease while a router dies")
         },
         Scenario {
+            size: Size::Large,
+            spares_new_owner: true,
             pods: of(DRAINED_AND_FENCE),
             requests: two(),
             budget: Budget { pod_clocks: 1, router_clocks: 1, ..NO_FAULT },
@@ -142,6 +148,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             ..a_move("drained-1", "drained alone: a router dies and an exchange breaks")
         },
         Scenario {
+            spares_new_owner: true,
             pods: of(DRAINED),
             requests: two(),
             budget: Budget { pod_clocks: 1, ..NO_FAULT },

@@ -9,8 +9,8 @@ use crate::cluster::Cluster;
 use crate::scenario::{Scenario, Verdict};
 use crate::state::{Reached, State};
 
-/// Most states of a search; one that meets more has not looked everywhere, which is a failure.
-const MOST: usize = 400_000_000;
+/// Most transitions of a search; one that meets more has not looked everywhere, which is a failure.
+pub(crate) const MOST: usize = 400_000_000;
 
 /// A violation, with the way to it.
 pub(crate) struct Found {
@@ -53,13 +53,13 @@ impl Outcome {
     }
 }
 
-/// Searches everything, or up to the first violation.
-pub(crate) fn search(scenario: Scenario) -> Outcome {
+/// Searches everything, or up to the first violation; gives up after `most` transitions.
+pub(crate) fn search(scenario: Scenario, most: usize) -> Outcome {
     let (verdict, reaches) = (scenario.verdict, scenario.reaches.clone());
     // With one thread a search is in order of depth, and the same each time.
     let threads = if verdict == Verdict::Holds { 2 } else { 1 };
     let begun = Instant::now();
-    let checker = builder(scenario.clone()).threads(threads).spawn_bfs().join();
+    let checker = builder(scenario.clone()).target_state_count(most).threads(threads).spawn_bfs().join();
     let unreached = reaches.into_iter().filter(|reached| !checker.model().has_reached(*reached)).collect();
     let mut outcome = Outcome {
         states: checker.unique_state_count(),
@@ -68,7 +68,7 @@ pub(crate) fn search(scenario: Scenario) -> Outcome {
         took: Duration::ZERO,
         found: checker.discoveries().into_iter().map(as_found).collect(),
         unreached,
-        is_complete: checker.state_count() < MOST,
+        is_complete: checker.state_count() < most,
     };
     outcome.found.sort_by_key(|found| found.property);
     if let Verdict::Violates { property, .. } = verdict {
@@ -91,8 +91,14 @@ fn shorten(scenario: &Scenario, property: &'static str, found: &mut [Found]) {
     }
 }
 
+/// Whether anything is violated within so many steps.
+pub(crate) fn fails_within(scenario: Scenario, steps: usize) -> bool {
+    let checker = builder(scenario).threads(2).target_max_depth(steps + 2).spawn_bfs().join();
+    !checker.discoveries().is_empty()
+}
+
 fn builder(scenario: Scenario) -> CheckerBuilder<Cluster> {
-    Cluster::new(scenario).checker().finish_when(HasDiscoveries::AnyFailures).target_state_count(MOST)
+    Cluster::new(scenario).checker().finish_when(HasDiscoveries::AnyFailures)
 }
 
 fn as_found((property, path): (&'static str, Path<State, Action>)) -> Found {
