@@ -111,7 +111,12 @@ impl Router {
     /// Ends properly: takes nothing more, lets what is under way end, and deregisters only then.
     pub(crate) fn shut_down(self: &Rc<Self>) {
         self.closed.set(true);
-        let (router, limit) = (self.clone(), self.world.setting.drain_timeout);
+        let setting = &self.world.setting;
+        // One that ends while a pod works for it has died, as far as that work is concerned. Where pods cannot say `drained`
+        // nobody waits for that work then, and the protocol promises nothing: it takes as long as its requests may.
+        let patience = setting.max_wait + 2 * setting.request_timeout;
+        let limit = if setting.capabilities.drained { setting.drain_timeout } else { patience };
+        let router = self.clone();
         spawn_local(self.process.run(async move {
             let deadline = Instant::now() + limit;
             let refusing = deadline - limit / 10;
