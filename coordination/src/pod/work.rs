@@ -18,7 +18,7 @@ use crate::protocol::advance::{Ack, acknowledge};
 use crate::protocol::agree::{Act, Callback, Done, Next, Task, Word, next};
 use crate::protocol::door::known_epoch;
 use crate::protocol::pod::{Duty, duty, warmed};
-use crate::protocol::records::{Epoch, PodAck, PodAckKind, PodRecord, PodStatus, encode};
+use crate::protocol::records::{Epoch, PodAck, PodRecord, PodStatus, encode};
 use crate::store::StoreError;
 use crate::store::data::{Compare, Op, Revision, Txn, TxnOutcome};
 use crate::store::keys::Partition;
@@ -186,7 +186,7 @@ impl Shell {
 
     fn say(&mut self, partition: Partition, handoff: Revision, word: Word) {
         let (me, now) = (&self.settings.name, unix_millis());
-        let txn = match kind_of(word) {
+        let txn = match word.ack() {
             None => warmed(&self.view, me, self.incarnation, handoff, partition, now),
             Some(kind) if self.view.pod_ack(partition, me, kind, handoff).is_some() => None,
             Some(ack) => {
@@ -264,14 +264,5 @@ impl Shell {
             Some(partition) => self.reconcile(partition),
             None => self.keep_record(),
         }
-    }
-}
-
-fn kind_of(word: Word) -> Option<PodAckKind> {
-    match word {
-        Word::Ready => None,
-        Word::Drained => Some(PodAckKind::Drained),
-        Word::Synced => Some(PodAckKind::Synced),
-        Word::Released => Some(PodAckKind::Released),
     }
 }

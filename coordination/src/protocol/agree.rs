@@ -6,7 +6,7 @@
 //! given only after what it says has been done for that very handoff.
 
 use super::pod::Duty;
-use super::records::Epoch;
+use super::records::{Epoch, PodAckKind};
 use crate::store::data::Revision;
 
 /// What this process has done about a partition.
@@ -91,6 +91,18 @@ pub enum Word {
     Synced,
     /// The ack `released`.
     Released,
+}
+
+impl Word {
+    /// The ack that says it; `None`: it is said by moving the phase on.
+    pub fn ack(self) -> Option<PodAckKind> {
+        match self {
+            Word::Ready => None,
+            Word::Drained => Some(PodAckKind::Drained),
+            Word::Synced => Some(PodAckKind::Synced),
+            Word::Released => Some(PodAckKind::Released),
+        }
+    }
 }
 
 /// Something to do.

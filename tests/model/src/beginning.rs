@@ -17,11 +17,7 @@ impl Cluster {
     pub(crate) fn beginning(&self) -> State {
         let scenario = &self.scenario;
         let mut at = self.store.empty();
-        let mut put = |key: String, value: Vec<u8>| {
-            let txn = Txn { when: Vec::new(), then: vec![Op::Put { key, value, lease: None }], otherwise: None };
-            at = self.store.commit(at, self.store.txn(txn)).expect("a put without guards");
-            at
-        };
+        let mut put = |key: String, value: Vec<u8>| at = self.write_first(at, key, value);
         let keys = &self.store.keys;
         put(keys.config(), encode(&KeyspaceConfig { partitions: u32::from(scenario.partitions) }));
         put(keys.leader(), encode(&Leader { holder: "coordinator".to_owned(), lease_id: 0 }));
@@ -31,8 +27,8 @@ impl Cluster {
         for router in 0..scenario.routers_up as u8 {
             put(keys.router(&self.router_names[usize::from(router)]), self.router_record(router));
         }
-        let first = self.stands(at, Process::Pod(0));
         if scenario.is_placed {
+            let first = self.stands(at, Process::Pod(0));
             for partition in 0..u32::from(scenario.partitions) {
                 let assignment = Assignment {
                     partition,

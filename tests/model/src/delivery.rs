@@ -8,10 +8,10 @@ use crate::cluster::{Cluster, RouterStep};
 use crate::rules::Rule;
 use crate::state::{Clock, Gate, Reached, State};
 use crate::store::StoreRef;
-use crate::writes::Done;
+use crate::writes::StepResult;
 
 impl Cluster {
-    pub(crate) fn deliver(&self, state: &mut State, to: Process, ahead: usize) -> Done {
+    pub(crate) fn deliver(&self, state: &mut State, to: Process, ahead: usize) -> StepResult {
         let (_, incarnation, _, view) = Self::facts(state, to);
         let at = match view {
             None => state.now(),
@@ -100,7 +100,7 @@ impl Cluster {
         still_rests.then_some(next)
     }
 
-    pub(crate) fn register(&self, state: &mut State, who: Process) -> Done {
+    pub(crate) fn register(&self, state: &mut State, who: Process) -> StepResult {
         let key = self.key_of(who);
         let value = match who {
             Process::Router(router) => self.router_record(router),

@@ -217,7 +217,7 @@ impl Cluster {
         self.reconcile_router(state, router);
     }
 
-    /// No pod has acted on the request: back to the head of its line.
+    /// No pod has acted on the request: back to its place in its line.
     pub(crate) fn put_back(&self, state: &mut State, index: usize) {
         let exchange = state.exchanges.remove(index);
         let (router, request, partition) = (exchange.router, exchange.request, self.partition_of(exchange.request));

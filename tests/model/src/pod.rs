@@ -9,7 +9,7 @@ use segue_coordination::protocol::advance::{Ack, acknowledge};
 use segue_coordination::protocol::agree::{self, Act, Callback, Done, Next, Task, Word};
 use segue_coordination::protocol::door::{Answer, known_epoch};
 use segue_coordination::protocol::pod::{Duty, duty, warmed};
-use segue_coordination::protocol::records::{Epoch, PodAck, PodAckKind};
+use segue_coordination::protocol::records::{Epoch, PodAck};
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::data::Revision;
 
@@ -17,15 +17,6 @@ use crate::cluster::{Cluster, PodAsks};
 use crate::rules::Rule;
 use crate::state::{Clock, Exchange, Part, Pod, Reached, Request, Stage, State, Target, Violation};
 use crate::store::{StoreRef, TxnRef};
-
-fn kind_of(word: Word) -> Option<PodAckKind> {
-    match word {
-        Word::Ready => None,
-        Word::Drained => Some(PodAckKind::Drained),
-        Word::Synced => Some(PodAckKind::Synced),
-        Word::Released => Some(PodAckKind::Released),
-    }
-}
 
 impl Pod {
     pub(crate) fn down(partitions: u8) -> Self {
@@ -127,7 +118,7 @@ impl Cluster {
             let me = &self.pod_names[usize::from(pod)];
             self.view(state.now()).pod_ack(u32::from(partition), me, kind, handoff).is_some()
         };
-        (!kind_of(word).is_some_and(stands)).then_some(txn)
+        (!word.ack().is_some_and(stands)).then_some(txn)
     }
 
     fn word(&self, view: &View, asks: PodAsks, done: Done) -> Option<(TxnRef, Revision, Word)> {
@@ -136,7 +127,7 @@ impl Cluster {
         let Some(Act::Say(word, handoff)) = agree::next(duty, &done, self.capabilities(asks.pod).sync).act else {
             return None;
         };
-        let txn = match kind_of(word) {
+        let txn = match word.ack() {
             None => warmed(view, me, asks.incarnation, handoff, number, 0)?,
             Some(kind) if view.pod_ack(number, me, kind, handoff).is_some() => return None,
             Some(ack) => {

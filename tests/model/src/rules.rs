@@ -43,7 +43,7 @@ pub(crate) enum Rule {
     Incarnation,
     /// What a pod has accepted ends with its lease.
     EndAcceptedWork,
-    /// A refused request goes back to the head of its line.
+    /// A refused request goes back to its place in its line.
     PutBack,
     /// Nothing is cancelled from `Switching` on.
     CancelBeforeSwitching,

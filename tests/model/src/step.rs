@@ -8,10 +8,10 @@ use crate::cluster::Cluster;
 use crate::router::DrainEnd;
 use crate::rules::Rule;
 use crate::state::{Clock, Exchange, Reached, Request, State};
-use crate::writes::{Done, Post};
+use crate::writes::{Post, StepResult};
 
 impl Cluster {
-    pub(crate) fn step(&self, state: &mut State, step: Step, post: &mut Post) -> Done {
+    pub(crate) fn step(&self, state: &mut State, step: Step, post: &mut Post) -> StepResult {
         match step {
             Step::Deliver { to, ahead } => self.deliver(state, to, usize::from(ahead)),
             Step::DeliverAssignments { to } => {

@@ -8,7 +8,7 @@ use crate::state::{Reached, SlowWrite, State};
 use crate::store::{StoreRef, TxnRef};
 
 /// `None`: the step leads nowhere.
-pub(crate) type Done = Option<()>;
+pub(crate) type StepResult = Option<()>;
 
 /// How writes reach the store in this step.
 pub(crate) struct Post {
@@ -39,7 +39,13 @@ impl Cluster {
     }
 
     /// Commits a write, or sets it on its way.
-    pub(crate) fn post(&self, state: &mut State, txn: TxnRef, writer: Option<(Process, u8)>, post: &mut Post) -> Done {
+    pub(crate) fn post(
+        &self,
+        state: &mut State,
+        txn: TxnRef,
+        writer: Option<(Process, u8)>,
+        post: &mut Post,
+    ) -> StepResult {
         if !post.is_slow || post.was_slow {
             return self.commit(state, txn);
         }
@@ -50,7 +56,7 @@ impl Cluster {
         Some(())
     }
 
-    pub(crate) fn commit(&self, state: &mut State, txn: TxnRef) -> Done {
+    pub(crate) fn commit(&self, state: &mut State, txn: TxnRef) -> StepResult {
         let before = state.now();
         let after = self.store.commit(before, txn)?;
         self.note(before, after);
@@ -75,13 +81,13 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn put(&self, state: &mut State, key: String, value: Vec<u8>) -> Done {
+    pub(crate) fn put(&self, state: &mut State, key: String, value: Vec<u8>) -> StepResult {
         let when = vec![Compare::created_at(key.clone(), 0)];
         let txn = Txn { when, then: vec![Op::Put { key, value, lease: None }], otherwise: None };
         self.commit(state, self.store.txn(txn))
     }
 
-    pub(crate) fn delete(&self, state: &mut State, key: String) -> Done {
+    pub(crate) fn delete(&self, state: &mut State, key: String) -> StepResult {
         let txn = Txn { when: Vec::new(), then: vec![Op::Delete(Keys::One(key))], otherwise: None };
         self.commit(state, self.store.txn(txn))
     }
