@@ -34,6 +34,7 @@ use clap::Parser;
 use segue::demo::log::Log;
 use segue::demo::writer::pod::{Membership, Pod};
 use segue::demo::writer::{Writer, WriterSettings};
+use segue_coordination::protocol::records::Capabilities;
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore};
 use tokio::net::TcpListener;
@@ -108,7 +109,7 @@ async fn serve(arguments: Arguments) -> anyhow::Result<()> {
         keyspace: arguments.keyspace,
         lease_ttl: Duration::from_secs(arguments.lease_ttl),
     };
-    let pod = Pod::start(&writer, &member, listener, false)?;
+    let pod = Pod::start(&writer, &member, listener, Capabilities::ALL, false)?;
     let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = terminated.recv() => {}

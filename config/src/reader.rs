@@ -142,14 +142,18 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn size(&mut self, key: &'static str, default: usize) -> usize {
-        let read = self.read(key, |value| match value {
+        self.size_if_given(key).unwrap_or(default)
+    }
+
+    /// A size above zero; none by default.
+    pub(crate) fn size_if_given(&mut self, key: &'static str) -> Option<usize> {
+        self.read(key, |value| match value {
             Value::Integer(number) => Err(without_unit(*number, "B", units::EXPECTED_SIZE)),
             value => match units::size(text(value, units::EXPECTED_SIZE)?)? {
                 0 => Err(Wrong::new("zero", "expected more than that")),
                 bytes => Ok(bytes),
             },
-        });
-        read.unwrap_or(default)
+        })
     }
 
     /// A whole number within `range`.

@@ -235,6 +235,8 @@ pub struct Upstream {
     pub idle_timeout: Duration,
     /// Unused connections kept per pod; zero: none is kept.
     pub max_idle_per_pod: usize,
+    /// Requests with one pod at one time; at least one.
+    pub max_in_flight_per_pod: usize,
     /// How pods are known; none: they are spoken to in clear text.
     pub tls: Option<ClientTls>,
 }
@@ -259,6 +261,8 @@ pub struct Limits {
     pub header_read_timeout: Duration,
     /// Bytes of a request's head.
     pub max_header_bytes: usize,
+    /// Bytes of a request's body; none: there is no bound, as the router keeps no body.
+    pub max_body_bytes: Option<usize>,
 }
 
 /// The role that decides which pod owns which partition.

@@ -55,8 +55,14 @@ fn the_defaults_are_those_that_users_were_told() {
                 request_timeout: seconds(60),
                 idle_timeout: seconds(300),
                 max_idle_per_pod: 256,
+                max_in_flight_per_pod: 10_000,
             },
-            limits: Limits { max_connections: 10_000, header_read_timeout: seconds(10), max_header_bytes: 64 << 10 },
+            limits: Limits {
+                max_connections: 10_000,
+                header_read_timeout: seconds(10),
+                max_header_bytes: 64 << 10,
+                max_body_bytes: None,
+            },
         }),
         coordinator: Some(Coordinator {
             name: "host-1".to_owned(),
@@ -116,7 +122,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 20);
+    assert_eq!(tried, 21);
 }
 
 #[test]

@@ -22,6 +22,7 @@ fn whole_numbers_end_where_they_say() {
         ("router.stash.max_requests", 1, most),
         ("router.stash.flush_concurrency", 1, most),
         ("router.upstream.max_idle_per_pod", 0, most),
+        ("router.upstream.max_in_flight_per_pod", 1, most),
         ("router.limits.max_connections", 1, most),
         ("coordinator.partitions", 1, 65_536),
         ("coordinator.max_concurrent_handoffs", 1, most),
@@ -71,7 +72,7 @@ fn durations_end_at_nothing_and_at_a_year() {
 
 #[test]
 fn sizes_end_at_nothing_and_where_the_machine_does() {
-    for key in ["router.stash.max_total_bytes", "router.limits.max_header_bytes"] {
+    for key in ["router.stash.max_total_bytes", "router.limits.max_header_bytes", "router.limits.max_body_bytes"] {
         assert!(refused(&file(key, "\"0B\"")).contains(&format!("{key}: zero")));
         assert!(refused(&file(key, "\"18446744073709551616B\"")).contains("is too large"));
         assert_accepted(&file(key, "\"18446744073709551615B\""));

@@ -25,8 +25,12 @@ use crate::store::{Store, StoreError};
 
 /// After a refused write the view is likely to be newer in a moment; if not, its subject is left alone for so long.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
-/// Most writes under way at a time: etcd's throughput hardly grows beyond.
-const MAX_WRITES: usize = 64;
+/// Most writes under way at a time.
+const MAX_WRITES: usize = 1024;
+/// How many go in one request.
+const WRITES_TOGETHER: usize = 64;
+/// While partitions move, planning and observers look at all of them again at most so often.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How a coordinator takes part.
 #[derive(Debug, Clone)]
@@ -130,7 +134,9 @@ struct Reign<'a> {
     view: View,
     memory: Memory,
     began: Instant,
-    writes: JoinSet<(Subject, Result<TxnOutcome, StoreError>)>,
+    writes: JoinSet<Vec<(Subject, Result<TxnOutcome, StoreError>)>>,
+    /// What was decided and goes to the store together.
+    decided: Vec<(Subject, Txn)>,
     under_way: BTreeSet<Partition>,
     /// Partitions whose last write was refused, and until when they are left alone.
     resting: BTreeMap<Partition, Instant>,
@@ -139,6 +145,16 @@ struct Reign<'a> {
     /// After a failed write nothing is tried before then.
     not_before: Instant,
     next_wake: Option<Instant>,
+    /// When the view was shown to the observer, when it is to be if it has changed since, when it was planned with, and
+    /// whether a pod or router has come or gone since then.
+    shown: Option<Instant>,
+    show_at: Option<Instant>,
+    planned: Option<Instant>,
+    membership: bool,
+    /// Partitions that have changed since they were observed.
+    changed: BTreeSet<Partition>,
+    /// Partitions whose phase may be able to move on.
+    pending: BTreeSet<Partition>,
     flights: BTreeMap<Partition, Flight>,
     notices: Vec<Notice>,
 }
@@ -173,11 +189,18 @@ impl<'a> Reign<'a> {
             memory: Memory::default(),
             began: now,
             writes: JoinSet::new(),
+            decided: Vec::new(),
             under_way: BTreeSet::new(),
             resting: BTreeMap::new(),
             seen_at: 0,
             not_before: now,
             next_wake: None,
+            shown: None,
+            show_at: None,
+            planned: None,
+            membership: false,
+            changed: BTreeSet::new(),
+            pending: BTreeSet::new(),
             flights: BTreeMap::new(),
             notices: Vec::new(),
         }
@@ -200,7 +223,7 @@ impl<'a> Reign<'a> {
             }
             let now = Instant::now();
             let tick = now + (state.stands_until - state.trusted_until) / 2;
-            let wake = self.next_wake.unwrap_or(tick).max(self.not_before).min(tick);
+            let wake = self.next_wake.unwrap_or(tick).max(self.not_before).min(tick).min(self.show_at.unwrap_or(tick));
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
@@ -208,6 +231,7 @@ impl<'a> Reign<'a> {
                     Update::Snapshot(view) => {
                         self.view = *view;
                         self.resting.clear();
+                        self.all_changed();
                         (synced, sighted) = (true, true);
                         self.status.send_modify(|status| (status.leads, status.not_ready) = (true, None));
                     }
@@ -226,7 +250,11 @@ impl<'a> Reign<'a> {
                         continue;
                     }
                 },
-                Some(Ok((subject, result))) = self.writes.join_next(), if !self.writes.is_empty() => self.written(subject, result),
+                Some(written) = self.writes.join_next(), if !self.writes.is_empty() => {
+                    for (subject, result) in written.unwrap_or_default() {
+                        self.written(subject, result);
+                    }
+                }
                 // It has been answered: what comes of it now, or is waited for (a write, a view that lacks one's own), says
                 // when to look again. Kept, a moment that is over would have the loop spin until then.
                 () = sleep_until(wake) => self.next_wake = self.next_wake.filter(|due| *due > Instant::now()),
@@ -245,37 +273,61 @@ impl<'a> Reign<'a> {
     }
 
     fn apply(&mut self, batch: Batch) {
-        for partition in self.view.apply(batch).partitions {
+        let touched = self.view.apply(batch);
+        for partition in touched.partitions {
             self.resting.remove(&partition);
+            self.changed.insert(partition);
         }
+        if touched.membership {
+            self.all_changed();
+        }
+    }
+
+    fn all_changed(&mut self) {
+        self.membership = true;
+        self.changed.extend(self.view.handoffs.keys().chain(self.flights.keys()));
     }
 
     fn observe(&mut self) {
         let now = Instant::now();
-        let mut flights = BTreeMap::new();
-        for (partition, handoff) in &self.view.handoffs {
-            let seen = Flight {
+        let recently = self.shown.map(|shown| shown + LOOK_AGAIN).filter(|due| now < *due);
+        match recently.filter(|_| !self.membership && !self.changed.is_empty()) {
+            Some(due) => self.show_at = Some(due),
+            None => {
+                (self.shown, self.show_at) = (Some(now), None);
+                self.observer.view_changed(&self.view);
+            }
+        }
+        for partition in std::mem::take(&mut self.changed) {
+            let seen = self.view.handoffs.get(&partition).map(|handoff| Flight {
                 id: handoff.create_revision,
                 phase: handoff.value.phase,
                 since: now,
                 epoch: handoff.value.epoch,
-            };
-            let known = self.flights.get(partition).filter(|known| known.id == seen.id);
-            flights.insert(*partition, known.filter(|known| known.phase == seen.phase).copied().unwrap_or(seen));
-        }
-        for (partition, known) in &self.flights {
-            let is = flights.get(partition).filter(|is| is.id == known.id);
-            if is.is_none_or(|is| is.phase != known.phase) {
+            });
+            let known = self.flights.get(&partition).copied();
+            let same = seen.zip(known).is_some_and(|(seen, known)| seen.id == known.id);
+            if let Some(known) = known
+                && !(same && seen.is_some_and(|seen| seen.phase == known.phase))
+            {
                 self.observer.phase_ended(known.phase, now - known.since);
             }
-            if is.is_none() {
-                let moved = self.view.assignments.get(partition).is_some_and(|at| at.value.epoch >= known.epoch);
+            if let Some(known) = known
+                && !same
+            {
+                let moved = self.view.assignments.get(&partition).is_some_and(|at| at.value.epoch >= known.epoch);
                 let result = if moved { HandoffResult::Completed } else { HandoffResult::Cancelled };
-                self.observer.handoff_ended(*partition, result);
+                self.observer.handoff_ended(partition, result);
             }
+            match seen {
+                Some(seen) if !known.is_some_and(|known| same && known.phase == seen.phase) => {
+                    self.flights.insert(partition, seen);
+                }
+                Some(_) => {}
+                None => drop(self.flights.remove(&partition)),
+            }
+            self.pending.insert(partition);
         }
-        self.flights = flights;
-        self.observer.view_changed(&self.view);
     }
 
     fn act(&mut self) {
@@ -286,9 +338,20 @@ impl<'a> Reign<'a> {
         }
         let millis = unix_millis();
         if self.writes.is_empty() {
-            self.plan(now, millis);
+            match self.planned.map(|planned| planned + LOOK_AGAIN).filter(|due| now < *due && !self.membership) {
+                Some(due) => self.wake_at(due),
+                None => {
+                    (self.planned, self.membership) = (Some(now), false);
+                    self.plan(now, millis);
+                }
+            }
         }
         self.advance(millis);
+        self.send();
+    }
+
+    fn wake_at(&mut self, at: Instant) {
+        self.next_wake = Some(self.next_wake.map_or(at, |wake| wake.min(at)));
     }
 
     fn plan(&mut self, now: Instant, millis: u64) {
@@ -311,12 +374,18 @@ impl<'a> Reign<'a> {
     /// The fallback of the fast commit: moves on what nobody has moved on yet.
     fn advance(&mut self, millis: u64) {
         let idle = |partition: &&Partition| !self.under_way.contains(*partition);
-        let partitions: Vec<Partition> = self.view.handoffs.keys().filter(idle).copied().collect();
+        let partitions: Vec<Partition> = self.pending.iter().filter(idle).copied().collect();
         for partition in partitions {
-            if let Some(step) = advance(&self.view, partition, millis) {
-                let mut guarded = step.txn;
-                guarded.when.push(Compare::created_at(self.leader.0.clone(), self.leader.1));
-                self.write(Subject::Partition(partition), guarded);
+            let decided = match advance(&self.view, partition, millis) {
+                Some(step) => {
+                    let mut guarded = step.txn;
+                    guarded.when.push(Compare::created_at(self.leader.0.clone(), self.leader.1));
+                    self.write(Subject::Partition(partition), guarded)
+                }
+                None => true,
+            };
+            if decided {
+                self.pending.remove(&partition);
             }
         }
     }
@@ -335,30 +404,40 @@ impl<'a> Reign<'a> {
         self.notices = notices;
     }
 
-    fn write(&mut self, subject: Subject, txn: Txn) {
-        if self.writes.len() >= MAX_WRITES {
-            // The rest is decided again when these are done.
-            return;
-        }
-        if let Subject::Partition(partition) = subject
-            && let Some(until) = self.resting.get(&partition)
-        {
-            if Instant::now() < *until {
-                self.next_wake = Some(self.next_wake.map_or(*until, |wake| wake.min(*until)));
-                return;
-            }
-            self.resting.remove(&partition);
+    /// Whether it is on its way now; else it is to be decided again, when others are done or its subject has rested.
+    fn write(&mut self, subject: Subject, txn: Txn) -> bool {
+        if self.under_way.len() >= MAX_WRITES {
+            return false;
         }
         if let Subject::Partition(partition) = subject {
-            self.under_way.insert(partition);
+            if let Some(until) = self.resting.get(&partition).copied() {
+                if Instant::now() < until {
+                    self.wake_at(until);
+                    return false;
+                }
+                self.resting.remove(&partition);
+            }
+            if !self.under_way.insert(partition) {
+                return false;
+            }
         }
-        let store = self.store.clone();
-        self.writes.spawn(async move { (subject, store.commit(txn).await) });
+        self.decided.push((subject, txn));
+        true
+    }
+
+    fn send(&mut self) {
+        let mut decided = std::mem::take(&mut self.decided).into_iter().peekable();
+        while decided.peek().is_some() {
+            let (subjects, txns): (Vec<_>, Vec<_>) = decided.by_ref().take(WRITES_TOGETHER).unzip();
+            let store = self.store.clone();
+            self.writes.spawn(async move { subjects.into_iter().zip(store.commit_all(txns).await).collect() });
+        }
     }
 
     fn written(&mut self, subject: Subject, result: Result<TxnOutcome, StoreError>) {
         if let Subject::Partition(partition) = subject {
             self.under_way.remove(&partition);
+            self.pending.insert(partition);
         }
         match result {
             Ok(outcome) if outcome.committed() => self.seen_at = self.seen_at.max(outcome.revision),
@@ -368,7 +447,7 @@ impl<'a> Reign<'a> {
                 if let Subject::Partition(partition) = subject {
                     self.resting.insert(partition, rested);
                 }
-                self.next_wake = Some(self.next_wake.map_or(rested, |wake| wake.min(rested)));
+                self.wake_at(rested);
             }
             Err(error) => {
                 warn!(%error, ?subject, "a write failed; trying again");

@@ -6,25 +6,29 @@
 //!
 //! [`protocol::router`]: crate::protocol::router
 
+mod acks;
+mod turns;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
-use crate::participant::{Follow, LeaseState, Registration, Update, register, unix_millis};
-use crate::protocol::advance::{Ack, acknowledge};
-use crate::protocol::records::{Capabilities, PodRecord, RouterCutoverAck, RouterDrainedAck, RouterRecord, encode};
+use self::acks::{AckId, AckKind};
+use self::turns::Turns;
+
+use crate::participant::{Follow, LeaseState, Outbox, Registration, Update, register, unix_millis};
+use crate::protocol::records::{Capabilities, PodRecord, RouterRecord, encode};
 use crate::protocol::router::{
     DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out,
-    next_step, route,
+    may_stop_later, next_step, route,
 };
 use crate::protocol::view::{Touched, View};
-use crate::store::data::{Revision, TxnOutcome};
+use crate::store::data::Revision;
 use crate::store::keys::{Keyspace, Partition};
 use crate::store::{Store, StoreError};
 
@@ -54,6 +58,8 @@ pub trait DataPlane: Send + Sync + 'static {
     fn stop(&self, partition: Partition, cause: HoldCause);
     /// What holds a partition back that is stopped already.
     fn name_cause(&self, partition: Partition, cause: HoldCause);
+    /// Requests will be sent to this pod soon.
+    fn expect(&self, _target: &Target, _pod: &PodRecord, _without_lease: bool) {}
     /// Sends requests to this pod, those that were held first. `without_lease`: also when this router's lease may have ended.
     fn switch(&self, partition: Partition, target: &Target, pod: &PodRecord, without_lease: bool);
     /// Forgets that the partition's pod refused.
@@ -158,8 +164,8 @@ pub async fn run_router(
         notices,
         incarnation: 0,
         trust: Trust::Gone,
-        acks: HashMap::new(),
-        writes: JoinSet::new(),
+        acks: Outbox::new(store.clone(), REFUSED_PAUSE),
+        turns: Turns::default(),
         timers: BTreeSet::new(),
         draining_since: HashMap::new(),
         severed: HashMap::new(),
@@ -204,26 +210,6 @@ enum End {
     RegistrationGone,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum AckKind {
-    Drained,
-    GaveUp,
-    Cutover,
-}
-
-/// Where the write of an ack is.
-#[derive(Debug, Clone, Copy)]
-enum Written {
-    /// On its way.
-    InFlight,
-    /// Done: seen from this revision on.
-    SeenAt(Revision),
-    /// Failed, or refused because the view was behind: to be looked at again then.
-    RetryAt(Instant),
-}
-
-type AckId = (Partition, Revision, AckKind);
-
 struct Router {
     store: Arc<dyn Store>,
     keys: Keyspace,
@@ -235,8 +221,8 @@ struct Router {
     view: View,
     incarnation: Revision,
     trust: Trust,
-    acks: HashMap<AckId, Written>,
-    writes: JoinSet<(AckId, Result<TxnOutcome, StoreError>)>,
+    acks: Outbox<AckId>,
+    turns: Turns,
     /// When to look at a partition again.
     timers: BTreeSet<(Instant, Partition)>,
     draining_since: HashMap<Partition, Instant>,
@@ -269,9 +255,12 @@ impl Router {
             if synced {
                 self.set_trust(state);
             }
+            self.take_turns();
+            self.send_acks();
             let now = Instant::now();
             let trust_ends = if state.trusted_until > now { state.trusted_until } else { now + tick };
-            let wake = self.timers.first().map_or(now + tick, |(at, _)| *at).min(trust_ends).min(now + tick);
+            let timer = self.timers.first().map_or(now + tick, |(at, _)| *at);
+            let wake = timer.min(trust_ends).min(now + tick).min(self.turns.due().unwrap_or(timer));
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return End::Shutdown,
@@ -281,7 +270,7 @@ impl Router {
                         (synced, sighted) = (true, true);
                         if !self.is_registered() { return self.registration_gone(); }
                         self.set_trust(state);
-                        self.acks.clear();
+                        self.acks.forget(|_| true);
                         self.publish(None);
                         self.reconcile_all();
                     }
@@ -306,7 +295,7 @@ impl Router {
                     }
                 },
                 Some(partition) = self.notices.recv() => self.noticed(partition),
-                Some(written) = self.writes.join_next(), if !self.writes.is_empty() => self.written(written),
+                answers = self.acks.answered() => self.written(answers),
                 () = sleep_until(wake) => self.due(),
                 changed = lease_state.changed() => if changed.is_err() { self.fence(); return End::RegistrationGone; },
             }
@@ -425,11 +414,17 @@ impl Router {
             let me = &self.settings.name;
             match next_step(&self.view, me, partition, self.trust, &stage, backing_off.is_some()) {
                 Some(Step::Stop) => {
+                    // Asked only where it may wait: those whose turn has come keep it.
+                    let ready_since = may_stop_later(&self.view, partition, self.trust, &stage);
+                    if ready_since.is_some_and(|since| !self.turns.take(partition, since, Instant::now())) {
+                        break;
+                    }
                     let cause = match wanted {
                         Route::Hold(cause) => cause,
                         Route::To(_) => HoldCause::Handoff,
                     };
                     plane.stop(partition, cause);
+                    self.expect_new_owner(partition);
                 }
                 Some(Step::Switch(target)) => {
                     let Some(pod) = self.view.live_pod(&target.pod, target.incarnation) else {
@@ -438,6 +433,7 @@ impl Router {
                     let without_lease = serves_without_lease(self.settings.on_store_loss, pod.capabilities);
                     self.capabilities.insert(partition, pod.capabilities);
                     plane.switch(partition, &target, pod, without_lease);
+                    self.turns.over(partition);
                 }
                 Some(Step::AckDrained(handoff)) => {
                     self.write((partition, handoff, AckKind::Drained));
@@ -454,6 +450,22 @@ impl Router {
             plane.name_cause(partition, cause);
         }
         self.watch_drain(partition);
+    }
+
+    /// Connections to the new owner are made while the old one is drained, not by the requests that wait for them.
+    fn expect_new_owner(&self, partition: Partition) {
+        let handoff = self.view.handoffs.get(&partition).map(|handoff| &handoff.value);
+        let Some((handoff, pod)) = handoff.and_then(|it| Some((it, self.view.live_new_owner(it)?))) else { return };
+        let (name, incarnation) = (handoff.new_owner.clone(), handoff.new_incarnation);
+        let without_lease = serves_without_lease(self.settings.on_store_loss, pod.capabilities);
+        self.plane.expect(&Target { pod: name, incarnation, epoch: handoff.epoch }, pod, without_lease);
+    }
+
+    /// Stops partitions that have waited for others.
+    fn take_turns(&mut self) {
+        while let Some(partition) = self.turns.next(Instant::now()) {
+            self.reconcile(partition);
+        }
     }
 
     fn watch_drain(&mut self, partition: Partition) {
@@ -493,83 +505,6 @@ impl Router {
                 self.timers.insert((now + self.settings.drain_timeout, partition));
             }
         }
-    }
-
-    fn write(&mut self, id: AckId) {
-        let now = Instant::now();
-        match self.acks.get(&id) {
-            Some(Written::InFlight) => return,
-            Some(Written::SeenAt(revision)) if self.view.revision < *revision => return,
-            Some(Written::RetryAt(at)) if now < *at => {
-                self.timers.insert((*at, id.0));
-                return;
-            }
-            _ => {}
-        }
-        let txn = acknowledge(
-            &self.view,
-            &self.ack(id),
-            self.keys.router(&self.settings.name),
-            self.incarnation,
-            unix_millis(),
-        );
-        let store = self.store.clone();
-        self.writes.spawn(async move { (id, store.commit(txn).await) });
-        self.acks.insert(id, Written::InFlight);
-    }
-
-    fn ack(&self, (partition, handoff, kind): AckId) -> Ack {
-        let (router_name, acked_at) = (self.settings.name.clone(), unix_millis());
-        let severed = self.severed.get(&partition).copied().unwrap_or(0);
-        match kind {
-            AckKind::Drained | AckKind::GaveUp => {
-                let gave_up = kind == AckKind::GaveUp;
-                Ack::RouterDrained(RouterDrainedAck { router_name, partition, handoff, acked_at, severed, gave_up })
-            }
-            AckKind::Cutover => {
-                let times = self.times.get(&partition).copied().unwrap_or_default();
-                let micros = |duration: Duration| duration.as_micros() as u64;
-                Ack::RouterCutover(RouterCutoverAck {
-                    router_name,
-                    partition,
-                    handoff,
-                    acked_at,
-                    stashed: times.stashed,
-                    drain_us: micros(times.drain),
-                    pause_us: micros(times.pause),
-                    flush_us: micros(times.flush),
-                })
-            }
-        }
-    }
-
-    fn written(&mut self, written: Result<(AckId, Result<TxnOutcome, StoreError>), tokio::task::JoinError>) {
-        let Ok((id, result)) = written else { return };
-        let state = match result {
-            Ok(outcome) => {
-                if outcome.committed() && id.2 == AckKind::Cutover {
-                    self.times.remove(&id.0);
-                    self.severed.remove(&id.0);
-                }
-                if outcome.committed() {
-                    Written::SeenAt(outcome.revision)
-                } else {
-                    // Refused at a revision that may be another keyspace's, so that this view never reaches it.
-                    Written::RetryAt(Instant::now() + REFUSED_PAUSE)
-                }
-            }
-            Err(error) => {
-                info!(partition = id.0, %error, "could not write an acknowledgement; trying again");
-                Written::RetryAt(Instant::now() + Duration::from_millis(100))
-            }
-        };
-        // Handoffs end: what is left of their acks would pile up.
-        let view = &self.view;
-        self.acks.retain(|(partition, handoff, _), _| {
-            view.handoffs.get(partition).is_some_and(|record| record.create_revision == *handoff)
-        });
-        self.acks.insert(id, state);
-        self.reconcile(id.0);
     }
 }
 

@@ -10,7 +10,7 @@ use segue_coordination::protocol::records::{
 };
 use segue_coordination::protocol::router::{
     DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out,
-    next_step, route,
+    may_stop_later, next_step, route,
 };
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::data::{Keys, Op, Revision, Txn};
@@ -198,6 +198,90 @@ async fn a_handoff_goes_through_its_phases_and_each_last_ack_carries_the_move() 
     assert!(world.advance_seen(&world.view().await).await);
     let view = world.view().await;
     assert!(view.handoffs.is_empty() && view.acks.is_empty(), "the record and all acks go together");
+}
+
+#[tokio::test]
+async fn of_acks_that_cross_the_last_one_carries_the_move() {
+    let world = World::new(NONE, NONE, &["r", "s", "t"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = world.view().await;
+    assert!(world.ack_seen(&before, &drained("r", id)).await);
+    assert!(world.ack_seen(&before, &drained("s", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Ready), "t has not drained");
+    assert!(world.ack_seen(&before, &drained("t", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Switching));
+
+    let before = world.view().await;
+    for router in ["s", "t"] {
+        assert!(world.ack_seen(&before, &cut_over(router, id)).await);
+        assert_eq!(world.phase().await, Some(Phase::Switching), "r has not cut over");
+    }
+    assert!(world.ack_seen(&before, &cut_over("r", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Complete));
+}
+
+#[tokio::test]
+async fn a_router_that_gives_up_is_not_taken_for_one_that_has_drained() {
+    let world = World::new(NONE, NONE, &["r", "s"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = world.view().await;
+    let Ack::RouterDrained(said) = drained("s", id) else { unreachable!() };
+    assert!(world.ack_seen(&before, &Ack::RouterDrained(RouterDrainedAck { gave_up: true, ..said })).await);
+    assert!(world.ack_seen(&before, &drained("r", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Ready));
+    assert_eq!(waiting_for(&world.view().await, 0), [Waiting::RouterGaveUp("s".into())]);
+}
+
+#[tokio::test]
+async fn what_a_router_said_of_an_earlier_handoff_does_not_carry_the_next_one_on() {
+    let world = World::new(NONE, NONE, &["r", "s"]).await;
+    for phase in [Phase::Ready, Phase::Switching] {
+        let first = world.handoff(phase, Mode::Barrier).await;
+        let (one, other) = match phase {
+            Phase::Ready => (drained("r", first), drained("s", first)),
+            _ => (cut_over("r", first), cut_over("s", first)),
+        };
+        assert!(world.ack(&other).await);
+        // By hand: the acks stay behind.
+        world.delete(world.keys.handoff(0)).await;
+        let second = world.handoff(phase, Mode::Barrier).await;
+        let again = match one {
+            Ack::RouterDrained(said) => Ack::RouterDrained(RouterDrainedAck { handoff: second, ..said }),
+            Ack::RouterCutover(said) => Ack::RouterCutover(RouterCutoverAck { handoff: second, ..said }),
+            other => other,
+        };
+        assert!(world.ack(&again).await);
+        assert_eq!(world.phase().await, Some(phase));
+        world.delete(world.keys.handoff(0)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stop_may_wait_only_while_a_living_old_owner_serves_what_this_router_has_to_drain() {
+    let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+    world.handoff(Phase::Ready, Mode::Barrier).await;
+    let view = world.view().await;
+    let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
+    let open = Stage::Open(at("a", a, 4));
+    let since = view.handoffs[&0].mod_revision;
+    assert_eq!(may_stop_later(&view, 0, Trust::Held, &open), Some(since));
+    let elsewhere =
+        [Stage::Held, Stage::Flushing(at("a", a, 4)), Stage::Open(at("a", a, 3)), Stage::Open(at("b", b, 5))];
+    for stage in elsewhere {
+        assert_eq!(may_stop_later(&view, 0, Trust::Held, &stage), None, "{stage:?}");
+    }
+    for trust in [Trust::RunOut(OnStoreLoss::Serve), Trust::Gone] {
+        assert_eq!(may_stop_later(&view, 0, trust, &open), None, "{trust:?}");
+    }
+    world.handoff(Phase::Ready, Mode::Independent).await;
+    assert_eq!(may_stop_later(&world.view().await, 0, Trust::Held, &open), None);
+    for phase in [Phase::Warming, Phase::Syncing, Phase::Switching] {
+        world.handoff(phase, Mode::Barrier).await;
+        assert_eq!(may_stop_later(&world.view().await, 0, Trust::Held, &open), None, "{phase:?}");
+    }
+    world.handoff(Phase::Ready, Mode::Barrier).await;
+    world.delete(world.keys.pod("a")).await;
+    assert_eq!(may_stop_later(&world.view().await, 0, Trust::Held, &open), None, "the owner is dead");
 }
 
 #[tokio::test]

@@ -26,6 +26,7 @@ impl Flight {
     /// `started`: when the request arrived; `deadline`: until when its client wants to have all of the answer.
     pub(crate) fn begin(pass: Pass, shared: &Rc<Shared>, started: Instant, deadline: Option<Instant>) -> Self {
         shared.metrics.begins();
+        shared.load.begin(pass.pod().slot);
         Flight { pass: Some(pass), shared: shared.clone(), started, deadline }
     }
 
@@ -77,15 +78,18 @@ impl Flight {
 
     /// It has not taken place.
     pub(crate) fn undo(mut self) -> Pass {
+        let pass = self.pass.take().expect("a flight that was not undone");
         self.shared.metrics.ends();
-        self.pass.take().expect("a flight that was not undone")
+        self.shared.load.end(pass.pod().slot);
+        pass
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        if self.pass.is_some() {
+        if let Some(pass) = &self.pass {
             self.shared.metrics.ends();
+            self.shared.load.end(pass.pod().slot);
             self.shared.metrics.took(self.started.elapsed());
         }
     }

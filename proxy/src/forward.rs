@@ -25,18 +25,20 @@ use crate::answer::AnswerBody;
 use crate::deadline;
 use crate::flight::Flight;
 use crate::headers::{self, Stamps};
+use crate::load::Load;
 use crate::local::Background;
 use crate::metrics::{Bounce, WorkerMetrics};
 use crate::partition::Locator;
-use crate::request_body::RequestBody;
+use crate::request_body::{BodyError, RequestBody};
 use crate::respond::{Own, is_grpc};
+use crate::retry::Budgets;
 use crate::sending::{NoAnswer, Sending};
 use crate::settings::ForwardSettings;
-use crate::table::Refusal;
+use crate::table::{Pod, Refusal, Refused};
 use crate::ticket::{Admission, Pass, Ticket, Worker};
 use crate::tls::Stream;
 use crate::upgrade;
-use crate::upstream::{Answer, AnswerStream, Broken, SendError, Upstream};
+use crate::upstream::{Answer, AnswerStream, Broken, SendError, Upstream, was_spared};
 use crate::vigil::Ended;
 use crate::watch::Watch;
 
@@ -53,8 +55,11 @@ pub(crate) struct Shared {
     locator: Locator,
     worker: Worker,
     upstream: Upstream,
+    pub(crate) load: Load,
+    budgets: Budgets,
     pub(crate) request_timeout: Duration,
     pub(crate) idle_timeout: Duration,
+    max_body_bytes: u64,
     pub(crate) watch: Watch,
     pub(crate) background: Background,
     pub(crate) metrics: Arc<WorkerMetrics>,
@@ -109,12 +114,25 @@ impl Forward {
             locator: settings.locator.clone(),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
+            load: Load::new(settings.upstream.max_in_flight_per_pod),
+            budgets: Budgets::default(),
             request_timeout: settings.upstream.request_timeout,
             idle_timeout: settings.upstream.idle_timeout,
+            max_body_bytes: settings.max_body_bytes.map_or(u64::MAX, |bytes| bytes as u64),
             watch,
             background: Background::start(),
             metrics,
         });
+        if let Some(mut expected) = shared.worker.expected() {
+            let weak = Rc::downgrade(&shared);
+            tokio::task::spawn_local(async move {
+                // One after the other: many partitions of one pod want the same connection.
+                while let Some(slot) = expected.recv().await {
+                    let Some(shared) = weak.upgrade() else { break };
+                    shared.upstream.prepare(shared.worker.pod(slot)).await;
+                }
+            });
+        }
         let weak = Rc::downgrade(&shared);
         let watch = shared.watch.clone();
         tokio::task::spawn_local(async move {
@@ -129,6 +147,11 @@ impl Forward {
                 .await;
         });
         Ok(Forward { shared })
+    }
+
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn idle_timeout(&self) -> Duration {
+        self.shared.idle_timeout
     }
 
     /// Answers one request of a client.
@@ -202,7 +225,10 @@ async fn route(
         // It asks for a connection to somewhere, which is no request for a partition.
         return Err(Some(Own::NoPartition));
     }
-    let body = RequestBody::new(incoming, head.version, &shared.watch);
+    let body = RequestBody::new(incoming, head.version, shared.max_body_bytes, &shared.watch);
+    if body.is_too_large() {
+        return Err(Some(Own::BodyTooLarge));
+    }
     if headers::is_ambiguous(&head.headers, body.is_sized()) {
         return Err(Some(Own::Ambiguous));
     }
@@ -216,6 +242,13 @@ async fn route(
     let head_bytes = headers::weight(head);
     let bytes = head_bytes + body.weight();
     let mut admission = shared.worker.enter(located.partition, located.order, bytes, arrived).map_err(Own::from)?;
+    if let Admission::Pass(pass) = &admission
+        && !shared.load.has_room(pass.pod().slot)
+    {
+        return Err(Some(Own::Overload));
+    }
+    // Where it was refused last.
+    let mut refused_at = None;
     loop {
         let pass = match admission {
             Admission::Pass(pass) => pass,
@@ -225,6 +258,14 @@ async fn route(
                 pass
             }
         };
+        let to = (pass.pod().slot, pass.epoch());
+        if refused_at != Some(to) {
+            shared.budgets.first_try(to.0);
+        } else if !shared.budgets.may_try_again(to.0, Instant::now()) {
+            shared.metrics.bounced(Bounce::Spared);
+            admission = Admission::Held(pass.put_back());
+            continue;
+        }
         let flight = Flight::begin(pass, shared, arrived, deadline);
         admission = match send(shared, head, &body, peer, flight, &mut switch).await {
             Sent::Answered(answer) => return Ok(answer),
@@ -232,10 +273,44 @@ async fn route(
             Sent::ClientGone => return Err(None),
             Sent::Undone(pass, cause) => {
                 shared.metrics.bounced(cause);
+                match refused(cause) {
+                    Some(how) => {
+                        refused_at = Some(to);
+                        shared.budgets.refused(to.0, Instant::now());
+                        note_refusal(pass.pod(), how);
+                    }
+                    None if refused_at == Some(to) => shared.budgets.was_not_tried(to.0),
+                    None => {}
+                }
                 Admission::Held(pass.put_back())
             }
             Sent::Fenced(pass) => Admission::Held(pass.put_back_fenced()),
         };
+    }
+}
+
+/// How the pod has refused; `None`: it was not asked.
+fn refused(bounce: Bounce) -> Option<Refused> {
+    match bounce {
+        Bounce::Misdirected => Some(Refused::Misdirected),
+        Bounce::Refused => Some(Refused::Unreachable),
+        Bounce::Spared => None,
+    }
+}
+
+#[cold]
+fn note_refusal(pod: &Pod, how: Refused) {
+    if let Some(in_a_row) = pod.health.refused(how) {
+        tracing::warn!(pod = pod.name, address = pod.address, ?how, in_a_row, "a pod takes nothing; trying on");
+    }
+}
+
+/// The pod has taken a request.
+#[inline]
+fn note_acceptance(shared: &Shared, pod: &Pod) {
+    shared.budgets.accepted(pod.slot);
+    if let Some(after) = pod.health.accepted() {
+        tracing::info!(pod = pod.name, address = pod.address, after, "a pod takes requests again");
     }
 }
 
@@ -286,6 +361,7 @@ async fn wait(
             match body.poll_read_ahead(context) {
                 Poll::Pending => {}
                 Poll::Ready(Ok(())) => reads = false,
+                Poll::Ready(Err(BodyError::TooLarge)) => return Poll::Ready(Err(Some(Own::BodyTooLarge))),
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(None)),
             }
             if let Err(refusal) = ticket.weigh(head_bytes + body.weight()) {
@@ -314,7 +390,8 @@ async fn send(
             Ok(line) => line,
             Err(error) => {
                 tracing::debug!(pod = flight.pod().name, %error, "a pod cannot be reached");
-                return Sent::Undone(flight.undo(), Bounce::Refused);
+                let cause = if was_spared(&error) { Bounce::Spared } else { Bounce::Refused };
+                return Sent::Undone(flight.undo(), cause);
             }
         };
         if line.is_fresh() && !flight.may_still_go() {
@@ -352,6 +429,7 @@ async fn send(
                 tracing::debug!(pod = flight.pod().name, %error, "a pod takes no request");
                 return Sent::Undone(flight.undo(), Bounce::Refused);
             }
+            Err(NoAnswer::Send(SendError::Failed(_))) if body.is_too_large() => return Sent::Own(Own::BodyTooLarge),
             Err(NoAnswer::Send(SendError::Failed(Broken::CutOff))) => return Sent::ClientGone,
             Err(NoAnswer::Send(SendError::Failed(error))) => {
                 tracing::debug!(pod = flight.pod().name, %error, "an exchange has failed");
@@ -377,6 +455,7 @@ async fn send(
                 }
             }
             Answer::Response(response) => {
+                note_acceptance(shared, flight.pod());
                 body.settle();
                 Sent::Answered(pass_on(shared, response, flight))
             }

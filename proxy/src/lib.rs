@@ -14,6 +14,7 @@ pub mod forward;
 pub mod gate;
 pub mod hash;
 mod headers;
+mod load;
 mod local;
 #[cfg(all(test, feature = "loom"))]
 mod loom;
@@ -22,6 +23,7 @@ pub mod partition;
 mod plane;
 mod request_body;
 pub mod respond;
+mod retry;
 mod segments;
 mod sending;
 pub mod server;

@@ -34,6 +34,8 @@ pub enum Bounce {
     Misdirected,
     /// The pod could not be reached.
     Refused,
+    /// The pod has just refused, so this one was not even sent.
+    Spared,
 }
 
 /// The counters of all workers.
@@ -48,7 +50,7 @@ pub struct WorkerMetrics {
     own: [AtomicU64; Own::ALL.len()],
     aborted: AtomicU64,
     in_flight: AtomicU64,
-    bounced: [AtomicU64; 2],
+    bounced: [AtomicU64; 3],
     durations: Times,
     stash_waits: Times,
     connections: AtomicU64,
@@ -276,7 +278,8 @@ impl Collector for Metrics {
 
         let help = "Requests that came back undone and were put back, by cause";
         let mut bounced = encoder.encode_descriptor("bounced", help, None, Counter)?;
-        for (cause, name) in [(Bounce::Misdirected, "misdirected"), (Bounce::Refused, "refused")] {
+        let causes = [(Bounce::Misdirected, "misdirected"), (Bounce::Refused, "refused"), (Bounce::Spared, "spared")];
+        for (cause, name) in causes {
             bounced.encode_family(&[("cause", name)])?.encode_counter(&self.bounces(cause), none)?;
         }
         Ok(())
@@ -306,6 +309,7 @@ mod tests {
         for line in [
             "segue_bounced_total{cause=\"misdirected\"} 0\n",
             "segue_bounced_total{cause=\"refused\"} 0\n",
+            "segue_bounced_total{cause=\"spared\"} 0\n",
             "segue_in_flight 0\n",
             "segue_request_duration_seconds_count 0\n",
             "segue_stash_wait_seconds_count 0\n",

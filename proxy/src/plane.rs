@@ -41,6 +41,11 @@ impl DataPlane for Table {
         Table::name_cause(self, partition, cause);
     }
 
+    fn expect(&self, target: &Target, pod: &PodRecord, without_lease: bool) {
+        let slot = self.intern_pod(&target.pod, target.incarnation, &pod.address, without_lease);
+        Table::expect(self, slot);
+    }
+
     fn switch(&self, partition: Partition, target: &Target, pod: &PodRecord, without_lease: bool) {
         let slot = self.intern_pod(&target.pod, target.incarnation, &pod.address, without_lease);
         Table::switch(self, partition, slot, target.epoch);

@@ -4,6 +4,7 @@
 //! out is kept up to a bound; past it the request cannot be sent again. While a request is held its body is read ahead up
 //! to the same bound, because HTTP/1.1 servers notice a client that hangs up only where they read, and because what has arrived
 //! is what the stash counts where no length is known.
+//! A body beyond the bound for bodies is broken off where it passes it, or not begun if its length says so.
 //! What must stay true: a body that the client cut off is never handed out as a complete one; nothing more than the bound
 //! and one frame is kept; at most one attempt reads it.
 
@@ -36,6 +37,8 @@ struct Source {
     incoming: Incoming,
     http2: bool,
     length: Option<u64>,
+    /// How much more of it may come.
+    allowed: u64,
     kept: Vec<Bytes>,
     kept_bytes: usize,
     trailers: Option<http::HeaderMap>,
@@ -55,6 +58,7 @@ enum Reading {
     Open,
     Ended,
     Broken,
+    TooLarge,
 }
 
 /// Why a body does not go on.
@@ -63,6 +67,9 @@ pub(crate) enum BodyError {
     /// The client did not send all of it.
     #[error("the client did not send the whole body")]
     CutOff,
+    /// There is more of it than there may be.
+    #[error("the body is too large")]
+    TooLarge,
     /// Another attempt has taken it over.
     #[error("the request was taken back")]
     TakenBack,
@@ -78,20 +85,23 @@ pub(crate) struct Upload {
 }
 
 impl RequestBody {
-    pub(crate) fn new(incoming: Incoming, version: Version, watch: &Watch) -> Self {
+    /// `most`: how large it may be.
+    pub(crate) fn new(incoming: Incoming, version: Version, most: u64, watch: &Watch) -> Self {
         if incoming.is_end_stream() {
             return RequestBody { source: None };
         }
         let length = incoming.size_hint().exact();
+        let reading = if length.is_some_and(|length| length > most) { Reading::TooLarge } else { Reading::Open };
         RequestBody {
             source: Some(Rc::new(RefCell::new(Source {
                 incoming,
                 http2: version == Version::HTTP_2,
                 length,
+                allowed: most,
                 kept: Vec::new(),
                 kept_bytes: 0,
                 trailers: None,
-                reading: Reading::Open,
+                reading,
                 partial: false,
                 settled: false,
                 attempt: 0,
@@ -105,6 +115,11 @@ impl RequestBody {
     /// There is none, or its length is known.
     pub(crate) fn is_sized(&self) -> bool {
         self.source.as_ref().is_none_or(|source| source.borrow().length.is_some())
+    }
+
+    /// It has turned out to be larger than it may be.
+    pub(crate) fn is_too_large(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.borrow().reading == Reading::TooLarge)
     }
 
     /// What waiting with it costs in memory: what it may come to, or, where its length is not known, what has arrived.
@@ -125,6 +140,7 @@ impl RequestBody {
         loop {
             match source.reading {
                 Reading::Broken => return Poll::Ready(Err(BodyError::CutOff)),
+                Reading::TooLarge => return Poll::Ready(Err(BodyError::TooLarge)),
                 Reading::Ended => return Poll::Ready(Ok(())),
                 Reading::Open if source.kept_bytes >= KEPT_BYTES || source.partial => return Poll::Ready(Ok(())),
                 Reading::Open => {}
@@ -192,6 +208,12 @@ impl Source {
                 if let Some(trailers) = frame.trailers_mut() {
                     clean_trailers(trailers);
                 }
+                let length = frame.data_ref().map_or(0, |data| data.len() as u64);
+                let Some(allowed) = self.allowed.checked_sub(length) else {
+                    self.reading = Reading::TooLarge;
+                    return Poll::Ready(Some(Err(BodyError::TooLarge)));
+                };
+                self.allowed = allowed;
                 Poll::Ready(Some(Ok(frame)))
             }
             // hyper ends the body of a stream that its client reset with NO_ERROR as if it were complete.
@@ -257,6 +279,7 @@ impl Body for Attempt {
         match source.reading {
             Reading::Ended => return Poll::Ready(None),
             Reading::Broken => return Poll::Ready(Some(Err(BodyError::CutOff))),
+            Reading::TooLarge => return Poll::Ready(Some(Err(BodyError::TooLarge))),
             Reading::Open => {}
         }
         let Poll::Ready(frame) = source.poll_incoming(context) else {

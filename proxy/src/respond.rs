@@ -43,15 +43,19 @@ pub enum Own {
     Fenced,
     /// The router is ending.
     Shutdown,
+    /// The pod, or the router itself, has as much to do already as it may.
+    Overload,
     /// The request's head is too large.
     HeadTooLarge,
+    /// Its body is.
+    BodyTooLarge,
     /// The request, or its head alone, took too long to arrive.
     TooSlow,
 }
 
 impl Own {
     /// All of them, in the order in which [`index`](Self::index) numbers them.
-    pub const ALL: [Own; 14] = [
+    pub const ALL: [Own; 16] = [
         Own::NoPartition,
         Own::BadPartition,
         Own::Ambiguous,
@@ -64,7 +68,9 @@ impl Own {
         Own::NoOwner,
         Own::Fenced,
         Own::Shutdown,
+        Own::Overload,
         Own::HeadTooLarge,
+        Own::BodyTooLarge,
         Own::TooSlow,
     ];
 
@@ -79,10 +85,11 @@ impl Own {
             Own::NoPartition | Own::BadPartition | Own::Ambiguous => StatusCode::BAD_REQUEST,
             Own::UpstreamFailed | Own::Severed => StatusCode::BAD_GATEWAY,
             Own::UpstreamTimeout | Own::Deadline => StatusCode::GATEWAY_TIMEOUT,
-            Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown => {
+            Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown | Own::Overload => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Own::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Own::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Own::TooSlow => StatusCode::REQUEST_TIMEOUT,
         }
     }
@@ -102,7 +109,8 @@ impl Own {
             Own::NoOwner => "no-owner",
             Own::Fenced => "fenced",
             Own::Shutdown => "shutdown",
-            Own::HeadTooLarge | Own::TooSlow => "limit",
+            Own::Overload => "overload",
+            Own::HeadTooLarge | Own::BodyTooLarge | Own::TooSlow => "limit",
         }
     }
 
@@ -120,7 +128,9 @@ impl Own {
             Own::NoOwner => "no pod owns the partition at the moment",
             Own::Fenced => "the router has lost its store and may not route at the moment",
             Own::Shutdown => "the router is shutting down",
+            Own::Overload => "too much is under way already; nothing was sent",
             Own::HeadTooLarge => "the request's head is too large",
+            Own::BodyTooLarge => "the request's body is too large; what a pod has seen of it is incomplete",
             Own::TooSlow => "the request took too long to arrive",
         }
     }
@@ -132,8 +142,8 @@ impl Own {
             Own::NoPartition | Own::BadPartition | Own::Ambiguous => "3",
             Own::UpstreamFailed | Own::Severed => "13",
             Own::UpstreamTimeout | Own::Deadline | Own::TooSlow => "4",
-            Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown => "14",
-            Own::HeadTooLarge => "8",
+            Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown | Own::Overload => "14",
+            Own::HeadTooLarge | Own::BodyTooLarge => "8",
         }
     }
 

@@ -15,6 +15,8 @@ pub struct ForwardSettings {
     pub keyspace: String,
     /// How requests name their partition.
     pub locator: Locator,
+    /// Most bytes of a request's body; none: no bound.
+    pub max_body_bytes: Option<usize>,
     /// Towards the pods.
     pub upstream: UpstreamSettings,
 }
@@ -33,6 +35,8 @@ pub struct UpstreamSettings {
     pub idle_timeout: Duration,
     /// How many idle connections a worker keeps for each pod.
     pub max_idle_per_pod: usize,
+    /// How many requests a worker may have with each pod; what was held before may come on top.
+    pub max_in_flight_per_pod: usize,
     /// How pods are known; none: they are spoken to in clear text.
     pub tls: Option<ClientTls>,
 }
@@ -45,6 +49,7 @@ impl Default for UpstreamSettings {
             request_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(300),
             max_idle_per_pod: 256,
+            max_in_flight_per_pod: 10_000,
             tls: None,
         }
     }

@@ -150,6 +150,13 @@ impl<W> Stash<W> {
         self.flush = Some(Flush { concurrency: concurrency.max(1), serial_left: 2 * self.waiting + concurrency });
     }
 
+    /// From here on so many may be tried at a time; how many are started in strict order stays as it is.
+    pub fn limit_flush(&mut self, concurrency: usize) {
+        if let Some(flush) = &mut self.flush {
+            flush.concurrency = concurrency.max(1);
+        }
+    }
+
     /// Lets nothing start any more.
     pub fn end_flush(&mut self) {
         self.flush = None;

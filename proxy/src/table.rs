@@ -8,10 +8,12 @@
 //! * a request is counted inside from before it can reach a pod until the pod is done with it.
 
 mod closed;
+mod expected;
+mod health;
 mod path;
 mod pods;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -23,6 +25,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::closed::Closed;
+use self::expected::Expected;
+pub use self::health::{Health, Refused};
 pub(crate) use self::path::Turn;
 pub use self::pods::Pod;
 use self::pods::Pods;
@@ -94,6 +98,7 @@ pub struct Table {
     /// What lasting exchanges of each worker listen to, by partition, until they are severed.
     severing: Vec<Mutex<HashMap<u32, CancellationToken>>>,
     pods: Pods,
+    expected: Expected,
     limits: StashLimits,
     stashed_bytes: AtomicUsize,
     /// Nanoseconds since `base` up to which the router's lease may be trusted.
@@ -123,6 +128,7 @@ impl Table {
             inside: (0..workers).map(|_| Segments::new()).collect(),
             severing: (0..workers).map(|_| Mutex::default()).collect(),
             pods: Pods::default(),
+            expected: Expected::new(workers),
             limits,
             stashed_bytes: AtomicUsize::new(0),
             trusted_until: AtomicU64::new(0),
@@ -164,6 +170,16 @@ impl Table {
         self.pods.intern(name, incarnation, address, serves_without_lease)
     }
 
+    /// Requests will go to this pod: every worker has a connection made if it has none.
+    pub(crate) fn expect(&self, slot: u32) {
+        self.expected.tell(slot);
+    }
+
+    /// What [`expect`](Self::expect) tells a worker; once.
+    pub(crate) fn expected(&self, worker: usize) -> Option<mpsc::UnboundedReceiver<u32>> {
+        self.expected.take(worker)
+    }
+
     pub(crate) fn pod(&self, slot: u32) -> &Arc<Pod> {
         self.pods.get(slot)
     }
@@ -180,6 +196,16 @@ impl Table {
     fn lock(cell: &Cell) -> MutexGuard<'_, Option<Box<Closed>>> {
         // The state is consistent between any two statements that can panic.
         cell.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pods that partitions lead to, or led to when they were last open, and that have refused too much in a row.
+    pub fn outliers(&self) -> Vec<Arc<Pod>> {
+        let led_to = |partition| {
+            let (position, slot, epoch, _) = self.position(partition);
+            (position == Position::Open || epoch > 0).then_some(slot)
+        };
+        let slots: BTreeSet<u32> = (0..self.partitions()).filter_map(led_to).collect();
+        slots.into_iter().map(|slot| self.pod(slot)).filter(|pod| pod.health.is_outlier()).cloned().collect()
     }
 
     /// How many requests of the partition are in flight.
@@ -266,7 +292,14 @@ impl Table {
         closed.retry_at = None;
         closed.drained_at.get_or_insert(now);
         closed.switched_at.get_or_insert(now);
+        if !leads_there {
+            closed.forgive();
+        }
+        // A pod that has refused gets one request, and more once it has taken that.
         closed.stash.begin_flush(self.limits.flush_concurrency);
+        if closed.is_refused() {
+            closed.stash.limit_flush(1);
+        }
         cell.gate.set(switched);
         self.flush(partition, cell, closed);
     }

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use segue_coordination::protocol::router::HoldCause;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -81,6 +82,15 @@ impl Worker {
     /// Whether the router is ending.
     pub fn shutting_down(&self) -> bool {
         self.inner.table.is_shutting_down()
+    }
+
+    /// Pods that requests are about to go to; to be asked for once.
+    pub(crate) fn expected(&self) -> Option<UnboundedReceiver<u32>> {
+        self.inner.table.expected(self.inner.index)
+    }
+
+    pub(crate) fn pod(&self, slot: u32) -> &Arc<Pod> {
+        self.inner.table.pod(slot)
     }
 
     /// Longest that a request waits.

@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use http::Response;
@@ -314,6 +315,24 @@ async fn a_pod_that_refuses_connections_gets_the_request_once_it_listens() {
     let pod = Pod::start(Speaks::Http2, answer).await;
     world.lead(0, pod.address, 2);
     assert_eq!(asked.await.unwrap().text(), "other");
+}
+
+#[tokio::test]
+async fn a_pod_that_is_about_to_get_a_partition_is_connected_to_before() {
+    let world = World::new();
+    let answer = |_| async { Response::new(empty()) };
+    let (old, new) = (Pod::start(Speaks::Http1, answer).await, Pod::start(Speaks::Http1, answer).await);
+    world.lead(0, old.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    assert_eq!(client.ask(GET).await.status, 200);
+    world.hold(0, HoldCause::Handoff);
+    client.write(GET).await;
+    world.held(0, 1).await;
+    world.expect(new.address, 2);
+    until(|| new.connections.load(SeqCst) == 1, "the connection").await;
+    world.lead(0, new.address, 2);
+    assert_eq!(client.answer().await.status, 200);
+    assert_eq!(new.connections.load(SeqCst), 1, "it was used");
 }
 
 #[tokio::test]

@@ -95,18 +95,58 @@ async fn a_head_that_takes_too_long_is_refused() {
 }
 
 #[tokio::test]
-async fn beyond_the_most_connections_clients_wait_until_one_leaves() {
+async fn beyond_the_most_connections_clients_are_told_so_while_all_others_are_busy() {
     let world = World::with(limits(|server| server.max_connections = 2));
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
+    let pod = Script::new().await;
     world.lead(0, pod.address, 1);
     let (mut first, mut second) = (Plain::connect(world.address).await, Plain::connect(world.address).await);
-    assert_eq!((first.ask(GET).await.status, second.ask(GET).await.status), (200, 200));
+    first.write(GET).await;
+    second.write(GET).await;
+    let (mut one, mut other) = (pod.accept().await, pod.accept().await);
+    one.head().await;
+    other.head().await;
     let mut third = Plain::connect(world.address).await;
     third.write(GET).await;
-    let waits = tokio::time::timeout(Duration::from_millis(50), third.head()).await;
-    assert!(waits.is_err(), "a third client was served");
-    drop(first);
-    assert_eq!(third.answer().await.status, 200);
+    let refused = third.answer().await;
+    assert_eq!((refused.status, refused.header("segue-reason")), (503, "overload"));
+    assert_eq!((refused.header("retry-after"), refused.header("connection")), ("1", "close"));
+    assert_eq!(third.rest().await, "");
+    for connection in [&mut one, &mut other] {
+        connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    }
+    assert_eq!((first.answer().await.status, second.answer().await.status), (200, 200));
+}
+
+#[tokio::test]
+async fn a_newcomer_takes_the_place_of_whoever_has_been_idle_for_longest() {
+    for (what, said) in
+        [("nothing", ""), ("half a head", "GET / HT"), ("a preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")]
+    {
+        let world = World::with(limits(|server| {
+            server.max_connections = 2;
+            server.header_read_timeout = Duration::from_millis(800);
+        }));
+        let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
+        world.lead(0, pod.address, 1);
+        let mut idle = Plain::connect(world.address).await;
+        idle.write(said).await;
+        let mut busy = Plain::connect(world.address).await;
+        let mut others = 0;
+        let began = Instant::now();
+        // As long as both have a right to their places, nobody else gets one.
+        loop {
+            assert_eq!(busy.ask(GET).await.status, 200, "{what}");
+            let answer = Plain::connect(world.address).await.ask(GET).await;
+            match answer.status {
+                503 => others += 1,
+                status => break assert_eq!(status, 200, "{what}"),
+            }
+            assert!(began.elapsed() < PATIENCE, "{what}: nobody gave way to {others}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        idle.rest().await;
+        assert_eq!(busy.ask(GET).await.status, 200, "{what}");
+    }
 }
 
 #[tokio::test]

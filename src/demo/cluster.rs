@@ -99,7 +99,7 @@ impl Cluster {
         let mut instruments = Instruments::new();
         for number in 0..options.routers.max(1) {
             let Cluster { member, witness, story, .. } = &cluster;
-            let router = Router::start(number, member, witness, story, &mut instruments, options.sabotage)?;
+            let router = Router::start(number, member, witness, story, &mut instruments, options)?;
             cluster.routers.push(router);
         }
         for number in 0..options.pods.max(1) {
@@ -116,14 +116,18 @@ impl Cluster {
     }
 
     fn add_coordinator(&mut self, name: String, observer: Arc<dyn CoordinatorObserver>) {
-        let (member, partitions) = (&self.member, self.options.partitions);
-        let coordinator = Coordinator::start(name, member, observer.clone(), partitions, COORDINATOR_LEASE);
+        let coordinator = Coordinator::start(name, &self.member, observer.clone(), &self.options, COORDINATOR_LEASE);
         self.coordinators.push((coordinator, observer));
     }
 
     /// Where clients connect to.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.routers.iter().map(Router::address).collect()
+    }
+
+    /// The keys of its keyspace.
+    pub fn keys(&self) -> &Keyspace {
+        &self.member.keys
     }
 
     /// What pods wrote.
@@ -159,10 +163,10 @@ impl Cluster {
     /// A pod joins.
     pub async fn add_pod(&mut self, name: &str) -> anyhow::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("a pod's listener")?;
-        let Options { service_time, warm_time, sabotage, .. } = self.options;
-        let settings = WriterSettings { service_time, warm_time, mishap: sabotage.mishap() };
+        let Options { service_time, warm_time, state_bytes, sabotage, capabilities, .. } = self.options;
+        let settings = WriterSettings { service_time, warm_time, state_bytes, mishap: sabotage.mishap() };
         let writer = Writer::new(name, self.log.clone(), settings);
-        let pod = Pod::start(&writer, &self.member, listener, sabotage.unguarded())?;
+        let pod = Pod::start(&writer, &self.member, listener, capabilities, sabotage.unguarded())?;
         self.pods.insert(name.to_owned(), pod);
         Ok(())
     }

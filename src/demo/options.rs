@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use segue_coordination::protocol::records::Capabilities;
+
 use super::writer::Mishap;
 
 /// What a demo is asked to do.
@@ -32,6 +34,14 @@ pub struct Options {
     pub service_time: Duration,
     /// How long a pod takes to get warm.
     pub warm_time: Duration,
+    /// How much state of each partition a pod copies to get warm.
+    pub state_bytes: usize,
+    /// What pods can do in a handoff.
+    pub capabilities: Capabilities,
+    /// How many partitions may move at a time.
+    pub max_concurrent_handoffs: usize,
+    /// How many requests may wait for a partition in a router.
+    pub stash_requests: usize,
     /// Where progress is shown.
     pub progress: Progress,
     /// What is broken on purpose. For tests: no command line leads here.
@@ -53,6 +63,10 @@ impl Default for Options {
             admin: None,
             service_time: Duration::from_millis(1),
             warm_time: Duration::from_millis(20),
+            state_bytes: 0,
+            capabilities: Capabilities::ALL,
+            max_concurrent_handoffs: 16,
+            stash_requests: 10_000,
             progress: Progress::Quiet,
             sabotage: Sabotage::None,
         }

@@ -53,6 +53,21 @@ impl Witness {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn note_outcome(&self, txn: &Txn, sent: Nanos, outcome: &Result<TxnOutcome, StoreError>) {
+        match outcome {
+            Ok(TxnOutcome { branch: Some(taken), .. }) => self.note(branch(txn, *taken), sent, Some(clock::now())),
+            Ok(TxnOutcome { branch: None, .. }) => {}
+            // Carried out or not: whoever it made an owner may be one.
+            Err(_) => {
+                let mut next = Some(txn);
+                while let Some(txn) = next {
+                    self.note(&txn.then, sent, None);
+                    next = txn.otherwise.as_deref();
+                }
+            }
+        }
+    }
+
     fn note(&self, writes: &[Op], sent: Nanos, answered: Option<Nanos>) {
         let mut seen = self.seen();
         for write in writes {
@@ -120,19 +135,17 @@ impl Store for Witness {
     async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
         let sent = clock::now();
         let outcome = self.store.commit(txn.clone()).await;
-        match &outcome {
-            Ok(TxnOutcome { branch: Some(taken), .. }) => self.note(branch(&txn, *taken), sent, Some(clock::now())),
-            Ok(TxnOutcome { branch: None, .. }) => {}
-            // Carried out or not: whoever it made an owner may be one.
-            Err(_) => {
-                let mut next = Some(&txn);
-                while let Some(txn) = next {
-                    self.note(&txn.then, sent, None);
-                    next = txn.otherwise.as_deref();
-                }
-            }
-        }
+        self.note_outcome(&txn, sent, &outcome);
         outcome
+    }
+
+    async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
+        let sent = clock::now();
+        let outcomes = self.store.commit_all(txns.clone()).await;
+        for (txn, outcome) in txns.iter().zip(&outcomes) {
+            self.note_outcome(txn, sent, outcome);
+        }
+        outcomes
     }
 
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {

@@ -35,6 +35,8 @@ pub struct WriterSettings {
     pub service_time: Duration,
     /// How long it takes to get warm, on top of reading the log: as if there were much to read.
     pub warm_time: Duration,
+    /// How much it copies to get warm, besides the log: the state that is not in the log.
+    pub state_bytes: usize,
     /// What it does wrong.
     pub mishap: Mishap,
 }

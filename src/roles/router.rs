@@ -47,6 +47,7 @@ pub struct RouterRole {
     metrics: Arc<RouterMetrics>,
     stash_depth: Gauge,
     stash_bytes: Gauge,
+    outliers: Gauge,
     drain_timeout: Duration,
     shutdown: CancellationToken,
     shell: JoinHandle<()>,
@@ -84,10 +85,13 @@ impl BoundRouter {
         let forwarded = Metrics::new(self.server.workers());
         forwarded.register(registry);
         let metrics = Arc::new(RouterMetrics::new(registry, resyncs));
-        let (stash_depth, stash_bytes) = (Gauge::default(), Gauge::default());
+        let (stash_depth, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
         registry.register("stash_depth", "Requests that wait", stash_depth.clone());
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
-        let server = self.server.start(&forward_settings(&section, self.pods, keyspace)?, &table, &forwarded)?;
+        let help = "Pods that take nothing they are sent; /status names them";
+        registry.register("outlier_pods", help, outliers.clone());
+        let settings = forward_settings(&section, self.pods, keyspace, self.server.workers())?;
+        let server = self.server.start(&settings, &table, &forwarded)?;
         let (sender, status) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
         let drain_timeout = section.drain.timeout;
@@ -95,7 +99,18 @@ impl BoundRouter {
         let settings = router_settings(&section);
         let ports = RouterPorts { plane: table.clone(), notices, observer, status: sender };
         let shell = tokio::spawn(run_router(store, keys, settings, ports, shutdown.clone()));
-        Ok(RouterRole { table, server, status, metrics, stash_depth, stash_bytes, drain_timeout, shutdown, shell })
+        Ok(RouterRole {
+            table,
+            server,
+            status,
+            metrics,
+            stash_depth,
+            stash_bytes,
+            outliers,
+            drain_timeout,
+            shutdown,
+            shell,
+        })
     }
 }
 
@@ -108,6 +123,7 @@ impl RouterRole {
             metrics: self.metrics.clone(),
             stash_depth: self.stash_depth.clone(),
             stash_bytes: self.stash_bytes.clone(),
+            outliers: self.outliers.clone(),
         })
     }
 
@@ -160,12 +176,14 @@ fn forward_settings(
     section: &config::Router,
     pods: Option<ClientTls>,
     keyspace: &str,
+    workers: usize,
 ) -> anyhow::Result<ForwardSettings> {
     let upstream = &section.upstream;
     Ok(ForwardSettings {
         router: section.name.clone(),
         keyspace: keyspace.to_owned(),
         locator: locator(&section.partition)?,
+        max_body_bytes: section.limits.max_body_bytes,
         upstream: UpstreamSettings {
             protocol: match upstream.protocol {
                 config::Protocol::Auto => UpstreamProtocol::Auto,
@@ -176,6 +194,7 @@ fn forward_settings(
             request_timeout: upstream.request_timeout,
             idle_timeout: upstream.idle_timeout,
             max_idle_per_pod: upstream.max_idle_per_pod,
+            max_in_flight_per_pod: upstream.max_in_flight_per_pod.div_ceil(workers),
             tls: pods,
         },
     })
@@ -215,6 +234,7 @@ struct RouterPart {
     metrics: Arc<RouterMetrics>,
     stash_depth: Gauge,
     stash_bytes: Gauge,
+    outliers: Gauge,
 }
 
 impl Part for RouterPart {
@@ -254,7 +274,19 @@ impl Part for RouterPart {
                 "stashed_bytes": stashed_bytes,
             })
         });
+        let outliers = self.table.outliers().into_iter().map(|pod| {
+            let (unreachable, misdirected) = pod.health.refusals();
+            json!({
+                "pod": pod.name,
+                "incarnation": pod.incarnation,
+                "address": pod.address,
+                "refused_in_a_row": pod.health.in_a_row(),
+                "unreachable": unreachable,
+                "misdirected": misdirected,
+            })
+        });
         json!({
+            "outliers": outliers.collect::<Vec<_>>(),
             "not_ready": status.not_ready,
             "incarnation": status.incarnation,
             "lease_remaining_ms": lease_remaining(&status).as_millis() as u64,
@@ -269,6 +301,7 @@ impl Part for RouterPart {
             .fold((0, 0), |(depth, bytes), (waiting, size)| (depth + waiting, bytes + size));
         self.stash_depth.set(depth as i64);
         self.stash_bytes.set(bytes as i64);
+        self.outliers.set(self.table.outliers().len() as i64);
         self.metrics.set_lease_remaining(lease_remaining(&self.status.borrow()));
     }
 }

@@ -36,6 +36,8 @@ pub struct Etcd {
     client: u16,
     peer: u16,
     tls: Option<Tls>,
+    /// It waits for the disk, as in production.
+    syncs: bool,
     /// Itself and its peers, as etcd is told.
     members: String,
     data: TempDir,
@@ -62,7 +64,16 @@ impl Etcd {
     /// # Panics
     /// When there is no etcd on this machine, or it does not come up.
     pub fn start() -> Self {
-        let [etcd] = Self::start_at(|| None);
+        let [etcd] = Self::start_at(|| None, false);
+        etcd
+    }
+
+    /// Starts an etcd that has every write on its disk before it answers, as one in production does: for measurements.
+    ///
+    /// # Panics
+    /// When there is no etcd on this machine, or it does not come up.
+    pub fn start_on_disk() -> Self {
+        let [etcd] = Self::start_at(|| None, true);
         etcd
     }
 
@@ -74,7 +85,7 @@ impl Etcd {
         let files = ["--cert-file".into(), own.cert.clone().into(), "--key-file".into(), own.key.clone().into()];
         let files = files.into_iter().chain(["--trusted-ca-file".into(), ca.into(), "--client-cert-auth".into()]);
         let files: Vec<OsString> = files.collect();
-        let [etcd] = Self::start_at(|| Some(Tls { files: files.clone(), plain: free_port() }));
+        let [etcd] = Self::start_at(|| Some(Tls { files: files.clone(), plain: free_port() }), false);
         etcd
     }
 
@@ -83,10 +94,10 @@ impl Etcd {
     /// # Panics
     /// When there is no etcd on this machine, or it does not come up.
     pub fn cluster<const N: usize>() -> [Self; N] {
-        Self::start_at(|| None)
+        Self::start_at(|| None, false)
     }
 
-    fn start_at<const N: usize>(tls: impl Fn() -> Option<Tls>) -> [Self; N] {
+    fn start_at<const N: usize>(tls: impl Fn() -> Option<Tls>, syncs: bool) -> [Self; N] {
         let mut last = String::new();
         for _ in 0..5 {
             let mut members = [(); N].map(|()| Etcd {
@@ -94,6 +105,7 @@ impl Etcd {
                 client: free_port(),
                 peer: free_port(),
                 tls: tls(),
+                syncs,
                 members: String::new(),
                 data: tempfile::Builder::new().prefix("segue-etcd-").tempdir().unwrap(),
                 process: Mutex::new(None),
@@ -196,7 +208,7 @@ impl Etcd {
             // The shortest TTL that etcd grants follows from the election timeout: 2 s with its default, 1 s with this.
             .args(["--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap"])
             .args(["--log-level", "warn"])
-            .args(unsafe_no_fsync())
+            .args(unsafe_no_fsync().filter(|_| !self.syncs))
             .args(self.tls.iter().flat_map(|tls| &tls.files))
             .args(self.tls.iter().map(|tls| format!("--listen-metrics-urls=http://127.0.0.1:{}", tls.plain)))
             .stdin(Stdio::null())

@@ -173,6 +173,7 @@ fn upstream(r: &mut Reader<'_>) -> Upstream {
         request_timeout: r.duration("router.upstream.request_timeout", seconds(60)),
         idle_timeout: r.duration("router.upstream.idle_timeout", seconds(300)),
         max_idle_per_pod: r.integer("router.upstream.max_idle_per_pod", 0..=i64::MAX, 256),
+        max_in_flight_per_pod: r.integer("router.upstream.max_in_flight_per_pod", 1..=i64::MAX, 10_000),
         tls: tls::client(r, &UPSTREAM_TLS),
     };
     let connect = ("router.upstream.connect_timeout", upstream.connect_timeout);
@@ -185,5 +186,6 @@ fn limits(r: &mut Reader<'_>) -> Limits {
         max_connections: r.integer("router.limits.max_connections", 1..=i64::MAX, 10_000),
         header_read_timeout: r.duration("router.limits.header_read_timeout", seconds(10)),
         max_header_bytes: r.size("router.limits.max_header_bytes", 64 * KIB),
+        max_body_bytes: r.size_if_given("router.limits.max_body_bytes"),
     }
 }

@@ -5,11 +5,13 @@
 mod follow;
 mod jitter;
 mod lease;
+mod outbox;
 mod register;
 
 pub use follow::{Follow, Update};
 pub use jitter::seed_jitter;
 pub use lease::{KeptLease, LeaseState};
+pub(crate) use outbox::{Answers, Outbox};
 pub use register::{Registration, register};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

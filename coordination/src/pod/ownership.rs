@@ -10,12 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::sync::futures::OwnedNotified;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use super::sync::{Mutex, MutexGuard, Notify, OwnedNotified, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::term::Term;
 use crate::participant::LeaseState;
 use crate::protocol::door::{Answer, Door};
@@ -271,7 +269,7 @@ impl Slot {
 
     async fn idle(&self) {
         loop {
-            let changed = self.changed.notified();
+            let changed = self.changed.clone().notified_owned();
             if self.lock().in_flight == 0 {
                 return;
             }

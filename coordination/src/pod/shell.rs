@@ -15,14 +15,14 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::ownership::Ownership;
-use super::work::{Said, Work, Written};
+use super::work::{Said, WRITE_AGAIN, Work};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
-use crate::participant::{Follow, LeaseState, Registration, Update, register, unix_millis};
+use crate::participant::{Follow, LeaseState, Outbox, Registration, Update, register, unix_millis};
 use crate::protocol::records::{PodRecord, PodStatus, encode};
 use crate::protocol::view::{Touched, View};
-use crate::store::data::{LeaseId, Revision, TxnOutcome};
+use crate::store::Store;
+use crate::store::data::{LeaseId, Revision};
 use crate::store::keys::{Keyspace, Partition};
-use crate::store::{Store, StoreError};
 
 /// How long the store may take to end the lease of a pod that shuts down.
 const DEREGISTER: Duration = Duration::from_secs(2);
@@ -62,8 +62,7 @@ pub(super) struct Shell {
     pub(super) work: HashMap<Partition, Work>,
     pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
     pub(super) running: HashMap<task::Id, Partition>,
-    pub(super) said: HashMap<Said, Written>,
-    pub(super) writes: JoinSet<(Said, Result<TxnOutcome, StoreError>)>,
+    pub(super) said: Outbox<Said>,
     /// When to look at a partition again; without one, at the own record.
     pub(super) timers: BTreeSet<(Instant, Option<Partition>)>,
 }
@@ -80,6 +79,7 @@ impl Shell {
     ) -> Self {
         Shell {
             view: View::empty(keys.clone()),
+            said: Outbox::new(store.clone(), WRITE_AGAIN),
             store,
             keys,
             settings,
@@ -94,8 +94,6 @@ impl Shell {
             work: HashMap::new(),
             callbacks: JoinSet::new(),
             running: HashMap::new(),
-            said: HashMap::new(),
-            writes: JoinSet::new(),
             timers: BTreeSet::new(),
         }
     }
@@ -169,6 +167,7 @@ impl Shell {
                 self.ownership.trust(state);
             }
             self.publish(Some(state));
+            self.send_said();
             let now = Instant::now();
             let mut wake = now + tick;
             if let Some(ends_at) = match self.may_end(now) {
@@ -192,7 +191,7 @@ impl Shell {
                             return self.registration_gone("the registration is gone or replaced");
                         }
                         self.ownership.trust(state);
-                        self.forget_said();
+                        self.said.forget(|_| true);
                         self.reconcile_all();
                     }
                     Update::Batch(batch) if self.synced => {
@@ -216,7 +215,7 @@ impl Shell {
                     }
                 },
                 Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
-                Some(written) = self.writes.join_next(), if !self.writes.is_empty() => self.written(written),
+                answers = self.said.answered() => self.written(answers),
                 changed = self.wish.changed() => match changed {
                     Ok(()) => self.keep_record(),
                     Err(_) => return End::Shutdown,
@@ -245,7 +244,7 @@ impl Shell {
             }
             self.reconcile_all();
         }
-        let is_done = self.work.is_empty() && self.writes.is_empty();
+        let is_done = self.work.is_empty() && self.said.is_empty();
         Some(if is_done { now } else { until })
     }
 
@@ -255,18 +254,13 @@ impl Shell {
         self.ownership.fence();
         (self.incarnation, self.lease, self.synced) = (0, None, false);
         self.view = View::empty(self.keys.clone());
-        self.forget_said();
+        self.said.clear();
         for work in self.work.values_mut() {
             work.leave();
         }
         self.reconcile_all();
         self.publish(None);
         End::RegistrationGone
-    }
-
-    fn forget_said(&mut self) {
-        self.said.clear();
-        self.writes = JoinSet::new();
     }
 
     fn is_registered(&self) -> bool {

@@ -4,10 +4,17 @@
 //! `SeqCst` for `AcqRel`; that is enough here, since nobody writes one word and then reads another's.
 
 #[cfg(feature = "loom")]
+mod modelled;
+
+#[cfg(feature = "loom")]
 pub(super) use loom::sync::atomic::AtomicU64;
 #[cfg(feature = "loom")]
 pub(super) use loom::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+#[cfg(feature = "loom")]
+pub(super) use modelled::{Notify, OwnedNotified};
 #[cfg(not(feature = "loom"))]
 pub(super) use std::sync::atomic::AtomicU64;
 #[cfg(not(feature = "loom"))]
 pub(super) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+#[cfg(not(feature = "loom"))]
+pub(super) use tokio::sync::{Notify, futures::OwnedNotified};

@@ -13,18 +13,17 @@ use tracing::{info, warn};
 
 use super::shell::{Shell, Wish};
 use super::{HandlerError, Move};
-use crate::participant::{BackOff, unix_millis};
+use crate::participant::{Answers, BackOff, unix_millis};
 use crate::protocol::advance::{Ack, acknowledge};
 use crate::protocol::agree::{Act, Callback, Done, Next, Task, Word, next};
 use crate::protocol::door::known_epoch;
 use crate::protocol::pod::{Duty, duty, warmed};
-use crate::protocol::records::{Epoch, PodAck, PodRecord, PodStatus, encode};
-use crate::store::StoreError;
-use crate::store::data::{Compare, Op, Revision, Txn, TxnOutcome};
+use crate::protocol::records::{Epoch, PodAck, PodAckKind, PodRecord, PodStatus, encode};
+use crate::store::data::{Compare, Op, Revision, Txn};
 use crate::store::keys::Partition;
 
 /// How long a write that was refused or failed waits for its next try.
-const WRITE_AGAIN: Duration = Duration::from_millis(100);
+pub(super) const WRITE_AGAIN: Duration = Duration::from_millis(100);
 
 /// What is done and being done about a partition.
 #[derive(Debug, Default)]
@@ -57,15 +56,13 @@ pub(super) enum Said {
     Draining,
 }
 
-/// Where a write is.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Written {
-    /// On its way.
-    InFlight,
-    /// Done: what it led to is seen from this revision on.
-    SeenAt(Revision),
-    /// Refused or failed: to be tried again then, if it is due yet.
-    RetryAt(Instant),
+impl Said {
+    fn partition(self) -> Option<Partition> {
+        match self {
+            Said::Word(partition, ..) => Some(partition),
+            Said::Draining => None,
+        }
+    }
 }
 
 impl Shell {
@@ -185,84 +182,83 @@ impl Shell {
     }
 
     fn say(&mut self, partition: Partition, handoff: Revision, word: Word) {
-        let (me, now) = (&self.settings.name, unix_millis());
-        let txn = match word.ack() {
-            None => warmed(&self.view, me, self.incarnation, handoff, partition, now),
-            Some(kind) if self.view.pod_ack(partition, me, kind, handoff).is_some() => None,
-            Some(ack) => {
-                let ack = Ack::Pod(PodAck { pod_name: me.clone(), partition, handoff, ack, acked_at: now });
-                Some(acknowledge(&self.view, &ack, self.keys.pod(me), self.incarnation, now))
-            }
-        };
-        if let Some(txn) = txn {
-            self.write(Said::Word(partition, handoff, word), txn);
+        let said = word.ack().is_some_and(|kind| self.has_said(partition, kind, handoff));
+        if !said {
+            self.write(Said::Word(partition, handoff, word));
         }
+    }
+
+    fn has_said(&self, partition: Partition, kind: PodAckKind, handoff: Revision) -> bool {
+        self.view.pod_ack(partition, &self.settings.name, kind, handoff).is_some()
     }
 
     /// Has the own record say that the pod is draining, if it is to.
     pub(super) fn keep_record(&mut self) {
+        if self.draining().is_some() {
+            self.write(Said::Draining);
+        }
+    }
+
+    fn draining(&self) -> Option<Txn> {
         let key = self.keys.pod(&self.settings.name);
         let own = self.view.pods.get(&self.settings.name).filter(|own| own.create_revision == self.incarnation);
-        let Some(own) = own.filter(|own| *self.wish.borrow() != Wish::Serve && own.value.status != PodStatus::Draining)
-        else {
-            return;
-        };
+        let own = own.filter(|own| *self.wish.borrow() != Wish::Serve && own.value.status != PodStatus::Draining)?;
         let value = PodRecord { status: PodStatus::Draining, last_heartbeat: unix_millis(), ..own.value.clone() };
-        let txn = Txn {
+        Some(Txn {
             // Implies that it is this life's, and that nothing that an operator has written is undone.
             when: vec![Compare::unchanged_since(key.clone(), own.mod_revision)],
             then: vec![Op::Put { key, value: encode(&value), lease: self.lease }],
             otherwise: None,
-        };
-        self.write(Said::Draining, txn);
+        })
     }
 
-    fn write(&mut self, what: Said, txn: Txn) {
-        match self.said.get(&what) {
-            Some(Written::InFlight) => return,
-            Some(Written::SeenAt(revision)) if self.view.revision < *revision => return,
-            Some(Written::RetryAt(at)) if Instant::now() < *at => return,
-            _ => {}
-        }
-        let store = self.store.clone();
-        self.writes.spawn(async move { (what, store.commit(txn).await) });
-        self.said.insert(what, Written::InFlight);
+    fn word(&self, partition: Partition, handoff: Revision, word: Word) -> Option<Txn> {
+        let (me, now) = (&self.settings.name, unix_millis());
+        let Some(ack) = word.ack() else {
+            return warmed(&self.view, me, self.incarnation, handoff, partition, now);
+        };
+        let ack = Ack::Pod(PodAck { pod_name: me.clone(), partition, handoff, ack, acked_at: now });
+        Some(acknowledge(&self.view, &ack, self.keys.pod(me), self.incarnation, now))
     }
 
-    pub(super) fn written(&mut self, written: Result<(Said, Result<TxnOutcome, StoreError>), JoinError>) {
-        let Ok((what, result)) = written else { return };
-        let partition = match what {
-            Said::Word(partition, ..) => Some(partition),
-            Said::Draining => None,
-        };
-        let again = Instant::now() + WRITE_AGAIN;
-        let state = match result {
-            Ok(outcome) if outcome.committed() => {
-                info!(?what, "said");
-                Written::SeenAt(outcome.revision)
-            }
-            // The store is ahead of the view. It need not be this keyspace that made its revision, so none is waited for.
-            Ok(_) => Written::RetryAt(again),
-            Err(error) => {
-                warn!(?what, %error, "could not write; trying again");
-                Written::RetryAt(again)
-            }
-        };
-        if matches!(state, Written::RetryAt(_)) {
-            self.timers.insert((again, partition));
+    fn write(&mut self, what: Said) {
+        if let Some(again) = self.said.want(what, self.view.revision) {
+            self.timers.insert((again, what.partition()));
         }
-        // Handoffs end: what is left of their words would pile up.
+    }
+
+    pub(super) fn send_said(&mut self) {
+        let due = self.said.take_due();
+        let txns: Vec<Option<Txn>> = due
+            .iter()
+            .map(|what| match *what {
+                Said::Word(partition, handoff, word) => self.word(partition, handoff, word),
+                Said::Draining => self.draining(),
+            })
+            .collect();
+        self.said.send(due.into_iter().zip(txns));
+    }
+
+    pub(super) fn written(&mut self, answers: Answers<Said>) {
+        for (what, result) in &answers {
+            match result {
+                Ok(outcome) if outcome.committed() => info!(?what, "said"),
+                Ok(_) => {}
+                Err(error) => warn!(?what, %error, "could not write; trying again"),
+            }
+        }
         let view = &self.view;
-        self.said.retain(|said, _| match said {
+        self.said.forget(|said| match said {
             Said::Word(partition, handoff, _) => {
-                view.handoffs.get(partition).is_some_and(|record| record.create_revision == *handoff)
+                view.handoffs.get(partition).is_none_or(|record| record.create_revision != *handoff)
             }
-            Said::Draining => true,
+            Said::Draining => false,
         });
-        self.said.insert(what, state);
-        match partition {
-            Some(partition) => self.reconcile(partition),
-            None => self.keep_record(),
+        for (what, _) in answers {
+            match what.partition() {
+                Some(partition) => self.reconcile(partition),
+                None => self.keep_record(),
+            }
         }
     }
 }

@@ -9,8 +9,11 @@ use super::records::{
     Assignment, AssignmentStatus, Handoff, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, encode,
 };
 use super::view::{Stamped, View};
-use crate::store::data::{Compare, Keys, Op, Revision, Txn};
+use crate::store::data::{Compare, Field, Keys, Op, Relation, Revision, Txn};
 use crate::store::keys::Partition;
+
+/// Most acks that a transaction assumes to stand without having seen them; etcd takes 128 guards in one.
+const MOST_ASSUMED: usize = 32;
 
 /// Someone that a handoff waits for before its phase can move on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,10 +80,15 @@ pub fn waiting_for(view: &View, partition: Partition) -> Vec<Waiting> {
 
 /// The next move of the partition's handoff, if nothing is being waited for. `now` is written for people.
 pub fn advance(view: &View, partition: Partition, now: u64) -> Option<Advance> {
-    step(view, view.handoffs.get(&partition)?, None, now)
+    let handoff = view.handoffs.get(&partition)?;
+    if waiting(view, handoff, None).is_empty() { moved(view, handoff, now) } else { None }
 }
 
 /// The transaction that writes `ack`, and with it the move that it was the last to be waited for.
+///
+/// Routers acknowledge at about the same time, so the view often lacks acks of the others that the store has by the time
+/// that this one arrives there. The move is therefore also tried if nothing but such acks is missing, on condition that
+/// they stand then; the last of acks that cross carries it.
 ///
 /// `writer` is the key of the acknowledging participant's registration, `incarnation` its `create_revision`: one whose
 /// registration is gone cannot acknowledge. The ack also requires the very record that it is for.
@@ -101,15 +109,44 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Revision
         otherwise: None,
     };
     let record = view.handoffs.get(&partition).filter(|record| record.create_revision == handoff);
-    match record.and_then(|record| step(view, record, Some(ack), now)) {
+    let together = record.and_then(|record| {
+        let assumed = stand(view, record, &waiting(view, record, Some(ack)))?;
+        Some((moved(view, record, now)?, assumed))
+    });
+    match together {
         // The move that ends a handoff deletes its acks, and a key cannot be put and deleted in one transaction.
-        Some(Advance { to: Some(_), txn, .. }) => Txn {
-            when: alone.when.iter().cloned().chain(txn.when).collect(),
+        Some((Advance { to: Some(_), txn, .. }, assumed)) => Txn {
+            when: alone.when.iter().cloned().chain(txn.when).chain(assumed).collect(),
             then: alone.then.iter().cloned().chain(txn.then).collect(),
             otherwise: Some(Box::new(alone)),
         },
         _ => alone,
     }
+}
+
+/// Guards that hold once all that is waited for has been said, if it is only acks of routers.
+fn stand(view: &View, handoff: &Stamped<Handoff>, waits: &[Waiting]) -> Option<Vec<Compare>> {
+    let (keys, partition, id) = (view.keys(), handoff.value.partition, handoff.create_revision);
+    let mut guards = Vec::new();
+    for wait in waits {
+        let (key, starts) = match wait {
+            Waiting::RouterDrained(router) => {
+                (keys.router_drained(partition, router), RouterDrainedAck::starts_with(id))
+            }
+            Waiting::RouterCutover(router) => {
+                (keys.router_cutover(partition, router), RouterCutoverAck::starts_with(id))
+            }
+            _ => return None,
+        };
+        let from = starts.into_bytes();
+        let mut to = from.clone();
+        // The next string of bytes of that length: the last one is a comma.
+        *to.last_mut()? += 1;
+        for (relation, bound) in [(Relation::Greater, from), (Relation::Less, to)] {
+            guards.push(Compare { keys: Keys::One(key.clone()), field: Field::Value(bound), relation });
+        }
+    }
+    (waits.len() <= MOST_ASSUMED).then_some(guards)
 }
 
 /// The writes that end a handoff: its record and all acks, at once.
@@ -119,9 +156,10 @@ pub(crate) fn delete_handoff(view: &View, partition: Partition) -> Vec<Op> {
     std::iter::once(record).chain(acks).collect()
 }
 
-fn step(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>, now: u64) -> Option<Advance> {
+/// The next move of a handoff that waits for nobody any more.
+fn moved(view: &View, handoff: &Stamped<Handoff>, now: u64) -> Option<Advance> {
     let record = &handoff.value;
-    if view.is_malformed(record.partition) || !waiting(view, handoff, plus).is_empty() {
+    if view.is_malformed(record.partition) {
         return None;
     }
     let keys = view.keys();

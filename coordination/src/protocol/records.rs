@@ -234,32 +234,41 @@ pub struct Handoff {
 /// `handoff_drains/{partition}/{router}`: nothing of the partition is in flight through this router any more.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouterDrainedAck {
+    /// The handoff that this is for. First, with `gave_up`: see [`starts_with`](Self::starts_with).
+    pub handoff: Revision,
+    /// The drain did not end and severing would not be safe: the router asks for the handoff to be cancelled.
+    #[serde(default)]
+    pub gave_up: bool,
     /// The router, as in the key.
     pub router_name: String,
     /// The partition, as in the key.
     pub partition: Partition,
-    /// The handoff that this is for.
-    pub handoff: Revision,
     /// For people.
     #[serde(default)]
     pub acked_at: u64,
     /// How many exchanges were severed to get there.
     #[serde(default)]
     pub severed: u64,
-    /// The drain did not end and severing would not be safe: the router asks for the handoff to be cancelled.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub gave_up: bool,
+}
+
+impl RouterDrainedAck {
+    /// What the value of an ack starts with that says "drained" for this handoff, so that a guard on the order of bytes
+    /// can tell it from none, from that of another handoff and from one that gave up, without having seen it. One that is
+    /// written otherwise, by another hand, is only not recognised.
+    pub fn starts_with(handoff: Revision) -> String {
+        format!(r#"{{"handoff":{handoff},"gave_up":false,"#)
+    }
 }
 
 /// `handoff_acks/{partition}/{router}`: this router routes to the new owner and has flushed its stash.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouterCutoverAck {
+    /// The handoff that this is for. First: see [`starts_with`](Self::starts_with).
+    pub handoff: Revision,
     /// The router, as in the key.
     pub router_name: String,
     /// The partition, as in the key.
     pub partition: Partition,
-    /// The handoff that this is for.
-    pub handoff: Revision,
     /// For people.
     #[serde(default)]
     pub acked_at: u64,
@@ -275,6 +284,13 @@ pub struct RouterCutoverAck {
     /// From the switch until the stash was empty and the gate open, microseconds.
     #[serde(default)]
     pub flush_us: u64,
+}
+
+impl RouterCutoverAck {
+    /// What the value of an ack for this handoff starts with, as with [`RouterDrainedAck::starts_with`].
+    pub fn starts_with(handoff: Revision) -> String {
+        format!(r#"{{"handoff":{handoff},"#)
+    }
 }
 
 /// What a pod can say about a handoff.
@@ -372,6 +388,31 @@ mod tests {
             r#"{"partition":7,"old_owner":null,"old_incarnation":0,"new_owner":"w-1","new_incarnation":12,"phase":"Warming","epoch":3,"mode":"barrier","started_at":1,"phase_entered_at":2,"reason":"first placement"}"#
         );
         assert_eq!(serde_json::to_string(&Capabilities::ALL).unwrap(), r#"["sync","drained","released","fence"]"#);
+    }
+
+    #[test]
+    fn a_word_of_cutover_is_known_by_its_first_bytes() {
+        let said = |handoff| {
+            let (router_name, partition) = ("r".to_owned(), 7);
+            let (acked_at, stashed, drain_us, pause_us, flush_us) = (1, 2, 3, 4, 5);
+            let ack =
+                RouterCutoverAck { handoff, router_name, partition, acked_at, stashed, drain_us, pause_us, flush_us };
+            encode(&ack)
+        };
+        let known = |value: Vec<u8>| value.starts_with(RouterCutoverAck::starts_with(12).as_bytes());
+        assert!(known(said(12)));
+        assert!(!known(said(1)) && !known(said(120)));
+    }
+
+    #[test]
+    fn a_word_of_drained_is_known_by_its_first_bytes() {
+        let said = |handoff, gave_up| {
+            let (router_name, partition, acked_at, severed) = ("r".to_owned(), 7, 1, 0);
+            encode(&RouterDrainedAck { handoff, gave_up, router_name, partition, acked_at, severed })
+        };
+        let known = |value: Vec<u8>| value.starts_with(RouterDrainedAck::starts_with(12).as_bytes());
+        assert!(known(said(12, false)));
+        assert!(!known(said(12, true)) && !known(said(1, false)) && !known(said(120, false)));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! and asks again until there is none. Level-triggered: the answer depends on no event, so a router that starts, that
 //! missed events or that comes back from a lost store derives the same steps.
 //! Promise: a request goes to a pod only under the owner and epoch that the view names, and never to an old owner once
-//! its handoff is in `Ready`. Elsewhere: gate and stash (`segue-proxy`), who is waited for ([`advance`](super::advance)).
+//! its handoff is in `Ready` and this router has stopped ([`may_stop_later`]). Elsewhere: gate and stash (`segue-proxy`), who is waited for ([`advance`](super::advance)).
 
 use super::records::{Epoch, Handoff, Mode, Phase};
 use super::view::{Stamped, View};
@@ -152,6 +152,23 @@ pub fn next_step(
         (Route::To(to), Stage::Held) => (!backing_off).then_some(Step::Switch(to)),
         (Route::Hold(_), Stage::Held) => drained_due(view, me, partition).map(Step::AckDrained),
     }
+}
+
+/// Since which revision a partition could be stopped that need not be stopped at once: its handoff waits for this router,
+/// which says when it has drained, and until then may route on to the old owner. To stop later is the same as to see the
+/// handoff later. `None`: it must not go on.
+pub fn may_stop_later(view: &View, partition: Partition, trust: Trust, stage: &Stage) -> Option<Revision> {
+    let handoff = view.handoffs.get(&partition)?;
+    let record = &handoff.value;
+    let waits = record.phase == Phase::Ready && record.mode == Mode::Barrier && !view.is_malformed(partition);
+    let (assignment, _) = view.live_owner(partition)?;
+    let is_owner = |at: &Target| {
+        at.pod == assignment.owner && at.incarnation == assignment.incarnation && at.epoch == assignment.epoch
+    };
+    let is_old =
+        record.old_owner.as_ref() == Some(&assignment.owner) && record.old_incarnation == assignment.incarnation;
+    let serves = matches!(stage, Stage::Open(at) if is_owner(at) && is_old);
+    (waits && serves && trust == Trust::Held).then_some(handoff.mod_revision)
 }
 
 fn drained_due(view: &View, me: &str, partition: Partition) -> Option<Revision> {

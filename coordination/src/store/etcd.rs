@@ -4,6 +4,7 @@
 //! `request_timeout`; a transaction is sent at most once, so that [`StoreError::Unavailable`] from it means "perhaps", and
 //! never "perhaps twice"; a renewal of a lease counts only if it was asked for by this very call.
 
+mod batches;
 mod connection;
 mod convert;
 mod failure;
@@ -20,6 +21,7 @@ use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout_at};
 
+use self::batches::batches;
 use self::connection::{Connection, Connections};
 pub use self::tls::EtcdTls;
 use super::data::{Keys, LeaseId, Revision, Snapshot, Txn, TxnOutcome};
@@ -142,6 +144,26 @@ impl EtcdStore {
         Ok(())
     }
 
+    /// All of a batch in one request.
+    async fn commit_batch(&self, mut batch: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
+        if batch.len() == 1 {
+            return futures_util::future::join_all(batch.pop().map(|txn| self.commit(txn))).await;
+        }
+        let txn = convert::together(batch.clone());
+        let response = self.connections.call(self.connections.deadline(), |connection| {
+            let txn = txn.clone();
+            async move { connection.kv.clone().txn(txn).await }
+        });
+        match response.await {
+            Ok(response) => convert::outcomes(&response).into_iter().map(Ok).collect(),
+            // Refused as such, so nothing was done: one of them is at fault, which is no reason to refuse the others.
+            Err(StoreError::Refused(_)) => {
+                futures_util::future::join_all(batch.into_iter().map(|txn| self.commit(txn))).await
+            }
+            Err(error) => vec![Err(error); batch.len()],
+        }
+    }
+
     fn keepers(&self) -> MutexGuard<'_, HashMap<LeaseId, KeeperSlot>> {
         self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,6 +208,11 @@ impl Store for EtcdStore {
             async move { connection.kv.clone().txn(txn).await }
         });
         Ok(convert::outcome(&response.await?))
+    }
+
+    async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
+        let batches = batches(txns).into_iter().map(|batch| self.commit_batch(batch));
+        futures_util::future::join_all(batches).await.concat()
     }
 
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {

@@ -88,6 +88,13 @@ mod client {
         /// Carries out a transaction, whole or not at all.
         async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError>;
 
+        /// Carries out each of these by itself, and says of each what became of it. For many that are due together and
+        /// have nothing to do with each other: a store may take them all in one request and look at all guards before it
+        /// carries anything out, so none may write what another one compares or writes.
+        async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
+            futures_util::future::join_all(txns.into_iter().map(|txn| self.commit(txn))).await
+        }
+
         /// A new lease of `ttl`, which is rounded up to the store's own step (a second for etcd).
         async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
 

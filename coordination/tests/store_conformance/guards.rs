@@ -221,6 +221,39 @@ pub(crate) async fn what_etcd_has_no_room_for_is_refused(site: Site) {
     }
 }
 
+pub(crate) async fn transactions_that_go_together_are_each_carried_out_by_itself(site: Site) {
+    let absent = |name: &str| Compare::created_at(site.key(name), 0);
+    let create = |name: &str, value: &str| Txn {
+        when: vec![absent(name)],
+        then: vec![site.put_op(name, value)],
+        otherwise: None,
+    };
+    site.put("there", "old").await;
+    let or_else = Txn { otherwise: Some(Box::new(create("else", "new"))), ..create("there", "new") };
+    // More than go to etcd in one request.
+    let many = (0..200).map(|number| create(&format!("many/{number}"), "new"));
+    let txns: Vec<Txn> = [create("a", "new"), create("there", "new"), or_else].into_iter().chain(many).collect();
+    let outcomes = site.store.commit_all(txns).await;
+    let branches: Vec<Option<usize>> = outcomes.iter().map(|outcome| outcome.as_ref().unwrap().branch).collect();
+    assert_eq!(branches[..3], [Some(0), None, Some(1)]);
+    assert!(branches[3..].iter().all(|branch| *branch == Some(0)) && branches.len() == 203);
+    assert_eq!(site.get("there").await.unwrap().value, b"old");
+    for (name, outcome) in [("a", &outcomes[0]), ("else", &outcomes[2]), ("many/199", &outcomes[202])] {
+        let written = site.get(name).await.unwrap();
+        assert_eq!((written.value.as_slice(), written.mod_revision), (&b"new"[..], outcome.as_ref().unwrap().revision));
+    }
+
+    // One that is refused as such takes none of the others along, nor do two that write the same key.
+    let senseless = Txn { then: vec![site.put_op("twice", ""), site.put_op("twice", "")], ..Txn::default() };
+    let same = [create("same", "one"), create("same", "other")];
+    let txns = [create("b", "new"), senseless, create("c", "new")].into_iter().chain(same).collect();
+    let outcomes = site.store.commit_all(txns).await;
+    assert!(matches!(outcomes[1], Err(StoreError::Refused(_))), "{outcomes:?}");
+    let committed = |at: usize| outcomes[at].as_ref().unwrap().committed();
+    assert!(committed(0) && committed(2) && (committed(3) ^ committed(4)));
+    assert!(site.store.commit_all(Vec::new()).await.is_empty());
+}
+
 pub(crate) async fn concurrent_increments_lose_no_update(site: Site) {
     const TASKS: usize = 16;
     const EACH: usize = 10;

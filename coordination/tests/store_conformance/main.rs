@@ -50,6 +50,7 @@ conformance! {
     shared guards::the_branch_whose_guards_hold_first_is_the_only_one_carried_out,
     shared guards::a_key_written_twice_in_one_branch_is_refused,
     shared guards::what_etcd_has_no_room_for_is_refused,
+    shared guards::transactions_that_go_together_are_each_carried_out_by_itself,
     shared guards::concurrent_increments_lose_no_update,
 
     shared watches::a_watch_from_the_past_replays_what_happened,

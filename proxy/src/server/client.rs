@@ -47,21 +47,32 @@ const STREAMS: u32 = 1024;
 /// memory that no stash counts.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 2 << 20;
+/// What of an answer is taken from its pod before the client takes it, for each stream. A client that reads nothing has
+/// this much of each of its streams kept here.
+const SEND_BUFFER: usize = 64 << 10;
 /// A client that does not answer a ping for so long is gone.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_WITHIN: Duration = Duration::from_secs(10);
+
+/// How many clients are looked at to find one that has been idle: all of them for each newcomer would be a way to keep a
+/// worker busy.
+const LOOKED_AT: usize = 64;
 
 /// What a worker asks of its clients.
 #[derive(Debug, Clone)]
 pub(super) struct ClientTerms {
     pub(super) header_read_timeout: Duration,
     pub(super) max_header_bytes: usize,
+    /// How long a client may read nothing of what it was sent.
+    pub(super) unread_timeout: Duration,
     pub(super) tls: Option<ServerTls>,
 }
 
 /// The clients of one worker.
 pub(super) struct Clients {
     open: RefCell<Slab<Rc<Client>>>,
+    /// Where the search for one that has been idle goes on.
+    cursor: Cell<usize>,
     pub(super) left: Notify,
     terms: ClientTerms,
     ending: Cell<bool>,
@@ -72,9 +83,13 @@ struct Client {
     /// Bytes have arrived that are not part of a request yet.
     arrived: Arc<AtomicBool>,
     serving: Cell<u32>,
+    /// It has been served since the clock was looked at for it.
+    served: Cell<bool>,
     /// Since when it has been idle, or sending a head.
     since: Cell<Instant>,
     in_head: Cell<bool>,
+    /// Bytes outside of any stream are no head then.
+    http2: Cell<bool>,
     order: Cell<Order>,
     waker: RefCell<Option<Waker>>,
 }
@@ -106,10 +121,15 @@ impl Client {
         self.order.get()
     }
 
+    fn has_been_idle(&self, now: Instant, least: Duration) -> bool {
+        let idle = self.serving.get() == 0 && !self.served.get();
+        idle && now.saturating_duration_since(self.since.get()) > least
+    }
+
     /// Looks at the clock for it.
     fn check(&self, now: Instant, terms: &ClientTerms) {
-        let in_head = self.serving.get() == 0 && self.arrived.load(Relaxed);
-        if self.serving.get() > 0 || in_head != self.in_head.get() {
+        let in_head = self.serving.get() == 0 && self.arrived.load(Relaxed) && !self.http2.get();
+        if self.served.take() || self.serving.get() > 0 || in_head != self.in_head.get() {
             self.since.set(now);
             self.in_head.set(in_head);
         }
@@ -136,6 +156,7 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         self.0.arrived.store(false, Relaxed);
+        self.0.served.set(true);
         self.0.serving.set(self.0.serving.get() - 1);
     }
 }
@@ -183,7 +204,14 @@ impl Drop for Seat {
 
 impl Clients {
     pub(super) fn new(terms: ClientTerms, metrics: Arc<WorkerMetrics>) -> Self {
-        Clients { open: RefCell::default(), left: Notify::new(), terms, ending: Cell::new(false), metrics }
+        Clients {
+            open: RefCell::default(),
+            cursor: Cell::new(0),
+            left: Notify::new(),
+            terms,
+            ending: Cell::new(false),
+            metrics,
+        }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -194,6 +222,25 @@ impl Clients {
     pub(super) fn check(&self) {
         let now = Instant::now();
         self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.terms));
+    }
+
+    /// Closes one that has been idle, or sending a head, for longer than `least`, to make room: of some, the one that has
+    /// been so for longest. False: none of those has.
+    pub(super) fn close_one(&self, least: Duration) -> bool {
+        let (now, open) = (Instant::now(), self.open.borrow());
+        let slots = open.capacity();
+        let first = self.cursor.get();
+        self.cursor.set((first + LOOKED_AT) % slots.max(1));
+        let some = (first..first + LOOKED_AT.min(slots)).filter_map(|key| open.get(key % slots));
+        let idle = some.filter(|client| client.has_been_idle(now, least));
+        let Some(client) = idle.min_by_key(|client| client.since.get()) else { return false };
+        client.tell(match (client.in_head.get(), client.http2.get()) {
+            (true, _) => Order::TooSlow,
+            (false, false) => Order::Finish,
+            // It would wait for the client's word first.
+            (false, true) => Order::Close,
+        });
+        true
     }
 
     /// Those who are idle are closed, the others once they have been answered.
@@ -211,8 +258,10 @@ impl Clients {
         let client = Rc::new(Client {
             arrived: Arc::default(),
             serving: Cell::new(0),
+            served: Cell::new(false),
             since: Cell::new(Instant::now()),
             in_head: Cell::new(false),
+            http2: Cell::new(false),
             order: Cell::new(order),
             waker: RefCell::default(),
         });
@@ -226,6 +275,10 @@ impl Seat {
     pub(super) async fn serve(self, stream: TcpStream, peer: HeaderValue, forward: Forward) {
         let client = &self.client;
         let _ = stream.set_nodelay(true);
+        // What waits for a client that reads nothing is behind hyper's back, and the exchange that it came from is over
+        // by then: the kernel alone knows.
+        #[cfg(target_os = "linux")]
+        let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(self.clients.terms.unread_timeout));
         let mut stream = match &self.clients.terms.tls {
             None => Stream::Plain(stream),
             // In a box, as every task would have room for a handshake otherwise, also those in clear text.
@@ -251,6 +304,7 @@ impl Seat {
             }
         };
         let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone());
+        client.http2.set(is_http2);
         if is_http2 {
             self.serve_http2(io, client, peer, forward).await;
         } else {
@@ -296,6 +350,7 @@ impl Seat {
             .max_concurrent_streams(STREAMS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_send_buf_size(SEND_BUFFER)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_WITHIN)
             .max_header_list_size(u32::try_from(self.clients.terms.max_header_bytes).unwrap_or(u32::MAX))
@@ -303,14 +358,13 @@ impl Seat {
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {
             match client.listen(context) {
-                // Bytes outside of any stream are no head that is late.
-                Order::TooSlow => client.order.set(Order::GoOn),
                 Order::Finish if !finishing => {
                     finishing = true;
                     Pin::new(&mut connection).graceful_shutdown();
                 }
                 Order::GoOn | Order::Finish => {}
-                Order::Close => return Poll::Ready(Ok(())),
+                // Told while it was not known yet what is spoken, or to make room.
+                Order::TooSlow | Order::Close => return Poll::Ready(Ok(())),
             }
             Pin::new(&mut connection).poll(context)
         })
@@ -329,7 +383,8 @@ fn service(
     let client = client.clone();
     hyper::service::service_fn(move |request| {
         let serving = Serving::begin(&client);
-        let answer = forward.call(request, peer.clone());
+        // hyper moves what it is given more than once: one pointer instead of kilobytes.
+        let answer = Box::pin(forward.call(request, peer.clone()));
         async move {
             let answer = answer.await?;
             Ok(answer.map(|body| Served { body, _serving: serving }))

@@ -40,11 +40,13 @@ impl ClientIo {
 }
 
 /// An answer of the router's own as bytes, for where hyper cannot give it.
-fn own_answer(own: Own) -> Bytes {
+pub(super) fn own_answer(own: Own) -> Bytes {
     let (status, body) = (own.status(), own.body(None));
     let reason = status.canonical_reason().unwrap_or_default();
+    let retry_after = if status == http::StatusCode::SERVICE_UNAVAILABLE { "retry-after: 1\r\n" } else { "" };
     let mut text = format!(
-        "HTTP/1.1 {} {reason}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{}: {}\r\n\r\n",
+        "HTTP/1.1 {} {reason}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+         {retry_after}{}: {}\r\n\r\n",
         status.as_u16(),
         body.len(),
         SEGUE_REASON.as_str(),

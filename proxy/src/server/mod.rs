@@ -7,6 +7,7 @@
 
 mod client;
 mod io;
+mod surplus;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
@@ -26,12 +27,15 @@ use crate::metrics::{Metrics, WorkerMetrics};
 use crate::settings::{ForwardSettings, ServerSettings};
 use crate::table::Table;
 use client::{ClientTerms, Clients};
+use surplus::Surplus;
 
 /// Connections that the kernel has accepted and no worker has yet.
 const BACKLOG: i32 = 4096;
 /// How long accepting rests after an error such as "too many open files"; doubles up to the second.
 const FIRST_REST: Duration = Duration::from_millis(10);
 const LONGEST_REST: Duration = Duration::from_secs(1);
+/// How long a newcomer waits for a place that is being made for it.
+const MAKING_ROOM: Duration = Duration::from_millis(20);
 
 /// Why a server cannot be.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +122,7 @@ impl Server {
                 table: table.clone(),
                 metrics: metrics.worker(index),
                 max_connections: most,
-                terms: terms(&self.settings),
+                terms: terms(&self.settings, forward.upstream.idle_timeout),
                 stop: stopped.clone(),
             };
             let runtime = move || {
@@ -139,10 +143,11 @@ impl Server {
     }
 }
 
-fn terms(settings: &ServerSettings) -> ClientTerms {
+fn terms(settings: &ServerSettings, unread_timeout: Duration) -> ClientTerms {
     ClientTerms {
         header_read_timeout: settings.header_read_timeout,
         max_header_bytes: settings.max_header_bytes,
+        unread_timeout,
         tls: settings.tls.clone(),
     }
 }
@@ -219,6 +224,8 @@ impl WorkerPlan {
             (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
         };
         let look_every = (self.terms.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let secure = self.terms.tls.is_some();
+        let door = Door { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
         let clients = Rc::new(Clients::new(self.terms, self.metrics.clone()));
         let watched = clients.clone();
         tokio::task::spawn_local(async move {
@@ -228,7 +235,7 @@ impl WorkerPlan {
             }
         });
         tokio::select! {
-            () = accept(&listener, &clients, &forward, self.max_connections) => {}
+            () = accept(&listener, &clients, &forward, &door) => {}
             _ = self.stop.wait_for(Option::is_some) => {}
         }
         // Who is in the queue has connected already, as far as he can tell.
@@ -263,17 +270,48 @@ impl WorkerPlan {
     }
 }
 
-/// Accepts for ever, at most so many at once.
-async fn accept(listener: &TcpListener, clients: &Rc<Clients>, forward: &Forward, most: usize) {
-    let mut rest = FIRST_REST;
-    loop {
-        while clients.count() >= most {
-            clients.left.notified().await;
+/// Who is let in.
+struct Door {
+    /// Most clients at once.
+    most: usize,
+    /// Who has been idle for longer may lose his place to a newcomer. Idleness is known no finer.
+    idle: Duration,
+    secure: bool,
+    metrics: Arc<WorkerMetrics>,
+}
+
+impl Door {
+    /// Whether there is room for one more, if need be by closing one that is idle. Nobody is left waiting in the kernel's
+    /// queue: whoever keeps all places busy would keep all others waiting there, and they would not know for what.
+    async fn has_room(&self, clients: &Clients) -> bool {
+        if clients.count() < self.most {
+            return true;
         }
+        if clients.close_one(self.idle) {
+            let leaves = async {
+                while clients.count() >= self.most {
+                    clients.left.notified().await;
+                }
+            };
+            let _ = tokio::time::timeout(MAKING_ROOM, leaves).await;
+        }
+        clients.count() < self.most
+    }
+}
+
+/// Accepts for ever, at most so many at once.
+async fn accept(listener: &TcpListener, clients: &Rc<Clients>, forward: &Forward, door: &Door) {
+    let mut rest = FIRST_REST;
+    let surplus = Surplus::default();
+    loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 rest = FIRST_REST;
-                serve(clients, forward, stream, peer);
+                if door.has_room(clients).await {
+                    serve(clients, forward, stream, peer);
+                } else {
+                    surplus.send_away(stream, door.secure, &door.metrics);
+                }
             }
             Err(error) => {
                 // One client's trouble, or ours (no file descriptors left): neither ends the server.
@@ -306,5 +344,5 @@ pub async fn serve_client(
     metrics: Arc<WorkerMetrics>,
     settings: &ServerSettings,
 ) {
-    Rc::new(Clients::new(terms(settings), metrics)).seat().serve(stream, peer, forward).await;
+    Rc::new(Clients::new(terms(settings, forward.idle_timeout()), metrics)).seat().serve(stream, peer, forward).await;
 }

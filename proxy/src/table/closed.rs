@@ -60,6 +60,16 @@ impl Closed {
         self.bounces += 1;
     }
 
+    /// The pod has refused, and has taken nothing since.
+    pub(super) fn is_refused(&self) -> bool {
+        self.bounces > 0
+    }
+
+    /// The pod has taken something, or it is another.
+    pub(super) fn forgive(&mut self) {
+        self.bounces = 0;
+    }
+
     /// The gate has opened: what the cutover was like, for the acknowledgement.
     pub(super) fn opened(&mut self) {
         self.times = Some(self.times_until(Instant::now()));

@@ -155,6 +155,10 @@ impl Table {
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut() {
             closed.stash.done(place);
+            if closed.is_refused() {
+                closed.forgive();
+                closed.stash.limit_flush(self.limits.flush_concurrency);
+            }
             self.flush(partition, cell, closed);
         }
         Self::forget(cell, &mut guard);

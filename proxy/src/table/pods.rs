@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 
+use super::health::Health;
+
 /// One life of a pod at one address.
 #[derive(Debug)]
 pub struct Pod {
@@ -18,6 +20,8 @@ pub struct Pod {
     pub incarnation: u64,
     /// `host:port`.
     pub address: String,
+    /// Whether it takes what it is sent.
+    pub health: Health,
     /// It is safe to send to it although this router's lease may have ended.
     pub(crate) serves_without_lease: bool,
 }
@@ -40,6 +44,7 @@ impl Pods {
                     name: name.to_owned(),
                     incarnation,
                     address: address.to_owned(),
+                    health: Health::default(),
                     serves_without_lease,
                 })
             }) as u32

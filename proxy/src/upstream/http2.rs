@@ -34,9 +34,12 @@ use crate::tls::Stream;
 /// Streams on one connection before another is made: few servers allow fewer than 100 (RFC 9113 asks for no less), and
 /// beyond their bound hyper would queue.
 const STREAMS: usize = 100;
-/// Windows large enough for 1 Gbit/s at 2 ms, small enough that a stalled client does not pile up much here.
-const STREAM_WINDOW: u32 = 256 << 10;
-const CONNECTION_WINDOW: u32 = 1 << 20;
+/// What a pod may send ahead on a stream: 64 MB/s at 1 ms. A client that does not read has as much of each of its streams
+/// kept here.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// Room for all streams of a connection: in a smaller one, clients that do not read would use up what those need who share
+/// the connection with them.
+const CONNECTION_WINDOW: u32 = STREAMS as u32 * STREAM_WINDOW;
 /// A pod that does not answer a ping for so long while it owes answers is gone.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_WITHIN: Duration = Duration::from_secs(5);

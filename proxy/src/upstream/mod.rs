@@ -4,6 +4,7 @@
 //! true: every failure says whether a byte of the request can have reached the pod; only if not is it
 //! [`SendError::NotSent`].
 
+mod backoff;
 mod http1;
 mod http2;
 mod pool;
@@ -21,14 +22,16 @@ use http::{Response, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::headers::{Stamps, clean_trailers};
 use crate::request_body::Attempt;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::table::Pod;
-use crate::tls::{ClientTls, Offer, Stream};
+use crate::tls::{Offer, Stream};
 use crate::watch::Watch;
+use backoff::BackOff;
 use http1::Connection;
 #[cfg(feature = "fuzzing")]
 pub(crate) use http1::fuzzing;
@@ -36,8 +39,9 @@ pub(crate) use http2::says_unprocessed;
 use http2::{Agreed, Lease, Leased, Sessions};
 use pool::Pool;
 
-/// How long a pod is left alone after a handshake with it has failed.
-const DISTRUST: Duration = Duration::from_millis(250);
+/// How many connections a worker makes to a pod at a time. Servers usually let 128 wait to be accepted; what comes on top
+/// is dropped without a word, and the pod would look as if it could not be reached.
+const CONNECTING: usize = 16;
 /// How often idle connections are looked at.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
@@ -64,20 +68,32 @@ pub(crate) enum Broken {
     Garbled,
 }
 
+/// No connection was tried, as one has just failed.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("a connection has just failed; not tried again yet")]
+struct Spared;
+
+/// Whether the pod was not even tried.
+pub(crate) fn was_spared(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Spared>())
+}
+
 /// One worker's connections.
 pub(crate) struct Upstream {
     settings: UpstreamSettings,
     watch: Watch,
     pods: RefCell<Vec<Option<Rc<Lines>>>>,
     swept: RefCell<Instant>,
+    /// Whether pods were spoken to by HTTP/1.1 or by HTTP/2 so far.
+    spoken: [Cell<bool>; 2],
 }
 
 /// The connections to one pod.
 struct Lines {
     pool: Rc<Pool>,
     sessions: Sessions,
-    /// When the last handshake was tried that has failed: for a moment the next ones fail without being tried.
-    distrusted: Cell<Option<Instant>>,
+    back_off: Cell<BackOff>,
+    connecting: Semaphore,
 }
 
 /// A way to a pod for one request.
@@ -88,7 +104,13 @@ pub(crate) enum Line {
 
 impl Upstream {
     pub(crate) fn new(settings: UpstreamSettings, watch: Watch) -> Self {
-        Upstream { settings, swept: RefCell::new(watch.now()), watch, pods: RefCell::default() }
+        Upstream {
+            settings,
+            swept: RefCell::new(watch.now()),
+            watch,
+            pods: RefCell::default(),
+            spoken: Default::default(),
+        }
     }
 
     /// Whether a request that came by `version` goes to pods by HTTP/2.
@@ -103,6 +125,7 @@ impl Upstream {
     /// A connection to the pod: one that is open, unless `fresh`, or a new one.
     pub(crate) async fn line(&self, pod: &Arc<Pod>, http2: bool, fresh: bool) -> io::Result<Line> {
         let lines = self.lines(pod.slot);
+        self.spoken[usize::from(http2)].set(true);
         if http2 {
             match lines.sessions.lease(async || self.offer_http2(pod, &lines).await, fresh).await? {
                 Leased::Lease(lease) => return Ok(Line::Http2(lease)),
@@ -123,6 +146,22 @@ impl Upstream {
             }
         };
         Ok(Line::Http1 { connection, pool, fresh })
+    }
+
+    /// Has a connection to the pod made if there is none, for each version of HTTP that is in use here.
+    pub(crate) async fn prepare(&self, pod: &Arc<Pod>) {
+        let lines = self.lines(pod.slot);
+        let missing = [lines.pool.is_empty(), lines.sessions.is_empty()];
+        for http2 in [false, true] {
+            let kind = usize::from(http2);
+            // One that cannot be made now is made by whoever needs it, who also knows what to do if it cannot.
+            if self.spoken[kind].get()
+                && missing[kind]
+                && let Ok(Line::Http1 { connection, pool, .. }) = self.line(pod, http2, false).await
+            {
+                pool.give_back(connection);
+            }
+        }
     }
 
     async fn offer_http2(&self, pod: &Pod, lines: &Lines) -> io::Result<Agreed> {
@@ -147,26 +186,34 @@ impl Upstream {
             Rc::new(Lines {
                 pool: Rc::new(Pool::new(max_idle_per_pod, idle_timeout, self.watch.clone())),
                 sessions: Sessions::default(),
-                distrusted: Cell::default(),
+                back_off: Cell::default(),
+                connecting: Semaphore::new(CONNECTING),
             })
         };
         pods[slot].get_or_insert_with(make).clone()
     }
 
     async fn connect(&self, pod: &Pod, lines: &Lines, offer: Offer) -> io::Result<Stream> {
+        let _place = lines.connecting.acquire().await.map_err(io::Error::other)?;
+        lines.may_connect()?;
         let connected = tokio::time::timeout(self.settings.connect_timeout, async {
-            let Some(tls) = &self.settings.tls else {
-                return self.reach(pod).await.map(Stream::Plain);
-            };
-            lines.trusts(self.watch.now())?;
             let stream = self.reach(pod).await?;
-            // In a box, as every request would have room for a handshake otherwise, also those in clear text.
-            Box::pin(lines.shake_hands(tls, pod, stream, offer)).await
+            match &self.settings.tls {
+                None => Ok(Stream::Plain(stream)),
+                // In a box, as every request would have room for a handshake otherwise, also those in clear text.
+                Some(tls) => Box::pin(tls.connect(&pod.address, stream, offer)).await,
+            }
         });
         let connected = connected.await.unwrap_or_else(|elapsed| Err(elapsed.into()));
-        if connected.is_err() {
-            // What comes up in its place may speak something else.
-            lines.sessions.forget_choice();
+        match &connected {
+            Ok(_) => lines.back_off.set(BackOff::default()),
+            Err(error) => {
+                // What comes up in its place may speak something else.
+                lines.sessions.forget_choice();
+                if lines.failed() {
+                    tracing::warn!(pod = pod.name, address = pod.address, %error, "a pod cannot be reached; trying on");
+                }
+            }
         }
         connected
     }
@@ -197,29 +244,19 @@ impl Upstream {
 }
 
 impl Lines {
-    /// Whether it is time to shake hands again, for one at a time. A pod has many partitions, each of which would try on
-    /// its own.
-    fn trusts(&self, now: Instant) -> io::Result<()> {
-        match self.distrusted.get() {
-            Some(since) if now < since + DISTRUST => return Err(io::Error::other("a handshake has just failed")),
-            Some(_) => self.distrusted.set(Some(now)),
-            None => {}
-        }
-        Ok(())
+    fn may_connect(&self) -> io::Result<()> {
+        let mut back_off = self.back_off.get();
+        let may = back_off.may_try(Instant::now(), rand::random());
+        self.back_off.set(back_off);
+        if may { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ResourceBusy, Spared)) }
     }
 
-    async fn shake_hands(&self, tls: &ClientTls, pod: &Pod, stream: TcpStream, offer: Offer) -> io::Result<Stream> {
-        let shaken = tls.connect(&pod.address, stream, offer).await;
-        match &shaken {
-            Ok(_) => self.distrusted.set(None),
-            Err(error) => {
-                // Once, not at every attempt.
-                if self.distrusted.replace(Some(Instant::now())).is_none() {
-                    tracing::warn!(pod = pod.name, address = pod.address, %error, "no TLS with a pod; trying on");
-                }
-            }
-        }
-        shaken
+    /// True: for the first time.
+    fn failed(&self) -> bool {
+        let mut back_off = self.back_off.get();
+        let first = back_off.failed(Instant::now(), rand::random());
+        self.back_off.set(back_off);
+        first
     }
 }
 

@@ -41,6 +41,7 @@ impl Default for Settings {
                     source: PartitionSource::Header("x-partition".parse().unwrap()),
                     order_by: Some("x-key".parse().unwrap()),
                 },
+                max_body_bytes: None,
                 upstream: UpstreamSettings::default(),
             },
             server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, ..ServerSettings::default() },
@@ -92,11 +93,15 @@ impl World {
         World { table, metrics, address, server: Some(server), targets }
     }
 
+    /// The pod at this address is about to be led to.
+    pub fn expect(&self, address: impl ToString, epoch: u64) {
+        let (target, record) = named(&address.to_string(), epoch);
+        DataPlane::expect(&*self.table, &target, &record, false);
+    }
+
     /// Leads a partition to the pod at this address, as soon as nothing is in flight elsewhere.
     pub fn lead(&self, partition: u32, address: impl ToString, epoch: u64) {
-        let record = serde_json::json!({"pod_name": "pod", "address": address.to_string()});
-        let record: PodRecord = serde_json::from_value(record).unwrap();
-        let target = Target { pod: format!("pod-{}", address.to_string()), incarnation: 1, epoch };
+        let (target, record) = named(&address.to_string(), epoch);
         self.targets.lock().unwrap().insert(partition, (target, record));
         self.table.stop(partition, HoldCause::Handoff);
         tokio::spawn(settle(self.table.clone(), self.targets.clone(), partition));
@@ -129,6 +134,11 @@ impl World {
     pub async fn in_flight(&self, partition: u32, requests: u32) {
         until(|| self.table.in_flight(partition) == requests, "requests in flight").await;
     }
+}
+
+fn named(address: &str, epoch: u64) -> (Target, PodRecord) {
+    let record = serde_json::json!({"pod_name": "pod", "address": address});
+    (Target { pod: format!("pod-{address}"), incarnation: 1, epoch }, serde_json::from_value(record).unwrap())
 }
 
 async fn settle(table: Arc<Table>, targets: Targets, partition: u32) {

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::super::options::Options;
 use super::super::writer::pod::Membership;
 
 /// A coordinator that runs.
@@ -25,10 +26,10 @@ impl Coordinator {
         name: String,
         member: &Membership,
         observer: Arc<dyn CoordinatorObserver>,
-        partitions: u32,
+        options: &Options,
         lease_ttl: Duration,
     ) -> Self {
-        let settings = CoordinatorSettings { name: name.clone(), lease_ttl, policy: policy(partitions) };
+        let settings = CoordinatorSettings { name: name.clone(), lease_ttl, policy: policy(options) };
         let (status, _) = watch::channel(Default::default());
         let shutdown = CancellationToken::new();
         let (store, keys) = (member.store.clone(), member.keys.clone());
@@ -48,9 +49,9 @@ impl Coordinator {
 }
 
 /// As in a usual site, only quicker to act: people are watching.
-fn policy(partitions: u32) -> Policy {
+fn policy(options: &Options) -> Policy {
     Policy {
-        partitions,
+        partitions: options.partitions,
         strategy: Strategy::Sticky,
         mode: Mode::Barrier,
         settle: Duration::from_millis(100),
@@ -59,6 +60,6 @@ fn policy(partitions: u32) -> Policy {
         heartbeat: Duration::from_secs(2),
         warm_timeout: Duration::from_secs(30),
         phase_timeout: Duration::from_secs(15),
-        max_concurrent_handoffs: 16,
+        max_concurrent_handoffs: options.max_concurrent_handoffs,
     }
 }

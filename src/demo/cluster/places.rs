@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::seq::IndexedRandom;
 use segue_coordination::participant::{Follow, Update};
@@ -11,6 +12,9 @@ use segue_coordination::store::Store;
 use segue_coordination::store::keys::Keyspace;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
+
+/// How long changes are collected before they are looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Where everything is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -86,6 +90,8 @@ pub(super) fn follow(store: Arc<dyn Store>, keys: Keyspace) -> (watch::Receiver<
             }
             let places = Places::of(&view);
             sender.send_if_modified(|known| std::mem::replace(known, places.clone()) != places);
+            // Looking at all partitions after every change would slow down what is being watched.
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
     });
     (places, AbortOnDropHandle::new(task))

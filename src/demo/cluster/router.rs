@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::super::options::Sabotage;
+use super::super::options::Options;
 use super::super::sabotage::EarlySwitch;
 use super::super::story::Story;
 use super::super::witness::Witness;
@@ -42,16 +42,16 @@ impl Router {
         witness: &Witness,
         story: &Arc<Story>,
         instruments: &mut Instruments,
-        sabotage: Sabotage,
+        options: &Options,
     ) -> anyhow::Result<Self> {
         let name = format!("router-{number}");
         let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, ..ServerSettings::default() };
         let server = Server::bind(settings)?;
-        let (table, notices) = Table::new(server.workers(), limits());
+        let (table, notices) = Table::new(server.workers(), limits(options));
         let metrics = Metrics::new(server.workers());
         instruments.add_router(&name, &metrics);
         let server = server.start(&forward(&name, member), &table, &metrics)?;
-        let plane: Arc<dyn DataPlane> = match sabotage.switches_early(number) {
+        let plane: Arc<dyn DataPlane> = match options.sabotage.switches_early(number) {
             false => table.clone(),
             true => Arc::new(EarlySwitch::new(table.clone(), witness.clone())),
         };
@@ -89,9 +89,9 @@ impl Router {
     }
 }
 
-fn limits() -> StashLimits {
+fn limits(options: &Options) -> StashLimits {
     StashLimits {
-        max_requests: 10_000,
+        max_requests: options.stash_requests,
         max_bytes: 64 << 20,
         max_total_bytes: 512 << 20,
         max_wait: MAX_WAIT,
@@ -103,6 +103,7 @@ fn forward(name: &str, member: &Membership) -> ForwardSettings {
     ForwardSettings {
         router: name.to_owned(),
         keyspace: member.keyspace.clone(),
+        max_body_bytes: None,
         locator: Locator { source: PartitionSource::Header(names::PARTITION), order_by: Some(names::KEY) },
         upstream: UpstreamSettings { request_timeout: REQUEST_TIMEOUT, ..UpstreamSettings::default() },
     }

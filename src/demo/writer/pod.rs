@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use segue_coordination::pod::{HandlerError, HandoffHandler, Move, PodHandle, PodSettings, PodState};
+use segue_coordination::protocol::records::Capabilities;
 use segue_coordination::store::Store;
 use segue_coordination::store::keys::Keyspace;
 use tokio::net::TcpListener;
@@ -25,6 +26,11 @@ impl HandoffHandler for Writer {
     /// Copies the state while the old owner still serves. May take as long as it takes.
     async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
         Writer::warm(self, part.partition, part.handoff)?;
+        let bytes = self.settings().state_bytes;
+        if bytes > 0 {
+            // Aside: so much copying would keep everything else of this thread waiting.
+            tokio::task::spawn_blocking(move || drop(std::hint::black_box(vec![1_u8; bytes].clone()))).await?;
+        }
         tokio::time::sleep(self.settings().warm_time).await;
         Ok(())
     }
@@ -70,9 +76,16 @@ impl Pod {
     /// Serves on `listener` and registers under the writer's name.
     ///
     /// `unguarded`: without the layer that refuses what the pod does not own. For tests of the checks.
-    pub fn start(writer: &Writer, member: &Membership, listener: TcpListener, unguarded: bool) -> io::Result<Self> {
+    pub fn start(
+        writer: &Writer,
+        member: &Membership,
+        listener: TcpListener,
+        capabilities: Capabilities,
+        unguarded: bool,
+    ) -> io::Result<Self> {
         let mut settings = PodSettings::new(writer.name().as_ref(), listener.local_addr()?.to_string());
         settings.lease_ttl = member.lease_ttl;
+        settings.capabilities = capabilities;
         let handler = Arc::new(writer.clone());
         let handle = PodHandle::start(member.store.clone(), &member.keyspace, member.keys.clone(), settings, handler);
         writer.is_pod(handle.status());

@@ -12,7 +12,7 @@ const EXAMPLES: usize = 5;
 
 /// Answers that the documentation names, each with what it says. A pod whose lease ended while it worked on a request
 /// says 500 "by the service": it may have been applied.
-const DOCUMENTED: [(u16, &str); 10] = [
+const DOCUMENTED: [(u16, &str); 11] = [
     (500, "by the service"),
     (502, "upstream-failed"),
     (502, "severed"),
@@ -21,6 +21,7 @@ const DOCUMENTED: [(u16, &str); 10] = [
     (503, "no-owner"),
     (503, "fenced"),
     (503, "shutdown"),
+    (503, "overload"),
     (504, "upstream-timeout"),
     (408, "limit"),
 ];

@@ -18,6 +18,7 @@ use segue_coordination::store::keys::Keyspace;
 use segue_proxy::gate::Position;
 
 use crate::action::Process;
+use crate::canonical::Numbers;
 use crate::rules::{Rule, falsify};
 use crate::scenario::Scenario;
 use crate::state::{Clock, Reached, Target};
@@ -79,6 +80,7 @@ pub(crate) struct Memory {
     pub(crate) duties: FxHashMap<PodAsks, (Duty, Option<Epoch>, bool)>,
     pub(crate) words: FxHashMap<(PodAsks, Done), Option<PodWord>>,
     pub(crate) advances: FxHashMap<(u32, u8), Option<TxnRef>>,
+    pub(crate) renumbered: FxHashMap<(u32, Numbers), StoreRef>,
 }
 
 impl Cluster {

@@ -37,16 +37,8 @@ impl Model for Cluster {
     }
 
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
-        let mut state = last.clone();
-        let mut post = Post { is_slow: action.is_slow, was_slow: false };
-        self.step(&mut state, action.step, &mut post)?;
-        self.write_what_is_due(&mut state, &mut post);
-        self.deliver_what_changes_nothing(&mut state);
-        if action.is_slow != post.was_slow {
-            // Nothing was written that could be slow.
-            return None;
-        }
-        state.tidy();
+        let mut state = self.after(last, action)?;
+        self.make_canonical(&mut state);
         (state != *last).then_some(state)
     }
 
@@ -58,13 +50,26 @@ impl Model for Cluster {
             Property::always("no_double_apply", |_, state: &State| !state.has_violated(Violation::NoDoubleApply)),
             Property::always("epochs_grow", |_, state: &State| !state.has_violated(Violation::EpochsGrow)),
             Property::always("converges", |model: &Self, state: &State| {
-                state.violated != 0 || model.each_progress(state, &mut |_| true) || model.has_converged(state)
+                let goes_on = || model.each_progress(state, &mut |_| true);
+                let comes_to_rest = !state.has_violated(Violation::Converges);
+                comes_to_rest && (state.violated != 0 || goes_on() || model.has_converged(state))
             }),
         ]
     }
 }
 
 impl Cluster {
+    /// What an action leads to, as it is.
+    pub(crate) fn after(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        let mut post = Post { is_slow: action.is_slow, was_slow: false };
+        self.step(&mut state, action.step, &mut post)?;
+        self.write_what_is_due(&mut state, &mut post);
+        self.deliver_what_changes_nothing(&mut state);
+        // Slow, and nothing was written that could be: no action.
+        (action.is_slow == post.was_slow).then_some(state)
+    }
+
     /// Whether a cluster in which nothing goes on any more is as it should be.
     fn has_converged(&self, state: &State) -> bool {
         let view = self.store.view(state.now());

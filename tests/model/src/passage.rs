@@ -250,10 +250,10 @@ impl Cluster {
     }
 
     /// A request that waits no longer.
-    pub(crate) fn give_up(&self, state: &mut State, request: u8, becomes: Request) {
+    pub(crate) fn give_up(&self, state: &mut State, request: u8) {
         let planned = self.scenario.requests[usize::from(request)];
         Arc::make_mut(&mut state.gate(planned.router, planned.partition).stash).remove(self.place_of(request));
-        state.requests[usize::from(request)] = becomes;
+        state.requests[usize::from(request)] = Request::Failed;
         self.flush(state, planned.router, planned.partition);
     }
 

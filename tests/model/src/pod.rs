@@ -18,6 +18,9 @@ use crate::rules::Rule;
 use crate::state::{Clock, Exchange, Part, Pod, Reached, Request, Stage, State, Target, Violation};
 use crate::store::{StoreRef, TxnRef};
 
+/// More than a pod ever has to do about a partition before it sees something new.
+const MOST_ACTS: usize = 16;
+
 impl Pod {
     pub(crate) fn down(partitions: u8) -> Self {
         let parts = vec![Part::default(); usize::from(partitions)];
@@ -38,7 +41,7 @@ impl Cluster {
 
     fn reconcile_part(&self, state: &mut State, pod: u8, partition: u8) {
         let capabilities = self.capabilities(pod);
-        loop {
+        for _ in 0..MOST_ACTS {
             let it = &state.pods[usize::from(pod)];
             let seen = it.view.map(|at| self.duty(at, pod, it.incarnation, partition));
             let (duty, assigned, has_tail) = seen.unwrap_or((Duty::Idle, None, false));
@@ -74,6 +77,8 @@ impl Cluster {
                 Callback::Drain => {}
             }
         }
+        // It goes on for ever, with nothing new to see.
+        state.violate(Violation::Converges);
     }
 
     /// What a pod has to do, the epoch of the assignment, and whether a handoff from an old owner stands.

@@ -37,7 +37,7 @@ impl Cluster {
             }
             if is_up && incarnation != 0 {
                 let seen = view.map(|view| state.history.iter().position(|at| *at == view).unwrap_or(0));
-                let behind = seen.map_or(1, |seen| state.history.len() - 1 - seen) as u8;
+                let behind = seen.map_or(1, |seen| state.history.len() - 1 - seen).min(usize::from(u8::MAX)) as u8;
                 // The next revision, or all that there are in one go. Without a view it is a snapshot.
                 if behind > 0 && each(Step::Deliver { to: who, ahead: 1 }) {
                     return true;

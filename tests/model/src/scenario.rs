@@ -82,6 +82,13 @@ impl Scenario {
         self.routers == 2 && self.routers_up == 2 && alike(&self.requests)
     }
 
+    /// Some requests of a router are of one key, and so have an order.
+    pub(crate) fn has_lines(&self) -> bool {
+        let line = |it: &Planned| (it.router, it.partition, it.key);
+        (1..self.requests.len())
+            .any(|index| self.requests[..index].iter().any(|it| line(it) == line(&self.requests[index])))
+    }
+
     pub(crate) fn is_without(&self, rule: Rule) -> bool {
         self.without == Some(rule)
     }

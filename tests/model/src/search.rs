@@ -6,11 +6,11 @@ use stateright::{Checker, CheckerBuilder, HasDiscoveries, Model, Path};
 
 use crate::action::Action;
 use crate::cluster::Cluster;
-use crate::scenario::{Scenario, Verdict};
+use crate::scenario::{Scenario, Size, Verdict};
 use crate::state::{Reached, State};
 
 /// Most transitions of a search; one that meets more has not looked everywhere, which is a failure.
-pub(crate) const MOST: usize = 400_000_000;
+pub(crate) const MOST: usize = 4_000_000_000;
 
 /// A violation, with the way to it.
 pub(crate) struct Found {
@@ -53,29 +53,42 @@ impl Outcome {
     }
 }
 
-/// Searches everything, or up to the first violation; gives up after `most` transitions.
-pub(crate) fn search(scenario: Scenario, most: usize) -> Outcome {
+/// No search takes so long.
+pub(crate) const ANY_TIME: Duration = Duration::from_secs(86_400);
+
+/// Searches everything, or up to the first violation; gives up after `most` transitions or as much time. A large search goes into the depth
+/// first: it keeps a number for each state that it has met, where one in order of depth keeps its whole frontier too. A
+/// violation that it finds is not the shortest.
+pub(crate) fn search(scenario: Scenario, most: usize, within: Duration) -> Outcome {
     let (verdict, reaches) = (scenario.verdict, scenario.reaches.clone());
     // With one thread a search is in order of depth, and the same each time.
     let threads = if verdict == Verdict::Holds { 2 } else { 1 };
     let begun = Instant::now();
-    let checker = builder(scenario.clone()).target_state_count(most).threads(threads).spawn_bfs().join();
-    let unreached = reaches.into_iter().filter(|reached| !checker.model().has_reached(*reached)).collect();
-    let mut outcome = Outcome {
-        states: checker.unique_state_count(),
-        transitions: checker.state_count(),
-        depth: checker.max_depth(),
-        took: Duration::ZERO,
-        found: checker.discoveries().into_iter().map(as_found).collect(),
-        unreached,
-        is_complete: checker.state_count() < most,
+    let builder = builder(scenario.clone()).target_state_count(most).timeout(within).threads(threads);
+    let mut outcome = match scenario.size {
+        Size::Large => outcome(&builder.spawn_dfs().join(), reaches, most),
+        Size::Quick | Size::Usual => outcome(&builder.spawn_bfs().join(), reaches, most),
     };
-    outcome.found.sort_by_key(|found| found.property);
     if let Verdict::Violates { property, .. } = verdict {
         shorten(&scenario, property, &mut outcome.found);
     }
     outcome.took = begun.elapsed();
+    outcome.is_complete &= outcome.took < within;
     outcome
+}
+
+fn outcome(checker: &impl Checker<Cluster>, reaches: Vec<Reached>, most: usize) -> Outcome {
+    let mut found: Vec<Found> = checker.discoveries().into_iter().map(as_found).collect();
+    found.sort_by_key(|found| found.property);
+    Outcome {
+        states: checker.unique_state_count(),
+        transitions: checker.state_count(),
+        depth: checker.max_depth(),
+        took: Duration::ZERO,
+        found,
+        unreached: reaches.into_iter().filter(|reached| !checker.model().has_reached(*reached)).collect(),
+        is_complete: checker.state_count() < most,
+    }
 }
 
 /// stateright keeps the last counterexample that it met: looks for shorter ones until there is none.

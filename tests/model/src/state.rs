@@ -108,10 +108,8 @@ pub(crate) enum Request {
     Going,
     /// Answered: done.
     Acked,
-    /// Answered with an error, or the connection broke: the client does not know.
+    /// Answered with an error, or the connection broke, or the client hung up: it does not know.
     Failed,
-    /// The client hung up.
-    Gone,
 }
 
 impl Request {
@@ -196,6 +194,7 @@ pub(crate) enum Violation {
     NoOvertaking = 2,
     NoDoubleApply = 3,
     EpochsGrow = 4,
+    Converges = 5,
 }
 
 /// What a search must have seen to be worth anything, by number.
@@ -227,7 +226,41 @@ impl State {
         self.violated & (1 << violation as u8) != 0
     }
 
-    /// Forgets what nobody sees any more, and what has no future.
+    /// Every revision by which something is known to a process or judged.
+    pub(crate) fn change_identities(&mut self, each: &mut impl FnMut(&mut Revision)) {
+        for router in self.routers.iter_mut().map(Arc::make_mut) {
+            each(&mut router.incarnation);
+            router.gates.iter_mut().filter_map(|gate| gate.target.as_mut()).for_each(|to| each(&mut to.incarnation));
+        }
+        for pod in self.pods.iter_mut().map(Arc::make_mut) {
+            each(&mut pod.incarnation);
+            for part in &mut pod.parts {
+                part.done.held.iter_mut().for_each(|held| each(&mut held.handoff));
+                part.done.drained.iter_mut().for_each(&mut *each);
+            }
+        }
+        self.exchanges.iter_mut().for_each(|exchange| each(&mut exchange.target.incarnation));
+        self.ledgers.iter_mut().filter_map(|it| it.owner.as_mut()).for_each(|owner| each(&mut owner.incarnation));
+    }
+
+    /// The same, to look at.
+    pub(crate) fn each_identity(&self, each: &mut impl FnMut(Revision)) {
+        for router in &self.routers {
+            each(router.incarnation);
+            router.gates.iter().filter_map(|gate| gate.target).for_each(|to| each(to.incarnation));
+        }
+        for pod in &self.pods {
+            each(pod.incarnation);
+            for part in &pod.parts {
+                part.done.held.iter().for_each(|held| each(held.handoff));
+                part.done.drained.iter().for_each(|handoff| each(*handoff));
+            }
+        }
+        self.exchanges.iter().for_each(|exchange| each(exchange.target.incarnation));
+        self.ledgers.iter().filter_map(|it| it.owner).for_each(|owner| each(owner.incarnation));
+    }
+
+    /// Forgets what nobody sees any more.
     pub(crate) fn tidy(&mut self) {
         let seen = self.routers.iter().flat_map(|router| [router.view, router.assignments]);
         let seen: Vec<StoreRef> = seen.chain(self.pods.iter().map(|pod| pod.view)).flatten().collect();

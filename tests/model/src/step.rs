@@ -146,7 +146,7 @@ impl Cluster {
             }
             Step::Expire { request } => {
                 state.budget.expiries -= 1;
-                self.give_up(state, request, Request::Failed);
+                self.give_up(state, request);
                 Some(())
             }
             Step::DrainTimeout { router, partition } => {
@@ -193,9 +193,9 @@ impl Cluster {
 
     pub(crate) fn hang_up(&self, state: &mut State, request: u8) {
         if matches!(state.requests[usize::from(request)], Request::Held) {
-            return self.give_up(state, request, Request::Gone);
+            return self.give_up(state, request);
         }
-        state.requests[usize::from(request)] = Request::Gone;
+        state.requests[usize::from(request)] = Request::Failed;
         let index = state.exchanges.iter().position(|exchange| exchange.request == request && exchange.is_counted);
         if let Some(index) = index.filter(|_| self.without(Rule::DrainUntilDone)) {
             self.forget(state, index);

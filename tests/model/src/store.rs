@@ -10,11 +10,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use dashmap::{DashMap, Entry};
 use rustc_hash::FxBuildHasher;
+use segue_coordination::protocol::records::{Assignment, Handoff, PodAck, RouterCutoverAck, RouterDrainedAck, encode};
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::data::{
     Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Revision, Snapshot, Txn,
 };
-use segue_coordination::store::keys::Keyspace;
+use segue_coordination::store::keys::{KeyName, Keyspace};
+
+use crate::canonical::{Numbers, identities};
 
 /// A content of the store at one revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +53,8 @@ pub(crate) struct Content {
     pub(crate) view: View,
     /// Which life of each key that is asked for often stands; 0: none.
     pub(crate) lives: Vec<Revision>,
+    /// The revisions by which something in it is known.
+    pub(crate) identities: Vec<Revision>,
 }
 
 impl Content {
@@ -91,8 +96,7 @@ impl Store {
 
     /// A store that nobody has written to.
     pub(crate) fn empty(&self) -> StoreRef {
-        let view = View::from_snapshot(self.keys.clone(), Snapshot { revision: 1, entries: Vec::new() });
-        self.intern(BTreeMap::new(), view)
+        self.intern(1, BTreeMap::new())
     }
 
     pub(crate) fn get(&self, at: StoreRef) -> &Content {
@@ -123,12 +127,36 @@ impl Store {
     fn carry_out(&self, content: &Content, txn: &Txn) -> Option<StoreRef> {
         let mut branch = Some(txn);
         while let Some(candidate) = branch {
+            candidate.when.iter().for_each(|compare| self.assert_asked(compare));
             if candidate.when.iter().all(|compare| holds(content, compare)) {
                 return self.apply(content, &candidate.then);
             }
             branch = candidate.otherwise.as_deref();
         }
         None
+    }
+
+    /// Whether anybody asks when a key was created, and when it was last put.
+    fn asked(&self, key: &str) -> (bool, bool) {
+        match self.keys.parse(key) {
+            Some(KeyName::Leader | KeyName::Pod(_) | KeyName::Router(_)) => (true, false),
+            Some(KeyName::Config | KeyName::Assignment(_)) => (false, true),
+            Some(KeyName::Handoff(_)) => (true, true),
+            _ => (false, false),
+        }
+    }
+
+    fn assert_asked(&self, compare: &Compare) {
+        let (created, modified) = match &compare.keys {
+            Keys::One(key) => self.asked(key),
+            Keys::Prefix(prefix) => (*prefix == self.keys.routers(), false),
+        };
+        let is_kept = match compare.field {
+            Field::Value(_) => true,
+            Field::CreateRevision(_) => created,
+            Field::ModRevision(_) => modified,
+        };
+        assert!(is_kept, "{compare:?} asks for a revision that the model does not keep");
     }
 
     fn apply(&self, content: &Content, ops: &[Op]) -> Option<StoreRef> {
@@ -156,19 +184,74 @@ impl Store {
         if events.is_empty() {
             return None;
         }
-        let snapshot = Snapshot { revision, entries: entries.values().cloned().collect() };
-        let view = View::from_snapshot(self.keys.clone(), snapshot);
         let mut moved_on = content.view.clone();
         moved_on.apply(Batch { revision, events });
-        assert_eq!(moved_on, view, "a view that moves on by a watch is what a snapshot shows");
-        Some(self.intern(entries, view))
+        let at = self.intern(revision, entries);
+        assert_eq!(as_asked(moved_on), *self.view(at), "a view that moves on by a watch is what a snapshot shows");
+        Some(at)
     }
 
-    fn intern(&self, entries: BTreeMap<String, KeyValue>, view: View) -> StoreRef {
+    /// The same content with its revisions numbered anew.
+    pub(crate) fn renumber(&self, at: StoreRef, numbers: &Numbers) -> StoreRef {
+        let content = self.get(at);
+        let of = |revision: Revision| numbers.of(revision);
+        let renumber = |(key, entry): (&String, &KeyValue)| {
+            let value = self.renumbered_value(content, key, of).unwrap_or_else(|| entry.value.clone());
+            let (create_revision, mod_revision) = (of(entry.create_revision), of(entry.mod_revision));
+            (key.clone(), KeyValue { value, create_revision, mod_revision, ..entry.clone() })
+        };
+        let entries = content.entries.iter().map(renumber).collect();
+        self.intern(numbers.of_view(content.revision()), entries)
+    }
+
+    fn renumbered_value(&self, content: &Content, key: &str, of: impl Fn(Revision) -> Revision) -> Option<Vec<u8>> {
+        let (view, name) = (&content.view, self.keys.parse(key)?);
+        let acks = |partition| view.acks.get(&partition);
+        Some(match name {
+            KeyName::Assignment(partition) => {
+                let record = view.assignments.get(&partition)?.value.clone();
+                encode(&Assignment { incarnation: of(record.incarnation), ..record })
+            }
+            KeyName::Handoff(partition) => {
+                let record = view.handoffs.get(&partition)?.value.clone();
+                let (old_incarnation, new_incarnation) = (of(record.old_incarnation), of(record.new_incarnation));
+                encode(&Handoff { old_incarnation, new_incarnation, ..record })
+            }
+            KeyName::RouterDrained(partition, router) => {
+                let ack = acks(partition)?.drained.get(&router)?.clone();
+                encode(&RouterDrainedAck { handoff: of(ack.handoff), ..ack })
+            }
+            KeyName::RouterCutover(partition, router) => {
+                let ack = acks(partition)?.cutover.get(&router)?.clone();
+                encode(&RouterCutoverAck { handoff: of(ack.handoff), ..ack })
+            }
+            KeyName::PodAck(partition, pod, kind) => {
+                let ack = acks(partition)?.pods.get(&(pod, kind))?.clone();
+                encode(&PodAck { handoff: of(ack.handoff), ..ack })
+            }
+            KeyName::Config | KeyName::Leader | KeyName::Pod(_) | KeyName::Router(_) => return None,
+        })
+    }
+
+    /// Names a content, without what nobody asks of it.
+    fn intern(&self, revision: Revision, mut entries: BTreeMap<String, KeyValue>) -> StoreRef {
+        for (key, entry) in &mut entries {
+            let (asks_created, asks_modified) = self.asked(key);
+            entry.create_revision *= Revision::from(asks_created);
+            entry.mod_revision *= Revision::from(asks_modified);
+        }
+        let snapshot = Snapshot { revision, entries: entries.values().cloned().collect() };
+        let view = as_asked(View::from_snapshot(self.keys.clone(), snapshot));
+        for (partition, handoff) in &view.handoffs {
+            let key = self.keys.handoff(*partition);
+            entries.entry(key).and_modify(|entry| entry.value = encode(&handoff.value));
+        }
         let hash = hash_of(&(&entries, view.revision));
         let created = |key: &String| entries.get(key).map_or(0, |entry| entry.create_revision);
         let lives = self.leases.iter().map(created).collect();
-        let content = Content { entries, view, lives };
+        let mut known = Vec::new();
+        identities(&view, |id| known.push(id));
+        let content = Content { entries, view, lives, identities: known };
         let id = match self.known.entry(hash) {
             Entry::Occupied(known) => {
                 let id = *known.get();
@@ -179,6 +262,17 @@ impl Store {
         };
         StoreRef { id, hash }
     }
+}
+
+/// A view without the revisions that nobody asks for, and without words for people.
+fn as_asked(mut view: View) -> View {
+    view.config.iter_mut().for_each(|config| config.create_revision = 0);
+    view.leader.iter_mut().for_each(|leader| leader.mod_revision = 0);
+    view.pods.values_mut().for_each(|pod| pod.mod_revision = 0);
+    view.routers.values_mut().for_each(|router| router.mod_revision = 0);
+    view.assignments.values_mut().for_each(|assignment| assignment.create_revision = 0);
+    view.handoffs.values_mut().for_each(|handoff| handoff.value.reason.clear());
+    view
 }
 
 impl StoreRef {

@@ -78,8 +78,6 @@ pub(crate) struct Line {
     /// By how many thousandths the process's clock is off.
     drift: i64,
     state: Arc<Condition>,
-    /// For [`Sabotage::LateRegistration`]: the store as it was before the registration.
-    before: Mutex<Option<Snapshot>>,
 }
 
 impl Line {
@@ -87,14 +85,7 @@ impl Line {
         let most = world.setting.drift as i64;
         let drift = world.dice.among(0..=2 * most as u64) as i64 - most;
         let state = Arc::new(Condition::default());
-        Arc::new(Line {
-            world: world.clone(),
-            process: process.clone(),
-            kind,
-            drift,
-            state,
-            before: Default::default(),
-        })
+        Arc::new(Line { world: world.clone(), process: process.clone(), kind, drift, state })
     }
 
     pub(crate) fn set_cut(&self, cut: bool) {
@@ -172,10 +163,6 @@ impl World {
 impl Store for Line {
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
         let whole = matches!(keys, Keys::Prefix(_));
-        let early = self.before.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(early) = early.filter(|_| whole) {
-            return Ok(early);
-        }
         let keys = keys.clone();
         let snapshot = self.call(false, |world| async move { world.store.snapshot(&keys).await }).await?;
         if whole {
@@ -203,9 +190,6 @@ impl Store for Line {
     async fn commit(&self, mut txn: Txn) -> Result<TxnOutcome, StoreError> {
         if let Some(sabotage) = self.world.sabotage {
             sabotage.strip(&self.world.keys, &mut txn);
-            if sabotage == Sabotage::LateRegistration && self.kind == Kind::Router {
-                self.see_before_registering(&txn).await;
-            }
         }
         let (name, kind) = (self.process.name.clone(), self.kind);
         let outcome = self.call(true, move |world| async move {
@@ -258,37 +242,6 @@ impl Store for Line {
             result
         })
         .await
-    }
-}
-
-impl Line {
-    /// Keeps what stood before the registration, with the registration in it, as the first snapshot.
-    async fn see_before_registering(&self, txn: &Txn) {
-        let world = &self.world;
-        let own = world.keys.router(&self.process.name);
-        let registers = txn.then.iter().any(|op| matches!(op, Op::Put { key, .. } if *key == own));
-        let all = Keys::Prefix(world.keys.root().to_owned());
-        if !registers {
-            return;
-        }
-        let Ok(mut early) = world.store.snapshot(&all).await else { return };
-        // It takes its time between the two.
-        sleep(world.dice.millis(0..=1_500)).await;
-        for op in &txn.then {
-            if let Op::Put { key, value, lease } = op {
-                // The life's name is not known yet; the next revision is right unless somebody writes meanwhile.
-                let Ok(now) = world.store.snapshot(&Keys::One(String::new())).await else { return };
-                let life = now.revision + 1;
-                early.entries.push(segue_coordination::store::data::KeyValue {
-                    key: key.clone(),
-                    value: value.clone(),
-                    create_revision: life,
-                    mod_revision: life,
-                    lease: *lease,
-                });
-            }
-        }
-        *self.before.lock().unwrap_or_else(PoisonError::into_inner) = Some(early);
     }
 }
 

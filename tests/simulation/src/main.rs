@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a command-line program")]
 
 use std::fs;
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::available_parallelism;
@@ -76,8 +77,15 @@ fn main() -> anyhow::Result<ExitCode> {
         check_all_twice: arguments.check_determinism,
         regressions: sabotage.is_none(),
     };
-    let total = sweep.run(|progress| eprint!("\r{progress}\x1b[K"));
-    eprintln!();
+    let is_watched = std::io::stderr().is_terminal();
+    let total = sweep.run(|progress| {
+        if is_watched {
+            eprint!("\r{progress}\x1b[K");
+        }
+    });
+    if is_watched {
+        eprintln!();
+    }
     let mut failed = !total.failures.is_empty();
     for failure in &total.failures {
         eprintln!("{failure}");

@@ -182,7 +182,9 @@ fn settled<'a>(layout: &Layout<'a>) -> Layout<'a> {
 proptest! {
     #[test]
     fn a_pod_that_joins_only_gets_and_one_that_leaves_only_gives(
-        layout in layouts_with(6, 40, &[500, 1000, 1000, 2500], Just(Intake::Open)),
+        // Of one weight: with several, the largest remainders may pass an odd partition between two others (the paradox of
+        // every such apportionment).
+        layout in layouts_with(6, 40, &[1000], Just(Intake::Open)),
         who: prop::sample::Index,
     ) {
         prop_assume!(layout.members.len() > 1);

@@ -1,6 +1,7 @@
 //! A keyspace in a map: a store that does what etcd documents, participants that do what they are told, and a leader
 //! that plans and carries out. No threads, no clock: time is what a test says.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -42,16 +43,17 @@ pub(super) struct Store {
 impl Store {
     fn holds(&self, compare: &Compare) -> bool {
         let found: Vec<&KeyValue> = self.entries.values().filter(|entry| compare.keys.contains(&entry.key)).collect();
-        let relation = |left: u64, right: u64| match compare.relation {
-            Relation::Equal => left == right,
-            Relation::NotEqual => left != right,
-            Relation::Less => left < right,
-            Relation::Greater => left > right,
+        let is = |order: Ordering| match compare.relation {
+            Relation::Equal => order.is_eq(),
+            Relation::NotEqual => order.is_ne(),
+            Relation::Less => order.is_lt(),
+            Relation::Greater => order.is_gt(),
         };
+        let relation = |left: u64, right: u64| is(left.cmp(&right));
         let one = |entry: Option<&KeyValue>| match &compare.field {
             Field::CreateRevision(revision) => relation(entry.map_or(0, |entry| entry.create_revision), *revision),
             Field::ModRevision(revision) => relation(entry.map_or(0, |entry| entry.mod_revision), *revision),
-            Field::Value(_) => unimplemented!("the protocol compares revisions"),
+            Field::Value(value) => entry.is_some_and(|entry| is(entry.value.cmp(value))),
         };
         if found.is_empty() { one(None) } else { found.into_iter().all(|entry| one(Some(entry))) }
     }

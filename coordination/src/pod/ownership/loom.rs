@@ -1,8 +1,23 @@
 //! The pod's door in all interleavings that loom knows of: `make loom`.
 //!
 //! Requests that enter and leave, the shell that closes, opens and waits until nobody is inside, a lease that ends. A
-//! wake-up that is lost is a deadlock, which loom reports. What is inside tokio's `Notify` and tokens is a step that happens
-//! at once here, and time stands still.
+//! wake-up that is lost is a deadlock, which loom reports. Notices, and the making of waits for them, are steps of their
+//! own (`pod/sync/modelled.rs`); what is inside tokio's tokens is a step that happens at once here, and time stands still.
+//!
+//! What was broken once, and which models failed:
+//!
+//! | broken | failed |
+//! | --- | --- |
+//! | a request is counted after the lock is dropped | `a_closed_partition_…`, `nobody_enters_…` |
+//! | the last one leaves without a notice, or looks at the door before it counts itself out | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
+//! | `idle` looks and only then makes its wait | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
+//! | the door changes without a notice; a wait for that is made after the lock is dropped | both of `…_is_not_forgotten` |
+//! | a new partition comes without a notice; a wait for it is made after the table is let go | `a_request_for_a_partition_…` |
+//! | work is held in a second lock, or after the partition was given up | `work_that_is_held_…` |
+//! | the fence looks who is in flight before it closes, or does not close | `nobody_enters_…` |
+//! | whoever comes with the last epoch is let in whatever the door says | `a_closed_partition_…`, `nobody_enters_…` |
+//! | a term is extended in two steps | `a_term_that_is_over_…` |
+//! | the notice of a new partition comes before its epoch | none: whoever it wakes too early waits for the epoch itself |
 
 use std::sync::atomic::Ordering::SeqCst;
 

@@ -38,16 +38,36 @@ pub(super) fn txn(txn: Txn) -> EtcdTxn {
 
 /// Which branch was carried out, and at which revision.
 pub(super) fn outcome(response: &TxnResponse) -> TxnOutcome {
-    fn branch(response: &TxnResponse) -> Option<usize> {
-        if response.succeeded() {
-            return Some(0);
-        }
-        match response.op_responses().first() {
-            Some(TxnOpResponse::Txn(nested)) => branch(nested).map(|below| below + 1),
-            _ => None,
-        }
+    TxnOutcome { revision: revision(response), branch: branch(response) }
+}
+
+/// One transaction without a guard, and each of these nested in it with its own.
+pub(super) fn together(txns: Vec<Txn>) -> EtcdTxn {
+    EtcdTxn::new().and_then(txns.into_iter().map(|txn| TxnOp::txn(self::txn(txn))).collect::<Vec<_>>())
+}
+
+/// What became of each.
+pub(super) fn outcomes(response: &TxnResponse) -> Vec<TxnOutcome> {
+    let revision = revision(response);
+    let nested = response.op_responses().into_iter().map(|nested| match nested {
+        TxnOpResponse::Txn(nested) => branch(&nested),
+        _ => None,
+    });
+    nested.map(|branch| TxnOutcome { revision, branch }).collect()
+}
+
+fn revision(response: &TxnResponse) -> Revision {
+    unsigned(response.header().map_or(0, |header| header.revision()))
+}
+
+fn branch(response: &TxnResponse) -> Option<usize> {
+    if response.succeeded() {
+        return Some(0);
     }
-    TxnOutcome { revision: unsigned(response.header().map_or(0, |header| header.revision())), branch: branch(response) }
+    match response.op_responses().first() {
+        Some(TxnOpResponse::Txn(nested)) => branch(nested).map(|below| below + 1),
+        _ => None,
+    }
 }
 
 /// A key with its value. `None`: its name is not UTF-8, so it is none that this program has written or could know.

@@ -1,0 +1,87 @@
+//! What a router acknowledges, and what comes of it.
+
+use std::time::Duration;
+
+use tracing::info;
+
+use super::Router;
+use crate::participant::{Answers, unix_millis};
+use crate::protocol::advance::{Ack, acknowledge};
+use crate::protocol::records::{RouterCutoverAck, RouterDrainedAck};
+use crate::store::data::{Revision, Txn};
+use crate::store::keys::Partition;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum AckKind {
+    Drained,
+    GaveUp,
+    Cutover,
+}
+
+/// Of which partition, for which handoff.
+pub(super) type AckId = (Partition, Revision, AckKind);
+
+impl Router {
+    /// Has an ack written, unless it is being written already.
+    pub(super) fn write(&mut self, id: AckId) {
+        if let Some(again) = self.acks.want(id, self.view.revision) {
+            self.timers.insert((again, id.0));
+        }
+    }
+
+    pub(super) fn send_acks(&mut self) {
+        let due = self.acks.take_due();
+        let txns: Vec<Txn> = due.iter().map(|id| self.txn(*id)).collect();
+        self.acks.send(due.into_iter().zip(txns.into_iter().map(Some)));
+    }
+
+    fn txn(&self, id: AckId) -> Txn {
+        let writer = self.keys.router(&self.settings.name);
+        acknowledge(&self.view, &self.ack(id), writer, self.incarnation, unix_millis())
+    }
+
+    fn ack(&self, (partition, handoff, kind): AckId) -> Ack {
+        let (router_name, acked_at) = (self.settings.name.clone(), unix_millis());
+        let severed = self.severed.get(&partition).copied().unwrap_or(0);
+        match kind {
+            AckKind::Drained | AckKind::GaveUp => {
+                let gave_up = kind == AckKind::GaveUp;
+                Ack::RouterDrained(RouterDrainedAck { handoff, gave_up, router_name, partition, acked_at, severed })
+            }
+            AckKind::Cutover => {
+                let times = self.times.get(&partition).copied().unwrap_or_default();
+                let micros = |duration: Duration| duration.as_micros() as u64;
+                Ack::RouterCutover(RouterCutoverAck {
+                    router_name,
+                    partition,
+                    handoff,
+                    acked_at,
+                    stashed: times.stashed,
+                    drain_us: micros(times.drain),
+                    pause_us: micros(times.pause),
+                    flush_us: micros(times.flush),
+                })
+            }
+        }
+    }
+
+    pub(super) fn written(&mut self, answers: Answers<AckId>) {
+        for (id, result) in &answers {
+            match result {
+                Ok(outcome) if outcome.committed() && id.2 == AckKind::Cutover => {
+                    self.times.remove(&id.0);
+                    self.severed.remove(&id.0);
+                }
+                Ok(_) => {}
+                Err(error) => info!(partition = id.0, %error, "could not write an acknowledgement; trying again"),
+            }
+        }
+        let view = &self.view;
+        self.acks.forget(|(partition, handoff, _)| {
+            view.handoffs.get(partition).is_none_or(|record| record.create_revision != *handoff)
+        });
+        for (id, _) in answers {
+            self.reconcile(id.0);
+        }
+    }
+}

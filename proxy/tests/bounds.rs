@@ -1,0 +1,260 @@
+//! What is bounded, and who is told so: bodies, requests in flight, what is sent again.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use http::Response;
+use http_body_util::BodyExt;
+use segue_coordination::protocol::router::HoldCause;
+use segue_proxy::metrics::Bounce;
+use segue_proxy::settings::UpstreamProtocol;
+use support::client::{Answer, Http2, Plain, data, empty, stream};
+use support::pod::{Pod, Script, Speaks};
+use support::{Settings, World, soon, until};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
+
+fn reason(answer: &Answer) -> (u16, &str) {
+    (answer.status, answer.header("segue-reason"))
+}
+
+fn post(fields: &str, body: &str) -> String {
+    format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n{fields}\r\n\r\n{body}")
+}
+
+#[tokio::test]
+async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {
+    let mut settings = Settings::default();
+    settings.forward.max_body_bytes = Some(5);
+    let world = World::with(settings);
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
+    world.lead(0, pod.address, 1);
+    let answer = Plain::connect(world.address).await.ask(post("content-length: 6", "hello!")).await;
+    assert_eq!(reason(&answer), (413, "limit"));
+    assert_eq!(pod.connections.load(SeqCst), 0);
+    let answer = Plain::connect(world.address).await.ask(post("content-length: 5", "hello")).await;
+    assert_eq!(answer.status, 200);
+    // Nor does it wait.
+    world.hold(0, HoldCause::Handoff);
+    let answer = Plain::connect(world.address).await.ask(post("content-length: 6", "hello!")).await;
+    assert_eq!(reason(&answer), (413, "limit"));
+}
+
+#[tokio::test]
+async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_the_client() {
+    for (protocol, speaks) in [(UpstreamProtocol::Http1, Speaks::Http1), (UpstreamProtocol::Http2, Speaks::Http2)] {
+        let mut settings = Settings::default();
+        settings.forward.max_body_bytes = Some(5);
+        settings.forward.upstream.protocol = protocol;
+        let world = World::with(settings);
+        let (seen, mut sees) = tokio::sync::mpsc::unbounded_channel();
+        let pod = Pod::start(speaks, move |request| {
+            let seen = seen.clone();
+            async move {
+                seen.send(request.into_body().collect().await.is_ok()).unwrap();
+                Response::new(empty())
+            }
+        })
+        .await;
+        world.lead(0, pod.address, 1);
+        let chunked = "transfer-encoding: chunked";
+        let answer = Plain::connect(world.address).await.ask(post(chunked, "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")).await;
+        assert_eq!((answer.status, soon(sees.recv()).await), (200, Some(true)));
+        // The pod has some of it by then, or not.
+        let mut client = Plain::connect(world.address).await;
+        let answer = client.ask(post(chunked, "3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n")).await;
+        assert_eq!(reason(&answer), (413, "limit"), "{protocol:?}");
+        let http2 = Http2::connect(world.address).await;
+        let (sender, body) = stream();
+        sender.send(data("abcd")).unwrap();
+        sender.send(data("ef")).unwrap();
+        let answer = http2.ask(http2.request("POST", "/").body(body).unwrap()).await;
+        assert_eq!(reason(&answer), (413, "limit"), "{protocol:?}");
+        world.in_flight(0, 0).await;
+        while let Ok(complete) = sees.try_recv() {
+            assert!(!complete, "the pod took a part for the whole");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_held_body_that_grows_too_large_is_refused_while_it_waits() {
+    let mut settings = Settings::default();
+    settings.forward.max_body_bytes = Some(5);
+    let world = World::with(settings);
+    let mut client = Plain::connect(world.address).await;
+    client.write(post("transfer-encoding: chunked", "3\r\nabc\r\n")).await;
+    world.held(0, 1).await;
+    client.write("3\r\ndef\r\n").await;
+    assert_eq!(reason(&client.answer().await), (413, "limit"));
+    world.held(0, 0).await;
+}
+
+#[tokio::test]
+async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
+    let mut settings = Settings::default();
+    settings.forward.upstream.max_in_flight_per_pod = 2;
+    let world = World::with(settings);
+    let slow = Script::new().await;
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
+    world.lead(0, slow.address, 1);
+    world.lead(1, slow.address, 1);
+    world.lead(2, pod.address, 1);
+    let ask = |partition: u32| {
+        let get = GET.replace("x-partition: 0", &format!("x-partition: {partition}"));
+        async move {
+            let mut client = Plain::connect(world.address).await;
+            client.write(get).await;
+            client
+        }
+    };
+    let (mut first, gone) = (ask(0).await, ask(1).await);
+    let (mut one, mut other) = (slow.accept().await, slow.accept().await);
+    let heads = [one.head().await, other.head().await];
+    let (one, other) = if heads[0].contains("segue-partition: 0") { (one, other) } else { (other, one) };
+    let (mut one, mut other) = (one, other);
+    // Whoever hangs up does not leave room: the pod goes on.
+    drop(gone);
+    let refused = ask(0).await.answer().await;
+    assert_eq!(reason(&refused), (503, "overload"));
+    assert_eq!(refused.header("retry-after"), "1");
+    assert_eq!(ask(2).await.answer().await.status, 200);
+    // What is held goes when its turn comes.
+    world.hold(1, HoldCause::Handoff);
+    let mut held = ask(1).await;
+    world.held(1, 1).await;
+    other.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+    world.in_flight(1, 0).await;
+    let mut third = ask(0).await;
+    let mut three = slow.accept().await;
+    three.head().await;
+    world.lead(1, slow.address, 2);
+    let mut four = slow.accept().await;
+    four.head().await;
+    for connection in [&mut one, &mut three, &mut four] {
+        connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    }
+    for client in [&mut first, &mut third, &mut held] {
+        assert_eq!(client.answer().await.status, 200);
+    }
+}
+
+/// A pod that refuses until it is told otherwise, and answers what it is allowed to.
+struct Refusing {
+    pod: Pod,
+    seen: Arc<AtomicUsize>,
+    answers: Arc<Semaphore>,
+    accepts: Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Refusing {
+    async fn start() -> Self {
+        let (seen, answers) = (Arc::<AtomicUsize>::default(), Arc::new(Semaphore::new(0)));
+        let accepts = Arc::<std::sync::atomic::AtomicBool>::default();
+        let (counted, allowed, accepting) = (seen.clone(), answers.clone(), accepts.clone());
+        let pod = Pod::start(Speaks::Http1, move |_| {
+            let (counted, allowed, accepting) = (counted.clone(), allowed.clone(), accepting.clone());
+            async move {
+                counted.fetch_add(1, SeqCst);
+                allowed.acquire().await.unwrap().forget();
+                let status = if accepting.load(SeqCst) { 200 } else { 421 };
+                Response::builder().status(status).body(empty()).unwrap()
+            }
+        })
+        .await;
+        Refusing { pod, seen, answers, accepts }
+    }
+
+    async fn sees(&self, requests: usize) {
+        until(|| self.seen.load(SeqCst) == requests, "requests to reach the pod").await;
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_has_refused_gets_one_request_and_more_once_it_has_taken_that() {
+    let world = World::new();
+    let pod = Refusing::start().await;
+    let mut clients = Vec::new();
+    for key in 0..40 {
+        let mut client = Plain::connect(world.address).await;
+        client.write(GET.replace("host: h", &format!("host: h\r\nx-key: {key}"))).await;
+        clients.push(client);
+    }
+    world.held(0, 40).await;
+    world.lead(0, pod.pod.address, 1);
+    // The flush's concurrency.
+    pod.sees(16).await;
+    pod.answers.add_permits(16);
+    // One alone, although all forty wait for this pod.
+    for round in 17..20 {
+        pod.sees(round).await;
+        assert_eq!((world.table.in_flight(0), world.table.stashed(0).0), (1, 39));
+        pod.answers.add_permits(1);
+    }
+    pod.sees(20).await;
+    assert_eq!((world.table.in_flight(0), world.table.stashed(0).0), (1, 39));
+    pod.accepts.store(true, SeqCst);
+    pod.answers.add_permits(1);
+    pod.sees(20 + 16).await;
+    pod.answers.add_permits(100);
+    for mut client in clients {
+        assert_eq!(client.answer().await.status, 200);
+    }
+    assert_eq!(world.metrics.bounces(Bounce::Misdirected), 16 + 3);
+}
+
+#[tokio::test]
+async fn a_pod_that_refuses_everything_is_noticed_and_not_any_more_once_it_accepts() {
+    let world = World::new();
+    let pod = Refusing::start().await;
+    pod.answers.add_permits(1000);
+    world.lead(0, pod.pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client.write(GET).await;
+    until(|| !world.table.outliers().is_empty(), "the pod to be noticed").await;
+    let outlier = world.table.outliers()[0].clone();
+    assert_eq!(outlier.address, pod.pod.address.to_string());
+    assert!(outlier.health.refusals().1 >= 5 && outlier.health.refusals().0 == 0);
+    pod.accepts.store(true, SeqCst);
+    assert_eq!(client.answer().await.status, 200);
+    assert!(world.table.outliers().is_empty());
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_be_reached_is_tried_by_one_request_at_a_time_of_all_partitions() {
+    let world = World::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    for partition in 0..8 {
+        world.lead(partition, address, 1);
+    }
+    let mut clients = Vec::new();
+    for number in 0..80 {
+        let mut client = Plain::connect(world.address).await;
+        client.write(GET.replace("x-partition: 0", &format!("x-partition: {}\r\nx-key: {number}", number % 8))).await;
+        clients.push(client);
+    }
+    // All that came before the first has failed.
+    until(|| (0..8).all(|partition| world.table.stashed(partition).0 == 10), "all to be held").await;
+    let before = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.bounces(cause));
+    let since = || {
+        let [refused, spared] = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.bounces(cause));
+        (refused - before[0], spared - before[1])
+    };
+    until(|| since().0 > 0 && since().1 >= 40, "partitions to come back").await;
+    let (tried, spared) = since();
+    assert!(2 * tried < spared, "{tried} were tried while {spared} were spared");
+    until(|| !world.table.outliers().is_empty(), "the pod to be noticed").await;
+    let _pod =
+        Pod::start_on(TcpListener::bind(address).await.unwrap(), Speaks::Http1, |_| async { Response::new(empty()) });
+    for mut client in clients {
+        assert_eq!(client.answer().await.status, 200);
+    }
+}

@@ -1,0 +1,270 @@
+//! One state for all that nobody can tell apart.
+//!
+//! What has no future is forgotten, and revisions are numbered anew. A revision is an identity: all that decisions and
+//! guards ask of two is whether they are the same, and of a router's registration whether it is newer than a view. So
+//! those up to the oldest view that anybody has are numbered in the order in which they are met, and those after it
+//! follow in their own order. What must stay true: what can happen next is the same in a state and in its canonical
+//! form, up to canonical form (a test walks at random and compares).
+
+use segue_coordination::protocol::agree::Stage as StateStage;
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::Revision;
+use segue_proxy::gate::Position;
+
+use crate::cluster::Cluster;
+use crate::rules::Rule;
+use crate::state::{Exchange, Request, Stage, State, Target};
+use crate::store::StoreRef;
+
+/// States with a revision as high as this keep their numbers.
+const MOST: usize = 64;
+
+/// No handoff has this number: the first revision of all creates something else.
+const NO_HANDOFF: Revision = 1;
+
+/// The new numbers of revisions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Numbers {
+    /// By the number that each had; 0: not met.
+    of: [u8; MOST],
+    /// The last that was given.
+    last: u8,
+    /// The revision of the oldest view that anybody has.
+    oldest: Revision,
+}
+
+impl Numbers {
+    fn new(oldest: Revision) -> Self {
+        Numbers { of: [0; MOST], last: NO_HANDOFF as u8, oldest }
+    }
+
+    /// Meets a revision.
+    fn meet(&mut self, revision: Revision) {
+        let is_old = revision > NO_HANDOFF && revision <= self.oldest;
+        if is_old && self.of[revision as usize] == 0 {
+            self.last += 1;
+            self.of[revision as usize] = self.last;
+        }
+    }
+
+    /// The new number of what is identified by this revision.
+    pub(crate) fn of(&self, revision: Revision) -> Revision {
+        match revision {
+            0 | NO_HANDOFF => revision,
+            newer if newer > self.oldest => self.of_view(newer),
+            old => {
+                let new = self.of[old as usize];
+                assert_ne!(new, 0, "revision {old} was not met");
+                Revision::from(new)
+            }
+        }
+    }
+
+    /// The new number of the revision of a view: none that is older is above it.
+    pub(crate) fn of_view(&self, revision: Revision) -> Revision {
+        Revision::from(self.last) + revision - self.oldest
+    }
+
+    fn change_nothing(&self) -> bool {
+        let is_same = |(old, new): (usize, &u8)| *new == 0 || usize::from(*new) == old;
+        Revision::from(self.last) == self.oldest && self.of.iter().enumerate().all(is_same)
+    }
+}
+
+/// Calls `each` with every revision that identifies something in a view.
+pub(crate) fn identities(view: &View, mut each: impl FnMut(Revision)) {
+    view.config.iter().for_each(|config| each(config.mod_revision));
+    view.leader.iter().for_each(|leader| each(leader.create_revision));
+    view.pods.values().for_each(|pod| each(pod.create_revision));
+    view.routers.values().for_each(|router| each(router.create_revision));
+    for assignment in view.assignments.values() {
+        each(assignment.mod_revision);
+        each(assignment.value.incarnation);
+    }
+    for handoff in view.handoffs.values() {
+        each(handoff.create_revision);
+        each(handoff.mod_revision);
+        each(handoff.value.old_incarnation);
+        each(handoff.value.new_incarnation);
+    }
+    for acks in view.acks.values() {
+        acks.drained.values().for_each(|ack| each(ack.handoff));
+        acks.cutover.values().for_each(|ack| each(ack.handoff));
+        acks.pods.values().for_each(|ack| each(ack.handoff));
+    }
+}
+
+impl Cluster {
+    pub(crate) fn make_canonical(&self, state: &mut State) {
+        state.tidy();
+        self.forget_what_has_no_future(state);
+        // A write that is on its way keeps the numbers that it compares.
+        if state.slow.is_empty() {
+            self.renumber(state);
+        }
+    }
+
+    fn forget_what_has_no_future(&self, state: &mut State) {
+        let open: Vec<bool> = state.requests.iter().map(|request| request.is_open()).collect();
+        for (request, beside) in state.beside.iter_mut().enumerate() {
+            let still = |earlier: &usize| open[*earlier] && *beside & (1 << earlier) != 0;
+            let kept = (0..open.len()).filter(still).fold(0, |set, earlier| set | 1 << earlier);
+            *beside = if open[request] { kept } else { 0 };
+        }
+        for exchange in &mut state.exchanges {
+            if !exchange.is_counted {
+                // Its pod works on; nobody waits for it.
+                let epoch = if exchange.stage == Stage::Working { 0 } else { exchange.target.epoch };
+                let target = Target { incarnation: 0, epoch, ..exchange.target };
+                *exchange = Exchange { router: 0, is_tried: false, target, ..*exchange };
+            } else if !self.scenario.has_lines() {
+                exchange.target.incarnation = 0;
+            }
+        }
+        for partition in 0..usize::from(self.scenario.partitions) {
+            // A write that has failed and that no pod works on is neither missed nor made twice.
+            let matters = |request: usize| {
+                let is_here = usize::from(self.scenario.requests[request].partition) == partition;
+                let is_over = state.requests[request] == Request::Failed;
+                let is_under_way = state.exchanges.iter().any(|exchange| usize::from(exchange.request) == request);
+                is_here && (!is_over || is_under_way)
+            };
+            let matter = (0..open.len()).filter(|request| matters(*request)).fold(0u8, |set, one| set | 1 << one);
+            state.ledgers[partition].log &= matter;
+            for pod in 0..state.pods.len() {
+                self.forget_in_part(state, pod, partition, matter);
+            }
+        }
+        for router in 0..state.routers.len() as u8 {
+            for partition in 0..self.scenario.partitions {
+                let gate = &state.routers[usize::from(router)].gates[usize::from(partition)];
+                if gate.position == Position::Held && gate.target.is_some() {
+                    state.gate(router, partition).target = None;
+                }
+            }
+        }
+    }
+
+    fn forget_in_part(&self, state: &mut State, pod: usize, partition: usize, matter: u8) {
+        let stands = |handoff: Revision| {
+            let is_it = |at: &StoreRef| {
+                let handoffs = &self.store.view(*at).handoffs;
+                handoffs.get(&(partition as u32)).is_some_and(|it| it.create_revision == handoff)
+            };
+            handoff == 0 || handoff == NO_HANDOFF || state.history.iter().any(is_it)
+        };
+        let part = &state.pods[pod].parts[partition];
+        let mut kept = *part;
+        let is_usable = kept.done.held.is_some_and(|held| held.stage != StateStage::Left);
+        kept.state &= if is_usable { matter } else { 0 };
+        kept.door.last = 0;
+        if self.scenario.pods[pod].fence && !self.without(Rule::FencingEpoch) {
+            kept.refuses = false;
+        }
+        if let Some(held) = kept.done.held.as_mut().filter(|held| !stands(held.handoff)) {
+            held.handoff = NO_HANDOFF;
+        }
+        kept.done.drained = kept.done.drained.filter(|handoff| stands(*handoff));
+        if kept != *part {
+            *state.part(pod as u8, partition as u8) = kept;
+        }
+    }
+
+    fn renumber(&self, state: &mut State) {
+        let revision = |at: StoreRef| self.store.view(at).revision;
+        if revision(state.now()) as usize >= MOST {
+            return;
+        }
+        let mut numbers = Numbers::new(revision(state.history[0]));
+        let ids = |at: &StoreRef| self.store.get(*at).identities.iter().copied();
+        ids(&state.history[0]).for_each(|id| numbers.meet(id));
+        state.each_identity(&mut |id| numbers.meet(id));
+        state.history[1..].iter().flat_map(ids).for_each(|id| numbers.meet(id));
+        if numbers.change_nothing() {
+            return;
+        }
+        let anew: Vec<StoreRef> = state.history.iter().map(|at| self.renumbered(*at, &numbers)).collect();
+        let in_history = |at: &mut Option<StoreRef>, history: &[StoreRef]| {
+            let index = at.and_then(|at| history.iter().position(|known| *known == at));
+            *at = index.map(|index| anew[index]);
+        };
+        for router in 0..state.routers.len() {
+            let mut it = (*state.routers[router]).clone();
+            in_history(&mut it.view, &state.history);
+            in_history(&mut it.assignments, &state.history);
+            *state.router(router as u8) = it;
+        }
+        for pod in 0..state.pods.len() {
+            let mut view = state.pods[pod].view;
+            in_history(&mut view, &state.history);
+            state.pod(pod as u8).view = view;
+        }
+        state.change_identities(&mut |id| *id = numbers.of(*id));
+        state.history = anew;
+    }
+
+    fn renumbered(&self, at: StoreRef, numbers: &Numbers) -> StoreRef {
+        self.remember(|memory| &mut memory.renumbered, (at.id(), *numbers), || self.store.renumber(at, numbers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use stateright::Model;
+
+    use super::*;
+    use crate::action::Action;
+    use crate::scenarios;
+
+    fn canonical(cluster: &Cluster, state: &State) -> State {
+        let mut state = state.clone();
+        cluster.make_canonical(&mut state);
+        state
+    }
+
+    fn actions(cluster: &Cluster, state: &State) -> Vec<Action> {
+        let mut actions = Vec::new();
+        cluster.actions(state, &mut actions);
+        actions
+    }
+
+    /// All that can come next, in canonical form, other than that nothing changes, and that a first write is set on its way:
+    /// it keeps the numbers that it has.
+    fn next(cluster: &Cluster, state: &State) -> BTreeSet<String> {
+        let here = canonical(cluster, state);
+        let after = actions(cluster, state).into_iter().filter_map(|action| cluster.after(state, action));
+        let after = after.filter(|it| it.slow.is_empty() || !state.slow.is_empty());
+        let after = after.map(|state| canonical(cluster, &state)).filter(|state| *state != here);
+        after.map(|state| format!("{state:?}")).collect()
+    }
+
+    #[test]
+    fn what_can_come_next_is_the_same_in_a_state_and_in_its_canonical_form() {
+        let mut random = 1u64;
+        let mut renumbered = 0;
+        for scenario in scenarios::all() {
+            let cluster = Cluster::new(scenario);
+            for _ in 0..6 {
+                let mut state = cluster.beginning();
+                for _ in 0..60 {
+                    let form = canonical(&cluster, &state);
+                    renumbered += usize::from(form.now() != state.now());
+                    assert_eq!(canonical(&cluster, &form), form, "the canonical form has itself for its form");
+                    let (here, there) = (next(&cluster, &state), next(&cluster, &form));
+                    assert!(here == there, "{state:#?} and {form:#?}");
+                    for property in cluster.properties() {
+                        let holds = |state| (property.condition)(&cluster, state);
+                        assert_eq!(holds(&state), holds(&form), "{}", property.name);
+                    }
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    let actions = actions(&cluster, &state);
+                    let Some(action) = actions.get((random >> 33) as usize % actions.len().max(1)) else { break };
+                    state = cluster.after(&state, *action).unwrap_or(state);
+                }
+            }
+        }
+        assert!(renumbered > 1000, "too few states to compare: {renumbered}");
+    }
+}
