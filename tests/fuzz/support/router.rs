@@ -1,0 +1,305 @@
+//! A router that is served whatever a client sends, and the pod behind it, on real sockets of one thread.
+//!
+//! Client, router and pod are tasks of one runtime. The pod answers each whole request and nothing else, and keeps what it
+//! got. What must stay true whoever the client is: each request is whole, framed in one way and stamped by this router,
+//! and once the client has gone nothing of it is left in flight.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
+use segue_coordination::protocol::records::PodRecord;
+use segue_coordination::protocol::router::Target;
+use segue_coordination::router::DataPlane;
+use segue_proxy::forward::Forward;
+use segue_proxy::fuzzing::serve_client;
+use segue_proxy::metrics::{Metrics, WorkerMetrics};
+use segue_proxy::partition::{Locator, PartitionSource};
+use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::table::{StashLimits, Table};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::frames::{self, DATA, END_STREAM, Frame, HEADERS};
+use crate::wire::{self, Manner, Message, Stop};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub struct Router {
+    forward: Forward,
+    table: Arc<Table>,
+    metrics: Arc<WorkerMetrics>,
+    settings: ServerSettings,
+    front: TcpListener,
+    seen: Seen,
+}
+
+/// How a client ends after its last byte.
+pub enum Ending<'a> {
+    /// With one more request, after which the router hangs up.
+    Last(&'a [u8]),
+    /// It closes its side, after everyone else has had so many turns.
+    Close { turns: usize },
+    /// It closes its side once so many streams have been answered to their end.
+    Answered { streams: usize },
+}
+
+/// What the pod got since the last look.
+#[derive(Clone, Default)]
+struct Seen {
+    /// By HTTP/1.1, by connection.
+    bytes: Rc<RefCell<Vec<Rc<RefCell<Heard>>>>>,
+    /// By HTTP/2.
+    messages: Rc<RefCell<Vec<Message>>>,
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    bytes: Vec<u8>,
+    closed: bool,
+}
+
+impl Heard {
+    fn is_in_the_middle(&self) -> bool {
+        let (_, rest, stop) = wire::requests(&self.bytes, Manner::Strict);
+        !self.closed && stop == Stop::Incomplete && !rest.is_empty()
+    }
+}
+
+impl Router {
+    /// `protocol`: what the pod is spoken to in, `Http1` or `Http2`.
+    pub async fn new(protocol: UpstreamProtocol) -> Self {
+        let limits = StashLimits {
+            max_requests: 100,
+            max_bytes: 1 << 20,
+            max_total_bytes: 1 << 20,
+            max_wait: PATIENCE,
+            flush_concurrency: 16,
+        };
+        let (table, _notices) = Table::new(1, limits);
+        table.set_partitions(1);
+        table.trust_until(tokio::time::Instant::now() + Duration::from_secs(1 << 20));
+        let metrics = Metrics::new(1).worker(0);
+        let settings = ForwardSettings {
+            router: "r".to_owned(),
+            keyspace: "k".to_owned(),
+            locator: Locator {
+                source: PartitionSource::Header(http::HeaderName::from_static("x-partition")),
+                order_by: None,
+            },
+            max_body_bytes: None,
+            upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
+        };
+        let forward = Forward::new(&settings, table.worker(0), metrics.clone()).expect("names");
+        let seen = Seen::default();
+        let pod = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        lead(&table, pod.local_addr().expect("an address"));
+        let is_http2 = protocol == UpstreamProtocol::Http2;
+        tokio::task::spawn_local(serve_pod(pod, is_http2, seen.clone()));
+        let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        Router { forward, table, metrics, settings: ServerSettings::default(), front, seen }
+    }
+
+    /// Sends, and reads to the end: the answers, and the whole requests that the pod got.
+    pub async fn serve(&self, pieces: &[&[u8]], ending: Ending<'_>) -> (Vec<u8>, Vec<Message>) {
+        match tokio::time::timeout(PATIENCE, self.exchange(pieces, ending)).await {
+            Ok(answers) => (answers, self.at_the_pod()),
+            Err(_) => panic!(
+                "not answered, not hung up on, or half a request left with the pod; {} in flight, {:?}",
+                self.table.in_flight(0),
+                self.seen.bytes.borrow()
+            ),
+        }
+    }
+
+    async fn exchange(&self, pieces: &[&[u8]], ending: Ending<'_>) -> Vec<u8> {
+        let address = self.front.local_addr().expect("an address");
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), self.front.accept());
+        let (mut client, (stream, _)) = (client.expect("a connection"), accepted.expect("a connection"));
+        client.set_nodelay(true).expect("an option");
+        // Thousands a second: none may leave a port behind that rests for a minute.
+        client.set_zero_linger().expect("an option");
+        let peer = HeaderValue::from_static("192.0.2.1");
+        let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.settings);
+        let talk = async {
+            let mut answers = Vec::new();
+            for piece in pieces {
+                // A router that has hung up takes no more.
+                if client.write_all(piece).await.is_err() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            match ending {
+                Ending::Last(request) => drop(client.write_all(request).await),
+                Ending::Close { turns } => {
+                    for _ in 0..turns {
+                        tokio::task::yield_now().await;
+                    }
+                    drop(client.shutdown().await);
+                }
+                Ending::Answered { streams } => {
+                    while ended(&answers) < streams && matches!(client.read_buf(&mut answers).await, Ok(1..)) {}
+                    drop(client.shutdown().await);
+                }
+            }
+            let _ = client.read_to_end(&mut answers).await;
+            answers
+        };
+        let (answers, ()) = tokio::join!(talk, served);
+        // What a client left behind is finished without it; what it broke off is hung up on.
+        let in_the_middle = || self.seen.bytes.borrow().iter().any(|heard| heard.borrow().is_in_the_middle());
+        while self.table.in_flight(0) > 0 || in_the_middle() {
+            tokio::time::sleep(Duration::from_micros(100)).await;
+        }
+        assert_eq!(self.table.stashed(0), (0, 0), "requests wait at an open gate");
+        answers
+    }
+
+    /// Read as strictly as can be.
+    fn at_the_pod(&self) -> Vec<Message> {
+        let mut whole = std::mem::take(&mut *self.seen.messages.borrow_mut());
+        whole.iter().for_each(without_connection);
+        self.seen.bytes.borrow_mut().retain(|heard| {
+            let mut heard = heard.borrow_mut();
+            let (requests, rest, stop) = wire::requests(&heard.bytes, Manner::Strict);
+            if let Stop::Malformed(why) = stop {
+                panic!("{why}: {}", String::from_utf8_lossy(rest));
+            }
+            whole.extend(requests);
+            heard.bytes.clear();
+            !heard.closed
+        });
+        whole.iter().for_each(stamped);
+        whole
+    }
+}
+
+/// What a pod may rely on: it was this router that wrote the stamps, once each.
+fn stamped(request: &Message) {
+    let stamps =
+        [("segue-partition", &b"0"[..]), ("segue-epoch", b"1"), ("segue-router", b"r"), ("segue-keyspace", b"k")];
+    for (name, value) in stamps {
+        let values: Vec<&[u8]> = request.all(name).collect();
+        assert_eq!(values, [value], "{name}");
+    }
+    assert!(request.all("x-forwarded-for").all(|value| value.ends_with(b"192.0.2.1")));
+    for (name, _) in &request.trailers {
+        let hop =
+            ["content-length", "transfer-encoding", "host", "connection", "te", "upgrade"].contains(&name.as_str());
+        assert!(!hop && stamps.iter().all(|(stamp, _)| stamp != name), "{name} among the trailers");
+    }
+}
+
+/// HTTP/2 knows no headers about a connection, and a length only if it is the body's (RFC 9113, 8.1.1 and 8.2.2).
+fn without_connection(request: &Message) {
+    for name in ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"] {
+        assert!(!request.has(name), "{name} by HTTP/2");
+    }
+    assert!(request.all("te").all(|value| value == b"trailers"), "te by HTTP/2");
+    assert!(request.all("host").count() <= 1, "two hosts");
+    let lengths: Vec<&[u8]> = request.all("content-length").collect();
+    assert!(lengths.len() <= 1, "two lengths");
+    let length = request.body.len().to_string();
+    assert!(lengths.iter().all(|stated| *stated == length.as_bytes()), "not the body's length");
+}
+
+fn ended(answers: &[u8]) -> usize {
+    let ends = |frame: &&Frame<'_>| matches!(frame.kind, DATA | HEADERS) && frame.flags & END_STREAM != 0;
+    frames::read(answers).iter().filter(ends).count()
+}
+
+fn lead(table: &Arc<Table>, address: SocketAddr) {
+    let record = serde_json::json!({"pod_name": "w", "address": address.to_string()});
+    let record: PodRecord = serde_json::from_value(record).expect("a record");
+    let target = Target { pod: "w".to_owned(), incarnation: 1, epoch: 1 };
+    DataPlane::switch(&**table, 0, &target, &record, false);
+}
+
+async fn serve_pod(listener: TcpListener, is_http2: bool, seen: Seen) {
+    loop {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        if is_http2 {
+            tokio::task::spawn_local(serve_http2(stream, seen.messages.clone()));
+        } else {
+            let heard = Rc::new(RefCell::new(Heard::default()));
+            seen.bytes.borrow_mut().push(heard.clone());
+            tokio::task::spawn_local(serve_http1(stream, heard));
+        }
+    }
+}
+
+/// Answers each whole request and notes every byte.
+async fn serve_http1(mut stream: TcpStream, heard: Rc<RefCell<Heard>>) {
+    let mut buffer = [0; 4096];
+    let mut pending = Vec::new();
+    while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+        heard.borrow_mut().bytes.extend_from_slice(&buffer[..length]);
+        pending.extend_from_slice(&buffer[..length]);
+        while let Ok((request, length)) = wire::request(&pending, Manner::Strict) {
+            pending.drain(..length);
+            let body = if request.method() == b"HEAD" { "" } else { "ok" };
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{body}");
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                break;
+            }
+        }
+    }
+    heard.borrow_mut().closed = true;
+}
+
+/// Answers each whole request and keeps it.
+async fn serve_http2(stream: TcpStream, messages: Rc<RefCell<Vec<Message>>>) {
+    // Clients may break off as much as they like.
+    let mut builder = h2::server::Builder::new();
+    builder.max_pending_accept_reset_streams(usize::MAX);
+    let mut connection = match builder.handshake::<_, Bytes>(stream).await {
+        Ok(connection) => connection,
+        Err(error) => return assert!(!is_malformed(&error), "{error:?}"),
+    };
+    while let Some(accepted) = connection.accept().await {
+        let (request, mut respond) = match accepted {
+            Ok(accepted) => accepted,
+            // The router may hang up, but what it writes can be read.
+            Err(error) => return assert!(!is_malformed(&error), "{error:?}"),
+        };
+        let messages = messages.clone();
+        tokio::task::spawn_local(async move {
+            let bodiless = request.method() == http::Method::HEAD;
+            match whole(request).await {
+                Ok(message) => messages.borrow_mut().push(message),
+                Err(error) => return assert!(!is_malformed(&error), "{error:?}"),
+            }
+            if let Ok(mut stream) = respond.send_response(http::Response::new(()), bodiless)
+                && !bodiless
+            {
+                let _ = stream.send_data(Bytes::from_static(b"ok"), true);
+            }
+        });
+    }
+}
+
+/// What h2 finds too lively it counts over the connection's whole life: that is no fault of one request.
+fn is_malformed(error: &h2::Error) -> bool {
+    error.is_library() && error.reason() != Some(h2::Reason::ENHANCE_YOUR_CALM)
+}
+
+async fn whole(request: http::Request<h2::RecvStream>) -> Result<Message, h2::Error> {
+    let (head, mut stream) = request.into_parts();
+    let mut body = Vec::new();
+    while let Some(data) = stream.data().await {
+        let data = data?;
+        stream.flow_control().release_capacity(data.len())?;
+        body.extend_from_slice(&data);
+    }
+    let trailers = stream.trailers().await?.unwrap_or_default();
+    let lines =
+        |map: &HeaderMap| map.iter().map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect();
+    let start = format!("{} {} HTTP/2", head.method, head.uri).into_bytes();
+    Ok(Message { start, fields: lines(&head.headers), body, trailers: lines(&trailers), ambiguous: false })
+}
