@@ -1,0 +1,107 @@
+//! What attackers do, each for a few seconds, and what they get.
+//!
+//! An attack judges only what it got itself; that nobody else was harmed is judged the same way for all
+//! ([`judge`](crate::judge)).
+
+mod bodies;
+mod connections;
+mod heads;
+mod http2;
+mod http2_windows;
+mod smuggling;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::service::Seen;
+use crate::site::metric;
+
+/// How long an attack goes on that goes on.
+pub(crate) const LASTS: Duration = Duration::from_secs(3);
+
+/// What is attacked.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) router: SocketAddr,
+    /// A router that serves TLS.
+    pub(crate) secure: SocketAddr,
+    pub(crate) seen: Arc<Seen>,
+    /// The router's own pages.
+    pub(crate) admin: SocketAddr,
+}
+
+impl Target {
+    /// Exchanges that the router has with pods.
+    pub(crate) async fn in_flight(&self) -> f64 {
+        let admin = self.admin;
+        let asked = tokio::task::spawn_blocking(move || metric(admin, "segue_in_flight")).await;
+        asked.unwrap_or(f64::INFINITY)
+    }
+}
+
+/// What the attacker got.
+#[derive(Debug)]
+pub(crate) struct Got {
+    pub(crate) what: String,
+    /// That is what it should have got.
+    pub(crate) expected: bool,
+}
+
+impl Got {
+    pub(crate) fn new(expected: bool, what: impl Into<String>) -> Self {
+        Got { what: what.into(), expected }
+    }
+}
+
+type Running = Pin<Box<dyn Future<Output = anyhow::Result<Got>> + Send>>;
+
+/// One attack.
+pub(crate) struct Attack {
+    pub(crate) name: &'static str,
+    pub(crate) run: Box<dyn Fn(Target) -> Running>,
+}
+
+fn attack<F>(name: &'static str, run: impl Fn(Target) -> F + 'static) -> Attack
+where
+    F: Future<Output = anyhow::Result<Got>> + Send + 'static,
+{
+    Attack { name, run: Box::new(move |target| Box::pin(run(target))) }
+}
+
+pub(crate) fn all() -> Vec<Attack> {
+    let mut attacks = vec![
+        attack("slow-heads", heads::slow),
+        attack("endless-headers", heads::endless),
+        attack("huge-header", heads::huge),
+        attack("many-headers", heads::many),
+        attack("slow-bodies", bodies::slow),
+        attack("stalled-bodies", bodies::stalled),
+        attack("endless-body", bodies::endless),
+        attack("slow-readers", bodies::slow_readers),
+        attack("pipelining", bodies::pipelining),
+        attack("silent-connections", connections::silent),
+        attack("busy-connections", connections::busy),
+        attack("connect-and-go", connections::connect_and_go),
+        attack("tls-handshake-stall", connections::handshakes),
+        attack("h2-rapid-reset", http2::rapid_reset),
+        attack("h2-reset-in-flight", http2::reset_in_flight),
+        attack("h2-continuation-flood", http2::continuation),
+        attack("h2-hpack-bomb", http2::hpack_bomb),
+        attack("h2-ping-flood", http2::pings),
+        attack("h2-settings-flood", http2::settings),
+        attack("h2-priority-flood", http2::priorities),
+        attack("h2-window-update-flood", http2::window_updates),
+        attack("h2-empty-data", http2::empty_data),
+        attack("h2-header-stall", http2::header_stall),
+        attack("h2-too-many-streams", http2::too_many_streams),
+        attack("h2-zero-window", http2_windows::zero),
+        attack("h2-unread-answers", http2_windows::unread),
+        attack("h2-window-drip", http2_windows::drip),
+        attack("h2-unasked-data", http2_windows::overrun),
+    ];
+    attacks.extend(smuggling::all());
+    attacks
+}

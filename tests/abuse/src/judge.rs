@@ -1,0 +1,132 @@
+//! Whether anybody else was harmed: well-behaved clients, the router's memory, its files, its life.
+
+use std::time::{Duration, Instant};
+
+use crate::attacks::{Attack, Target};
+use crate::gauge::{Peak, files, rss_kib};
+use crate::good::{Good, Measured};
+use crate::service::Seen;
+use crate::site::Router;
+
+/// How much slower well-behaved clients may get, beside their usual time: attackers, clients, router, pods and etcd share
+/// the machine, and what is to be seen is a client that waits for an attacker.
+pub(crate) const SLOWER: u32 = 10;
+pub(crate) const SLACK: Duration = Duration::from_millis(250);
+/// How much memory an attack may take, and all of them together: an allocator gives back late what it had.
+const MEMORY_KIB: u64 = 128 << 10;
+const ALL_MEMORY_KIB: u64 = 256 << 10;
+const FILES_BACK: Duration = Duration::from_secs(10);
+const FILES_SLACK: usize = 50;
+
+/// What is usual.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Calm {
+    pub(crate) p99: Duration,
+    pub(crate) rss_kib: u64,
+    pub(crate) files: usize,
+}
+
+impl Calm {
+    pub(crate) fn bound(&self) -> Duration {
+        self.p99 * SLOWER + SLACK
+    }
+}
+
+/// Plays an attack; what it was like in a line, and whether all was well.
+pub(crate) async fn play(
+    attack: &Attack,
+    target: &Target,
+    router: &mut Router,
+    good: &Good,
+    calm: &Calm,
+) -> (bool, String) {
+    good.take();
+    let before = rss_kib(router.pid());
+    let peak = Peak::watch(router.pid());
+    let got = (attack.run)(target.clone()).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let measured = good.take();
+    let rss = peak.end();
+    let files = files_back(router, calm).await;
+    let mut wrong = complaints(&measured, &target.seen, calm);
+    if rss > before + MEMORY_KIB || rss > calm.rss_kib + ALL_MEMORY_KIB {
+        wrong.push(format!(
+            "{} MiB of memory, {} before and {} when calm",
+            rss >> 10,
+            before >> 10,
+            calm.rss_kib >> 10
+        ));
+    }
+    if let Some(files) = files {
+        wrong.push(format!("{files} files are still open, {} when calm", calm.files));
+    }
+    wrong.extend(router.ended());
+    let what = match got {
+        Ok(got) => {
+            if !got.expected {
+                wrong.push("that is not what it should get".to_owned());
+            }
+            got.what
+        }
+        Err(error) => {
+            wrong.push(format!("{error:#}"));
+            "the attack could not be played".to_owned()
+        }
+    };
+    let harmless = wrong.is_empty();
+    let mark = if harmless { "ok  " } else { "HARM" };
+    let line = format!(
+        "{mark} {:<24} {what} | p99 {}/{} ms, {} requests, rss {} MiB",
+        attack.name,
+        millis(calm.p99),
+        millis(measured.p99()),
+        measured.requests,
+        rss >> 10,
+    );
+    let complaint = if harmless {
+        String::new()
+    } else {
+        let bounced = ["misdirected", "refused", "spared"]
+            .map(|cause| router.metric(&format!("segue_bounced_total{{cause=\"{cause}\"}}")));
+        format!("\n     {}; bounced so far {bounced:?} (misdirected, refused, spared)", wrong.join("; "))
+    };
+    (harmless, line + &complaint)
+}
+
+/// What well-behaved clients have to complain about.
+pub(crate) fn complaints(measured: &Measured, seen: &Seen, calm: &Calm) -> Vec<String> {
+    let mut wrong = Vec::new();
+    if let Some(first) = measured.errors.first() {
+        wrong.push(format!("{} errors of good clients, such as: {first}", measured.errors.len()));
+    }
+    if measured.requests == 0 {
+        wrong.push("no good client was served".to_owned());
+    }
+    if measured.p99() > calm.bound() {
+        wrong.push(format!("good clients' p99 above {} ms", millis(calm.bound())));
+    }
+    let twice = seen.take_applied_twice();
+    if twice > 0 {
+        wrong.push(format!("{twice} requests of good clients were applied twice"));
+    }
+    wrong
+}
+
+/// `None`: they are.
+async fn files_back(router: &Router, calm: &Calm) -> Option<usize> {
+    let begun = Instant::now();
+    loop {
+        let open = files(router.pid());
+        if open <= calm.files + FILES_SLACK {
+            return None;
+        }
+        if begun.elapsed() > FILES_BACK {
+            return Some(open);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+pub(crate) fn millis(duration: Duration) -> String {
+    format!("{:.1}", duration.as_secs_f64() * 1000.0)
+}

@@ -1,0 +1,154 @@
+//! Abuse: a real router as a process, attacked, overloaded and kept busy, while well-behaved clients go on and every
+//! answer they get is checked.
+//!
+//! [`site`] starts etcd, a coordinator and routers, [`service`] is the pod; [`good`] are the clients to whom nothing may
+//! happen, [`attacks`] what others do meanwhile, [`judge`] says whether it harmed anybody. [`overload`], [`memory`] and
+//! [`soak`] are the same without malice.
+//! What must stay true: an attack that could not be played counts as harm, and so does one whose outcome is not the one
+//! that is documented.
+
+mod attacks;
+mod gauge;
+mod good;
+mod judge;
+mod memory;
+mod overload;
+mod service;
+mod site;
+mod soak;
+mod wire;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::ensure;
+use clap::{Parser, Subcommand};
+use segue_tests::certificates::Authority;
+
+use self::attacks::Target;
+use self::gauge::{files, raise_file_limit, rss_kib};
+use self::good::Good;
+use self::judge::{Calm, millis, play};
+use self::site::{PARTITIONS, Site};
+
+/// Files that this process and a router may each have open: 10,000 connections, and what they lead to.
+const FILES: u64 = 40_000;
+const CALM: Duration = Duration::from_secs(4);
+
+/// Attacks a router, one attack after the other, and says what each attacker got and that nobody else was harmed.
+///
+/// Well-behaved clients go on the whole time, by HTTP/1.1 and HTTP/2. An attack is harmless if the attacker got what it
+/// should get, no such client saw an error or got slower than ten times its calm p99 and 250 ms, no request was applied
+/// twice, the router took no more than 128 MiB for it, and its files were closed again. A line each, and at the end
+/// `abuse: attacks=… harmless=…`. Exits 0 only if all are.
+#[derive(Debug, Parser)]
+#[command(name = "segue-abuse", version)]
+struct Arguments {
+    /// Only those whose name contains this; `overload` and `memory` are among them.
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// A steady load with handoffs: does anything grow?
+    Soak {
+        /// How long.
+        #[arg(long, default_value_t = 10)]
+        minutes: u64,
+    },
+    /// A router whose allocator counts: what `soak` looks at.
+    #[command(hide = true)]
+    CountedRouter {
+        #[arg(long)]
+        config: std::path::PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(Command::CountedRouter { config }) = &arguments.command {
+        return soak::counted_router(config);
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error.into()),
+    };
+    let done = runtime.block_on(async {
+        match arguments.command {
+            Some(Command::Soak { minutes }) => soak::run(Duration::from_secs(60 * minutes)).await,
+            _ => abuse(arguments.only.as_deref()).await,
+        }
+    });
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("abuse: {error:#}");
+    ExitCode::FAILURE
+}
+
+#[expect(clippy::print_stdout, reason = "that is what it is for")]
+fn say(line: &str) {
+    println!("{line}");
+}
+
+async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
+    let files_allowed = raise_file_limit(FILES);
+    let mut attacks = attacks::all();
+    let chosen = |name: &str| only.is_none_or(|only| name.contains(only));
+    attacks.retain(|attack| chosen(attack.name));
+    let mut site = Site::start().await?;
+    let (mut played, mut harmless) = (0, 0);
+    let mut count = |(ok, line): (bool, String)| {
+        say(&line);
+        played += 1;
+        harmless += usize::from(ok);
+    };
+    if !attacks.is_empty() {
+        let mut router = site.victim().await?;
+        let authority = Authority::new(site.folder(), "ours");
+        let shown = authority.issue("router");
+        let tls = format!("tls = {{ cert = {:?}, key = {:?} }}", shown.cert, shown.key);
+        let secure = site.router("r-tls", &tls, "header_read_timeout = \"2s\"", "").await?;
+        let seen = site.pods.seen.clone();
+        let target = Target { router: router.address, secure: secure.address, seen, admin: router.admin };
+        let good = Good::start(router.address, PARTITIONS);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        good.take();
+        tokio::time::sleep(CALM).await;
+        let measured = good.take();
+        ensure!(measured.errors.is_empty(), "not even calm: {:?}", measured.errors.first());
+        let calm = Calm { p99: measured.p99(), rss_kib: rss_kib(router.pid()), files: files(router.pid()) };
+        say(&format!(
+            "calm: p99 {} ms, {} requests in {} s, rss {} MiB, {} files; bound under attack: {} ms",
+            millis(calm.p99),
+            measured.requests,
+            CALM.as_secs(),
+            calm.rss_kib >> 10,
+            calm.files,
+            millis(calm.bound())
+        ));
+        for attack in &attacks {
+            count(play(attack, &target, &mut router, &good, &calm).await);
+        }
+    }
+    if chosen("overload") {
+        count(overload::run(&site).await?);
+    }
+    if chosen("memory") {
+        ensure!(files_allowed >= 12_000, "needs 12,000 open files, and may have {files_allowed}: raise `ulimit -n`");
+        for line in memory::run(&mut site).await? {
+            count(line);
+        }
+    }
+    ensure!(played > 0, "no attack is called {only:?}");
+    say(&format!("abuse: attacks={played} harmless={harmless}"));
+    Ok(played == harmless)
+}

@@ -1,0 +1,107 @@
+//! What connections and held requests cost the router in memory: 10,000 of each.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use futures_util::stream::{self, StreamExt as _};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+use crate::gauge::rss_kib;
+use crate::good::answer;
+use crate::site::{Router, Site};
+
+const MANY: usize = 10_000;
+/// What one idle connection that has been served may cost: what was measured, and some.
+const CONNECTION_BYTES: u64 = 20 << 10;
+/// What one small held request may cost on top: what was measured, and some. The aim is 2 KiB.
+const HELD_BYTES: u64 = 12 << 10;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) async fn run(site: &mut Site) -> anyhow::Result<Vec<(bool, String)>> {
+    let keys = "[router.stash]\nmax_wait = \"60s\"";
+    let router = site.router("r-memory", keys, "max_connections = 12000", "max_in_flight_per_pod = 12000").await?;
+    let before = rss_kib(router.pid());
+    let mut clients = connect(router.address).await?;
+    // Each has been served once: what a connection keeps, it has by then.
+    let served = ask(&mut clients, "GET", true).await;
+    ensure!(served == MANY, "only {served} of {MANY} were served");
+    let idle = rss_kib(router.pid());
+    let each = per(idle, before);
+    let fits = each <= CONNECTION_BYTES;
+    let mut lines = vec![line(
+        fits,
+        "memory-connections",
+        format!("{MANY} keep-alive connections: {before} → {idle} KiB, {each} bytes each (bound {CONNECTION_BYTES})"),
+    )];
+    if let Some(pod) = site.pod.take() {
+        pod.shut_down(Duration::from_secs(5)).await;
+    }
+    ask(&mut clients, "POST", false).await;
+    let begun = Instant::now();
+    while depth(&router) < MANY as f64 {
+        ensure!(begun.elapsed() < PATIENCE, "only {} are held", depth(&router));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let held = rss_kib(router.pid());
+    let each = per(held, idle);
+    let refused = one_more(router.address).await?;
+    site.pod = Some(site.pods.start("p-0").await?);
+    let answered = answers(&mut clients).await;
+    let after = rss_kib(router.pid());
+    let fits = each <= HELD_BYTES && refused == 503 && answered == MANY;
+    lines.push(line(
+        fits,
+        "memory-full-stash",
+        format!(
+            "{MANY} small requests held: {idle} → {held} KiB, {each} bytes each (bound {HELD_BYTES}); one more got \
+             {refused}; {answered} answered with 200 once there was an owner; then {after} KiB"
+        ),
+    ));
+    Ok(lines)
+}
+
+fn line(fits: bool, name: &str, what: String) -> (bool, String) {
+    (fits, format!("{} {name:<24} {what}", if fits { "ok  " } else { "HARM" }))
+}
+
+fn per(now: u64, before: u64) -> u64 {
+    (now.saturating_sub(before) << 10) / MANY as u64
+}
+
+fn depth(router: &Router) -> f64 {
+    router.metric("segue_stash_depth")
+}
+
+async fn connect(router: SocketAddr) -> anyhow::Result<Vec<TcpStream>> {
+    let made: Vec<_> = stream::iter(0..MANY).map(|_| TcpStream::connect(router)).buffer_unordered(200).collect().await;
+    made.into_iter().collect::<Result<_, _>>().context("connections")
+}
+
+/// Each asks once. How many are served, if anybody waits for that.
+async fn ask(clients: &mut [TcpStream], method: &str, waits: bool) -> usize {
+    let asked = stream::iter(clients.iter_mut().enumerate()).map(async |(key, client)| {
+        let request = format!(
+            "{method} /echo HTTP/1.1\r\nhost: h\r\nx-partition: 3\r\nx-key: {key}\r\ncontent-length: 5\r\n\r\nhello"
+        );
+        let sent = client.write_all(request.as_bytes()).await.is_ok();
+        sent && (!waits || is_served(client).await)
+    });
+    asked.buffer_unordered(100).filter(|served| std::future::ready(*served)).count().await
+}
+
+async fn is_served(client: &mut TcpStream) -> bool {
+    matches!(tokio::time::timeout(PATIENCE, answer(client)).await, Ok(Ok((200, _))))
+}
+
+async fn answers(clients: &mut [TcpStream]) -> usize {
+    let answered = stream::iter(clients.iter_mut()).map(is_served);
+    answered.buffer_unordered(MANY).filter(|served| std::future::ready(*served)).count().await
+}
+
+async fn one_more(router: SocketAddr) -> anyhow::Result<u16> {
+    let mut client = TcpStream::connect(router).await?;
+    client.write_all(b"GET /echo HTTP/1.1\r\nhost: h\r\nx-partition: 3\r\n\r\n").await?;
+    Ok(tokio::time::timeout(Duration::from_secs(5), answer(&mut client)).await.context("one more waits")??.0)
+}

@@ -1,0 +1,154 @@
+//! Everything that is attacked: a real etcd, a coordinator and routers as processes, pods in this process.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use segue_coordination::store::keys::Keyspace;
+use segue_coordination::store::{EtcdOptions, EtcdStore};
+use segue_tests::etcd::Etcd;
+use segue_tests::process::{self, Process, free_address};
+use tempfile::TempDir;
+
+use crate::service::{Pod, Pods};
+
+pub(crate) const PARTITIONS: u32 = 16;
+/// What the router that is attacked is told; short, so that what has to end ends while it is looked at.
+pub(crate) const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
+pub(crate) const CONNECTIONS: usize = 1_000;
+pub(crate) const IN_FLIGHT: usize = 10_000;
+const START: Duration = Duration::from_secs(40);
+
+/// A router of its own process.
+pub(crate) struct Router {
+    pub(crate) address: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    process: Process,
+}
+
+impl Router {
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it has printed, if it has ended.
+    pub(crate) fn ended(&mut self) -> Option<String> {
+        let status = self.process.ended()?;
+        Some(format!("the router has ended: {status}\n{}", self.process.output()))
+    }
+
+    /// A value of its metrics page, with its labels.
+    pub(crate) fn metric(&self, series: &str) -> f64 {
+        metric(self.admin, series)
+    }
+}
+
+/// A value of a metrics page, with its labels; 0 if it is not there.
+pub(crate) fn metric(admin: SocketAddr, series: &str) -> f64 {
+    let page = process::get(admin, "/metrics").map(|(_, page)| page).unwrap_or_default();
+    let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')).unwrap_or("0");
+    line.trim().parse().unwrap_or(0.0)
+}
+
+pub(crate) struct Site {
+    folder: TempDir,
+    segue: PathBuf,
+    etcd: Etcd,
+    _coordinator: Process,
+    pub(crate) pods: Pods,
+    pub(crate) pod: Option<Pod>,
+}
+
+impl Site {
+    pub(crate) async fn start() -> anyhow::Result<Self> {
+        let segue = std::env::current_exe()?.parent().map(|folder| folder.join("segue")).unwrap_or_default();
+        ensure!(segue.is_file(), "{} is not built; `make abuse` builds it", segue.display());
+        let folder = tempfile::Builder::new().prefix("segue-abuse-").tempdir()?;
+        let etcd = tokio::task::spawn_blocking(Etcd::start).await?;
+        let store = EtcdStore::connect(EtcdOptions::new([etcd.endpoint()]))?;
+        let pods = Pods::new(Arc::new(store), Keyspace::new("/segue/", "default"));
+        let coordinator = format!(
+            "[store]\nendpoints = [{:?}]\n[coordinator]\nname = \"c-0\"\npartitions = {PARTITIONS}\n\
+             settle = \"100ms\"\nmin_interval = \"200ms\"\nheartbeat = \"2s\"\nlisten = \"127.0.0.1:0\"\n",
+            etcd.endpoint()
+        );
+        let coordinator = run(&segue, "run", folder.path(), "c-0", &coordinator)?;
+        let pod = pods.start("p-0").await?;
+        Ok(Site { folder, segue, etcd, _coordinator: coordinator, pods, pod: Some(pod) })
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A router, once it is ready and leads everywhere. `more`: the sections below `[router]`, and its further keys.
+    pub(crate) async fn router(&self, name: &str, keys: &str, limits: &str, upstream: &str) -> anyhow::Result<Router> {
+        self.router_by(&self.segue, "run", name, keys, limits, upstream).await
+    }
+
+    /// A router whose allocator counts.
+    pub(crate) async fn counted_router(&self, name: &str) -> anyhow::Result<Router> {
+        self.router_by(&std::env::current_exe()?, "counted-router", name, "", "", "").await
+    }
+
+    async fn router_by(
+        &self,
+        program: &Path,
+        command: &str,
+        name: &str,
+        keys: &str,
+        limits: &str,
+        upstream: &str,
+    ) -> anyhow::Result<Router> {
+        let (address, admin) = (free_address(), free_address());
+        let configuration = format!(
+            "[store]\nendpoints = [{:?}]\n[admin]\nlisten = \"{admin}\"\n[router]\nname = \"{name}\"\n\
+             listen = \"{address}\"\nworkers = 2\n{keys}\n[router.partition]\nheader = \"x-partition\"\n\
+             order_by = {{ header = \"x-key\" }}\n[router.limits]\n{limits}\n[router.upstream]\n{upstream}\n",
+            self.etcd.endpoint()
+        );
+        let mut router =
+            Router { address, admin, process: run(program, command, self.folder.path(), name, &configuration)? };
+        let begun = Instant::now();
+        loop {
+            if let Some(ended) = router.ended() {
+                bail!("{ended}");
+            }
+            if self.leads_everywhere(&router).await {
+                return Ok(router);
+            }
+            ensure!(begun.elapsed() < START, "{name} is not ready:\n{}", router.process.output());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn leads_everywhere(&self, router: &Router) -> bool {
+        let admin = router.admin;
+        let asked = tokio::task::spawn_blocking(move || process::get(admin, "/status")).await;
+        let Ok(Some((200, body))) = asked else { return false };
+        body.matches("\"stage\":\"open\"").count() >= PARTITIONS as usize
+    }
+
+    /// The router that is attacked.
+    pub(crate) async fn victim(&self) -> anyhow::Result<Router> {
+        let limits = format!(
+            "max_connections = {CONNECTIONS}\nheader_read_timeout = \"{}s\"\nmax_body_bytes = \"8MiB\"",
+            HEAD_TIMEOUT.as_secs()
+        );
+        let upstream = format!(
+            "idle_timeout = \"{}s\"\nrequest_timeout = \"5s\"\nmax_idle_per_pod = 8\nmax_in_flight_per_pod = {IN_FLIGHT}",
+            IDLE_TIMEOUT.as_secs()
+        );
+        self.router("r-0", "", &limits, &upstream).await
+    }
+}
+
+fn run(program: &Path, command: &str, folder: &Path, name: &str, configuration: &str) -> anyhow::Result<Process> {
+    let file = folder.join(format!("{name}.toml"));
+    std::fs::write(&file, configuration).context("configuration")?;
+    Ok(Process::start(name, folder, Command::new(program).args([command, "--config"]).arg(file)))
+}
