@@ -1,0 +1,241 @@
+//! How long do clients wait when partitions move, by routers, partitions at once, length of requests and size of state?
+//!
+//! Everything but etcd runs in this process: coordinators, routers with a worker each, pods, clients. etcd is real and
+//! waits for its disk. The pause of a cutover is what a router measures from closing a gate until the first request can
+//! pass again, less the longest time that any router waited for requests in flight: what the protocol costs. The last
+//! line is for programs.
+
+#![allow(clippy::print_stdout, reason = "it reports on stdout")]
+
+mod plot;
+mod site;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use segue::demo::measure::Distribution;
+use segue::demo::{Options, clock};
+use segue_coordination::protocol::records::Capabilities;
+use segue_coordination::store::data::{Op, Txn};
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_tests::etcd::Etcd;
+
+use plot::{Curve, Panel};
+use site::{Measured, Moves, measure};
+
+/// Pods that only refuse what is not theirs: a cutover is the routers' business alone.
+const PLAIN: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: true };
+
+/// What to measure.
+#[derive(Debug, Default)]
+struct Arguments {
+    /// Five times as often.
+    long: bool,
+    /// Only what has this in its name.
+    only: String,
+    /// Where to draw the curves.
+    plot: Option<String>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut arguments = Arguments::default();
+    let mut given = std::env::args().skip(1);
+    while let Some(argument) = given.next() {
+        match argument.as_str() {
+            // From cargo.
+            "--bench" => {}
+            "--long" => arguments.long = true,
+            "--only" => arguments.only = given.next().context("--only what?")?,
+            "--plot" => arguments.plot = Some(given.next().context("--plot FILE")?),
+            other => anyhow::bail!("{other}: there are --long, --only PART-OF-A-NAME and --plot FILE"),
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(run(arguments))
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let times = if arguments.long { 5 } else { 1 };
+    let mut bench = Bench { etcd: Etcd::start_on_disk(), only: arguments.only, done: Vec::new() };
+    let puts = bench.puts().await?;
+    println!("etcd put, one in flight: p50 {} us, p99 {} us, max {} us; load {}", puts.p50, puts.p99, puts.max, load());
+    println!("{HEAD}");
+    let small = Options { clients: 16, rate: 500, partitions: 17, ..Options::default() };
+    let begun = |at_once, rounds: u32| Moves::Begun { at_once, rounds: rounds * times };
+    for (routers, pods) in [(1, PLAIN), (2, PLAIN), (3, PLAIN), (1, Capabilities::ALL), (3, Capabilities::ALL)] {
+        let options = Options { routers, capabilities: pods, ..small.clone() };
+        let name = if pods.sync { "sync" } else { "plain" };
+        bench.cell(routers, format!("routers={routers} pods={name}"), 1, options, begun(1, 200)).await?;
+    }
+    for routers in [1, 3] {
+        for at_once in [16, 64, 256, 1024] {
+            let options = Options { routers, partitions: 2 * at_once + 1, ..small.clone() };
+            let rounds = (256 / at_once).max(2);
+            bench
+                .cell(routers, format!("routers={routers} pods=sync"), at_once, options, begun(at_once, rounds))
+                .await?;
+        }
+    }
+    let three = |what: &str| format!("routers=3 pods=sync {what}");
+    let many = Options { routers: 3, partitions: 2048, max_concurrent_handoffs: 1024, ..small.clone() };
+    bench.cell(3, three("planned"), 1024, many, Moves::Planned).await?;
+    for (size, bytes) in [("1KiB", 1 << 10), ("256MiB", 256 << 20)] {
+        let options = Options { routers: 3, state_bytes: bytes, ..small.clone() };
+        bench.cell(3, three(&format!("state={size}")), 1, options, begun(1, 20)).await?;
+    }
+    let slow = Options { routers: 3, service_time: Duration::from_millis(50), clients: 64, ..small };
+    bench.cell(3, three("requests=50ms"), 1, slow.clone(), begun(1, 30)).await?;
+    let busy = Options { partitions: 3, rate: 0, clients: 128, ..slow };
+    bench.cell(3, three("requests=50ms stash=filling"), 1, busy.clone(), begun(1, 30)).await?;
+    let full = Options { stash_requests: 4, ..busy };
+    bench.cell(3, three("requests=50ms stash=full"), 1, full, begun(1, 30)).await?;
+
+    bench.tell_latencies();
+    if let Some(file) = arguments.plot {
+        std::fs::write(file, plot::svg(&bench.panels()))?;
+    }
+    let again = bench.puts().await?;
+    println!(
+        "etcd put, one in flight: p50 {} us, p99 {} us, max {} us; load {}",
+        again.p50,
+        again.p99,
+        again.max,
+        load()
+    );
+    let (p50, p99) = (puts.p50.min(again.p50), puts.p99.min(again.p99));
+    println!("pause:{} etcd_put_p50_us={p50} etcd_put_p99_us={p99}", bench.summary());
+    ensure!(bench.done.iter().all(|cell| cell.measured.harm.none()), "requests were harmed");
+    Ok(())
+}
+
+const HEAD: &str = "\
+                                                       pause beyond drain, us           with drain   moved  per move   most  refused
+                                              at once     p50     p99   p99.9     max     p50     p99     ms txns puts  held /requests     moves";
+
+struct Bench {
+    etcd: Etcd,
+    only: String,
+    done: Vec<Cell>,
+}
+
+struct Cell {
+    routers: u32,
+    name: String,
+    at_once: u32,
+    measured: Measured,
+}
+
+impl Bench {
+    async fn cell(
+        &mut self,
+        routers: u32,
+        name: String,
+        at_once: u32,
+        options: Options,
+        moves: Moves,
+    ) -> anyhow::Result<()> {
+        if !format!("{name} at_once={at_once}").contains(&self.only) {
+            return Ok(());
+        }
+        let measured = measure(&self.etcd, options, moves).await.with_context(|| name.clone())?;
+        let Measured { pause, whole, .. } = &measured;
+        let asked = format!("{}/{}", measured.refused, measured.requests);
+        println!(
+            "{name:48}{at_once:5} {:7} {:7} {:7} {:7} {:7} {:7} {:6} {:4.1} {:4.1} {:5}  {asked:14}{:5}",
+            pause.p50,
+            pause.p99,
+            pause.p999,
+            pause.max,
+            whole.p50,
+            whole.p99,
+            measured.moved_in.as_millis(),
+            measured.transactions,
+            measured.puts,
+            measured.stashed,
+            measured.moves,
+        );
+        if !measured.harm.none() {
+            println!("  HARM: {:?}", measured.harm);
+        }
+        self.done.push(Cell { routers, name, at_once, measured });
+        Ok(())
+    }
+
+    fn tell_latencies(&self) {
+        println!(
+            "latency of requests, us                                             steady                       under way in a cutover"
+        );
+        println!(
+            "                                              at once     p50     p99   p99.9     max     p50     p99   p99.9     max"
+        );
+        for Cell { name, at_once, measured, .. } in &self.done {
+            let [steady, during] = [measured.latency.steady, measured.latency.during_cutovers]
+                .map(|it| format!("{:7} {:7} {:7} {:7}", it.p50, it.p99, it.p999, it.max));
+            println!("{name:48}{at_once:5} {steady} {during}");
+        }
+    }
+
+    fn panels(&self) -> Vec<Panel> {
+        let curve = |name: String, routers: u32, of: &dyn Fn(&Measured) -> u64| {
+            let wanted = |cell: &&Cell| cell.name == format!("routers={routers} pods=sync");
+            let points = self.done.iter().filter(wanted).map(|cell| (cell.at_once, of(&cell.measured))).collect();
+            Curve { name, points }
+        };
+        let pauses = [1, 3].into_iter().flat_map(|routers| {
+            [
+                curve(format!("{routers} routers, p50"), routers, &|it| it.pause.p50),
+                curve(format!("{routers} routers, p99"), routers, &|it| it.pause.p99),
+            ]
+        });
+        type Quantile = fn(&Distribution) -> u64;
+        let quantiles: [(&str, Quantile); 4] =
+            [("p50", |it| it.p50), ("p99", |it| it.p99), ("p99.9", |it| it.p999), ("max", |it| it.max)];
+        let latencies = quantiles.into_iter().flat_map(|(name, of)| {
+            [
+                curve(format!("in a cutover, {name}"), 3, &move |it| of(&it.latency.during_cutovers)),
+                curve(format!("steady, {name}"), 3, &move |it| of(&it.latency.steady)),
+            ]
+        });
+        vec![
+            Panel { title: "pause of a cutover beyond its drain".to_owned(), curves: pauses.collect() },
+            Panel { title: "latency of requests, 3 routers".to_owned(), curves: latencies.collect() },
+        ]
+    }
+
+    /// The facts that goals are set for.
+    fn summary(&self) -> String {
+        let mut summary = String::new();
+        for Cell { routers, name, at_once, measured } in &self.done {
+            let pause = measured.pause;
+            if *name == format!("routers={routers} pods=plain") {
+                summary += &format!(" routers={routers} p50_us={} p99_us={}", pause.p50, pause.p99);
+            } else if *name == format!("routers={routers} pods=sync") && [1, 1024].contains(at_once) {
+                let moved = measured.moved_in.as_millis();
+                summary += &format!(
+                    " routers={routers} pods=sync at_once={at_once} p50_us={} p99_us={} moved_ms={moved}",
+                    pause.p50, pause.p99
+                );
+            }
+        }
+        summary
+    }
+
+    /// How long a put takes that nothing else goes on beside.
+    async fn puts(&self) -> anyhow::Result<Distribution> {
+        let store = EtcdStore::connect(EtcdOptions::new([self.etcd.endpoint()]))?;
+        let mut times = Vec::new();
+        for number in 0..500 {
+            let put = Op::Put { key: "/bench/put".to_owned(), value: vec![b'x'; 200 + number % 2], lease: None };
+            let begun = Instant::now();
+            store.commit(Txn { then: vec![put], ..Txn::default() }).await?;
+            times.push(clock::nanos(begun.elapsed()));
+        }
+        Ok(Distribution::of(times))
+    }
+}
+
+/// How many threads of the machine wanted to run during the last minute.
+fn load() -> String {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').next().unwrap_or_default().to_owned()
+}

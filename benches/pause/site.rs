@@ -1,0 +1,267 @@
+//! One measurement: a cluster in this process against a real etcd, a checked load, and partitions that move.
+//!
+//! Moves are begun by writing their records, as the coordinator does, so that exactly so many begin at once and nothing
+//! else does; from there on all is production's. They swap partitions between two pods, so that planning sees a balance.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use segue::demo::check::{Evidence, Harm, check};
+use segue::demo::cluster::Cluster;
+use segue::demo::load::{Load, LoadSettings};
+use segue::demo::measure::{Distribution, Latencies, latencies};
+use segue::demo::record::Outcome;
+use segue::demo::story::{Story, windows};
+use segue::demo::writer::names;
+use segue::demo::{Options, clock};
+use segue_coordination::participant::{Follow, Update};
+use segue_coordination::protocol::records::{Epoch, Handoff, Mode, Phase, encode};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::Store;
+use segue_coordination::store::data::{Compare, Keys, Op, Txn};
+use segue_tests::etcd::Etcd;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long nothing moves before and after, so that there is something to compare with.
+const STEADY: Duration = Duration::from_millis(700);
+/// Records that begin moves are written so many at a time; etcd takes 128 operations.
+const BEGUN_TOGETHER: usize = 64;
+
+/// What moves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Moves {
+    /// So many at once, so often.
+    Begun { at_once: u32, rounds: u32 },
+    /// A pod hands over all it has and leaves, and comes back: half of all partitions, as planned by the coordinator.
+    Planned,
+}
+
+/// What was measured.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    /// How long a router held a partition beyond the longest drain of any router, for each router and move.
+    pub(crate) pause: Distribution,
+    /// The same with the drain.
+    pub(crate) whole: Distribution,
+    /// What clients saw.
+    pub(crate) latency: Latencies,
+    /// How long the slowest round took from its beginning until nothing moved any more.
+    pub(crate) moved_in: Duration,
+    /// Moves.
+    pub(crate) moves: u64,
+    /// Transactions that wrote something, for each move.
+    pub(crate) transactions: f64,
+    /// Keys put, for each move.
+    pub(crate) puts: f64,
+    /// Most requests that waited for one partition in one router.
+    pub(crate) stashed: u64,
+    /// Requests that a router refused.
+    pub(crate) refused: u64,
+    pub(crate) requests: u64,
+    pub(crate) harm: Harm,
+}
+
+/// Starts a cluster, lets it move, and takes it down again.
+pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyhow::Result<Measured> {
+    let story = Arc::new(Story::default());
+    let options = Options { etcd: Some(etcd.endpoint()), pods: 2, ..options };
+    let mut cluster = Cluster::start(&options, story.clone()).await?;
+    ensure!(cluster.settled(PATIENCE).await, "the cluster did not get ready: {:?}", cluster.places());
+    let load = Load::start(load_settings(&options, &cluster));
+    tokio::time::sleep(STEADY).await;
+
+    story.told().holds.clear();
+    let mut bystander = Bystander::start(&cluster).await?;
+    let before = Count::now(etcd, &bystander).await?;
+    let mut moved_in = Duration::ZERO;
+    match moves {
+        Moves::Begun { at_once, rounds } => {
+            for round in 0..rounds {
+                let begun = Instant::now();
+                let moving = bystander.begin(at_once, round).await?;
+                bystander.over(&moving).await?;
+                moved_in = moved_in.max(begun.elapsed());
+            }
+        }
+        Moves::Planned => {
+            for _ in 0..2 {
+                let pod = cluster.pods()[0].clone();
+                let begun = Instant::now();
+                cluster.remove_pod(&pod).await;
+                ensure!(cluster.settled(PATIENCE).await, "{pod} has left something: {:?}", cluster.places());
+                moved_in = moved_in.max(begun.elapsed());
+                tokio::time::sleep(STEADY).await;
+                let begun = Instant::now();
+                cluster.add_pod(&pod).await?;
+                ensure!(cluster.settled(PATIENCE).await, "{pod} has not got its share: {:?}", cluster.places());
+                moved_in = moved_in.max(begun.elapsed());
+                tokio::time::sleep(STEADY).await;
+            }
+        }
+    }
+    let after = Count::now(etcd, &bystander).await?;
+    drop(bystander);
+
+    tokio::time::sleep(STEADY).await;
+    let exchanges = load.finish().await;
+    let (log, owners) = (cluster.log().read_all()?, cluster.witness().seen().owners.clone());
+    let evidence = Evidence { exchanges, log: Some(log), owners: Some(owners) };
+    let (evidence, harm) = tokio::task::spawn_blocking(move || {
+        let harm = check(&evidence);
+        (evidence, harm)
+    })
+    .await?;
+    cluster.stop().await;
+
+    let told = story.told();
+    // All that the routers did in one move, by partition and epoch.
+    let mut cutovers: HashMap<(u32, Epoch), Vec<_>> = HashMap::new();
+    for hold in &told.holds {
+        cutovers.entry((hold.partition, hold.epoch)).or_default().push(hold.times);
+    }
+    let moves = cutovers.len() as u64;
+    let mut beyond = Vec::new();
+    for routers in cutovers.values() {
+        let drained = routers.iter().map(|times| times.drain).max().unwrap_or_default();
+        beyond.extend(routers.iter().map(|times| clock::nanos(times.pause.saturating_sub(drained))));
+    }
+    let refused = |outcome: &Outcome| matches!(outcome, Outcome::Refused { .. });
+    Ok(Measured {
+        pause: Distribution::of(beyond),
+        whole: Distribution::of(told.holds.iter().map(|hold| clock::nanos(hold.times.pause))),
+        latency: latencies(&evidence.exchanges, windows(&told)),
+        moved_in,
+        moves,
+        transactions: (after.revision - before.revision) as f64 / moves.max(1) as f64,
+        puts: (after.puts - before.puts) / moves.max(1) as f64,
+        stashed: told.holds.iter().map(|hold| hold.times.stashed).max().unwrap_or(0),
+        refused: evidence.exchanges.iter().filter(|exchange| refused(&exchange.outcome)).count() as u64,
+        requests: evidence.exchanges.len() as u64,
+        harm,
+    })
+}
+
+fn load_settings(options: &Options, cluster: &Cluster) -> LoadSettings {
+    LoadSettings {
+        routers: cluster.addresses().into_iter().map(Into::into).collect(),
+        partitions: options.partitions,
+        clients: options.clients,
+        bursts: options.clients.div_ceil(8),
+        rate: options.rate,
+        patience: PATIENCE,
+        seed: options.seed,
+        partition_header: Some(names::PARTITION),
+        places: Some(cluster.watch_places()),
+        repeats: 0,
+    }
+}
+
+/// How much has been written to the store.
+struct Count {
+    revision: u64,
+    puts: f64,
+}
+
+impl Count {
+    async fn now(etcd: &Etcd, bystander: &Bystander) -> anyhow::Result<Self> {
+        let names = ["etcd_mvcc_put_total", "etcd_debugging_mvcc_put_total"];
+        let puts = names.iter().find_map(|name| etcd.metric(name)).context("etcd counts no puts")?;
+        let revision = bystander.store.snapshot(&Keys::One(bystander.view.keys().config())).await?.revision;
+        Ok(Count { revision, puts })
+    }
+}
+
+/// Begins moves and sees when they are over.
+struct Bystander {
+    store: Arc<dyn Store>,
+    follow: Follow,
+    view: View,
+}
+
+impl Bystander {
+    async fn start(cluster: &Cluster) -> anyhow::Result<Self> {
+        let store: Arc<dyn Store> = Arc::new(cluster.witness().clone());
+        let mut follow = Follow::start(store.clone(), cluster.keys().clone());
+        let Update::Snapshot(view) = follow.next().await else { anyhow::bail!("etcd cannot be read") };
+        Ok(Bystander { store, follow, view: *view })
+    }
+
+    /// Begins so many moves: half of them from either pod, so that both keep as many as they have.
+    async fn begin(&mut self, at_once: u32, round: u32) -> anyhow::Result<Vec<(u32, Epoch)>> {
+        let mut owned: Vec<(String, Vec<u32>)> = self.view.pods.keys().map(|pod| (pod.clone(), Vec::new())).collect();
+        for (partition, assignment) in &self.view.assignments {
+            let of = owned.iter_mut().find(|(pod, _)| *pod == assignment.value.owner).context("a dead owner")?;
+            of.1.push(*partition);
+        }
+        // Who has one more gives the odd one.
+        owned.sort_by_key(|(_, partitions)| std::cmp::Reverse(partitions.len()));
+        let mut records = Vec::new();
+        for (from, (old, partitions)) in owned.iter().enumerate() {
+            let share = (at_once as usize + 1 - from) / 2;
+            let first = round as usize * share % partitions.len().max(1);
+            let new = &owned[1 - from].0;
+            records.extend(partitions.iter().cycle().skip(first).take(share).map(|partition| (*partition, old, new)));
+        }
+        let mut moving = Vec::new();
+        let mut txns = Vec::new();
+        for chunk in records.chunks(BEGUN_TOGETHER) {
+            let mut txn = Txn::default();
+            for (partition, old, new) in chunk {
+                let key = self.view.keys().handoff(*partition);
+                let handoff = self.handoff(*partition, old, new);
+                moving.push((*partition, handoff.epoch));
+                txn.when.push(Compare::unchanged_since(key.clone(), 0));
+                txn.then.push(Op::Put { key, value: encode(&handoff), lease: None });
+            }
+            txns.push(self.store.commit(txn));
+        }
+        for outcome in futures_util::future::join_all(txns).await {
+            ensure!(outcome?.committed(), "something moves already");
+        }
+        Ok(moving)
+    }
+
+    fn handoff(&self, partition: u32, old: &str, new: &str) -> Handoff {
+        let life = |pod: &str| self.view.incarnation_of(pod);
+        Handoff {
+            partition,
+            old_owner: Some(old.to_owned()),
+            old_incarnation: life(old),
+            new_owner: new.to_owned(),
+            new_incarnation: life(new),
+            phase: Phase::Warming,
+            epoch: self.view.assignments.get(&partition).map_or(0, |assignment| assignment.value.epoch) + 1,
+            mode: Mode::Barrier,
+            started_at: 0,
+            phase_entered_at: 0,
+            reason: "to be measured".to_owned(),
+        }
+    }
+
+    /// Waits until these moves are over.
+    async fn over(&mut self, moving: &[(u32, Epoch)]) -> anyhow::Result<()> {
+        let over = async {
+            let mut left = moving.to_vec();
+            loop {
+                left.retain(|(partition, epoch)| {
+                    let arrived = self.view.assignments.get(partition).is_some_and(|it| it.value.epoch >= *epoch);
+                    !arrived || self.view.handoffs.contains_key(partition)
+                });
+                if left.is_empty() {
+                    return;
+                }
+                match self.follow.next().await {
+                    Update::Snapshot(view) => self.view = *view,
+                    Update::Batch(batch) => drop(self.view.apply(batch)),
+                    Update::Lost(_) => {}
+                }
+                while let Some(batch) = self.follow.try_next_batch() {
+                    self.view.apply(batch);
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, over).await.context("moves do not end")
+    }
+}
