@@ -51,6 +51,17 @@ foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and
 	@$(CARGO) build --profile verify --locked --bin segue
 	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/foreign/run.py --segue target/verify/segue $(ARGS)
 
+.PHONY: abuse
+abuse: setup-build setup-etcd ## Attack, overload and fill a router while well-behaved clients go on (ARGS="--only h2-")
+	@$(CARGO) build --profile verify --locked -p segue -p segue-abuse --bin segue --bin segue-abuse
+	@target/verify/segue-abuse $(ARGS)
+
+MINUTES ?= 10
+.PHONY: soak
+soak: setup-build setup-etcd ## A steady load with handoffs for MINUTES: does memory grow?
+	@$(CARGO) build --profile verify --locked -p segue -p segue-abuse --bin segue --bin segue-abuse
+	@target/verify/segue-abuse soak --minutes $(MINUTES)
+
 SECONDS ?= 60
 .PHONY: fuzz
 fuzz: setup-build ## Coverage-guided fuzzing of everything that reads bytes from outside, SECONDS for each target
@@ -59,6 +70,15 @@ fuzz: setup-build ## Coverage-guided fuzzing of everything that reads bytes from
 .PHONY: bench
 bench: setup-build ## criterion: cutover pause, gate, routing decision
 	$(CARGO) bench --locked $(ARGS)
+
+.PHONY: peers
+peers: setup-build setup-peers ## CPU time a request beside HAProxy, nginx and Pingora (ARGS=--long: more sizes and connections)
+	@$(CARGO) build --release --locked --bin segue
+	@PATH=$$PATH:/usr/sbin python3 benches/peers/run.py $(ARGS)
+
+.PHONY: pause
+pause: setup-build setup-etcd ## How long clients wait when partitions move, against a real etcd on disk (ARGS=--long, ARGS="--plot FILE")
+	@$(CARGO) bench --locked --bench pause -- $(ARGS)
 
 .PHONY: deny
 deny: ## Licences, advisories and sources of the dependencies (installs cargo-deny if it is missing)
@@ -84,3 +104,7 @@ setup-netns: # What hosts of their own need
 .PHONY: setup-foreign
 setup-foreign: # curl, nghttp2, nginx, and Python's packages
 	@scripts/setup foreign
+
+.PHONY: setup-peers
+setup-peers: # HAProxy, nginx, h2load; and what Pingora's C parts are built with
+	@scripts/setup peers
