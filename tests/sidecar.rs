@@ -199,6 +199,48 @@ async fn a_change_of_protocols_passes_through_the_sidecar() {
     assert_eq!(echo, "there and back", "also after the client has said its last");
 }
 
+/// A body whose end has a frame of its own, as many write it.
+fn ended_by_an_empty_frame() -> impl hyper::body::Body<Data = bytes::Bytes, Error = std::convert::Infallible> + Send {
+    let message = hyper::body::Frame::data(bytes::Bytes::from_static(b"a message"));
+    http_body_util::StreamBody::new(futures_util::stream::iter([Ok(message)]))
+}
+
+/// Rust's `h2`, here in router, sidecar and service, breaks a connection off after a hundred empty frames that end nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
+    use http_body_util::BodyExt as _;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    let site = Site::start();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            stream.set_nodelay(true).unwrap();
+            let service = hyper::service::service_fn(async |request: hyper::Request<hyper::body::Incoming>| {
+                request.into_body().collect().await?;
+                Ok::<_, hyper::Error>(hyper::Response::new(ended_by_an_empty_frame()))
+            });
+            let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let sections =
+        format!("[pod]\nname = \"a\"\nlisten = \"{}\"\nupstream = \"{address}\"\nlease_ttl = \"2s\"\n", free_address());
+    let _pod = role(&site.folder, &site.etcd, "a", &sections);
+    until("router", async || TcpStream::connect(site.listen).await.is_ok()).await;
+    let stream = TcpStream::connect(site.listen).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let (mut client, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    for count in 0..250 {
+        let request = hyper::Request::post(format!("http://{}/", site.listen)).header("x-partition", "0");
+        let answer = client.send_request(request.body(ended_by_an_empty_frame()).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), 200, "request {count}: {:?}", answer.headers());
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "a message", "answer {count}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_whose_router_is_gone_still_holds_the_hand_over_back() {
     let (folder, etcd, listen, admin) = (TempDir::new().unwrap(), Etcd::start(), free_address(), free_address());

@@ -11,6 +11,7 @@ pub mod answer;
 mod deadline;
 mod flight;
 pub mod forward;
+mod frames;
 pub mod gate;
 pub mod hash;
 mod headers;

@@ -13,18 +13,21 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::Version;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use crate::frames::poll_telling_frame;
 use crate::headers::clean_trailers;
 use crate::watch::Watch;
 
 /// How much of a body is kept for another attempt, and read ahead while held. One request's share of the stash: 1,000 held
 /// requests with bodies of this size are the default bound of a partition's stash (64 MiB), and most writes are smaller.
 pub(crate) const KEPT_BYTES: usize = 64 << 10;
+/// What a frame that is kept counts for at least: it takes that much even if it is a single byte.
+const SMALLEST: usize = 256;
 
 /// A request's body; what is left of it and what may be needed again.
 #[derive(Clone)]
@@ -40,6 +43,8 @@ struct Source {
     /// How much more of it may come.
     allowed: u64,
     kept: Vec<Bytes>,
+    /// What comes behind, read ahead: copied, because a frame holds on to all that was read from the client along with it.
+    ahead: BytesMut,
     kept_bytes: usize,
     trailers: Option<http::HeaderMap>,
     reading: Reading,
@@ -99,6 +104,7 @@ impl RequestBody {
                 length,
                 allowed: most,
                 kept: Vec::new(),
+                ahead: BytesMut::new(),
                 kept_bytes: 0,
                 trailers: None,
                 reading,
@@ -147,7 +153,10 @@ impl RequestBody {
             }
             if let Some(frame) = ready!(source.poll_incoming(context)) {
                 match frame.map(Frame::into_data)? {
-                    Ok(data) => source.keep(data),
+                    Ok(data) => {
+                        source.kept_bytes += data.len();
+                        source.ahead.extend_from_slice(&data);
+                    }
                     Err(frame) => source.trailers = frame.into_trailers().ok(),
                 }
             }
@@ -162,6 +171,10 @@ impl RequestBody {
         let mut inner = source.borrow_mut();
         if inner.partial {
             return None;
+        }
+        if !inner.ahead.is_empty() {
+            let ahead = std::mem::take(&mut inner.ahead).freeze();
+            inner.kept.push(ahead);
         }
         inner.attempt += 1;
         inner.awaits_client = false;
@@ -203,7 +216,7 @@ impl RequestBody {
 
 impl Source {
     fn poll_incoming(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match ready!(Pin::new(&mut self.incoming).poll_frame(context)) {
+        match ready!(poll_telling_frame(&mut self.incoming, context)) {
             Some(Ok(mut frame)) => {
                 if let Some(trailers) = frame.trailers_mut() {
                     clean_trailers(trailers);
@@ -229,7 +242,7 @@ impl Source {
     }
 
     fn keep(&mut self, data: Bytes) {
-        self.kept_bytes += data.len();
+        self.kept_bytes += data.len().max(SMALLEST);
         self.kept.push(data);
     }
 }
@@ -314,11 +327,11 @@ impl Body for Attempt {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            None => true,
-            // A length that has arrived in full; trailers come only where there is none.
-            Some(_) => self.left == Some(0),
-        }
+        let Some(source) = &self.source else {
+            return true;
+        };
+        // A length that has arrived in full; trailers come only where there is none.
+        self.left == Some(0) || source.borrow().has_ended_after(self)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -327,6 +340,18 @@ impl Body for Attempt {
 }
 
 impl Source {
+    /// Whether it is known that the attempt has been given everything. Told along with the last frame of data, the end needs
+    /// no frame of its own.
+    fn has_ended_after(&self, attempt: &Attempt) -> bool {
+        let all_given = attempt.next == self.kept.len() && self.trailers.is_none() && self.attempt == attempt.number;
+        let all_here = match self.reading {
+            Reading::Open => self.incoming.is_end_stream(),
+            Reading::Ended => true,
+            Reading::Broken | Reading::TooLarge => false,
+        };
+        all_given && all_here
+    }
+
     fn forget(&mut self) {
         self.partial = true;
         self.kept = Vec::new();

@@ -10,7 +10,7 @@ mod expect;
 mod http2;
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
@@ -46,9 +46,11 @@ use tower::layer::Layer as _;
 
 use self::expect::RequestBody;
 use self::http2::{Failure, Http2};
+use crate::frames::poll_telling_frame;
 use crate::headers::{SEGUE_MISDIRECTED, wants_upgrade};
 use crate::respond::is_grpc;
 use crate::tls::{ServerTls, Stream};
+use crate::upstream::CONNECTION_WINDOW;
 
 /// How long the service may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -95,7 +97,7 @@ impl Sidecar {
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new());
-        builder.http2().timer(TokioTimer::new());
+        builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
         loop {
             let stream = tokio::select! {
                 accepted = self.listener.accept() => match accepted {
@@ -291,9 +293,10 @@ async fn see_through(
         abandoned_until = Some(Instant::now() + UNREAD);
     }
     loop {
+        let next = poll_fn(|context| poll_telling_frame(&mut body, context));
         let frame = match abandoned_until {
-            None => body.frame().await,
-            Some(until) => match timeout_at(until, body.frame()).await {
+            None => next.await,
+            Some(until) => match timeout_at(until, next).await {
                 Ok(frame) => frame,
                 Err(_) => return,
             },

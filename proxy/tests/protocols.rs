@@ -10,7 +10,7 @@ use http::Response;
 use http_body_util::BodyExt;
 use segue_coordination::protocol::router::HoldCause;
 use segue_proxy::metrics::Bounce;
-use support::client::{Body, Http2, Plain, data, empty, stream};
+use support::client::{Body, Http2, Plain, data, empty, full, stream};
 use support::pod::{Pod, Script, Speaks};
 use support::{Settings, World, soon, until};
 use tokio::time::Instant;
@@ -193,4 +193,82 @@ async fn a_severed_websocket_is_closed_between_two_frames_towards_both_sides() {
     assert_eq!((to_pod[0], to_pod[1] & 0x80, u16::from_be_bytes([to_pod[6], to_pod[7]])), (0x88, 0x80, 1001));
     drop(connection);
     world.in_flight(0, 0).await;
+}
+
+/// Rust's `h2` closes a connection, and with it everybody's exchanges, after a hundred empty frames that end nothing.
+#[tokio::test]
+async fn clients_that_end_their_bodies_with_an_empty_frame_do_not_use_up_a_pods_patience() {
+    let world = World::new();
+    let answer_now = std::sync::Arc::new(tokio::sync::Notify::new());
+    let told = answer_now.clone();
+    let pod = Pod::start(Speaks::Http2, move |request| {
+        let told = told.clone();
+        async move {
+            if request.uri().path() == "/long" {
+                told.notified().await;
+            }
+            let body = request.into_body().collect().await.unwrap();
+            Response::new(full(body.to_bytes()))
+        }
+    })
+    .await;
+    world.lead(0, pod.address, 1);
+    let bystander = Http2::connect(world.address).await;
+    let long = tokio::spawn({
+        let bystander = bystander.clone();
+        async move { bystander.ask(bystander.request("GET", "/long").body(empty()).unwrap()).await }
+    });
+    world.in_flight(0, 1).await;
+    let http2 = Http2::connect(world.address).await;
+    for _ in 0..150 {
+        let (sender, body) = stream();
+        sender.send(data("a message")).unwrap();
+        let answer = tokio::spawn({
+            let http2 = http2.clone();
+            async move { http2.ask(http2.request("POST", "/").body(body).unwrap()).await }
+        });
+        sender.send(None).unwrap();
+        let answer = answer.await.unwrap();
+        assert_eq!((answer.status, answer.text()), (200, "a message"));
+    }
+    answer_now.notify_one();
+    assert_eq!(long.await.unwrap().status, 200);
+    assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), 1);
+}
+
+/// The same for frames of a few bytes that wait for a client who does not read.
+#[tokio::test]
+async fn a_client_that_does_not_read_small_frames_leaves_others_their_connection_to_the_pod() {
+    const MESSAGES: usize = 60_000;
+    let world = World::new();
+    let (written, mut all_written) = tokio::sync::mpsc::unbounded_channel();
+    let pod = Pod::start(Speaks::Http2, move |request| {
+        let written = written.clone();
+        async move {
+            if request.uri().path() != "/many" {
+                return Response::new(empty());
+            }
+            let mut left = MESSAGES;
+            let messages = futures_util::stream::poll_fn(move |_| {
+                left = left.saturating_sub(1);
+                if left == 0 {
+                    let _ = written.send(());
+                    return std::task::Poll::Pending;
+                }
+                std::task::Poll::Ready(Some(Ok(http_body::Frame::data(bytes::Bytes::from_static(b"m")))))
+            });
+            Response::new(http_body_util::StreamBody::new(messages).boxed())
+        }
+    })
+    .await;
+    world.lead(0, pod.address, 1);
+    let lazy = Http2::connect(world.address).await;
+    let unread = lazy.begin(lazy.request("GET", "/many").body(empty()).unwrap()).await.unwrap();
+    soon(all_written.recv()).await.unwrap();
+    let bystander = Http2::connect(world.address).await;
+    for _ in 0..10 {
+        assert_eq!(bystander.ask(bystander.request("GET", "/").body(empty()).unwrap()).await.status, 200);
+    }
+    assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), 1);
+    drop(unread);
 }

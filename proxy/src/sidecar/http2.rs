@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::expect::RequestBody;
 use super::{BoxError, CONNECT_TIMEOUT};
-use crate::upstream::says_unprocessed;
+use crate::upstream::{CONNECTION_WINDOW, says_unprocessed};
 
 /// A service that does not answer a ping for so long while it owes answers is gone.
 const PING_EVERY: Duration = Duration::from_secs(10);
@@ -73,7 +73,8 @@ impl Http2 {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.upstream.as_str())).await??;
         stream.set_nodelay(true)?;
         let mut builder = Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_WITHIN);
+        builder.timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
+        builder.keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_WITHIN);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {

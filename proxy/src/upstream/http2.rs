@@ -37,9 +37,10 @@ const STREAMS: usize = 100;
 /// What a pod may send ahead on a stream: 64 MB/s at 1 ms. A client that does not read has as much of each of its streams
 /// kept here.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// Room for all streams of a connection: in a smaller one, clients that do not read would use up what those need who share
-/// the connection with them.
-const CONNECTION_WINDOW: u32 = STREAMS as u32 * STREAM_WINDOW;
+/// Much more than all streams of a connection together may hold, so that clients who do not read never use up what those
+/// need who share the connection with them. As much more because `h2` takes from it how many small frames may lie unread
+/// before it breaks the connection off: each costs 256 bytes less its length of a half of this.
+pub(crate) const CONNECTION_WINDOW: u32 = 128 << 20;
 /// A pod that does not answer a ping for so long while it owes answers is gone.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_WITHIN: Duration = Duration::from_secs(5);

@@ -35,8 +35,8 @@ use backoff::BackOff;
 use http1::Connection;
 #[cfg(feature = "fuzzing")]
 pub(crate) use http1::fuzzing;
-pub(crate) use http2::says_unprocessed;
 use http2::{Agreed, Lease, Leased, Sessions};
+pub(crate) use http2::{CONNECTION_WINDOW, says_unprocessed};
 use pool::Pool;
 
 /// How many connections a worker makes to a pod at a time. Servers usually let 128 wait to be accepted; what comes on top

@@ -166,6 +166,7 @@ pub struct Http2 {
 impl Http2 {
     pub async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
         let executor = hyper_util::rt::TokioExecutor::new();
         let io = hyper_util::rt::TokioIo::new(stream);
         let (sender, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();

@@ -54,6 +54,7 @@ impl Pod {
                     let answered = answer(request);
                     async move { Ok::<_, Infallible>(answered.await) }
                 });
+                stream.set_nodelay(true).unwrap();
                 let io = TokioIo::new(stream);
                 tokio::spawn(async move {
                     let _ = match speaks {
