@@ -147,6 +147,7 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
         for line in memory::run(&mut site).await? {
             count(line);
         }
+        count(memory::crumbs(&mut site).await?);
     }
     ensure!(played > 0, "no attack is called {only:?}");
     say(&format!("abuse: attacks={played} harmless={harmless}"));

@@ -17,6 +17,12 @@ const MANY: usize = 10_000;
 const CONNECTION_BYTES: u64 = 20 << 10;
 /// What one small held request may cost on top: what was measured, and some. The aim is 2 KiB.
 const HELD_BYTES: u64 = 12 << 10;
+/// Clients whose held bodies come in crumbs, a chunk for each byte.
+const CRUMBLING: usize = 200;
+const CRUMBS: usize = 60_000;
+/// What one of them may cost: its bytes, as much again because buffers grow by doubling, and hyper's buffer, which grows
+/// as large as a client keeps it full. A frame kept for each byte would be 2 MiB.
+const CRUMBLING_BYTES: u64 = 384 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) async fn run(site: &mut Site) -> anyhow::Result<Vec<(bool, String)>> {
@@ -39,11 +45,7 @@ pub(crate) async fn run(site: &mut Site) -> anyhow::Result<Vec<(bool, String)>> 
         pod.shut_down(Duration::from_secs(5)).await;
     }
     ask(&mut clients, "POST", false).await;
-    let begun = Instant::now();
-    while depth(&router) < MANY as f64 {
-        ensure!(begun.elapsed() < PATIENCE, "only {} are held", depth(&router));
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    until("all are held", || depth(&router) >= MANY as f64).await?;
     let held = rss_kib(router.pid());
     let each = per(held, idle);
     let refused = one_more(router.address).await?;
@@ -60,6 +62,51 @@ pub(crate) async fn run(site: &mut Site) -> anyhow::Result<Vec<(bool, String)>> 
         ),
     ));
     Ok(lines)
+}
+
+/// Held requests whose bodies come byte by byte: they cost what they weigh.
+pub(crate) async fn crumbs(site: &mut Site) -> anyhow::Result<(bool, String)> {
+    let router = site.router("r-crumbs", "[router.stash]\nmax_wait = \"60s\"", "", "").await?;
+    if let Some(pod) = site.pod.take() {
+        pod.shut_down(Duration::from_secs(5)).await;
+    }
+    let head = "POST /echo HTTP/1.1\r\nhost: h\r\nx-partition: 3\r\ntransfer-encoding: chunked\r\n\r\n";
+    let (crumbs, end) = (bytes::Bytes::from("1\r\nx\r\n".repeat(CRUMBS)), "0\r\n\r\n");
+    let mut clients = Vec::new();
+    for _ in 0..CRUMBLING {
+        let mut client = TcpStream::connect(router.address).await?;
+        client.write_all(head.as_bytes()).await?;
+        clients.push(client);
+    }
+    until("all are held", || depth(&router) >= CRUMBLING as f64).await?;
+    let before = rss_kib(router.pid());
+    let written = clients.iter_mut().map(async |client| client.write_all(&crumbs).await.is_ok());
+    let written = stream::iter(written).buffer_unordered(CRUMBLING).filter(|ok| std::future::ready(*ok)).count().await;
+    until("all has been read", || router.metric("segue_stash_bytes") >= (CRUMBLING * CRUMBS) as f64).await?;
+    let held = rss_kib(router.pid());
+    let each = (held.saturating_sub(before) << 10) / CRUMBLING as u64;
+    site.pod = Some(site.pods.start("p-0").await?);
+    let mut answered = 0;
+    for client in &mut clients {
+        client.write_all(end.as_bytes()).await?;
+        let (status, body) = tokio::time::timeout(PATIENCE, answer(client)).await.context("no answer")??;
+        answered += usize::from(status == 200 && body.len() == CRUMBS);
+    }
+    let fits = each <= CRUMBLING_BYTES && written == CRUMBLING && answered == CRUMBLING;
+    let what = format!(
+        "{CRUMBLING} held bodies of {CRUMBS} chunks of a byte: {before} → {held} KiB, {each} bytes each (bound \
+         {CRUMBLING_BYTES}); {answered} answered whole"
+    );
+    Ok(line(fits, "memory-crumbs", what))
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    while !condition() {
+        ensure!(begun.elapsed() < PATIENCE, "not after {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
 }
 
 fn line(fits: bool, name: &str, what: String) -> (bool, String) {

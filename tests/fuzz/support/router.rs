@@ -260,20 +260,20 @@ async fn serve_http2(stream: TcpStream, messages: Rc<RefCell<Vec<Message>>>) {
     builder.max_pending_accept_reset_streams(usize::MAX);
     let mut connection = match builder.handshake::<_, Bytes>(stream).await {
         Ok(connection) => connection,
-        Err(error) => return assert!(!is_malformed(&error), "{error:?}"),
+        Err(error) => return assert!(!error.is_library(), "{error:?}"),
     };
     while let Some(accepted) = connection.accept().await {
         let (request, mut respond) = match accepted {
             Ok(accepted) => accepted,
             // The router may hang up, but what it writes can be read.
-            Err(error) => return assert!(!is_malformed(&error), "{error:?}"),
+            Err(error) => return assert!(!error.is_library(), "{error:?}"),
         };
         let messages = messages.clone();
         tokio::task::spawn_local(async move {
             let bodiless = request.method() == http::Method::HEAD;
             match whole(request).await {
                 Ok(message) => messages.borrow_mut().push(message),
-                Err(error) => return assert!(!is_malformed(&error), "{error:?}"),
+                Err(error) => return assert!(!error.is_library(), "{error:?}"),
             }
             if let Ok(mut stream) = respond.send_response(http::Response::new(()), bodiless)
                 && !bodiless
@@ -282,11 +282,6 @@ async fn serve_http2(stream: TcpStream, messages: Rc<RefCell<Vec<Message>>>) {
             }
         });
     }
-}
-
-/// What h2 finds too lively it counts over the connection's whole life: that is no fault of one request.
-fn is_malformed(error: &h2::Error) -> bool {
-    error.is_library() && error.reason() != Some(h2::Reason::ENHANCE_YOUR_CALM)
 }
 
 async fn whole(request: http::Request<h2::RecvStream>) -> Result<Message, h2::Error> {
