@@ -63,9 +63,10 @@ soak: setup-build setup-etcd ## A steady load with handoffs for MINUTES: does me
 	@target/verify/segue-abuse soak --minutes $(MINUTES)
 
 SECONDS ?= 60
+SEED ?= 0
 .PHONY: fuzz
-fuzz: setup-build ## Coverage-guided fuzzing of everything that reads bytes from outside, SECONDS for each target
-	@tests/fuzz/run $(SECONDS)
+fuzz: setup-build ## Coverage-guided fuzzing of everything that reads bytes from outside, SECONDS for each target (SEED=1: the same inputs again)
+	@SEED=$(SEED) tests/fuzz/run $(SECONDS)
 
 .PHONY: bench
 bench: setup-build ## criterion: cutover pause, gate, routing decision

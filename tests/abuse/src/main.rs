@@ -44,7 +44,7 @@ const CALM: Duration = Duration::from_secs(4);
 #[derive(Debug, Parser)]
 #[command(name = "segue-abuse", version)]
 struct Arguments {
-    /// Only those whose name contains this; `overload` and `memory` are among them.
+    /// Only those whose name contains this; `overload`, `outage` and `memory` are among them.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     #[command(subcommand)]
@@ -141,6 +141,9 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
     }
     if chosen("overload") {
         count(overload::run(&site).await?);
+    }
+    if chosen("outage") {
+        count(overload::outage(&site).await?);
     }
     if chosen("memory") {
         ensure!(files_allowed >= 12_000, "needs 12,000 open files, and may have {files_allowed}: raise `ulimit -n`");

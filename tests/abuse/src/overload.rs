@@ -1,4 +1,5 @@
-//! More than a pod can do: the rest is told so at once, what is taken is answered, and it is over when it is over.
+//! A pod that has more to do than it can, or takes nothing at all: who is not served is told so, the pod gets no more than it
+//! would have anyway, and it is over when it is over.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ use tokio::task::JoinSet;
 use crate::good::answer;
 use crate::judge::millis;
 use crate::service::{AT_A_TIME, WORK};
-use crate::site::Site;
+use crate::site::{PARTITIONS, Site};
 
 /// What the router lets the pod have at a time: a worker's share is half of it.
 const BOUND: usize = 4 * AT_A_TIME;
@@ -29,18 +30,27 @@ const LEAST: f64 = 0.7;
 struct Load {
     statuses: BTreeMap<u16, u64>,
     errors: u64,
-    without_retry_after: u64,
+    /// Refused for another reason than is due.
+    otherwise: BTreeMap<String, u64>,
     times: Vec<Duration>,
 }
 
+/// What clients ask for, of so many partitions. `reason`: why some are refused.
+#[derive(Clone, Copy)]
+struct Asking {
+    path: &'static str,
+    partitions: u32,
+    reason: &'static str,
+}
+
 /// So many clients, each as fast as it is served.
-async fn load(router: SocketAddr, clients: usize) -> Load {
+async fn load(router: SocketAddr, asking: Asking, clients: usize) -> Load {
     let load = Arc::new(Mutex::new(Load::default()));
     let (mut running, until) = (JoinSet::new(), Instant::now() + LASTS);
     for key in 0..clients {
         let load = load.clone();
         running.spawn(async move {
-            if client(router, key, until, &load).await.is_err() {
+            if client(router, asking, key, until, &load).await.is_err() {
                 load.lock().unwrap_or_else(PoisonError::into_inner).errors += 1;
             }
         });
@@ -49,11 +59,19 @@ async fn load(router: SocketAddr, clients: usize) -> Load {
     std::mem::take(&mut *load.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-async fn client(router: SocketAddr, key: usize, until: Instant, load: &Mutex<Load>) -> anyhow::Result<()> {
+async fn client(
+    router: SocketAddr,
+    asking: Asking,
+    key: usize,
+    until: Instant,
+    load: &Mutex<Load>,
+) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect(router).await?;
     stream.set_nodelay(true)?;
-    // One partition: its pod is the one that has too much to do.
-    let request = format!("GET /limited HTTP/1.1\r\nhost: h\r\nx-partition: 1\r\nx-key: {key}\r\n\r\n");
+    let Asking { path, partitions, reason } = asking;
+    let partition = key % partitions as usize;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: {partition}\r\nx-key: {key}\r\n\r\n");
+    let reason = format!("\"{reason}\"");
     while Instant::now() < until {
         let began = Instant::now();
         stream.write_all(request.as_bytes()).await?;
@@ -63,8 +81,8 @@ async fn client(router: SocketAddr, key: usize, until: Instant, load: &Mutex<Loa
             *load.statuses.entry(status).or_default() += 1;
             if status == 200 {
                 load.times.push(began.elapsed());
-            } else if !body.windows(8).any(|window| window == b"overload") {
-                load.without_retry_after += 1;
+            } else if !String::from_utf8_lossy(&body).contains(&reason) {
+                *load.otherwise.entry(String::from_utf8_lossy(&body).into_owned()).or_default() += 1;
             }
         }
         if status != 200 {
@@ -79,6 +97,16 @@ impl Load {
         *self.statuses.get(&200).unwrap_or(&0) as f64 / LASTS.as_secs_f64()
     }
 
+    /// What no client should have seen.
+    fn faults(&self) -> u64 {
+        let odd = self.statuses.keys().filter(|status| ![200, 503].contains(*status)).count() as u64;
+        self.errors + self.otherwise.len() as u64 + odd
+    }
+
+    fn told(&self) -> String {
+        format!("{:?}, {} errors, {:?}", self.statuses, self.errors, self.otherwise)
+    }
+
     fn shed(&self) -> u64 {
         *self.statuses.get(&503).unwrap_or(&0)
     }
@@ -91,23 +119,19 @@ impl Load {
 
 pub(crate) async fn run(site: &Site) -> anyhow::Result<(bool, String)> {
     let router = site.router("r-overload", "", "", &format!("max_in_flight_per_pod = {BOUND}")).await?;
-    let mut calm = load(router.address, ENOUGH).await;
+    let asking = Asking { path: "/limited", partitions: 1, reason: "overload" };
+    let mut calm = load(router.address, asking, ENOUGH).await;
     site.pods.seen.take_most_in_flight();
-    let mut over = load(router.address, TOO_MANY).await;
+    let mut over = load(router.address, asking, TOO_MANY).await;
     let most = site.pods.seen.take_most_in_flight();
-    let mut after = load(router.address, ENOUGH).await;
-    let others = |load: &Load| {
-        load.errors
-            + load.without_retry_after
-            + load.statuses.keys().filter(|status| ![200, 503].contains(*status)).count() as u64
-    };
+    let mut after = load(router.address, asking, ENOUGH).await;
     let harmless = over.shed() > 0
         && after.shed() == 0
         && over.good() >= LEAST * calm.good()
         && after.good() >= LEAST * calm.good()
         && most <= BOUND
         && over.p99() < WORK * (BOUND / AT_A_TIME) as u32 * 10
-        && [&calm, &over, &after].into_iter().all(|load| others(load) == 0);
+        && [&calm, &over, &after].into_iter().all(|load| load.faults() == 0);
     let mark = if harmless { "ok  " } else { "HARM" };
     let line = format!(
         "{mark} overload                 {TOO_MANY} clients on a pod for {ENOUGH}: goodput {:.0}/{:.0}/{:.0} a second \
@@ -121,6 +145,46 @@ pub(crate) async fn run(site: &Site) -> anyhow::Result<(bool, String)> {
         millis(over.p99()),
         millis(after.p99()),
     );
-    let complaint = if harmless { String::new() } else { format!("\n     {:?} {:?}", over.statuses, after.statuses) };
+    let complaint = if harmless { String::new() } else { format!("\n     {}\n     {}", over.told(), after.told()) };
+    Ok((harmless, line + &complaint))
+}
+
+/// How long requests are held for a pod that takes nothing, and how many clients ask all the same.
+const HELD: &str = "[router.stash]\nmax_wait = \"250ms\"";
+const ASKING: usize = 100;
+/// What the router may add to what it is asked (`proxy/src/retry.rs`), and its workers.
+const AGAIN: f64 = 0.2;
+const AGAIN_A_SECOND: f64 = 10.0;
+const SAVED: f64 = 100.0;
+const WORKERS: f64 = 2.0;
+
+/// A pod that refuses everything for a while gets little more than it is sent anew, and all of it once it accepts.
+pub(crate) async fn outage(site: &Site) -> anyhow::Result<(bool, String)> {
+    let router = site.router("r-outage", HELD, "", "").await?;
+    let asking = Asking { path: "/slow", partitions: PARTITIONS, reason: "no-owner" };
+    let calm = load(router.address, asking, ASKING).await;
+    let began = Instant::now();
+    site.pods.seen.refuse(true);
+    let during = load(router.address, asking, ASKING).await;
+    let got = site.pods.seen.refuse(false);
+    let asked = during.statuses.values().sum::<u64>() + ASKING as u64;
+    let allowed = asked as f64 * (1.0 + AGAIN) + WORKERS * (SAVED + AGAIN_A_SECOND * began.elapsed().as_secs_f64());
+    let after = load(router.address, asking, ASKING).await;
+    let harmless = got > 0
+        && (got as f64) <= allowed
+        && during.shed() > 0
+        && after.shed() == 0
+        && after.good() >= LEAST * calm.good()
+        && [&calm, &during, &after].into_iter().all(|load| load.faults() == 0);
+    let mark = if harmless { "ok  " } else { "HARM" };
+    let line = format!(
+        "{mark} outage                   a pod that refuses everything for {} s: asked {asked} times, it got {got} requests \
+         (bound {allowed:.0}); {} told so; answers {:.0}/{:.0} a second before/after",
+        LASTS.as_secs(),
+        during.shed(),
+        calm.good(),
+        after.good(),
+    );
+    let complaint = if harmless { String::new() } else { format!("\n     {}\n     {}", during.told(), after.told()) };
     Ok((harmless, line + &complaint))
 }

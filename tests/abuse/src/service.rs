@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -48,6 +48,8 @@ pub(crate) struct Seen {
     in_flight: AtomicUsize,
     most_in_flight: AtomicUsize,
     limited: Semaphore,
+    refusing: AtomicBool,
+    refused: AtomicUsize,
 }
 
 impl Seen {
@@ -59,6 +61,8 @@ impl Seen {
             in_flight: AtomicUsize::new(0),
             most_in_flight: AtomicUsize::new(0),
             limited: Semaphore::new(AT_A_TIME),
+            refusing: AtomicBool::new(false),
+            refused: AtomicUsize::new(0),
         }
     }
 
@@ -66,6 +70,12 @@ impl Seen {
     pub(crate) fn take_applied_twice(&self) -> usize {
         let applied = std::mem::take(&mut *self.applied.lock().unwrap_or_else(PoisonError::into_inner));
         applied.values().filter(|times| **times > 1).count()
+    }
+
+    /// From here on every request is refused, or not any more; how many have been.
+    pub(crate) fn refuse(&self, refusing: bool) -> usize {
+        self.refusing.store(refusing, Relaxed);
+        self.refused.swap(0, Relaxed)
     }
 
     /// The most requests that pods worked on at a time since the last call.
@@ -139,6 +149,39 @@ async fn answer(seen: &Seen, request: Request<Incoming>) -> Response<Body> {
     }
 }
 
+/// Says in front of everything that it is not the owner, while the test wants that.
+#[derive(Clone)]
+struct Refusing<S> {
+    seen: Arc<Seen>,
+    inner: S,
+}
+
+impl<S, B> tower::Service<Request<Incoming>> for Refusing<S>
+where
+    S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S::Future: Send + 'static,
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        if self.seen.refusing.load(Relaxed) {
+            self.seen.refused.fetch_add(1, Relaxed);
+            let refusal = status(421).map(|body| body.map_err(|never| match never {}).boxed_unsync());
+            return Box::pin(std::future::ready(Ok(refusal)));
+        }
+        let answered = self.inner.call(request);
+        Box::pin(async move { Ok(answered.await?.map(|body| body.map_err(Into::into).boxed_unsync())) })
+    }
+}
+
 fn status(status: u16) -> Response<Body> {
     let mut response = Response::new(Full::new(Bytes::new()).boxed_unsync());
     *response.status_mut() = http::StatusCode::from_u16(status).unwrap_or_default();
@@ -184,7 +227,7 @@ impl Pods {
         let listener = socket.listen(4096)?;
         let settings = PodSettings::new(name, listener.local_addr()?.to_string());
         let handle = PodHandle::start(self.store.clone(), "default", self.keys.clone(), settings, Arc::new(NoState));
-        let service = handle.layer().layer(Service(self.seen.clone()));
+        let service = Refusing { seen: self.seen.clone(), inner: handle.layer().layer(Service(self.seen.clone())) };
         let server = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let service = service.clone();
