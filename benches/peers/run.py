@@ -24,6 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from plot import picture
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SIZES = [64, 256, 1024, 16 * 1024, 1024 * 1024]
@@ -279,6 +281,7 @@ def main():
     parser.add_argument("--only", default="", help="only these proxies, by name, comma between them (HAProxy is always there)")
     parser.add_argument("--rate", type=int, default=6400, help="requests a second where the rate is fixed")
     parser.add_argument("--json", type=Path, help="write every figure of every round here")
+    parser.add_argument("--plot", type=Path, help="draw the CPU time beside HAProxy's here (SVG)")
     arguments = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -320,6 +323,8 @@ def main():
                 print_table(load, results)
             if arguments.json:
                 arguments.json.write_text(json.dumps(collected, indent=1))
+            if arguments.plot:
+                arguments.plot.write_text(picture(collected))
         finally:
             for it in running:
                 it.stop()
