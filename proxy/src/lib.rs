@@ -9,6 +9,7 @@
 
 pub mod answer;
 mod deadline;
+mod exchange;
 mod flight;
 pub mod forward;
 pub mod gate;
@@ -37,6 +38,7 @@ pub mod tls;
 mod upgrade;
 mod upstream;
 mod vigil;
+mod waiting;
 mod watch;
 mod websocket;
 

@@ -98,6 +98,18 @@ impl Drop for Lease {
 }
 
 impl Sessions {
+    /// A place on a connection that is open.
+    pub(super) fn open(&self) -> Option<Lease> {
+        let mut open = self.open.borrow_mut();
+        open.retain(|session| !session.sender.is_closed());
+        open.iter().rev().find(|session| session.load.get() < STREAMS).map(|session| Lease::of(session, false))
+    }
+
+    /// Whether the pod has chosen HTTP/1.1.
+    pub(super) fn is_declined(&self) -> bool {
+        self.declined.get()
+    }
+
     /// A place on an open connection, or on a new one. One connection is made at a time; those who wait for it share its
     /// fate.
     pub(super) async fn lease(
@@ -109,12 +121,8 @@ impl Sessions {
             if self.declined.get() {
                 return Ok(Leased::Declined(None));
             }
-            if !fresh_only {
-                let mut open = self.open.borrow_mut();
-                open.retain(|session| !session.sender.is_closed());
-                if let Some(session) = open.iter().rev().find(|session| session.load.get() < STREAMS) {
-                    return Ok(Leased::Lease(Lease::of(session, false)));
-                }
+            if !fresh_only && let Some(lease) = self.open() {
+                return Ok(Leased::Lease(lease));
             }
             if self.connecting.get() {
                 let failures = self.failures.get();
