@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod answer;
+mod compact;
 mod deadline;
 mod exchange;
 mod flight;

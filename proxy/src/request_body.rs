@@ -19,6 +19,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use crate::compact::compact_piece;
 use crate::headers::clean_trailers;
 use crate::watch::Watch;
 
@@ -147,7 +148,7 @@ impl RequestBody {
             }
             if let Some(frame) = ready!(source.poll_incoming(context)) {
                 match frame.map(Frame::into_data)? {
-                    Ok(data) => source.keep(data),
+                    Ok(data) => source.keep(compact_piece(data)),
                     Err(frame) => source.trailers = frame.into_trailers().ok(),
                 }
             }

@@ -1,6 +1,7 @@
 //! A request that waits: for its turn, or for the router to know its partitions.
 //!
-//! What must stay true: who waits is told of a client that hangs up, of a deadline, and of a body that is too large.
+//! What must stay true: who waits is told of a client that hangs up, of a deadline, and of a body that is too large; what
+//! it keeps in memory is its own, not a piece of a connection's buffer that could not be used again meanwhile.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use http::header::EXPECT;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::compact::compact;
 use crate::forward::Asked;
 use crate::request_body::BodyError;
 use crate::respond::Own;
@@ -26,7 +28,8 @@ pub(crate) struct Waiting<'asked> {
 
 impl<'asked> Waiting<'asked> {
     #[cold]
-    pub(crate) fn new(ticket: Ticket, asked: &'asked Asked) -> Self {
+    pub(crate) fn new(ticket: Ticket, asked: &'asked mut Asked) -> Self {
+        compact(&mut asked.head);
         Waiting {
             ticket,
             // A client that asks before it sends would take reading for a yes.
