@@ -77,6 +77,7 @@ impl Flight {
     }
 
     /// It has not taken place.
+    #[expect(clippy::boxed_local, reason = "so that nobody takes it out of its box for this")]
     pub(crate) fn undo(mut self: Box<Self>) -> Pass {
         let pass = self.pass.take().expect("a flight that was not undone");
         self.shared.metrics.ends();
