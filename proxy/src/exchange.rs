@@ -97,14 +97,13 @@ fn begin<'asked>(
     let stamps = Stamps {
         partition: flight.partition(),
         epoch: flight.epoch(),
-        router: &shared.router,
-        keyspace: &shared.keyspace,
+        identity: &shared.identity,
         peer: &asked.peer.address,
         grpc_timeout: left.as_ref(),
         scheme: if asked.peer.secure { "https" } else { "http" },
     };
     let made_for_this = line.is_fresh();
-    let exchange = line.begin(&asked.head, &stamps, attempt, asked.switch.is_some());
+    let exchange = line.begin(&asked.head, asked.noted, &stamps, attempt, asked.switch.is_some());
     Ok(Sending::new(exchange, made_for_this, flight, &asked.body))
 }
 
@@ -116,7 +115,12 @@ fn answered(
 ) -> Result<Response<AnswerBody>, Unanswered> {
     let body = &asked.body;
     match answer {
-        Answer::Response(mut response) if headers::is_misdirected(response.status(), response.headers()) => {
+        Answer::Response(mut response) => {
+            if !headers::take_misdirected(response.status(), response.headers_mut()) {
+                note_acceptance(shared, flight.pod());
+                body.settle();
+                return Ok(pass_on(shared, response, flight));
+            }
             // If all of it is here, its connection can be used again.
             drop(response.body_mut().take_whole());
             body.take_back();
@@ -126,11 +130,6 @@ fn answered(
                 // Nothing was done, so the client may send again; the router no longer can.
                 Err(Unanswered::Own(Own::NoOwner))
             }
-        }
-        Answer::Response(response) => {
-            note_acceptance(shared, flight.pod());
-            body.settle();
-            Ok(pass_on(shared, response, flight))
         }
         Answer::Switched(response, stream, read) => match asked.switch.take() {
             Some(client) => Ok(switched(shared, response, client, stream, read, flight)),
@@ -166,9 +165,7 @@ fn unanswered(asked: &Asked, why: NoAnswer, flight: Box<Flight>) -> Unanswered {
 fn pass_on(shared: &Shared, response: Response<AnswerStream>, mut flight: Box<Flight>) -> Response<AnswerBody> {
     flight.delivered();
     shared.metrics.passed(response.status());
-    let (mut head, stream) = response.into_parts();
-    headers::clean_answer(&mut head.headers);
-    Response::from_parts(head, AnswerBody::from_pod(stream, flight))
+    response.map(|stream| AnswerBody::from_pod(stream, flight))
 }
 
 fn switched(
@@ -181,12 +178,7 @@ fn switched(
 ) -> Response<AnswerBody> {
     flight.delivered();
     shared.metrics.passed(response.status());
-    let to = response.headers_mut().remove(UPGRADE);
-    headers::clean_answer(response.headers_mut());
-    upgrade::join(client, stream, read, flight, to.as_ref());
-    if let Some(to) = to {
-        response.headers_mut().insert(UPGRADE, to);
-    }
+    upgrade::join(client, stream, read, flight, response.headers().get(UPGRADE));
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     response.map(|()| AnswerBody::whole(bytes::Bytes::new()))
 }

@@ -22,10 +22,11 @@ use crate::answer::AnswerBody;
 use crate::deadline;
 use crate::exchange::{Unanswered, send};
 use crate::flight::Flight;
-use crate::headers;
+use crate::headers::{self, Identity};
 use crate::load::Load;
 use crate::local::Background;
 use crate::metrics::{Bounce, WorkerMetrics};
+use crate::noted::Noted;
 use crate::partition::Locator;
 use crate::request_body::RequestBody;
 use crate::respond::{Own, is_grpc};
@@ -45,8 +46,7 @@ pub struct Forward {
 
 /// What all requests of a worker share.
 pub(crate) struct Shared {
-    pub(crate) router: HeaderValue,
-    pub(crate) keyspace: HeaderValue,
+    pub(crate) identity: Identity,
     locator: Locator,
     pub(crate) worker: Worker,
     pub(crate) upstream: Upstream,
@@ -92,7 +92,7 @@ pub(crate) fn check(settings: &ForwardSettings) -> Result<(), InvalidName> {
 
 impl std::fmt::Debug for Forward {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Forward").field("router", &self.shared.router).finish_non_exhaustive()
+        out.debug_struct("Forward").field("router", &self.shared.identity.router).finish_non_exhaustive()
     }
 }
 
@@ -104,8 +104,7 @@ impl Forward {
         let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
         let watch = Watch::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
         let shared = Rc::new(Shared {
-            router: header_value(&settings.router)?,
-            keyspace: header_value(&settings.keyspace)?,
+            identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
             locator: settings.locator.clone(),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
@@ -188,6 +187,7 @@ impl Drop for Open<'_> {
 /// what is on the way to a pod, and who waits, refers to it.
 pub(crate) struct Asked {
     pub(crate) head: Parts,
+    pub(crate) noted: Noted,
     pub(crate) body: RequestBody,
     pub(crate) peer: Rc<Peer>,
     pub(crate) arrived: Instant,
@@ -202,12 +202,14 @@ pub(crate) struct Asked {
 impl Asked {
     fn new(shared: &Shared, mut request: Request<Incoming>, peer: Rc<Peer>) -> Self {
         let arrived = Instant::now();
-        let upgrades = headers::wants_upgrade(request.version(), request.headers());
+        let noted = Noted::of(request.headers());
+        let upgrades = noted.upgrade && headers::wants_upgrade(request.version(), request.headers());
         let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
         let (head, incoming) = request.into_parts();
         let body = RequestBody::new(incoming, head.version, shared.max_body_bytes, &shared.watch);
-        let deadline = deadline::timeout(&head.headers).and_then(|timeout| arrived.checked_add(timeout));
-        Asked { head, body, peer, arrived, deadline, switch, partition: None }
+        let timeout = if noted.grpc_timeout { deadline::timeout(&head.headers) } else { None };
+        let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
+        Asked { head, noted, body, peer, arrived, deadline, switch, partition: None }
     }
 
     /// Whether it can be passed on at all.
@@ -227,7 +229,10 @@ impl Asked {
 
     /// Bytes that it takes up in memory, about.
     pub(crate) fn weight(&self) -> usize {
-        headers::weight(&self.head) + self.body.weight()
+        // Beside the text: the request's own bookkeeping.
+        const REQUEST: usize = 512;
+        let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
+        REQUEST + uri + self.noted.weight + self.body.weight()
     }
 }
 

@@ -21,6 +21,7 @@ mod local;
 #[cfg(all(test, feature = "loom"))]
 mod loom;
 pub mod metrics;
+mod noted;
 pub mod partition;
 mod plane;
 mod request_body;

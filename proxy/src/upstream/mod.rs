@@ -25,7 +25,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::headers::{Stamps, clean_trailers};
+use crate::headers::{Stamps, clean_answer, clean_trailers};
+use crate::noted::Noted;
 use crate::request_body::Attempt;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::table::Pod;
@@ -288,12 +289,19 @@ impl Line {
     }
 
     /// Begins to send a request.
-    pub(crate) fn begin(self, head: &Parts, stamps: &Stamps<'_>, attempt: Attempt, upgrade: bool) -> InFlight {
+    pub(crate) fn begin(
+        self,
+        head: &Parts,
+        noted: Noted,
+        stamps: &Stamps<'_>,
+        attempt: Attempt,
+        upgrade: bool,
+    ) -> InFlight {
         match self {
             Line::Http1 { connection, pool, .. } => {
-                InFlight::Http1(http1::Exchange::new(connection, pool, head, stamps, attempt, upgrade))
+                InFlight::Http1(http1::Exchange::new(connection, pool, head, noted, stamps, attempt, upgrade))
             }
-            Line::Http2(lease) => InFlight::Http2(http2::Exchange::new(lease, head, stamps, attempt)),
+            Line::Http2(lease) => InFlight::Http2(http2::Exchange::new(lease, head, noted, stamps, attempt)),
         }
     }
 }
@@ -324,6 +332,7 @@ impl InFlight {
                 let (mut parts, incoming) = response.into_parts();
                 // The client's connection decides about the version.
                 parts.version = Version::HTTP_11;
+                clean_answer(&mut parts.headers);
                 Answer::Response(Response::from_parts(parts, AnswerStream::Http2(incoming, lease)))
             }),
         })
