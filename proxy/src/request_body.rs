@@ -42,7 +42,7 @@ struct Source {
     allowed: u64,
     kept: Vec<Bytes>,
     kept_bytes: usize,
-    trailers: Option<http::HeaderMap>,
+    trailers: Option<Box<http::HeaderMap>>,
     reading: Reading,
     /// Frames were handed out that are not kept.
     partial: bool,
@@ -149,7 +149,7 @@ impl RequestBody {
             if let Some(frame) = ready!(source.poll_incoming(context)) {
                 match frame.map(Frame::into_data)? {
                     Ok(data) => source.keep(compact_piece(data)),
-                    Err(frame) => source.trailers = frame.into_trailers().ok(),
+                    Err(frame) => source.trailers = frame.into_trailers().ok().map(Box::new),
                 }
             }
         }
@@ -275,7 +275,7 @@ impl Body for Attempt {
         }
         if let (Some(trailers), false) = (&source.trailers, this.trailers_given) {
             this.trailers_given = true;
-            return Poll::Ready(Some(Ok(Frame::trailers(trailers.clone()))));
+            return Poll::Ready(Some(Ok(Frame::trailers((**trailers).clone()))));
         }
         match source.reading {
             Reading::Ended => return Poll::Ready(None),
@@ -306,7 +306,7 @@ impl Body for Attempt {
             }
             Err(frame) => {
                 if let Some(trailers) = frame.trailers_ref() {
-                    source.trailers = Some(trailers.clone());
+                    source.trailers = Some(Box::new(trailers.clone()));
                     this.trailers_given = true;
                 }
                 frame

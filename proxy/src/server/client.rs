@@ -306,7 +306,8 @@ impl Seat {
         let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone());
         client.http2.set(is_http2);
         if is_http2 {
-            self.serve_http2(io, client, peer, forward).await;
+            // In a box, as a connection by HTTP/1.1 would have room for it otherwise.
+            Box::pin(self.serve_http2(io, client, peer, forward)).await;
         } else {
             self.serve_http1(io, client, peer, forward).await;
         }
