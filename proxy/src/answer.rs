@@ -71,7 +71,7 @@ struct Streaming {
 }
 
 struct State {
-    live: Option<(AnswerStream, Flight)>,
+    live: Option<(AnswerStream, Box<Flight>)>,
     error: Option<AnswerError>,
     progress: Instant,
     waker: Option<Waker>,
@@ -93,7 +93,7 @@ impl AnswerBody {
     }
 
     /// Passes on what the pod sends. If it is all there, the exchange is over at once.
-    pub(crate) fn from_pod(mut stream: AnswerStream, flight: Flight) -> Self {
+    pub(crate) fn from_pod(mut stream: AnswerStream, flight: Box<Flight>) -> Self {
         if let Some(whole) = stream.take_whole() {
             return AnswerBody::whole(whole);
         }
@@ -116,7 +116,7 @@ impl AnswerBody {
 
 impl Streaming {
     /// The exchange is over; what was left of it.
-    fn close(&self, state: &mut State) -> Option<(AnswerStream, Flight)> {
+    fn close(&self, state: &mut State) -> Option<(AnswerStream, Box<Flight>)> {
         let live = state.live.take()?;
         if let Some(place) = state.place.take() {
             live.1.shared().watch.withdraw(place);

@@ -14,7 +14,7 @@ use crate::table::Pod;
 use crate::ticket::Pass;
 use crate::upstream::{Answer, AnswerStream, InFlight};
 
-/// A pass, and the books that are kept about it.
+/// A pass, and the books that are kept about it. It goes from hand to hand, hence in a box.
 pub(crate) struct Flight {
     pass: Option<Pass>,
     shared: Rc<Shared>,
@@ -77,7 +77,8 @@ impl Flight {
     }
 
     /// It has not taken place.
-    pub(crate) fn undo(mut self) -> Pass {
+    #[expect(clippy::boxed_local, reason = "so that nobody takes it out of its box for this")]
+    pub(crate) fn undo(mut self: Box<Self>) -> Pass {
         let pass = self.pass.take().expect("a flight that was not undone");
         self.shared.metrics.ends();
         self.shared.load.end(pass.pod().slot);
@@ -96,7 +97,7 @@ impl Drop for Flight {
 }
 
 /// Sees an exchange through whose client has hung up before the answer began.
-pub(crate) fn see_through(mut exchange: InFlight, mut flight: Flight) {
+pub(crate) fn see_through(mut exchange: InFlight, mut flight: Box<Flight>) {
     let (shared, deadline) = (flight.shared.clone(), flight.deadline);
     bounded(&shared, flight.sever_token(), deadline, async move {
         let answer = std::future::poll_fn(|context| exchange.poll_answer(context)).await;
@@ -109,7 +110,7 @@ pub(crate) fn see_through(mut exchange: InFlight, mut flight: Flight) {
 }
 
 /// Sees an exchange through whose client has hung up in the middle of the answer.
-pub(crate) fn see_rest_through(stream: AnswerStream, flight: Flight) {
+pub(crate) fn see_rest_through(stream: AnswerStream, flight: Box<Flight>) {
     let (shared, deadline) = (flight.shared.clone(), flight.deadline);
     bounded(&shared, flight.sever_token(), deadline, async move {
         read_to_end(stream).await;

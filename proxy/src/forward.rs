@@ -7,14 +7,11 @@
 //! a pod's "not mine" never reaches a client.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use bytes::BytesMut;
-use http::header::{CONNECTION, HeaderValue, UPGRADE};
+use http::header::HeaderValue;
 use http::request::Parts;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
@@ -23,23 +20,22 @@ use tokio::time::Instant;
 
 use crate::answer::AnswerBody;
 use crate::deadline;
+use crate::exchange::{Unanswered, send};
 use crate::flight::Flight;
-use crate::headers::{self, Stamps};
+use crate::headers::{self, Identity};
 use crate::load::Load;
 use crate::local::Background;
 use crate::metrics::{Bounce, WorkerMetrics};
+use crate::noted::Noted;
 use crate::partition::Locator;
-use crate::request_body::{BodyError, RequestBody};
+use crate::request_body::RequestBody;
 use crate::respond::{Own, is_grpc};
 use crate::retry::Budgets;
-use crate::sending::{NoAnswer, Sending};
 use crate::settings::ForwardSettings;
-use crate::table::{Pod, Refusal, Refused};
+use crate::table::{Pod, Refused};
 use crate::ticket::{Admission, Pass, Ticket, Worker};
-use crate::tls::Stream;
-use crate::upgrade;
-use crate::upstream::{Answer, AnswerStream, Broken, SendError, Upstream, was_spared};
-use crate::vigil::Ended;
+use crate::upstream::Upstream;
+use crate::waiting::{Waiting, table_is_there};
 use crate::watch::Watch;
 
 /// One worker's data path.
@@ -50,13 +46,12 @@ pub struct Forward {
 
 /// What all requests of a worker share.
 pub(crate) struct Shared {
-    router: HeaderValue,
-    keyspace: HeaderValue,
+    pub(crate) identity: Identity,
     locator: Locator,
-    worker: Worker,
-    upstream: Upstream,
+    pub(crate) worker: Worker,
+    pub(crate) upstream: Upstream,
     pub(crate) load: Load,
-    budgets: Budgets,
+    pub(crate) budgets: Budgets,
     pub(crate) request_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     max_body_bytes: u64,
@@ -97,7 +92,7 @@ pub(crate) fn check(settings: &ForwardSettings) -> Result<(), InvalidName> {
 
 impl std::fmt::Debug for Forward {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Forward").field("router", &self.shared.router).finish_non_exhaustive()
+        out.debug_struct("Forward").field("router", &self.shared.identity.router).finish_non_exhaustive()
     }
 }
 
@@ -109,8 +104,7 @@ impl Forward {
         let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
         let watch = Watch::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
         let shared = Rc::new(Shared {
-            router: header_value(&settings.router)?,
-            keyspace: header_value(&settings.keyspace)?,
+            identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
             locator: settings.locator.clone(),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
@@ -158,14 +152,22 @@ impl Forward {
     pub fn call(
         &self,
         request: Request<Incoming>,
-        peer: Peer,
+        peer: Rc<Peer>,
     ) -> impl Future<Output = Result<Response<AnswerBody>, ClientGone>> + use<> {
         let shared = self.shared.clone();
+        let mut asked = Asked::new(&shared, request, peer);
         async move {
             let mut open = Open(Some(&shared.metrics));
-            let answer = handle(&shared, request, &peer).await;
+            let answer = route(&shared, &mut asked).await;
             open.0 = None;
-            answer
+            let own = match answer {
+                Ok(answer) => return Ok(answer),
+                Err(None) => return Err(ClientGone),
+                Err(Some(own)) => own,
+            };
+            shared.metrics.answered(own);
+            shared.metrics.took(asked.arrived.elapsed());
+            Ok(own.answer(asked.partition, is_grpc(&asked.head.headers)).map(AnswerBody::whole))
         }
     }
 }
@@ -181,112 +183,141 @@ impl Drop for Open<'_> {
     }
 }
 
-/// What became of sending.
-enum Sent {
-    Answered(Response<AnswerBody>),
-    /// Nothing was done: the request waits for its turn again.
-    Undone(Pass, Bounce),
-    /// While a connection was being made, the router's lease ran out: nothing was sent.
-    Fenced(Pass),
-    Own(Own),
-    ClientGone,
+/// A request, and what is known of it before it goes anywhere. It is there once for each exchange and stays where it is:
+/// what is on the way to a pod, and who waits, refers to it.
+pub(crate) struct Asked {
+    pub(crate) head: Parts,
+    pub(crate) noted: Noted,
+    pub(crate) body: RequestBody,
+    pub(crate) peer: Rc<Peer>,
+    pub(crate) arrived: Instant,
+    /// Until when its client wants to have all of the answer.
+    pub(crate) deadline: Option<Instant>,
+    /// Where its client's connection can be had if the pod switches protocols. There if the client has asked for that.
+    pub(crate) switch: Option<OnUpgrade>,
+    /// Once known.
+    partition: Option<u32>,
 }
 
-async fn handle(
-    shared: &Rc<Shared>,
-    mut request: Request<Incoming>,
-    peer: &Peer,
-) -> Result<Response<AnswerBody>, ClientGone> {
-    let arrived = Instant::now();
-    let switch = headers::wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
-    let (head, incoming) = request.into_parts();
-    let mut partition = None;
-    let own = match route(shared, &head, incoming, peer, arrived, switch, &mut partition).await {
-        Ok(answer) => return Ok(answer),
-        Err(None) => return Err(ClientGone),
-        Err(Some(own)) => own,
-    };
-    shared.metrics.answered(own);
-    shared.metrics.took(arrived.elapsed());
-    Ok(own.answer(partition, is_grpc(&head.headers)).map(AnswerBody::whole))
+impl Asked {
+    fn new(shared: &Shared, mut request: Request<Incoming>, peer: Rc<Peer>) -> Self {
+        let arrived = Instant::now();
+        let noted = Noted::of(request.headers());
+        let upgrades = noted.upgrade && headers::wants_upgrade(request.version(), request.headers());
+        let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
+        let (head, incoming) = request.into_parts();
+        let body = RequestBody::new(incoming, head.version, shared.max_body_bytes, &shared.watch);
+        let timeout = if noted.grpc_timeout { deadline::timeout(&head.headers) } else { None };
+        let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
+        Asked { head, noted, body, peer, arrived, deadline, switch, partition: None }
+    }
+
+    /// Whether it can be passed on at all.
+    fn check(&self) -> Result<(), Own> {
+        if self.head.method == Method::CONNECT {
+            // It asks for a connection to somewhere, which is no request for a partition.
+            return Err(Own::NoPartition);
+        }
+        if self.body.is_too_large() {
+            return Err(Own::BodyTooLarge);
+        }
+        if headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
+            return Err(Own::Ambiguous);
+        }
+        Ok(())
+    }
+
+    /// Bytes that it takes up in memory, about.
+    pub(crate) fn weight(&self) -> usize {
+        // Beside the text: the request's own bookkeeping.
+        const REQUEST: usize = 512;
+        let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
+        REQUEST + uri + self.noted.weight + self.body.weight()
+    }
 }
+
+/// Where a request went: a pod, and the epoch.
+type Destination = (u32, u64);
 
 /// The pod's answer, or why there is none; `Err(None)`: the client is gone.
-async fn route(
-    shared: &Rc<Shared>,
-    head: &Parts,
-    incoming: Incoming,
-    peer: &Peer,
-    arrived: Instant,
-    mut switch: Option<OnUpgrade>,
-    partition: &mut Option<u32>,
-) -> Result<Response<AnswerBody>, Option<Own>> {
-    if head.method == Method::CONNECT {
-        // It asks for a connection to somewhere, which is no request for a partition.
-        return Err(Some(Own::NoPartition));
-    }
-    let body = RequestBody::new(incoming, head.version, shared.max_body_bytes, &shared.watch);
-    if body.is_too_large() {
-        return Err(Some(Own::BodyTooLarge));
-    }
-    if headers::is_ambiguous(&head.headers, body.is_sized()) {
-        return Err(Some(Own::Ambiguous));
-    }
-    let deadline = deadline::timeout(&head.headers).and_then(|timeout| arrived.checked_add(timeout));
+///
+/// Its future is what a held request costs most, so nothing is kept across an `await` that does not have to be.
+async fn route(shared: &Rc<Shared>, asked: &mut Asked) -> Result<Response<AnswerBody>, Option<Own>> {
+    asked.check()?;
     let partitions = match shared.worker.partitions() {
-        0 => table_is_there(shared, arrived, deadline).await?,
+        0 => Box::pin(table_is_there(&shared.worker, asked)).await?,
         partitions => partitions,
     };
-    let located = shared.locator.locate(head, partitions).map_err(Own::from)?;
-    *partition = Some(located.partition);
-    let head_bytes = headers::weight(head);
-    let bytes = head_bytes + body.weight();
-    let mut admission = shared.worker.enter(located.partition, located.order, bytes, arrived).map_err(Own::from)?;
-    if let Admission::Pass(pass) = &admission
-        && !shared.load.has_room(pass.pod().slot)
-    {
-        return Err(Some(Own::Overload));
-    }
+    let mut admission = admit(shared, asked, partitions)?;
     // Where it was refused last.
     let mut refused_at = None;
     loop {
         let pass = match admission {
             Admission::Pass(pass) => pass,
             Admission::Held(ticket) => {
-                let pass = wait(ticket, head, head_bytes, &body, deadline).await?;
-                shared.metrics.waited(arrived.elapsed());
+                let pass = Waiting::new(ticket, asked).await?;
+                shared.metrics.waited(asked.arrived.elapsed());
                 pass
             }
         };
-        let to = (pass.pod().slot, pass.epoch());
-        if refused_at != Some(to) {
-            shared.budgets.first_try(to.0);
-        } else if !shared.budgets.may_try_again(to.0, Instant::now()) {
-            shared.metrics.bounced(Bounce::Spared);
-            admission = Admission::Held(pass.put_back());
-            continue;
-        }
-        let flight = Flight::begin(pass, shared, arrived, deadline);
-        admission = match send(shared, head, &body, peer, flight, &mut switch).await {
-            Sent::Answered(answer) => return Ok(answer),
-            Sent::Own(own) => return Err(Some(own)),
-            Sent::ClientGone => return Err(None),
-            Sent::Undone(pass, cause) => {
-                shared.metrics.bounced(cause);
-                match refused(cause) {
-                    Some(how) => {
-                        refused_at = Some(to);
-                        shared.budgets.refused(to.0, Instant::now());
-                        note_refusal(pass.pod(), how);
-                    }
-                    None if refused_at == Some(to) => shared.budgets.was_not_tried(to.0),
-                    None => {}
-                }
-                Admission::Held(pass.put_back())
+        let flight = match depart(shared, asked, pass, refused_at) {
+            Ok(flight) => flight,
+            Err(spared) => {
+                admission = Admission::Held(spared);
+                continue;
             }
-            Sent::Fenced(pass) => Admission::Held(pass.put_back_fenced()),
         };
+        admission = Admission::Held(match send(shared, asked, flight).await {
+            Ok(answer) => return Ok(answer),
+            Err(Unanswered::Own(own)) => return Err(Some(own)),
+            Err(Unanswered::ClientGone) => return Err(None),
+            Err(Unanswered::Undone(pass, cause)) => undone(shared, pass, cause, &mut refused_at),
+            Err(Unanswered::Fenced(pass)) => pass.put_back_fenced(),
+        });
     }
+}
+
+fn admit(shared: &Shared, asked: &mut Asked, partitions: u32) -> Result<Admission, Own> {
+    let located = shared.locator.locate(&asked.head, partitions)?;
+    asked.partition = Some(located.partition);
+    let admission = shared.worker.enter(located.partition, located.order, asked.weight(), asked.arrived)?;
+    match &admission {
+        Admission::Pass(pass) if !shared.load.has_room(pass.pod().slot) => Err(Own::Overload),
+        _ => Ok(admission),
+    }
+}
+
+/// Sets out, unless the pod that has refused the request is to be spared.
+fn depart(
+    shared: &Rc<Shared>,
+    asked: &Asked,
+    pass: Pass,
+    refused_at: Option<Destination>,
+) -> Result<Box<Flight>, Ticket> {
+    let to = (pass.pod().slot, pass.epoch());
+    if refused_at != Some(to) {
+        shared.budgets.first_try(to.0);
+    } else if !shared.budgets.may_try_again(to.0, Instant::now()) {
+        shared.metrics.bounced(Bounce::Spared);
+        return Err(pass.put_back());
+    }
+    Ok(Box::new(Flight::begin(pass, shared, asked.arrived, asked.deadline)))
+}
+
+/// Nothing was done: back to its place.
+fn undone(shared: &Shared, pass: Pass, cause: Bounce, refused_at: &mut Option<Destination>) -> Ticket {
+    let to = (pass.pod().slot, pass.epoch());
+    shared.metrics.bounced(cause);
+    match refused(cause) {
+        Some(how) => {
+            *refused_at = Some(to);
+            shared.budgets.refused(to.0, Instant::now());
+            note_refusal(pass.pod(), how);
+        }
+        None if *refused_at == Some(to) => shared.budgets.was_not_tried(to.0),
+        None => {}
+    }
+    pass.put_back()
 }
 
 /// How the pod has refused; `None`: it was not asked.
@@ -305,192 +336,18 @@ fn note_refusal(pod: &Pod, how: Refused) {
     }
 }
 
-/// The pod has taken a request.
-#[inline]
-fn note_acceptance(shared: &Shared, pod: &Pod) {
-    shared.budgets.accepted(pod.slot);
-    if let Some(after) = pod.health.accepted() {
-        tracing::info!(pod = pod.name, address = pod.address, after, "a pod takes requests again");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size_of_answer<R>(_: impl FnOnce(&Forward, Request<Incoming>, Rc<Peer>) -> R) -> usize {
+        size_of::<R>()
     }
-}
 
-/// Waits until the router has seen the store for the first time, no longer than any held request.
-#[cold]
-async fn table_is_there(shared: &Shared, arrived: Instant, deadline: Option<Instant>) -> Result<u32, Option<Own>> {
-    let Some(_early) = shared.worker.wait_early() else {
-        return Err(Some(Own::StashFull));
-    };
-    loop {
-        if shared.worker.shutting_down() {
-            return Err(Some(Own::Shutdown));
-        }
-        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return Err(Some(Own::Deadline));
-        }
-        match shared.worker.partitions() {
-            0 if arrived.elapsed() >= shared.worker.max_wait() => return Err(Some(Own::NoOwner)),
-            // Once in the life of a router, so a look now and then will do.
-            0 => tokio::time::sleep(Duration::from_millis(10)).await,
-            partitions => return Ok(partitions),
-        }
+    /// It is most of what a held request costs. Beyond 1 KiB it would also leave what malloc gives out fast.
+    #[test]
+    fn an_exchange_is_no_larger_than_it_was() {
+        let size = size_of_answer(Forward::call);
+        assert!(size <= 896, "{size} bytes");
     }
-}
-
-/// Waits for the request's turn, and meanwhile reads its body ahead: that tells of a client that hangs up, and how much
-/// there is to keep.
-async fn wait(
-    ticket: Ticket,
-    head: &Parts,
-    head_bytes: usize,
-    body: &RequestBody,
-    deadline: Option<Instant>,
-) -> Result<Pass, Option<Own>> {
-    let mut ticket = ticket;
-    // A client that asks before it sends would take reading for a yes.
-    let mut reads = !head.headers.contains_key(http::header::EXPECT);
-    let mut late = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
-    std::future::poll_fn(|context| {
-        // First, so that a call whose time is up is not sent although its turn has come.
-        if late.as_mut().is_some_and(|late| late.as_mut().poll(context).is_ready()) {
-            return Poll::Ready(Err(Some(Own::Deadline)));
-        }
-        if let Poll::Ready(turn) = Pin::new(&mut ticket).poll(context) {
-            return Poll::Ready(turn.map_err(|refusal: Refusal| Some(refusal.into())));
-        }
-        if reads {
-            match body.poll_read_ahead(context) {
-                Poll::Pending => {}
-                Poll::Ready(Ok(())) => reads = false,
-                Poll::Ready(Err(BodyError::TooLarge)) => return Poll::Ready(Err(Some(Own::BodyTooLarge))),
-                Poll::Ready(Err(_)) => return Poll::Ready(Err(None)),
-            }
-            if let Err(refusal) = ticket.weigh(head_bytes + body.weight()) {
-                return Poll::Ready(Err(Some(refusal.into())));
-            }
-        }
-        Poll::Pending
-    })
-    .await
-}
-
-/// Sends a request to the pod that its flight leads to.
-async fn send(
-    shared: &Rc<Shared>,
-    head: &Parts,
-    body: &RequestBody,
-    peer: &Peer,
-    mut flight: Flight,
-    switch: &mut Option<OnUpgrade>,
-) -> Sent {
-    let upgrade = switch.is_some();
-    let http2 = !upgrade && shared.upstream.by_http2(head.version);
-    let mut fresh = false;
-    loop {
-        let line = match shared.upstream.line(flight.pod(), http2, fresh).await {
-            Ok(line) => line,
-            Err(error) => {
-                tracing::debug!(pod = flight.pod().name, %error, "a pod cannot be reached");
-                let cause = if was_spared(&error) { Bounce::Spared } else { Bounce::Refused };
-                return Sent::Undone(flight.undo(), cause);
-            }
-        };
-        if line.is_fresh() && !flight.may_still_go() {
-            return Sent::Fenced(flight.undo());
-        }
-        if flight.is_late() {
-            return Sent::Own(Own::Deadline);
-        }
-        let Some(attempt) = body.attempt() else {
-            return Sent::Own(Own::NoOwner);
-        };
-        let left = flight.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.map(deadline::header);
-        let stamps = Stamps {
-            partition: flight.partition(),
-            epoch: flight.epoch(),
-            router: &shared.router,
-            keyspace: &shared.keyspace,
-            peer: &peer.address,
-            grpc_timeout: left.as_ref(),
-            scheme: if peer.secure { "https" } else { "http" },
-        };
-        let made_for_this = line.is_fresh();
-        let outcome;
-        (outcome, flight) = Sending::new(line.begin(head, &stamps, attempt, upgrade), flight, body).await;
-        let answer = match outcome {
-            Ok(answer) => answer,
-            Err(NoAnswer::Send(SendError::NotSent(_))) if !made_for_this => {
-                // The connection had died while it was idle.
-                fresh = true;
-                continue;
-            }
-            Err(NoAnswer::Send(SendError::NotSent(error))) => {
-                body.take_back();
-                tracing::debug!(pod = flight.pod().name, %error, "a pod takes no request");
-                return Sent::Undone(flight.undo(), Bounce::Refused);
-            }
-            Err(NoAnswer::Send(SendError::Failed(_))) if body.is_too_large() => return Sent::Own(Own::BodyTooLarge),
-            Err(NoAnswer::Send(SendError::Failed(Broken::CutOff))) => return Sent::ClientGone,
-            Err(NoAnswer::Send(SendError::Failed(error))) => {
-                tracing::debug!(pod = flight.pod().name, %error, "an exchange has failed");
-                return Sent::Own(Own::UpstreamFailed);
-            }
-            Err(NoAnswer::Ended(Ended::Severed)) => return Sent::Own(Own::Severed),
-            Err(NoAnswer::Ended(Ended::TimedOut)) if flight.is_late() => return Sent::Own(Own::Deadline),
-            Err(NoAnswer::Ended(Ended::TimedOut)) => {
-                let by_client = body.upload().is_some_and(|upload| upload.awaits_client);
-                return Sent::Own(if by_client { Own::TooSlow } else { Own::UpstreamTimeout });
-            }
-        };
-        return match answer {
-            Answer::Response(mut response) if headers::is_misdirected(response.status(), response.headers()) => {
-                // If all of it is here, its connection can be used again.
-                drop(response.body_mut().take_whole());
-                body.take_back();
-                if body.is_whole() {
-                    Sent::Undone(flight.undo(), Bounce::Misdirected)
-                } else {
-                    // Nothing was done, so the client may send again; the router no longer can.
-                    Sent::Own(Own::NoOwner)
-                }
-            }
-            Answer::Response(response) => {
-                note_acceptance(shared, flight.pod());
-                body.settle();
-                Sent::Answered(pass_on(shared, response, flight))
-            }
-            Answer::Switched(response, stream, read) => Sent::Answered(match switch.take() {
-                Some(client) => switched(shared, response, client, stream, read, flight),
-                None => return Sent::Own(Own::UpstreamFailed),
-            }),
-        };
-    }
-}
-
-fn pass_on(shared: &Shared, response: Response<AnswerStream>, mut flight: Flight) -> Response<AnswerBody> {
-    flight.delivered();
-    shared.metrics.passed(response.status());
-    let (mut head, stream) = response.into_parts();
-    headers::clean_answer(&mut head.headers);
-    Response::from_parts(head, AnswerBody::from_pod(stream, flight))
-}
-
-fn switched(
-    shared: &Shared,
-    mut response: Response<()>,
-    client: OnUpgrade,
-    stream: Stream,
-    read: BytesMut,
-    mut flight: Flight,
-) -> Response<AnswerBody> {
-    flight.delivered();
-    shared.metrics.passed(response.status());
-    let to = response.headers_mut().remove(UPGRADE);
-    headers::clean_answer(response.headers_mut());
-    upgrade::join(client, stream, read, flight, to.as_ref());
-    if let Some(to) = to {
-        response.headers_mut().insert(UPGRADE, to);
-    }
-    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    response.map(|()| AnswerBody::whole(bytes::Bytes::new()))
 }

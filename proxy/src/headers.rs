@@ -9,6 +9,7 @@ use http::header::{
 };
 use http::{HeaderMap, StatusCode, Version};
 
+use crate::noted::Noted;
 use crate::respond::SEGUE_REASON;
 
 pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-partition");
@@ -21,12 +22,29 @@ pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forw
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
+/// Who the router is.
+pub(crate) struct Identity {
+    pub(crate) router: HeaderValue,
+    pub(crate) keyspace: HeaderValue,
+    /// Both as lines of HTTP/1.1.
+    pub(crate) lines: Vec<u8>,
+}
+
+impl Identity {
+    pub(crate) fn new(router: HeaderValue, keyspace: HeaderValue) -> Self {
+        let mut lines = Vec::new();
+        for (name, value) in [(&SEGUE_ROUTER, &router), (&SEGUE_KEYSPACE, &keyspace)] {
+            lines.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+        }
+        Identity { router, keyspace, lines }
+    }
+}
+
 /// What the router writes on a request.
 pub(crate) struct Stamps<'request> {
     pub(crate) partition: u32,
     pub(crate) epoch: u64,
-    pub(crate) router: &'request HeaderValue,
-    pub(crate) keyspace: &'request HeaderValue,
+    pub(crate) identity: &'request Identity,
     /// The client's address.
     pub(crate) peer: &'request HeaderValue,
     /// What is left of a gRPC call's time, instead of what its client said.
@@ -39,26 +57,31 @@ pub(crate) struct Stamps<'request> {
 pub(crate) struct Declared<'headers>(Option<&'headers HeaderMap>);
 
 impl<'headers> Declared<'headers> {
-    pub(crate) fn of(headers: &'headers HeaderMap) -> Self {
+    pub(crate) fn of(headers: &'headers HeaderMap, noted: Noted) -> Self {
+        if !noted.connection {
+            return Declared(None);
+        }
         let ordinary = |option: &[u8]| {
             [&b"close"[..], b"keep-alive", b"upgrade", b"te"].iter().any(|known| option.eq_ignore_ascii_case(known))
         };
-        let unusual = options(headers).any(|option| !ordinary(option));
+        let unusual = all_options(headers).any(|option| !ordinary(option));
         Declared(unusual.then_some(headers))
     }
 
     fn contains(&self, name: &HeaderName) -> bool {
-        self.0
-            .is_some_and(|headers| options(headers).any(|option| option.eq_ignore_ascii_case(name.as_str().as_bytes())))
+        self.0.is_some_and(|headers| {
+            all_options(headers).any(|option| option.eq_ignore_ascii_case(name.as_str().as_bytes()))
+        })
     }
 }
 
-fn options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
-    let lines = headers.get_all(CONNECTION).iter();
-    lines
-        .flat_map(|line| line.as_bytes().split(|byte| *byte == b','))
-        .map(<[u8]>::trim_ascii)
-        .filter(|option| !option.is_empty())
+/// The options of one line of `Connection`.
+pub(crate) fn options(line: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii).filter(|option| !option.is_empty())
+}
+
+fn all_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    headers.get_all(CONNECTION).iter().flat_map(options)
 }
 
 /// Whether the header is about one connection, whatever `Connection` says.
@@ -86,13 +109,14 @@ fn is_stamp(name: &HeaderName) -> bool {
         && (*name == SEGUE_PARTITION || *name == SEGUE_EPOCH || *name == SEGUE_ROUTER || *name == SEGUE_KEYSPACE)
 }
 
-/// Takes out of a pod's answer what does not go on to the client.
+/// Takes out of a pod's answer what does not go on to the client. (By HTTP/1.1 it is not even taken in.)
 pub(crate) fn clean_answer(headers: &mut HeaderMap) {
-    let stays = |name: &HeaderName| !is_hop_by_hop(name) && *name != SEGUE_REASON && *name != SEGUE_MISDIRECTED;
+    let stays = |name: &HeaderName| !is_hop_by_hop(name) && *name != SEGUE_REASON;
     if headers.keys().all(stays) {
         return;
     }
-    let declared: Vec<HeaderName> = options(headers).filter_map(|option| HeaderName::from_bytes(option).ok()).collect();
+    let declared: Vec<HeaderName> =
+        all_options(headers).filter_map(|option| HeaderName::from_bytes(option).ok()).collect();
     let others: Vec<HeaderName> = headers.keys().filter(|name| !stays(name)).cloned().collect();
     for name in declared.into_iter().chain(others) {
         headers.remove(name);
@@ -157,7 +181,7 @@ pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
 pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
     version == Version::HTTP_11
         && headers.contains_key(UPGRADE)
-        && options(headers).any(|option| option.eq_ignore_ascii_case(b"upgrade"))
+        && all_options(headers).any(|option| option.eq_ignore_ascii_case(b"upgrade"))
         && !headers.get_all(UPGRADE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).any(is_http)
 }
 
@@ -184,25 +208,16 @@ pub(crate) fn continued<'headers>(
     headers.get_all(name).iter().flat_map(|value| [value.as_bytes(), b", "])
 }
 
-/// Whether an answer says "not mine, nothing was done". A pod may know no more than that it is a `421` which says so;
-/// one whose own service has answered `421` to its client marks that with `segue-misdirected: 0`, as the sidecar and
-/// the layer do. gRPC has no status of its own for it, so there the mark has to say it.
-pub(crate) fn is_misdirected(status: StatusCode, headers: &HeaderMap) -> bool {
-    let mark = headers.get(SEGUE_MISDIRECTED).map(HeaderValue::as_bytes);
+/// Whether an answer says "not mine, nothing was done"; takes out what says it. A pod may know no more than that it is a
+/// `421` which says so; one whose own service has answered `421` to its client marks that with `segue-misdirected: 0`, as
+/// the sidecar and the layer do. gRPC has no status of its own for it, so there the mark has to say it.
+pub(crate) fn take_misdirected(status: StatusCode, headers: &mut HeaderMap) -> bool {
+    let mark = headers.remove(SEGUE_MISDIRECTED);
+    let mark = mark.as_ref().map(HeaderValue::as_bytes);
     match status {
         StatusCode::MISDIRECTED_REQUEST => mark != Some(b"0"),
         _ => mark == Some(b"1") && headers.get(GRPC_STATUS).is_some_and(|value| value == "9"),
     }
-}
-
-/// Bytes that a head takes up in memory, about.
-pub(crate) fn weight(head: &http::request::Parts) -> usize {
-    // Beside the text: the map's slots, and the request's own bookkeeping.
-    const EACH: usize = 104;
-    const REQUEST: usize = 512;
-    let text: usize = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + EACH).sum();
-    let uri = head.uri.path_and_query().map_or(1, |path| path.as_str().len());
-    REQUEST + uri + text
 }
 
 #[cfg(test)]
@@ -216,7 +231,7 @@ mod tests {
     #[test]
     fn headers_about_the_connection_do_not_reach_the_pod() {
         let headers = map(&[("connection", "close, X-Hop"), ("x-hop", "1"), ("x-end", "1")]);
-        let declared = Declared::of(&headers);
+        let declared = Declared::of(&headers, Noted::of(&headers));
         let passes = |name| passes_to_pod(&HeaderName::from_static(name), &declared);
         for hop in [
             "connection",
@@ -238,7 +253,7 @@ mod tests {
     #[test]
     fn a_clients_own_stamps_are_dropped() {
         let headers = HeaderMap::new();
-        let declared = Declared::of(&headers);
+        let declared = Declared::of(&headers, Noted::of(&headers));
         for name in [SEGUE_PARTITION, SEGUE_EPOCH, SEGUE_ROUTER, SEGUE_KEYSPACE] {
             assert!(!passes_to_pod(&name, &declared));
         }
@@ -253,7 +268,6 @@ mod tests {
             ("x-hop", "1"),
             ("proxy-authenticate", "Basic"),
             ("segue-reason", "fenced"),
-            ("segue-misdirected", "0"),
             ("x-end", "1"),
         ]);
         clean_answer(&mut headers);
@@ -317,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_misdirected_grpc_answer_needs_status_and_metadata() {
-        let says = |lines: &[_]| is_misdirected(StatusCode::OK, &map(lines));
+        let says = |lines: &[_]| take_misdirected(StatusCode::OK, &mut map(lines));
         assert!(says(&[("grpc-status", "9"), ("segue-misdirected", "1")]));
         assert!(!says(&[("grpc-status", "9")]));
         assert!(!says(&[("grpc-status", "0"), ("segue-misdirected", "1")]));
@@ -325,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_421_is_a_refusal_unless_it_is_marked_as_the_services_own() {
-        let says = |lines: &[_]| is_misdirected(StatusCode::MISDIRECTED_REQUEST, &map(lines));
+        let says = |lines: &[_]| take_misdirected(StatusCode::MISDIRECTED_REQUEST, &mut map(lines));
         assert!(says(&[]), "pods that know the status alone");
         assert!(says(&[("segue-misdirected", "1")]));
         assert!(!says(&[("segue-misdirected", "0")]));

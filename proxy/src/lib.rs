@@ -8,7 +8,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod answer;
+mod compact;
 mod deadline;
+mod exchange;
 mod flight;
 pub mod forward;
 mod frames;
@@ -20,6 +22,7 @@ mod local;
 #[cfg(all(test, feature = "loom"))]
 mod loom;
 pub mod metrics;
+mod noted;
 pub mod partition;
 mod plane;
 mod request_body;
@@ -38,6 +41,7 @@ pub mod tls;
 mod upgrade;
 mod upstream;
 mod vigil;
+mod waiting;
 mod watch;
 mod websocket;
 

@@ -46,7 +46,7 @@ struct Source {
     /// What comes behind, read ahead: copied, because a frame holds on to all that was read from the client along with it.
     ahead: BytesMut,
     kept_bytes: usize,
-    trailers: Option<http::HeaderMap>,
+    trailers: Option<Box<http::HeaderMap>>,
     reading: Reading,
     /// Frames were handed out that are not kept.
     partial: bool,
@@ -157,7 +157,7 @@ impl RequestBody {
                         source.kept_bytes += data.len();
                         source.ahead.extend_from_slice(&data);
                     }
-                    Err(frame) => source.trailers = frame.into_trailers().ok(),
+                    Err(frame) => source.trailers = frame.into_trailers().ok().map(Box::new),
                 }
             }
         }
@@ -287,7 +287,7 @@ impl Body for Attempt {
         }
         if let (Some(trailers), false) = (&source.trailers, this.trailers_given) {
             this.trailers_given = true;
-            return Poll::Ready(Some(Ok(Frame::trailers(trailers.clone()))));
+            return Poll::Ready(Some(Ok(Frame::trailers((**trailers).clone()))));
         }
         match source.reading {
             Reading::Ended => return Poll::Ready(None),
@@ -318,7 +318,7 @@ impl Body for Attempt {
             }
             Err(frame) => {
                 if let Some(trailers) = frame.trailers_ref() {
-                    source.trailers = Some(trailers.clone());
+                    source.trailers = Some(Box::new(trailers.clone()));
                     this.trailers_given = true;
                 }
                 frame

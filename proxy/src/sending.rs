@@ -16,27 +16,37 @@ use crate::vigil::{Ended, Vigil};
 
 /// Why there is no answer.
 pub(crate) enum NoAnswer {
+    /// The connection had died while it was idle: nothing was sent.
+    Stale,
     Send(SendError),
     Ended(Ended),
 }
 
 /// An exchange until its answer begins. Dropped, because the client has gone, it goes on by itself.
 pub(crate) struct Sending<'request> {
-    under_way: Option<(InFlight, Flight)>,
+    under_way: Option<(InFlight, Box<Flight>)>,
+    /// The connection was made for this exchange.
+    made_for_this: bool,
     body: &'request RequestBody,
     vigil: Vigil,
     begun: Instant,
 }
 
 impl<'request> Sending<'request> {
-    pub(crate) fn new(exchange: InFlight, flight: Flight, body: &'request RequestBody) -> Self {
+    pub(crate) fn new(
+        exchange: InFlight,
+        made_for_this: bool,
+        flight: Box<Flight>,
+        body: &'request RequestBody,
+    ) -> Self {
         let watch = &flight.shared().watch;
-        Sending { vigil: Vigil::new(watch.clone()), begun: watch.now(), under_way: Some((exchange, flight)), body }
+        let (vigil, begun) = (Vigil::new(watch.clone()), watch.now());
+        Sending { under_way: Some((exchange, flight)), made_for_this, body, vigil, begun }
     }
 }
 
 impl Future for Sending<'_> {
-    type Output = (Result<Answer, NoAnswer>, Flight);
+    type Output = (Result<Answer, NoAnswer>, Box<Flight>);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -44,7 +54,9 @@ impl Future for Sending<'_> {
             return Poll::Pending;
         };
         let outcome = match exchange.poll_answer(context) {
-            Poll::Ready(answer) => answer.map_err(NoAnswer::Send),
+            Poll::Ready(Ok(answer)) => Ok(answer),
+            Poll::Ready(Err(SendError::NotSent(_))) if !this.made_for_this => Err(NoAnswer::Stale),
+            Poll::Ready(Err(error)) => Err(NoAnswer::Send(error)),
             Poll::Pending => {
                 let shared = flight.shared();
                 // The pod's time runs from when it last had what it needs: while the client still has to send, only

@@ -107,7 +107,9 @@ impl<W> Stash<W> {
     /// Adds a request at its place: behind those of its line that came before it, ahead of those that came after. So a
     /// newcomer goes to the end, and one that a pod has refused to where it was.
     pub fn insert(&mut self, place: Place, bytes: usize, waiter: W) {
-        let line = self.lines.entry(place.line).or_insert_with(|| Line { trying: 0, queue: VecDeque::new() });
+        // Most keys have one request waiting.
+        let line =
+            self.lines.entry(place.line).or_insert_with(|| Line { trying: 0, queue: VecDeque::with_capacity(1) });
         let index = line.queue.partition_point(|entry| entry.arrival < place.arrival);
         if index == 0
             && let Some(head) = line.queue.front()

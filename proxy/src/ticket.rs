@@ -308,8 +308,9 @@ impl Pass {
 }
 
 impl Drop for Pass {
+    #[inline]
     fn drop(&mut self) {
-        let Some(request) = self.request.take() else { return };
+        let Some(request) = &self.request else { return };
         if self.is_tried {
             request.table().done(request.partition, request.place());
         }

@@ -34,7 +34,7 @@ enum Cause {
 
 /// Joins the client's connection, once it has been told, with the pod's, of which `read` had been read; `to`: what they
 /// have switched to.
-pub(crate) fn join(client: OnUpgrade, pod: Stream, read: BytesMut, flight: Flight, to: Option<&HeaderValue>) {
+pub(crate) fn join(client: OnUpgrade, pod: Stream, read: BytesMut, flight: Box<Flight>, to: Option<&HeaderValue>) {
     let shared = flight.shared().clone();
     let (severed, idle, watch) = (flight.sever_token(), shared.idle_timeout, shared.watch.clone());
     let websocket = to.is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"));
@@ -91,7 +91,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
     }
 
     /// Closes a WebSocket towards both sides. The pod is done once it has closed too.
-    async fn close(self, cause: Cause, flight: Flight) {
+    async fn close(self, cause: Cause, flight: Box<Flight>) {
         let Tunnel { mut client, mut pod, mut up, mut down } = self;
         let (to_client, to_pod) = match cause {
             Cause::Severed => (SERVICE_RESTART, GOING_AWAY),

@@ -287,7 +287,7 @@ impl Seat {
                 None => return,
             },
         };
-        let peer = Peer { address: peer, secure: stream.is_secure() };
+        let peer = Rc::new(Peer { address: peer, secure: stream.is_secure() });
         let mut ahead = BytesMut::new();
         let recognised = match stream.agreed_on_http2() {
             Some(is_http2) => Ok(Some(is_http2)),
@@ -306,13 +306,14 @@ impl Seat {
         let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone());
         client.http2.set(is_http2);
         if is_http2 {
-            self.serve_http2(io, client, peer, forward).await;
+            // In a box, as a connection by HTTP/1.1 would have room for it otherwise.
+            Box::pin(self.serve_http2(io, client, peer, forward)).await;
         } else {
             self.serve_http1(io, client, peer, forward).await;
         }
     }
 
-    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Peer, forward: Forward) {
+    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<Peer>, forward: Forward) {
         let mut connection = http1::Builder::new()
             .header_read_timeout(None)
             .max_header_size(self.clients.terms.max_header_bytes)
@@ -344,7 +345,7 @@ impl Seat {
         }
     }
 
-    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Peer, forward: Forward) {
+    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<Peer>, forward: Forward) {
         let mut connection = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
             .max_concurrent_streams(STREAMS)
@@ -377,7 +378,7 @@ impl Seat {
 
 fn service(
     client: &Rc<Client>,
-    peer: Peer,
+    peer: Rc<Peer>,
     forward: Forward,
 ) -> impl Service<Request<Incoming>, Response = Response<Served>, Error = ClientGone, Future: 'static> + use<> {
     let client = client.clone();

@@ -28,6 +28,7 @@ use crate::headers::{
     continued, passes_to_pod, takes_trailers, via,
 };
 use crate::local::LocalExecutor;
+use crate::noted::Noted;
 use crate::request_body::Attempt;
 use crate::tls::Stream;
 
@@ -99,6 +100,18 @@ impl Drop for Lease {
 }
 
 impl Sessions {
+    /// A place on a connection that is open.
+    pub(super) fn open(&self) -> Option<Lease> {
+        let mut open = self.open.borrow_mut();
+        open.retain(|session| !session.sender.is_closed());
+        open.iter().rev().find(|session| session.load.get() < STREAMS).map(|session| Lease::of(session, false))
+    }
+
+    /// Whether the pod has chosen HTTP/1.1.
+    pub(super) fn is_declined(&self) -> bool {
+        self.declined.get()
+    }
+
     /// A place on an open connection, or on a new one. One connection is made at a time; those who wait for it share its
     /// fate.
     pub(super) async fn lease(
@@ -110,12 +123,8 @@ impl Sessions {
             if self.declined.get() {
                 return Ok(Leased::Declined(None));
             }
-            if !fresh_only {
-                let mut open = self.open.borrow_mut();
-                open.retain(|session| !session.sender.is_closed());
-                if let Some(session) = open.iter().rev().find(|session| session.load.get() < STREAMS) {
-                    return Ok(Leased::Lease(Lease::of(session, false)));
-                }
+            if !fresh_only && let Some(lease) = self.open() {
+                return Ok(Leased::Lease(lease));
             }
             if self.connecting.get() {
                 let failures = self.failures.get();
@@ -213,12 +222,12 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub(super) fn new(mut lease: Lease, head: &Parts, stamps: &Stamps<'_>, attempt: Attempt) -> Self {
+    pub(super) fn new(mut lease: Lease, head: &Parts, noted: Noted, stamps: &Stamps<'_>, attempt: Attempt) -> Self {
         let mut request = Request::new(attempt);
         *request.method_mut() = head.method.clone();
         *request.version_mut() = Version::HTTP_2;
         *request.uri_mut() = target(head, lease.session.secure);
-        *request.headers_mut() = pod_headers(head, stamps);
+        *request.headers_mut() = pod_headers(head, noted, stamps);
         let sending = Box::pin(lease.session.sender.try_send_request(request));
         Exchange { sending, lease: Some(lease) }
     }
@@ -269,9 +278,9 @@ fn target(head: &Parts, secure: bool) -> Uri {
     Uri::from_parts(parts).unwrap_or_default()
 }
 
-fn pod_headers(head: &Parts, stamps: &Stamps<'_>) -> HeaderMap {
+fn pod_headers(head: &Parts, noted: Noted, stamps: &Stamps<'_>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(head.headers.len() + 8);
-    let declared = Declared::of(&head.headers);
+    let declared = Declared::of(&head.headers, noted);
     for (name, value) in &head.headers {
         if *name != CONTENT_LENGTH && passes_to_pod(name, &declared) {
             headers.append(name, value.clone());
@@ -279,15 +288,15 @@ fn pod_headers(head: &Parts, stamps: &Stamps<'_>) -> HeaderMap {
     }
     headers.insert(SEGUE_PARTITION, HeaderValue::from(stamps.partition));
     headers.insert(SEGUE_EPOCH, HeaderValue::from(stamps.epoch));
-    headers.insert(SEGUE_ROUTER, stamps.router.clone());
-    headers.insert(SEGUE_KEYSPACE, stamps.keyspace.clone());
+    headers.insert(SEGUE_ROUTER, stamps.identity.router.clone());
+    headers.insert(SEGUE_KEYSPACE, stamps.identity.keyspace.clone());
     if let Some(left) = stamps.grpc_timeout {
         headers.insert(GRPC_TIMEOUT, left.clone());
     }
     headers.insert(X_FORWARDED_FOR, list(head, &X_FORWARDED_FOR, stamps.peer));
     headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(stamps.scheme));
     headers.insert(VIA, list(head, &VIA, &HeaderValue::from_static(via(head.version))));
-    if takes_trailers(&head.headers) {
+    if noted.te && takes_trailers(&head.headers) {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
     headers

@@ -25,7 +25,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::headers::{Stamps, clean_trailers};
+use crate::headers::{Stamps, clean_answer, clean_trailers};
+use crate::noted::Noted;
 use crate::request_body::Attempt;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::table::Pod;
@@ -126,26 +127,31 @@ impl Upstream {
     pub(crate) async fn line(&self, pod: &Arc<Pod>, http2: bool, fresh: bool) -> io::Result<Line> {
         let lines = self.lines(pod.slot);
         self.spoken[usize::from(http2)].set(true);
+        if !fresh && let Some(line) = lines.open(http2) {
+            return Ok(line);
+        }
+        // In a box, as every request would have room for it otherwise.
+        Box::pin(self.new_line(pod, lines, http2, fresh)).await
+    }
+
+    async fn new_line(&self, pod: &Pod, lines: Rc<Lines>, http2: bool, fresh: bool) -> io::Result<Line> {
         if http2 {
             match lines.sessions.lease(async || self.offer_http2(pod, &lines).await, fresh).await? {
                 Leased::Lease(lease) => return Ok(Line::Http2(lease)),
                 Leased::Declined(Some(stream)) => {
-                    let (connection, pool) = (Connection::new(stream, self.watch.now()), lines.pool.clone());
-                    return Ok(Line::Http1 { connection, pool, fresh: true });
+                    return Ok(lines.http1(Connection::new(stream, self.watch.now()), true));
                 }
-                Leased::Declined(None) => {}
+                Leased::Declined(None) if fresh => {}
+                Leased::Declined(None) => {
+                    // Only now is it known that one of these may do.
+                    if let Some(connection) = lines.pool.take() {
+                        return Ok(lines.http1(connection, false));
+                    }
+                }
             }
         }
-        let pool = lines.pool.clone();
-        let idle = if fresh { None } else { pool.take() };
-        let (connection, fresh) = match idle {
-            Some(connection) => (connection, false),
-            None => {
-                let stream = self.connect(pod, &lines, Offer::Http1).await?;
-                (Connection::new(stream, self.watch.now()), true)
-            }
-        };
-        Ok(Line::Http1 { connection, pool, fresh })
+        let stream = self.connect(pod, &lines, Offer::Http1).await?;
+        Ok(lines.http1(Connection::new(stream, self.watch.now()), true))
     }
 
     /// Has a connection to the pod made if there is none, for each version of HTTP that is in use here.
@@ -244,6 +250,19 @@ impl Upstream {
 }
 
 impl Lines {
+    /// A connection that is open.
+    fn open(&self, http2: bool) -> Option<Line> {
+        if http2 && !self.sessions.is_declined() {
+            self.sessions.open().map(Line::Http2)
+        } else {
+            self.pool.take().map(|connection| self.http1(connection, false))
+        }
+    }
+
+    fn http1(&self, connection: Connection, fresh: bool) -> Line {
+        Line::Http1 { connection, pool: self.pool.clone(), fresh }
+    }
+
     fn may_connect(&self) -> io::Result<()> {
         let mut back_off = self.back_off.get();
         let may = back_off.may_try(Instant::now(), rand::random());
@@ -270,12 +289,19 @@ impl Line {
     }
 
     /// Begins to send a request.
-    pub(crate) fn begin(self, head: &Parts, stamps: &Stamps<'_>, attempt: Attempt, upgrade: bool) -> InFlight {
+    pub(crate) fn begin(
+        self,
+        head: &Parts,
+        noted: Noted,
+        stamps: &Stamps<'_>,
+        attempt: Attempt,
+        upgrade: bool,
+    ) -> InFlight {
         match self {
             Line::Http1 { connection, pool, .. } => {
-                InFlight::Http1(http1::Exchange::new(connection, pool, head, stamps, attempt, upgrade))
+                InFlight::Http1(http1::Exchange::new(connection, pool, head, noted, stamps, attempt, upgrade))
             }
-            Line::Http2(lease) => InFlight::Http2(http2::Exchange::new(lease, head, stamps, attempt)),
+            Line::Http2(lease) => InFlight::Http2(http2::Exchange::new(lease, head, noted, stamps, attempt)),
         }
     }
 }
@@ -306,6 +332,7 @@ impl InFlight {
                 let (mut parts, incoming) = response.into_parts();
                 // The client's connection decides about the version.
                 parts.version = Version::HTTP_11;
+                clean_answer(&mut parts.headers);
                 Answer::Response(Response::from_parts(parts, AnswerStream::Http2(incoming, lease)))
             }),
         })

@@ -5,7 +5,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::head::AnswerFraming;
+use super::answer_head::AnswerFraming;
 
 /// Longest line of a chunk's size with its extensions, and longest block of trailers.
 const MAX_CHUNK_LINE: usize = 16 << 10;

@@ -6,8 +6,8 @@
 use bytes::BytesMut;
 use http::{HeaderMap, Method};
 
+use super::answer_head::parse_answer;
 use super::decoder::{Decoded, Decoder};
-use super::head::parse_answer;
 
 /// An answer whose head was accepted.
 #[derive(Debug, PartialEq, Eq)]

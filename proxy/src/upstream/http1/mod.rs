@@ -7,11 +7,12 @@
 //! [`SendError::NotSent`] is said only if nothing was written.
 //! Elsewhere: which connection ([`upstream`](super)), how long it may take ([`forward`](crate::forward)).
 
+mod answer_head;
 mod decoder;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
-mod head;
 mod reader;
+mod request_head;
 mod upload;
 
 use std::future::Future;
@@ -26,14 +27,16 @@ use http::{Method, StatusCode};
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, Sleep};
 
-pub(crate) use head::AnswerHead;
-use head::{Framing, encode_request, parse_answer};
+pub(crate) use answer_head::AnswerHead;
+use answer_head::parse_answer;
 pub(crate) use reader::Reader;
+use request_head::{Framing, encode_request};
 use upload::{Upload, UploadError};
 
 use super::pool::Pool;
 use super::{Broken, SendError};
 use crate::headers::Stamps;
+use crate::noted::Noted;
 use crate::request_body::Attempt;
 use crate::tls::{self, Stream, WriteHalf};
 
@@ -76,7 +79,8 @@ pub(crate) enum Answer {
 pub(crate) struct Exchange {
     /// `None` once over.
     live: Option<Live>,
-    method: Method,
+    /// The request is a HEAD.
+    to_head: bool,
     pool: Rc<Pool>,
     upgrade: bool,
     /// Runs while the pod has not said that it wants the body.
@@ -106,6 +110,7 @@ impl Exchange {
         connection: Connection,
         pool: Rc<Pool>,
         head: &Parts,
+        noted: Noted,
         stamps: &Stamps<'_>,
         attempt: Attempt,
         upgrade: bool,
@@ -117,7 +122,7 @@ impl Exchange {
         };
         let mut write = connection.write;
         write.clear();
-        encode_request(&mut write, head, stamps, framing, upgrade);
+        encode_request(&mut write, head, noted, stamps, framing, upgrade);
         let mut upload = Upload::new(write, attempt, framing);
         let expects = framing != Framing::None
             && head
@@ -133,7 +138,7 @@ impl Exchange {
                 upload,
                 progress: Progress::Sending,
             }),
-            method: head.method.clone(),
+            to_head: head.method == Method::HEAD,
             pool,
             upgrade,
             continue_timer: expects.then(|| Box::pin(tokio::time::sleep(CONTINUE_WAIT))),
@@ -155,7 +160,7 @@ impl Exchange {
             if let Err(error) = live.send(context) {
                 break Err(error);
             }
-            match live.poll_head(context, &self.method) {
+            match live.poll_head(context, self.to_head) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(error)) => break Err(SendError::Failed(error)),
                 Poll::Ready(Ok(head)) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
@@ -212,10 +217,10 @@ impl Live {
         if self.stream.is_secure() { self.stream.handed_over() > self.begun_at } else { self.upload.written > 0 }
     }
 
-    fn poll_head(&mut self, context: &mut Context<'_>, method: &Method) -> Poll<Result<AnswerHead, Broken>> {
+    fn poll_head(&mut self, context: &mut Context<'_>, to_head: bool) -> Poll<Result<AnswerHead, Broken>> {
         loop {
             if !self.read.is_empty() {
-                match parse_answer(&mut self.read, method) {
+                match parse_answer(&mut self.read, to_head) {
                     Ok(Some(head)) => return Poll::Ready(Ok(head)),
                     Ok(None) => {}
                     Err(_) => return Poll::Ready(Err(Broken::Garbled)),

@@ -12,8 +12,8 @@ use bytes::{Bytes, BytesMut};
 use http_body::Frame;
 use tokio::io::AsyncRead;
 
+use super::answer_head::AnswerHead;
 use super::decoder::{Decoded, Decoder};
-use super::head::AnswerHead;
 use super::{Connection, READ_BYTES};
 use crate::tls::{ReadHalf, Stream};
 use crate::upstream::Broken;

@@ -12,7 +12,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame};
 use tokio::io::AsyncWrite;
 
-use super::head::Framing;
+use super::request_head::Framing;
 use crate::request_body::Attempt;
 
 /// Frames up to this size are copied behind what is written already; above, the copy costs more than a second slice.

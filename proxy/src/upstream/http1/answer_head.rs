@@ -1,0 +1,316 @@
+//! The head of an HTTP/1.1 answer, from bytes.
+//!
+//! Pure. Each line is looked at once, as it is read: what is about the connection, or frames the body, is understood and
+//! left out there and then.
+//! What must stay true: an answer whose length can be read in two ways is refused; nothing that is about the connection
+//! goes on to the client.
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::{StatusCode, Version};
+
+use crate::headers::{is_hop_by_hop, options};
+use crate::respond::SEGUE_REASON;
+
+/// Most headers of an answer.
+const MAX_HEADERS: usize = 128;
+/// Largest head of an answer. Generous: pods are trusted more than clients, but not without bound.
+pub(crate) const MAX_HEAD_BYTES: usize = 256 << 10;
+
+/// How the body of an answer is delimited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AnswerFraming {
+    Length(u64),
+    Chunked,
+    UntilClose,
+}
+
+/// The head of an answer.
+#[derive(Debug)]
+pub(crate) struct AnswerHead {
+    pub(crate) status: StatusCode,
+    /// What goes on to the client; of what was about the connection only `Upgrade`, if it switches protocols.
+    pub(crate) headers: HeaderMap,
+    pub(crate) framing: AnswerFraming,
+    /// The connection may serve another request after this one.
+    pub(crate) keep_alive: bool,
+    pub(crate) reason: Option<Bytes>,
+}
+
+/// Why bytes are no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum HeadError {
+    #[error("the pod's answer is not HTTP/1")]
+    Syntax,
+    #[error("the head of the pod's answer is too large")]
+    TooLarge,
+    #[error("the pod's answer has no definite length")]
+    Length,
+    #[error("the pod's answer has a transfer coding other than chunked")]
+    Coding,
+}
+
+/// Takes the head of an answer off the front of `buffer`. `Ok(None)`: it has not all arrived. Informational answers come
+/// back like any other. `to_head`: the request was a HEAD.
+pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Option<AnswerHead>, HeadError> {
+    let mut slots = [const { std::mem::MaybeUninit::uninit() }; MAX_HEADERS];
+    let mut places = [(0u32, 0u32, 0u32, 0u32); MAX_HEADERS];
+    let mut answer = httparse::Response::new(&mut []);
+    let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut answer, buffer, &mut slots);
+    let length = match parsed {
+        Ok(httparse::Status::Complete(length)) if length <= MAX_HEAD_BYTES => length,
+        // Also where it came in one piece: what a bound refuses must not depend on how bytes arrive.
+        Ok(httparse::Status::Complete(_)) => return Err(HeadError::TooLarge),
+        Ok(httparse::Status::Partial) if buffer.len() > MAX_HEAD_BYTES => return Err(HeadError::TooLarge),
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(httparse::Error::TooManyHeaders) => return Err(HeadError::TooLarge),
+        Err(_) => return Err(HeadError::Syntax),
+    };
+    let version = match answer.version {
+        Some(0) => Version::HTTP_10,
+        _ => Version::HTTP_11,
+    };
+    let status = StatusCode::from_u16(answer.code.unwrap_or_default()).map_err(|_| HeadError::Syntax)?;
+    let reason = answer.reason.unwrap_or_default();
+    let reason = (!reason.is_empty() && status.canonical_reason() != Some(reason))
+        .then(|| Bytes::copy_from_slice(reason.as_bytes()));
+    let base = buffer.as_ptr() as usize;
+    let count = answer.headers.len();
+    for (place, header) in places.iter_mut().zip(answer.headers.iter()) {
+        let name = header.name.as_ptr() as usize - base;
+        let value = header.value.as_ptr() as usize - base;
+        *place = (name as u32, (name + header.name.len()) as u32, value as u32, (value + header.value.len()) as u32);
+    }
+    let bytes = buffer.split_to(length).freeze();
+    let mut headers = HeaderMap::with_capacity(count);
+    let mut said = Said::default();
+    for (name_start, name_end, value_start, value_end) in &places[..count] {
+        let name = &bytes[*name_start as usize..*name_end as usize];
+        let name = HeaderName::from_bytes(name).map_err(|_| HeadError::Syntax)?;
+        let value = bytes.slice(*value_start as usize..*value_end as usize);
+        let value = HeaderValue::from_maybe_shared(value).map_err(|_| HeadError::Syntax)?;
+        if said.passes(version, status, &name, &value)? {
+            headers.append(name, value);
+        }
+    }
+    said.clean(&mut headers);
+    let (framing, trusted) = said.framing(&mut headers, status, to_head);
+    let keep_alive = trusted && framing != AnswerFraming::UntilClose && said.keeps_alive(version);
+    Ok(Some(AnswerHead { status, headers, framing, keep_alive, reason }))
+}
+
+/// What the lines of an answer say about its connection and its length.
+#[derive(Default)]
+struct Said {
+    close: bool,
+    keep_alive: bool,
+    /// Further lines that are about the connection.
+    declared: Vec<HeaderName>,
+    chunked: bool,
+    length: Option<u64>,
+    /// How many lines have said it.
+    lengths: usize,
+}
+
+impl Said {
+    /// Takes a line in; whether it goes on to the client.
+    fn passes(
+        &mut self,
+        version: Version,
+        status: StatusCode,
+        name: &HeaderName,
+        value: &HeaderValue,
+    ) -> Result<bool, HeadError> {
+        if *name == CONTENT_LENGTH {
+            let length = length(value)?;
+            if self.length.is_some_and(|earlier| earlier != length) {
+                return Err(HeadError::Length);
+            }
+            self.length = Some(length);
+            self.lengths += 1;
+            return Ok(self.lengths == 1);
+        }
+        if *name == TRANSFER_ENCODING {
+            // Any other coding is refused: pods were not told that one is understood here, and without its header the
+            // client would take the coded bytes for the content. HTTP/1.0 has none, so who sent one there meant something
+            // else or nothing.
+            let plain = version == Version::HTTP_11 && value.as_bytes().eq_ignore_ascii_case(b"chunked");
+            if !plain || self.chunked {
+                return Err(HeadError::Coding);
+            }
+            self.chunked = true;
+        } else if *name == CONNECTION {
+            options(value).for_each(|option| self.option(option));
+        }
+        let switches = status == StatusCode::SWITCHING_PROTOCOLS && *name == UPGRADE;
+        Ok(switches || !(is_hop_by_hop(name) || *name == SEGUE_REASON))
+    }
+
+    fn option(&mut self, option: &[u8]) {
+        if option.eq_ignore_ascii_case(b"keep-alive") {
+            self.keep_alive = true;
+        } else if option.eq_ignore_ascii_case(b"close") {
+            self.close = true;
+        } else if let Ok(name) = HeaderName::from_bytes(option)
+            && !is_hop_by_hop(&name)
+        {
+            self.declared.push(name);
+        }
+    }
+
+    /// What could not be seen line by line.
+    fn clean(&self, headers: &mut HeaderMap) {
+        if let (Some(length), true) = (self.length, self.lengths > 1) {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        for name in &self.declared {
+            headers.remove(name);
+        }
+    }
+
+    /// How long the answer's body is, and whether one can go on trusting the connection.
+    fn framing(&self, headers: &mut HeaderMap, status: StatusCode, to_head: bool) -> (AnswerFraming, bool) {
+        // In the answer to a HEAD, and in a 304, both are those of what is not sent.
+        if to_head {
+            return (AnswerFraming::Length(0), true);
+        }
+        if status == StatusCode::NOT_MODIFIED {
+            // hyper's server would drop it as well.
+            headers.remove(CONTENT_LENGTH);
+            return (AnswerFraming::Length(0), true);
+        }
+        if status.is_informational() || status == StatusCode::NO_CONTENT {
+            headers.remove(CONTENT_LENGTH);
+            // A pod that declares a body here may well send it.
+            return (AnswerFraming::Length(0), !self.chunked && self.length.unwrap_or(0) == 0);
+        }
+        if self.chunked {
+            // Both at once: the coding counts, the length is a lie, and what follows on this connection may be one too.
+            headers.remove(CONTENT_LENGTH);
+            return (AnswerFraming::Chunked, self.length.is_none());
+        }
+        (self.length.map_or(AnswerFraming::UntilClose, AnswerFraming::Length), true)
+    }
+
+    fn keeps_alive(&self, version: Version) -> bool {
+        !self.close && (self.keep_alive || version != Version::HTTP_10)
+    }
+}
+
+fn length(value: &HeaderValue) -> Result<u64, HeadError> {
+    let text = value.to_str().ok().filter(|text| !text.is_empty() && !text.starts_with('+'));
+    text.and_then(|text| text.parse().ok()).ok_or(HeadError::Length)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use http::Method;
+
+    use super::*;
+
+    fn answer(text: &str, method: Method) -> Result<Option<AnswerHead>, HeadError> {
+        parse_answer(&mut BytesMut::from(text), method == Method::HEAD)
+    }
+
+    fn framing(text: &str) -> (AnswerFraming, bool) {
+        let head = answer(text, Method::GET).unwrap().unwrap();
+        (head.framing, head.keep_alive)
+    }
+
+    #[test]
+    fn the_framing_of_an_answer_is_what_the_standard_says() {
+        use AnswerFraming::*;
+        assert_eq!(framing("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"), (Length(5), true));
+        assert_eq!(framing("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nconnection: Close\r\n\r\n"), (Length(5), false));
+        assert_eq!(framing("HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n"), (Chunked, true));
+        assert_eq!(framing("HTTP/1.1 200 OK\r\n\r\n"), (UntilClose, false));
+        assert_eq!(framing("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n"), (Length(0), true));
+        assert_eq!(framing("HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"), (Length(0), true));
+        assert_eq!(framing("HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n"), (Length(0), false));
+        assert_eq!(
+            framing("HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n"),
+            (Length(0), true)
+        );
+        let head = answer("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", Method::HEAD).unwrap().unwrap();
+        assert_eq!((head.framing, &head.headers[CONTENT_LENGTH]), (Length(0), &HeaderValue::from(5)));
+    }
+
+    #[test]
+    fn an_answer_with_a_length_and_a_coding_ends_its_connection() {
+        let text = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n";
+        assert_eq!(framing(text), (AnswerFraming::Chunked, false));
+        assert!(!answer(text, Method::GET).unwrap().unwrap().headers.contains_key(CONTENT_LENGTH));
+    }
+
+    #[test]
+    fn an_answer_that_has_no_body_and_declares_one_ends_its_connection() {
+        for field in ["content-length: 5", "transfer-encoding: chunked"] {
+            let text = format!("HTTP/1.1 204 No Content\r\n{field}\r\n\r\n");
+            assert_eq!(framing(&text), (AnswerFraming::Length(0), false));
+        }
+    }
+
+    #[test]
+    fn a_coding_that_the_client_would_not_be_told_of_is_refused() {
+        for coding in ["gzip, chunked", "gzip", "chunked, chunked", "identity", "xchunked", "chunked;q=1", ""] {
+            let text = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: {coding}\r\n\r\n");
+            assert_eq!(answer(&text, Method::GET).unwrap_err(), HeadError::Coding, "{coding:?}");
+        }
+        let twice = "HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n";
+        assert_eq!(answer(twice, Method::GET).unwrap_err(), HeadError::Coding);
+        let old = "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n";
+        assert_eq!(answer(old, Method::GET).unwrap_err(), HeadError::Coding);
+    }
+
+    #[test]
+    fn an_answer_with_contradicting_lengths_is_refused() {
+        for lengths in ["content-length: 5\r\ncontent-length: 6", "content-length: 5, 5", "content-length: +5"] {
+            let text = format!("HTTP/1.1 200 OK\r\n{lengths}\r\n\r\n");
+            assert_eq!(answer(&text, Method::GET).unwrap_err(), HeadError::Length);
+            // Nothing follows the answer to a HEAD, but its client would get the contradiction.
+            assert_eq!(answer(&text, Method::HEAD).unwrap_err(), HeadError::Length);
+        }
+    }
+
+    #[test]
+    fn what_is_about_the_connection_is_not_taken_in() {
+        let text = "x-hop: 1\r\nconnection: keep-alive, X-Hop\r\nkeep-alive: timeout=5\r\nte: trailers\r\n\
+                    upgrade: h2c\r\nproxy-authenticate: Basic\r\nsegue-reason: fenced\r\ncontent-length: 0\r\nx-end: 1";
+        let names = |status: &str| {
+            let head = answer(&format!("HTTP/1.1 {status}\r\n{text}\r\n\r\n"), Method::GET).unwrap().unwrap();
+            head.headers.keys().map(HeaderName::to_string).collect::<BTreeSet<_>>()
+        };
+        let names_of = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        assert_eq!(names("200 OK"), names_of(&["content-length", "x-end"]));
+        // What it has switched to its client has to know.
+        assert_eq!(names("101 Switching Protocols"), names_of(&["upgrade", "x-end"]));
+    }
+
+    #[test]
+    fn a_length_that_is_said_twice_goes_on_once() {
+        let text = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 05\r\n\r\n";
+        let head = answer(text, Method::GET).unwrap().unwrap();
+        assert_eq!(head.headers.get_all(CONTENT_LENGTH).iter().collect::<Vec<_>>(), [&HeaderValue::from(5)]);
+    }
+
+    #[test]
+    fn a_partial_head_is_left_where_it_is() {
+        let mut buffer = BytesMut::from("HTTP/1.1 200 OK\r\ncontent-len");
+        assert!(parse_answer(&mut buffer, false).unwrap().is_none());
+        assert_eq!(buffer.len(), 28);
+        buffer.extend_from_slice(b"gth: 2\r\n\r\nhi");
+        assert!(parse_answer(&mut buffer, false).unwrap().is_some());
+        assert_eq!(&buffer[..], b"hi");
+    }
+
+    #[test]
+    fn a_head_without_end_is_refused_at_its_bound() {
+        let mut buffer = BytesMut::from("HTTP/1.1 200 OK\r\nx: ");
+        buffer.resize(MAX_HEAD_BYTES + 1, b'x');
+        assert_eq!(parse_answer(&mut buffer, false).unwrap_err(), HeadError::TooLarge);
+        buffer.extend_from_slice(b"\r\n\r\n");
+        assert_eq!(parse_answer(&mut buffer, false).unwrap_err(), HeadError::TooLarge, "in one piece");
+    }
+}

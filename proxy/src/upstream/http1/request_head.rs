@@ -1,0 +1,175 @@
+//! The head of an HTTP/1.1 request, as bytes.
+//!
+//! Pure. The request's own head is read in place, so it costs no copy and is still there for another attempt.
+//! What must stay true: the framing that is written is the framing of the body that follows.
+
+use bytes::{BufMut, BytesMut};
+use http::Method;
+use http::header::{CONTENT_LENGTH, HOST, HeaderName, UPGRADE, VIA};
+use http::request::Parts;
+
+use crate::deadline::GRPC_TIMEOUT;
+use crate::headers::{
+    Declared, Stamps, X_FORWARDED_FOR, X_FORWARDED_PROTO, continued, passes_to_pod, takes_trailers, via,
+};
+use crate::noted::Noted;
+
+/// How the body of a request is delimited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Framing {
+    None,
+    Length(u64),
+    Chunked,
+}
+
+/// Writes the head of a request; `upgrade`: it asks for another protocol.
+pub(crate) fn encode_request(
+    out: &mut BytesMut,
+    head: &Parts,
+    noted: Noted,
+    stamps: &Stamps<'_>,
+    framing: Framing,
+    upgrade: bool,
+) {
+    let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+    out.reserve(256 + path.len() + 64 * head.headers.len());
+    out.put_slice(head.method.as_str().as_bytes());
+    out.put_u8(b' ');
+    // What asks about the host as a whole is written as `*`, which the URI has as its path.
+    out.put_slice(path.as_bytes());
+    out.put_slice(b" HTTP/1.1\r\n");
+    let host = match head.uri.authority() {
+        Some(authority) => {
+            let host = authority.as_str();
+            host.rsplit_once('@').map_or(host, |(_, host)| host).as_bytes()
+        }
+        // Nearly always among the first, where going along costs less than looking it up.
+        None => head.headers.iter().find(|(name, _)| **name == HOST).map_or(&b""[..], |(_, value)| value.as_bytes()),
+    };
+    line(out, b"host", &[host]);
+    let declared = Declared::of(&head.headers, noted);
+    let mut proto = false;
+    let mut length = false;
+    for (name, value) in &head.headers {
+        if *name == CONTENT_LENGTH {
+            length = true;
+        } else if *name == GRPC_TIMEOUT && stamps.grpc_timeout.is_some() {
+            // Said below.
+        } else if passes_to_pod(name, &declared) {
+            proto |= *name == X_FORWARDED_PROTO;
+            line(out, name.as_str().as_bytes(), &[value.as_bytes()]);
+        }
+    }
+    let mut digits = itoa::Buffer::new();
+    line(out, b"segue-partition", &[digits.format(stamps.partition).as_bytes()]);
+    line(out, b"segue-epoch", &[digits.format(stamps.epoch).as_bytes()]);
+    out.extend_from_slice(&stamps.identity.lines);
+    if let Some(left) = stamps.grpc_timeout {
+        line(out, b"grpc-timeout", &[left.as_bytes()]);
+    }
+    list(out, head, noted.x_forwarded_for, &X_FORWARDED_FOR, stamps.peer.as_bytes());
+    if !proto {
+        line(out, b"x-forwarded-proto", &[stamps.scheme.as_bytes()]);
+    }
+    list(out, head, noted.via, &VIA, via(head.version).as_bytes());
+    if noted.te && takes_trailers(&head.headers) {
+        line(out, b"te", &[b"trailers"]);
+        if !upgrade {
+            line(out, b"connection", &[b"te"]);
+        }
+    }
+    if upgrade {
+        line(out, b"connection", &[b"upgrade"]);
+        for value in head.headers.get_all(UPGRADE) {
+            line(out, b"upgrade", &[value.as_bytes()]);
+        }
+    }
+    match framing {
+        Framing::Length(bytes) => line(out, b"content-length", &[digits.format(bytes).as_bytes()]),
+        Framing::Chunked => line(out, b"transfer-encoding", &[b"chunked"]),
+        Framing::None if length || [Method::POST, Method::PUT, Method::PATCH].contains(&head.method) => {
+            line(out, b"content-length", &[b"0"]);
+        }
+        Framing::None => {}
+    }
+    out.put_slice(b"\r\n");
+}
+
+fn line(out: &mut BytesMut, name: &[u8], value: &[&[u8]]) {
+    out.extend_from_slice(name);
+    out.extend_from_slice(b": ");
+    for part in value {
+        out.extend_from_slice(part);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Continues a list; `begun`: the head has a line of it.
+fn list(out: &mut BytesMut, head: &Parts, begun: bool, name: &HeaderName, last: &[u8]) {
+    out.extend_from_slice(name.as_str().as_bytes());
+    out.extend_from_slice(b": ");
+    if begun {
+        continued(&head.headers, name).for_each(|part| out.extend_from_slice(part));
+    }
+    out.extend_from_slice(last);
+    out.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+    use crate::headers::Identity;
+
+    fn encoded(request: http::request::Builder, framing: Framing, upgrade: bool) -> String {
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
+        let peer = HeaderValue::from_static("10.0.0.9");
+        let stamps =
+            Stamps { partition: 7, epoch: 3, identity: &identity, peer: &peer, grpc_timeout: None, scheme: "http" };
+        let mut out = BytesMut::new();
+        encode_request(&mut out, &head, Noted::of(&head.headers), &stamps, framing, upgrade);
+        String::from_utf8(out.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_request_is_stamped_and_keeps_its_host() {
+        let request = http::Request::get("/a?b=1")
+            .header("host", "example.org")
+            .header("segue-epoch", "99")
+            .header("x-forwarded-for", "1.2.3.4")
+            .header("te", "trailers, gzip");
+        assert_eq!(
+            encoded(request, Framing::None, false),
+            "GET /a?b=1 HTTP/1.1\r\nhost: example.org\r\nsegue-partition: 7\r\nsegue-epoch: 3\r\nsegue-router: r0\r\n\
+             segue-keyspace: default\r\nx-forwarded-for: 1.2.3.4, 10.0.0.9\r\nx-forwarded-proto: http\r\n\
+             via: 1.1 segue\r\nte: trailers\r\nconnection: te\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn the_host_of_an_absolute_target_counts() {
+        let text =
+            encoded(http::Request::get("http://user@example.org:81/a").header("host", "other"), Framing::None, false);
+        assert!(text.starts_with("GET /a HTTP/1.1\r\nhost: example.org:81\r\n"), "{text}");
+        assert!(!text.contains("other"));
+    }
+
+    #[test]
+    fn the_length_written_is_that_of_the_body_not_that_of_the_header() {
+        let request = || http::Request::post("/").header("content-length", "5").header("transfer-encoding", "x");
+        assert!(encoded(request(), Framing::Chunked, false).contains("transfer-encoding: chunked\r\n"));
+        assert!(!encoded(request(), Framing::Chunked, false).contains("content-length"));
+        assert!(encoded(request(), Framing::Length(6), false).contains("content-length: 6\r\n"));
+        assert!(encoded(http::Request::post("/"), Framing::None, false).contains("content-length: 0\r\n"));
+        assert!(!encoded(http::Request::get("/"), Framing::None, false).contains("content-length"));
+    }
+
+    #[test]
+    fn an_upgrade_is_asked_for_anew() {
+        let request = http::Request::get("/").header("connection", "upgrade").header("upgrade", "websocket");
+        let text = encoded(request, Framing::None, true);
+        assert!(text.contains("connection: upgrade\r\nupgrade: websocket\r\n"), "{text}");
+    }
+}
