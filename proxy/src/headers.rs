@@ -344,4 +344,11 @@ mod tests {
         assert!(says(&[("segue-misdirected", "1")]));
         assert!(!says(&[("segue-misdirected", "0")]));
     }
+
+    #[test]
+    fn the_mark_does_not_go_on() {
+        let mut headers = map(&[("segue-misdirected", "0"), ("x-end", "1")]);
+        assert!(!take_misdirected(StatusCode::OK, &mut headers));
+        assert_eq!(headers, map(&[("x-end", "1")]));
+    }
 }

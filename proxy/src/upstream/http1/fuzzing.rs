@@ -53,7 +53,7 @@ pub fn read_answer(pieces: &[&[u8]], method: &Method) -> Result<Answer, NoAnswer
     let mut pieces = pieces.iter();
     let mut buffer = BytesMut::new();
     let head = loop {
-        match parse_answer(&mut buffer, method) {
+        match parse_answer(&mut buffer, *method == Method::HEAD) {
             Ok(Some(head)) if head.status.is_informational() && head.status.as_u16() != 101 => {}
             Ok(Some(head)) => break head,
             Ok(None) => buffer.extend_from_slice(pieces.next().ok_or(NoAnswer::Unfinished)?),
