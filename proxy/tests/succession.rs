@@ -72,6 +72,26 @@ async fn who_is_being_answered_is_told_with_that_answer() {
 }
 
 #[tokio::test]
+async fn a_stream_of_http2_is_answered_after_its_client_was_told_to_go() {
+    let mut world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let http2 = Arc::new(Http2::connect(world.address).await);
+    let asked = http2.clone();
+    let answer = tokio::spawn(async move {
+        let request = asked.request("GET", "/").body(empty()).unwrap();
+        asked.ask(request).await
+    });
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    let left = tokio::spawn(world.server.take().unwrap().hand_over(Instant::now() + PATIENCE));
+    until(|| std::net::TcpStream::connect(world.address).is_err(), "the server to leave").await;
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    assert_eq!(soon(answer).await.unwrap().text(), "ok");
+    soon(left).await.unwrap();
+}
+
+#[tokio::test]
 async fn who_asks_nothing_more_is_waited_for_until_the_deadline() {
     let mut world = World::new();
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
