@@ -3,6 +3,7 @@
 //! It shows what the process's parts say of themselves and decides nothing.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -40,11 +41,20 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds the address, so that one in use is found before anything is started.
-    pub async fn bind(address: SocketAddr) -> anyhow::Result<Self> {
+    /// Binds the address, so that one in use is found before anything is started; or takes over a listener that has it.
+    pub async fn bind(address: SocketAddr, taken_over: Option<std::net::TcpListener>) -> anyhow::Result<Self> {
+        if let Some(listener) = taken_over {
+            listener.set_nonblocking(true)?;
+            return Ok(Admin { listener: TcpListener::from_std(listener)? });
+        }
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("admin.listen: cannot listen on {address}"))?;
         Ok(Admin { listener })
+    }
+
+    /// The listener once more, for a process that is to take it over.
+    pub fn duplicate(&self) -> std::io::Result<std::net::TcpListener> {
+        Ok(self.listener.as_fd().try_clone_to_owned()?.into())
     }
 
     /// The address that it listens on.

@@ -8,6 +8,7 @@ pub mod admin;
 pub mod certificates;
 pub mod commands;
 pub mod demo;
+pub mod handover;
 pub mod keyspace;
 pub mod metrics;
 pub mod overview;

@@ -73,6 +73,45 @@ impl ResyncMetrics {
     }
 }
 
+/// Counts `handovers_total{result}`.
+#[derive(Debug, Clone, Default)]
+pub struct HandoverMetrics {
+    handovers: Family<ResultLabel, Counter>,
+}
+
+impl HandoverMetrics {
+    /// Makes the series and registers them.
+    pub fn new(registry: &mut Registry) -> Self {
+        let metrics = HandoverMetrics::default();
+        for result in ["taken", "failed", "refused"] {
+            drop(metrics.handovers.get_or_create(&ResultLabel { result }));
+        }
+        let help =
+            "Hand-overs: taken by this process, and those that a newcomer did not come to its end with or was refused";
+        registry.register("handovers", help, metrics.handovers.clone());
+        metrics
+    }
+
+    /// This process took over from another.
+    pub fn taken(&self) {
+        self.count("taken");
+    }
+
+    /// A newcomer did not get ready.
+    pub fn failed(&self) {
+        self.count("failed");
+    }
+
+    /// A newcomer came at the wrong moment.
+    pub fn refused(&self) {
+        self.count("refused");
+    }
+
+    fn count(&self, result: &'static str) {
+        self.handovers.get_or_create(&ResultLabel { result }).inc();
+    }
+}
+
 /// What a router's cutovers cost.
 #[derive(Debug)]
 pub struct RouterMetrics {

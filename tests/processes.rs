@@ -3,10 +3,8 @@
 //! against what the pods wrote.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+mod site;
+
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -14,123 +12,8 @@ use segue::demo::check::{Evidence, check};
 use segue::demo::load::{Load, LoadSettings};
 use segue::demo::log::Log;
 use segue::demo::record::Outcome;
-use segue_tests::etcd::Etcd;
-use segue_tests::process::{Process, free_address, get};
-use serde_json::Value;
-use tempfile::TempDir;
-
-const PARTITIONS: u32 = 16;
-
-struct Site {
-    writer: PathBuf,
-    folder: TempDir,
-    etcd: Etcd,
-    processes: BTreeMap<String, Process>,
-}
-
-/// The example, which cargo builds for a run of all tests, and which has to be asked for in a run of this one. Built as the
-/// whole workspace builds it, or its dependencies would be built again with other features.
-fn example_writer() -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    build
-        .args(["build", "--quiet", "--locked", "--workspace", "--example", "writer"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"));
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success());
-    std::env::current_exe().unwrap().parent().unwrap().join("../examples/writer")
-}
-
-impl Site {
-    fn start() -> Self {
-        Site {
-            writer: example_writer(),
-            folder: TempDir::new().unwrap(),
-            etcd: Etcd::start(),
-            processes: BTreeMap::new(),
-        }
-    }
-
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn logs(&self) -> PathBuf {
-        self.path().join("partitions")
-    }
-
-    fn role(&mut self, name: &str, sections: &str) {
-        let store = format!("[store]\nendpoints = [\"{}\"]\n", self.etcd.endpoint());
-        let config = self.path().join(format!("{name}.toml"));
-        std::fs::write(&config, store + sections).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-        let process = Process::start(name, self.path(), command.args(["run", "--config"]).arg(config));
-        self.processes.insert(name.to_owned(), process);
-    }
-
-    fn coordinator(&mut self, name: &str) {
-        self.role(
-            name,
-            &format!(
-                "[coordinator]\nname = \"{name}\"\npartitions = {PARTITIONS}\nlease_ttl = \"2s\"\nsettle = \"100ms\"\n\
-                 min_interval = \"200ms\"\nheartbeat = \"5s\"\nlisten = \"127.0.0.1:0\"\n"
-            ),
-        );
-    }
-
-    fn router(&mut self, name: &str, listen: SocketAddr, admin: SocketAddr) {
-        self.role(
-            name,
-            &format!(
-                "[router]\nname = \"{name}\"\nlisten = \"{listen}\"\nlease_ttl = \"2s\"\nworkers = 2\n\
-                 [router.partition]\nheader = \"x-partition\"\norder_by = {{ header = \"x-key\" }}\n\
-                 [router.drain]\ntimeout = \"5s\"\n[admin]\nlisten = \"{admin}\"\n"
-            ),
-        );
-        let router = self.processes.get_mut(name).unwrap();
-        router.until("/ready", || get(admin, "/ready").is_some_and(|(status, _)| status == 200));
-    }
-
-    fn writer(&mut self, name: &str) {
-        let mut command = Command::new(&self.writer);
-        let (listen, logs) = (free_address().to_string(), self.logs());
-        command.args(["--etcd", &self.etcd.endpoint(), "--name", name, "--listen", &listen, "--lease-ttl", "2"]);
-        command.args(["--service-time", "2", "--warm-time", "30", "--log-dir"]).arg(logs);
-        let process = Process::start(name, self.path(), &mut command);
-        self.processes.insert(name.to_owned(), process);
-    }
-
-    fn take(&mut self, name: &str) -> Process {
-        self.processes.remove(name).unwrap()
-    }
-
-    fn status(&self) -> Value {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-        let output = command.args(["status", "--json", "--etcd", &self.etcd.endpoint()]).output().unwrap();
-        serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
-    }
-
-    /// Waits until every partition has a living owner among these pods, each has some, and nothing moves.
-    fn settles(&self, pods: &[&str]) {
-        let begun = Instant::now();
-        loop {
-            let status = self.status();
-            let names: Vec<&str> =
-                status["pods"].as_array().into_iter().flatten().filter_map(|pod| pod["name"].as_str()).collect();
-            let each = status["pods"].as_array().into_iter().flatten().all(|pod| pod["partitions"].as_u64() > Some(0));
-            let rests = status["handoffs"].as_array().is_some_and(Vec::is_empty) && status["unowned"] == 0;
-            if names == pods && each && rests && status["partitions"] == PARTITIONS {
-                return;
-            }
-            if begun.elapsed() > Duration::from_secs(60) {
-                let outputs = self.processes.iter().map(|(name, process)| format!("--- {name}\n{}", process.output()));
-                panic!("it does not settle on {pods:?}: {status:#}\n{}", outputs.collect::<String>());
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
+use segue_tests::process::{free_address, get};
+use site::{PARTITIONS, Site};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {

@@ -24,6 +24,7 @@ pub(crate) const KEYS: &[&str] = &[
     "router.lease_ttl",
     "router.on_store_loss",
     "router.workers",
+    "router.handover",
     "router.tls.cert",
     "router.tls.key",
     "router.tls.client_ca",

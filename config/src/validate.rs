@@ -39,6 +39,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     a_role_is_there(r);
     drain_fits_into_a_phase(r, &config);
     listeners_are_apart(r, &config);
+    a_router_that_hands_over_is_alone(r, &config);
     (config, reader.into_problems())
 }
 
@@ -54,6 +55,22 @@ fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
     if let (Some(router), Some(coordinator)) = (&config.router, &config.coordinator) {
         let drain = ("router.drain.timeout", router.drain.timeout);
         r.ordered(drain, ("coordinator.phase_timeout", coordinator.phase_timeout), true, show_duration);
+    }
+}
+
+/// A successor takes over sockets of clients, and nothing else that a process has.
+fn a_router_that_hands_over_is_alone(r: &mut Reader<'_>, config: &Config) {
+    if !r.is_given(router::HANDOVER) {
+        return;
+    }
+    if r.has_section("pod") {
+        let fact =
+            "given in a file with [pod]; a pod's partitions must be handed over, and nobody can take over its socket";
+        r.report_key(router::HANDOVER, Wrong::new(fact, "expected the router and the pod in files of their own"));
+    }
+    if config.store.kind == StoreKind::Memory {
+        let fact = "given with store.kind = \"memory\", which another process cannot see";
+        r.report_key(router::HANDOVER, Wrong::new(fact, "expected it only with etcd"));
     }
 }
 

@@ -110,6 +110,8 @@ pub struct Router {
     pub on_store_loss: OnStoreLoss,
     /// Threads that serve requests; none: one per core.
     pub workers: Option<NonZeroUsize>,
+    /// Where a process that is to succeed this one asks for its sockets; none: nobody can. Never in a file with a pod.
+    pub handover: Option<PathBuf>,
     /// What tells the partition of a request.
     pub partition: Partition,
     /// Bounds of what is held during a cutover.

@@ -140,6 +140,38 @@ fn a_pod_needs_an_address_that_routers_can_connect_to() {
 }
 
 #[test]
+fn a_router_that_hands_over_stands_alone_and_says_where() {
+    assert_accepted("[router]\nhandover = \"/run/segue/router-0.sock\"\n[coordinator]\n[admin]\n");
+    assert_refused(
+        "[router]\nhandover = \"/run/segue/router-0.sock\"\n[pod]\n",
+        &["segue.toml:2:1: router.handover: given in a file with [pod]; a pod's partitions must be handed over, and \
+           nobody can take over its socket; expected the router and the pod in files of their own"],
+    );
+    assert_refused(
+        "[store]\nkind = \"memory\"\n[router]\nhandover = \"/run/segue/router-0.sock\"\n[coordinator]\n",
+        &["segue.toml:4:1: router.handover: given with store.kind = \"memory\", which another process cannot see; \
+           expected it only with etcd"],
+    );
+    let long = format!("/{}", "x".repeat(90));
+    for (path, why) in [
+        ("router.sock", "does not begin with '/'"),
+        ("/run/", "names no file"),
+        ("/", "names no file"),
+        ("/run/..", "names no file"),
+        (&long, "is longer than 90 bytes"),
+    ] {
+        let text = refused(&format!("[router]\nhandover = \"{path}\"\n"));
+        assert!(text.contains("segue.toml:2:12: router.handover: ") && text.contains(why), "{text}");
+    }
+}
+
+/// What a successor is called while both are there: no other router may be called so.
+#[test]
+fn no_router_has_the_name_of_a_successor() {
+    assert!(refused("[router]\nname = \"router-0~next\"\n").contains("cannot be a name"));
+}
+
+#[test]
 fn a_sidecar_is_not_in_front_of_itself() {
     assert_refused(
         "[pod]\nupstream = \"127.0.0.1:8181\"\n",

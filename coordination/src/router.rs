@@ -271,8 +271,8 @@ impl Router {
                         if !self.is_registered() { return self.registration_gone(); }
                         self.set_trust(state);
                         self.acks.forget(|_| true);
-                        self.publish(None);
                         self.reconcile_all();
+                        self.publish(None);
                     }
                     Update::Batch(batch) if synced => {
                         let mut touched = self.view.apply(batch);
@@ -332,14 +332,15 @@ impl Router {
             changed
         });
         if std::mem::replace(&mut self.trust, trust) != trust {
-            match trust {
-                Trust::Held => self.publish(None),
-                _ => {
-                    warn!("the lease clock has run out: the store has not confirmed the lease in time");
-                    self.publish(Some("the store has not confirmed the lease in time".to_owned()));
-                }
+            if trust != Trust::Held {
+                warn!("the lease clock has run out: the store has not confirmed the lease in time");
+                self.publish(Some("the store has not confirmed the lease in time".to_owned()));
             }
             self.reconcile_all();
+            // Ready is who has opened its routes.
+            if trust == Trust::Held {
+                self.publish(None);
+            }
         }
     }
 

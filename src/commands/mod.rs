@@ -25,6 +25,9 @@ enum Command {
     /// Start every role that the file has a section for: [router], [coordinator], [pod].
     ///
     /// SIGTERM or SIGINT ends it gracefully: partitions are handed over, what is in flight is finished, then it exits 0.
+    /// With router.handover in the file, starting it a second time is a restart of a router: the new process takes over the
+    /// sockets of the running one once it is ready, and that one finishes its requests and exits 0. If the new one fails
+    /// before, it says why and exits 1, and the running one goes on.
     /// SIGHUP reads the file again and takes over what can change while running (the log level, what certificate files hold).
     Run(run::Args),
     /// Validate a configuration file.

@@ -3,8 +3,9 @@
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow, bail};
 use prometheus_client::registry::Registry;
 use segue_config::{Config, LogFormat, LogLevel};
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,11 +20,12 @@ use super::store::open;
 use super::{Failure, load_with_certificates, runtime};
 use crate::admin::{Admin, Part};
 use crate::certificates::{Certificates, Watching};
+use crate::handover::{Entry, Turn};
 use crate::keyspace::KeyspacePart;
-use crate::metrics::ResyncMetrics;
+use crate::metrics::{HandoverMetrics, ResyncMetrics};
 use crate::roles::coordinator::CoordinatorRole;
 use crate::roles::pod::BoundPod;
-use crate::roles::router::BoundRouter;
+use crate::roles::router::{BoundRouter, JoiningRouter, Leaving, RouterRole};
 
 type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
 
@@ -41,30 +43,51 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     Ok(runtime()?.block_on(serve(located.config, certificates, args, &level))?)
 }
 
-async fn serve(config: Config, certificates: Certificates, args: &Args, level: &LevelHandle) -> anyhow::Result<()> {
+async fn serve(mut config: Config, certificates: Certificates, args: &Args, level: &LevelHandle) -> anyhow::Result<()> {
     // What can be refused is refused before anything runs.
+    let mut entry = Entry::begin(&mut config).await?;
     let admin = match &config.admin {
-        Some(section) => Some(Admin::bind(section.listen).await?),
+        Some(section) => Some(Admin::bind(section.listen, entry.admin_listener()).await?),
         None => None,
     };
-    let router = config.router.as_ref().map(|section| BoundRouter::bind(section, &certificates)).transpose()?;
+    let listeners = entry.router_listeners();
+    let router =
+        config.router.as_ref().map(|section| BoundRouter::bind(section, &certificates, listeners)).transpose()?;
     let pod = match &config.pod {
         Some(section) => Some(BoundPod::bind(section, &certificates).await?),
         None => None,
     };
+    let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouter::duplicates)?;
+    sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
+    entry.take_place()?;
     let mut signals = Signals::new()?;
     let (store, keys) = open(&config)?;
 
     let mut registry = Registry::with_prefix("segue");
     let resyncs = ResyncMetrics::new(&mut registry);
+    let handovers = HandoverMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
     let keyspace = &config.keyspace;
     let coordinator = config
         .coordinator
         .as_ref()
         .map(|section| CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, resyncs.clone()));
-    let router =
-        router.map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, resyncs)).transpose()?;
+    let handover = entry.status();
+    let router = router
+        .map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, resyncs, handover))
+        .transpose()?;
+    let router = match router {
+        Some(router) => match let_in(router, &mut entry, signals.ending(args, level, &watching)).await {
+            Ok(router) => Some(router),
+            Err(error) => {
+                if let Some(coordinator) = coordinator {
+                    coordinator.stop().await;
+                }
+                return Err(error);
+            }
+        },
+        None => None,
+    };
     let pod = pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone())).transpose()?;
 
     let mut parts: Vec<Arc<dyn Part>> = vec![Arc::new(KeyspacePart::start(store, keys))];
@@ -73,9 +96,22 @@ async fn serve(config: Config, certificates: Certificates, args: &Args, level: &
     parts.extend(pod.as_ref().map(|role| role.part()));
     let end_admin = CancellationToken::new();
     let admin = admin.map(|admin| tokio::spawn(admin.serve(parts, registry, end_admin.clone())));
+    let mut succession = entry.served(sockets, handovers).await;
     info!(keyspace, "running");
 
-    signals.ending(args, level, &watching).await;
+    let turn = tokio::select! {
+        () = signals.ending(args, level, &watching) => None,
+        turn = succession.turn() => Some(turn),
+    };
+    // Also lets go of the sockets: as long as anybody has them, clients can connect.
+    match turn {
+        None => succession.leave(),
+        Some(_) => {
+            cut_off_at_signal(2);
+            drop(succession);
+            end_admin.cancel();
+        }
+    }
     // A pod hands over while routers and coordinator still run; a router is waited for until its last request is done.
     if let Some(pod) = pod {
         info!("handing partitions over");
@@ -83,17 +119,69 @@ async fn serve(config: Config, certificates: Certificates, args: &Args, level: &
     }
     if let Some(router) = router {
         info!("finishing requests");
-        router.stop().await;
+        router.stop(if turn.is_some() { Leaving::HandsOver } else { Leaving::Ends }).await;
     }
     if let Some(coordinator) = coordinator {
         coordinator.stop().await;
     }
     end_admin.cancel();
     if let Some(admin) = admin {
-        admin.await.context("the admin endpoint failed")??;
+        // A client that leaves its question or its answer half-way is not waited for.
+        if let Ok(ended) = tokio::time::timeout(ADMIN_ENDS, admin).await {
+            ended.context("the admin endpoint failed")??;
+        }
+    }
+    match turn {
+        Some(Turn::HandedOver(successor)) => successor.ended().await,
+        Some(Turn::Withdrawn(reason)) => bail!("the process that was to be succeeded goes on: {reason}"),
+        None => {}
     }
     info!("ended");
     Ok(())
+}
+
+/// How long the admin endpoint may take to end.
+const ADMIN_ENDS: Duration = Duration::from_secs(5);
+
+/// Lets clients in; where another process still serves them, once this one could.
+async fn let_in(
+    router: JoiningRouter,
+    entry: &mut Entry,
+    ending: impl Future<Output = ()>,
+) -> anyhow::Result<RouterRole> {
+    let joined = tokio::select! {
+        joined = entry.until(router.ready()) => joined,
+        () = ending => Err(anyhow!("told to end before it had taken over")),
+    };
+    match joined {
+        Ok(()) => router.accept().await,
+        Err(error) => {
+            let reason = router.not_ready().map(|reason| format!(" (this one: {reason})")).unwrap_or_default();
+            router.give_up().await;
+            Err(anyhow!("{error:#}{reason}"))
+        }
+    }
+}
+
+/// Ends the process at the so-manyth signal from here on.
+fn cut_off_at_signal(number: usize) {
+    tokio::spawn(async move {
+        let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+        else {
+            return;
+        };
+        for left in (0..number).rev() {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if left > 0 {
+                info!("ending already; another signal ends at once");
+            }
+        }
+        error!("ended by a second signal: what was in flight is cut off");
+        std::process::exit(1);
+    });
 }
 
 struct Signals {
@@ -125,20 +213,7 @@ impl Signals {
             }
         }
         info!("ending gracefully; a second signal ends at once");
-        tokio::spawn(async {
-            let again = |kind| async move {
-                match signal(kind) {
-                    Ok(mut signal) => drop(signal.recv().await),
-                    Err(_) => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = again(SignalKind::terminate()) => {}
-                () = again(SignalKind::interrupt()) => {}
-            }
-            error!("ended by a second signal: what was in flight is cut off");
-            std::process::exit(1);
-        });
+        cut_off_at_signal(1);
     }
 }
 

@@ -1,5 +1,6 @@
 //! The router's role: the server and its table, and the shell of `segue-coordination` that moves them.
 
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,24 +39,49 @@ pub struct BoundRouter {
     pods: Option<ClientTls>,
 }
 
+/// A router that takes part and has no clients yet.
+#[derive(Debug)]
+pub struct JoiningRouter {
+    server: Server,
+    forward: ForwardSettings,
+    forwarded: Metrics,
+    part: Arc<RouterPart>,
+    control: Control,
+    drain_timeout: Duration,
+}
+
 /// A running router.
 #[derive(Debug)]
 pub struct RouterRole {
-    table: Arc<Table>,
     server: ServerHandle,
-    status: watch::Receiver<RouterStatus>,
-    metrics: Arc<RouterMetrics>,
-    stash_depth: Gauge,
-    stash_bytes: Gauge,
-    outliers: Gauge,
+    part: Arc<RouterPart>,
+    control: Control,
     drain_timeout: Duration,
+}
+
+/// Its side of the protocol.
+#[derive(Debug)]
+struct Control {
     shutdown: CancellationToken,
     shell: JoinHandle<()>,
 }
 
+impl Control {
+    /// Deregisters.
+    async fn end(self) {
+        self.shutdown.cancel();
+        // It ends by itself now; a panic in it has been reported by the runtime.
+        let _ = self.shell.await;
+    }
+}
+
 impl BoundRouter {
-    /// Binds the address that clients connect to.
-    pub fn bind(section: &config::Router, certificates: &Certificates) -> anyhow::Result<Self> {
+    /// Binds the address that clients connect to, or takes over listeners that have it.
+    pub fn bind(
+        section: &config::Router,
+        certificates: &Certificates,
+        listeners: Vec<TcpListener>,
+    ) -> anyhow::Result<Self> {
         let settings = ServerSettings {
             listen: section.listen.to_string(),
             workers: section.workers.map_or(0, usize::from),
@@ -65,13 +91,18 @@ impl BoundRouter {
             tls: certificates.router.clone(),
         };
         Ok(BoundRouter {
-            server: Server::bind(settings)?,
+            server: Server::adopt(settings, listeners)?,
             section: section.clone(),
             pods: certificates.upstream.clone(),
         })
     }
 
-    /// Starts it.
+    /// Its listeners once more, for a process that is to take them over.
+    pub fn duplicates(&self) -> std::io::Result<Vec<TcpListener>> {
+        self.server.duplicates()
+    }
+
+    /// Starts its side of the protocol. `handover`: what its status says of taking over and being succeeded.
     pub fn start(
         self,
         store: Arc<dyn Store>,
@@ -79,7 +110,8 @@ impl BoundRouter {
         keys: Keyspace,
         registry: &mut Registry,
         resyncs: ResyncMetrics,
-    ) -> anyhow::Result<RouterRole> {
+        handover: watch::Receiver<Option<String>>,
+    ) -> anyhow::Result<JoiningRouter> {
         let section = self.section;
         let (table, notices) = Table::new(self.server.workers(), stash_limits(&section.stash));
         let forwarded = Metrics::new(self.server.workers());
@@ -90,57 +122,86 @@ impl BoundRouter {
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
         let help = "Pods that take nothing they are sent; /status names them";
         registry.register("outlier_pods", help, outliers.clone());
-        let settings = forward_settings(&section, self.pods, keyspace, self.server.workers())?;
-        let server = self.server.start(&settings, &table, &forwarded)?;
+        let forward = forward_settings(&section, self.pods, keyspace, self.server.workers())?;
         let (sender, status) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
-        let drain_timeout = section.drain.timeout;
         let observer: Arc<dyn RouterObserver> = metrics.clone();
         let settings = router_settings(&section);
         let ports = RouterPorts { plane: table.clone(), notices, observer, status: sender };
         let shell = tokio::spawn(run_router(store, keys, settings, ports, shutdown.clone()));
-        Ok(RouterRole {
-            table,
-            server,
-            status,
-            metrics,
-            stash_depth,
-            stash_bytes,
-            outliers,
-            drain_timeout,
-            shutdown,
-            shell,
-        })
+        let part =
+            RouterPart { name: section.name, table, status, metrics, stash_depth, stash_bytes, outliers, handover };
+        let control = Control { shutdown, shell };
+        let drain_timeout = section.drain.timeout;
+        Ok(JoiningRouter { server: self.server, forward, forwarded, part: Arc::new(part), control, drain_timeout })
     }
+}
+
+impl JoiningRouter {
+    /// Waits until it could serve: it is registered, has seen the keyspace since, and its routes are open.
+    pub async fn ready(&self) {
+        while self.part.ready().is_err() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Why it could not serve now.
+    pub fn not_ready(&self) -> Option<String> {
+        self.part.ready().err()
+    }
+
+    /// Lets clients in. What comes before it is ready waits.
+    pub async fn accept(self) -> anyhow::Result<RouterRole> {
+        match self.server.start(&self.forward, &self.part.table, &self.forwarded) {
+            Ok(server) => {
+                Ok(RouterRole { server, part: self.part, control: self.control, drain_timeout: self.drain_timeout })
+            }
+            Err(error) => {
+                self.control.end().await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Takes no part any more.
+    pub async fn give_up(self) {
+        self.control.end().await;
+    }
+}
+
+/// How often it is looked whether a router could serve.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Who serves its clients from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leaving {
+    /// Nobody: connections on which nothing is asked are closed.
+    Ends,
+    /// Another process, which has the listeners: nobody is sent there before his next answer.
+    HandsOver,
 }
 
 impl RouterRole {
     /// What the admin endpoint shows of it.
     pub fn part(&self) -> Arc<dyn Part> {
-        Arc::new(RouterPart {
-            table: self.table.clone(),
-            status: self.status.clone(),
-            metrics: self.metrics.clone(),
-            stash_depth: self.stash_depth.clone(),
-            stash_bytes: self.stash_bytes.clone(),
-            outliers: self.outliers.clone(),
-        })
+        self.part.clone()
     }
 
     /// Stops accepting, lets what is under way end, refuses what still waits, and only then deregisters: until the last
     /// request is done, handoffs must wait for this router.
-    pub async fn stop(self) {
+    pub async fn stop(self, leaving: Leaving) {
         let deadline = Instant::now() + self.drain_timeout;
-        let table = self.table.clone();
+        let table = self.part.table.clone();
         let refusing = tokio::spawn(async move {
             tokio::time::sleep_until(deadline - (deadline - Instant::now()) / 10).await;
             table.shut_down();
         });
-        self.server.shutdown(deadline).await;
+        match leaving {
+            Leaving::Ends => self.server.shutdown(deadline).await,
+            Leaving::HandsOver => self.server.hand_over(deadline).await,
+        }
         refusing.abort();
-        self.shutdown.cancel();
-        // It ends by itself now; a panic in it has been reported by the runtime.
-        let _ = self.shell.await;
+        self.control.end().await;
     }
 }
 
@@ -228,7 +289,10 @@ fn locator(section: &config::Partition) -> anyhow::Result<Locator> {
     })
 }
 
+#[derive(Debug)]
 struct RouterPart {
+    name: String,
+    handover: watch::Receiver<Option<String>>,
     table: Arc<Table>,
     status: watch::Receiver<RouterStatus>,
     metrics: Arc<RouterMetrics>,
@@ -286,6 +350,8 @@ impl Part for RouterPart {
             })
         });
         json!({
+            "name": self.name,
+            "handover": *self.handover.borrow(),
             "outliers": outliers.collect::<Vec<_>>(),
             "not_ready": status.not_ready,
             "incarnation": status.incarnation,

@@ -6,6 +6,7 @@
 //! What must stay true: of two sources neither is preferred; the file must choose.
 
 use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 
 use http::HeaderName;
 
@@ -30,6 +31,7 @@ pub(super) fn router(r: &mut Reader<'_>) -> Router {
         on_store_loss: r.choice("router.on_store_loss", &on_store_loss, OnStoreLoss::Auto),
         tls: tls::server(r, &TLS),
         workers: NonZeroUsize::new(r.integer("router.workers", 0..=1024, 0)),
+        handover: r.read(HANDOVER, |value| handover(text(value, EXPECTED_SOCKET)?)),
         partition: partition(r),
         stash: stash(r),
         drain: drain(r),
@@ -51,6 +53,27 @@ const UPSTREAM_TLS: tls::ClientKeys = tls::ClientKeys {
     key: "router.upstream.tls.key",
     server_name: Some("router.upstream.tls.server_name"),
 };
+
+pub(super) const HANDOVER: &str = "router.handover";
+const EXPECTED_SOCKET: &str = "expected the path of a Unix socket, such as \"/run/segue/router-0.sock\"";
+/// The system takes 107 bytes, and a socket has a longer name until it is in place.
+const LONGEST_SOCKET: usize = 90;
+
+fn handover(text: &str) -> Result<PathBuf, Wrong> {
+    let wrong = |why: &str| Err(Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_SOCKET));
+    let path = Path::new(text);
+    // Both processes must mean the same, wherever they were started.
+    if !path.is_absolute() {
+        return wrong("does not begin with '/'");
+    }
+    if text.len() > LONGEST_SOCKET {
+        return wrong(&format!("is longer than {LONGEST_SOCKET} bytes"));
+    }
+    if text.ends_with('/') || path.file_name().is_none() || text.contains('\0') {
+        return wrong("names no file");
+    }
+    Ok(path.to_owned())
+}
 
 const HEADER: &str = "router.partition.header";
 const ORDER_BY: &str = "router.partition.order_by.header";

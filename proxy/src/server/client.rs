@@ -3,7 +3,7 @@
 //! hyper has a timer for heads, but it also runs between requests and is made anew for each of them. Here the worker
 //! looks over its clients a few times a second instead. What must stay true: a head has to arrive in time; a connection
 //! between two requests is closed only when it is old; one with a request is never closed before that is answered,
-//! except at the deadline of a shutdown.
+//! except at the deadline of a shutdown. Who is left to another process is told with an answer, never by a close.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -15,7 +15,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Request, Response};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -27,6 +28,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::Idle;
 use super::io::ClientIo;
 use crate::answer::{AnswerBody, AnswerError};
 use crate::forward::{ClientGone, Forward, Peer};
@@ -75,7 +77,8 @@ pub(super) struct Clients {
     cursor: Cell<usize>,
     pub(super) left: Notify,
     terms: ClientTerms,
-    ending: Cell<bool>,
+    /// What newcomers are told.
+    order: Cell<Order>,
     metrics: Arc<WorkerMetrics>,
 }
 
@@ -97,6 +100,8 @@ struct Client {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     GoOn,
+    /// No requests after the next one.
+    Leave,
     /// No further requests.
     Finish,
     /// It is too slow with a head.
@@ -136,7 +141,7 @@ impl Client {
         let lasted = now.saturating_duration_since(self.since.get());
         if in_head && lasted > terms.header_read_timeout {
             self.tell(Order::TooSlow);
-        } else if !in_head && lasted > IDLE && self.order.get() == Order::GoOn {
+        } else if !in_head && lasted > IDLE && matches!(self.order.get(), Order::GoOn | Order::Leave) {
             self.tell(Order::Finish);
         }
     }
@@ -209,7 +214,7 @@ impl Clients {
             cursor: Cell::new(0),
             left: Notify::new(),
             terms,
-            ending: Cell::new(false),
+            order: Cell::new(Order::GoOn),
             metrics,
         }
     }
@@ -243,10 +248,14 @@ impl Clients {
         true
     }
 
-    /// Those who are idle are closed, the others once they have been answered.
-    pub(super) fn finish(&self) {
-        self.ending.set(true);
-        self.open.borrow().iter().for_each(|(_, client)| client.tell(Order::Finish));
+    /// Those who are idle are closed, now or with their next answer, the others once they have been answered.
+    pub(super) fn finish(&self, idle: Idle) {
+        let order = match idle {
+            Idle::Closed => Order::Finish,
+            Idle::AnsweredOnceMore => Order::Leave,
+        };
+        self.order.set(order);
+        self.open.borrow().iter().for_each(|(_, client)| client.tell(order));
     }
 
     pub(super) fn close(&self) {
@@ -254,7 +263,6 @@ impl Clients {
     }
 
     pub(super) fn seat(self: &Rc<Self>) -> Seat {
-        let order = if self.ending.get() { Order::Finish } else { Order::GoOn };
         let client = Rc::new(Client {
             arrived: Arc::default(),
             serving: Cell::new(0),
@@ -262,7 +270,7 @@ impl Clients {
             since: Cell::new(Instant::now()),
             in_head: Cell::new(false),
             http2: Cell::new(false),
-            order: Cell::new(order),
+            order: self.order.clone(),
             waker: RefCell::default(),
         });
         self.metrics.connected();
@@ -328,7 +336,8 @@ impl Seat {
                     finishing = true;
                     Pin::new(&mut connection).graceful_shutdown();
                 }
-                Order::GoOn | Order::Finish => {}
+                // The service tells the client, with its next answer.
+                Order::GoOn | Order::Finish | Order::Leave => {}
                 order @ (Order::TooSlow | Order::Close) => return Poll::Ready(Err(order)),
             }
             Pin::new(&mut connection).poll(context).map(Ok)
@@ -359,11 +368,12 @@ impl Seat {
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {
             match client.listen(context) {
-                Order::Finish if !finishing => {
+                // hyper says twice that it goes, and leaves room for what is on its way.
+                Order::Finish | Order::Leave if !finishing => {
                     finishing = true;
                     Pin::new(&mut connection).graceful_shutdown();
                 }
-                Order::GoOn | Order::Finish => {}
+                Order::GoOn | Order::Finish | Order::Leave => {}
                 // Told while it was not known yet what is spoken, or to make room.
                 Order::TooSlow | Order::Close => return Poll::Ready(Ok(())),
             }
@@ -386,11 +396,20 @@ fn service(
         let serving = Serving::begin(&client);
         // hyper moves what it is given more than once: one pointer instead of kilobytes.
         let answer = Box::pin(forward.call(request, peer.clone()));
+        let client = client.clone();
         async move {
-            let answer = answer.await?;
+            let mut answer = answer.await?;
+            if client.order.get() == Order::Leave && is_http1_answer(&client, &answer) {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             Ok(answer.map(|body| Served { body, _serving: serving }))
         }
     })
+}
+
+/// It goes to one who speaks HTTP/1.1 and will go on doing so.
+fn is_http1_answer<B>(client: &Client, answer: &Response<B>) -> bool {
+    !client.http2.get() && answer.status() != StatusCode::SWITCHING_PROTOCOLS
 }
 
 /// A handshake has as long as a head, from the first moment on: a client has to begin it.
@@ -432,7 +451,7 @@ async fn until_told<T>(client: &Client, work: impl Future<Output = T>) -> Result
     std::future::poll_fn(|context| match client.listen(context) {
         // Nothing has been asked yet, so there is nothing to finish.
         order @ (Order::Finish | Order::TooSlow | Order::Close) => Poll::Ready(Err(order)),
-        Order::GoOn => work.as_mut().poll(context).map(Ok),
+        Order::GoOn | Order::Leave => work.as_mut().poll(context).map(Ok),
     })
     .await
 }

@@ -2,8 +2,9 @@
 //!
 //! Each worker is a thread with a runtime, a listener and connections to pods of its own, so that a request never leaves
 //! its thread; the kernel spreads connections over the listeners (`SO_REUSEPORT`).
+//! The listeners may come from a process that this one succeeds; a worker may have several then.
 //! What must stay true: an address that cannot be had is reported before anything runs; what was accepted is answered,
-//! also while shutting down, up to the deadline.
+//! also while shutting down, up to the deadline; nobody connects to a listener that nobody accepts from.
 
 mod client;
 mod io;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use http::HeaderValue;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
@@ -69,7 +71,10 @@ pub enum ServerError {
 pub struct Server {
     settings: ServerSettings,
     address: SocketAddr,
+    workers: usize,
     listeners: Vec<std::net::TcpListener>,
+    /// Bound beside listeners that another process still serves: they listen once they are served.
+    silent: Vec<Socket>,
 }
 
 impl Server {
@@ -84,12 +89,34 @@ impl Server {
             drop(listen(address, false).map_err(|source| failed(address, source))?);
         }
         let mut listeners = Vec::new();
-        for _ in 0..workers(&settings) {
+        let workers = workers(&settings);
+        for _ in 0..workers {
             let listener = listen(address, true).map_err(|source| failed(address, source))?;
             address = listener.local_addr().map_err(|source| failed(address, source))?;
             listeners.push(listener);
         }
-        Ok(Server { settings, address, listeners })
+        Ok(Server { settings, address, workers, listeners, silent: Vec::new() })
+    }
+
+    /// Takes over listeners of one address that were made by [`bind`](Self::bind) in another process, at least one and
+    /// whatever number that had; workers beyond it get further ones.
+    pub fn adopt(settings: ServerSettings, listeners: Vec<std::net::TcpListener>) -> Result<Self, ServerError> {
+        let Some(first) = listeners.first() else { return Self::bind(settings) };
+        let bad = |source| ServerError::Address { address: settings.listen.clone(), source };
+        let address = first.local_addr().map_err(bad)?;
+        let failed = |source| ServerError::Bind { address, source };
+        listeners.iter().try_for_each(|listener| listener.set_nonblocking(true)).map_err(failed)?;
+        let workers = workers(&settings);
+        let silent = (listeners.len()..workers).map(|_| socket(address, true));
+        let silent = silent.collect::<std::io::Result<_>>().map_err(failed)?;
+        Ok(Server { settings, address, workers, listeners, silent })
+    }
+
+    /// The listeners once more, for a process that is to take them over. As long as any of them is open the kernel lets
+    /// clients connect.
+    pub fn duplicates(&self) -> std::io::Result<Vec<std::net::TcpListener>> {
+        let silent = self.silent.iter().map(|socket| Ok(socket.try_clone()?.into()));
+        self.listeners.iter().map(std::net::TcpListener::try_clone).chain(silent).collect()
     }
 
     /// Where clients connect to.
@@ -99,25 +126,29 @@ impl Server {
 
     /// How many workers there will be: what the table and the metrics have to be made for.
     pub fn workers(&self) -> usize {
-        self.listeners.len()
+        self.workers
     }
 
     /// Begins to serve. The table and the metrics must have been made for as many workers.
     pub fn start(
-        self,
+        mut self,
         forward: &ForwardSettings,
         table: &Arc<Table>,
         metrics: &Metrics,
     ) -> Result<ServerHandle, ServerError> {
         forward::check(forward)?;
+        for socket in self.silent {
+            socket.listen(BACKLOG).map_err(|source| ServerError::Bind { address: self.address, source })?;
+            self.listeners.push(socket.into());
+        }
         let (stop, stopped) = watch::channel(None);
-        let most = self.settings.max_connections.div_ceil(self.listeners.len()).max(1);
+        let most = self.settings.max_connections.div_ceil(self.workers).max(1);
         let mut workers = Vec::new();
-        for (index, listener) in self.listeners.into_iter().enumerate() {
+        for (index, listeners) in deal(self.listeners, self.workers).into_iter().enumerate() {
             let (ended, end) = oneshot::channel();
             let plan = WorkerPlan {
                 index,
-                listener,
+                listeners,
                 forward: forward.clone(),
                 table: table.clone(),
                 metrics: metrics.worker(index),
@@ -159,7 +190,23 @@ fn workers(settings: &ServerSettings) -> usize {
     }
 }
 
+/// Gives each worker its share, in turn.
+fn deal<T>(listeners: Vec<T>, workers: usize) -> Vec<Vec<T>> {
+    let mut dealt: Vec<Vec<T>> = (0..workers).map(|_| Vec::new()).collect();
+    for (index, listener) in listeners.into_iter().enumerate() {
+        dealt[index % workers].push(listener);
+    }
+    dealt
+}
+
 fn listen(address: SocketAddr, shared: bool) -> std::io::Result<std::net::TcpListener> {
+    let socket = socket(address, shared)?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Bound; nobody can connect yet.
+fn socket(address: SocketAddr, shared: bool) -> std::io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     if shared {
@@ -167,15 +214,30 @@ fn listen(address: SocketAddr, shared: bool) -> std::io::Result<std::net::TcpLis
     }
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket)
+}
+
+/// How a server ends.
+#[derive(Debug, Clone, Copy)]
+struct Stop {
+    deadline: Instant,
+    idle: Idle,
+}
+
+/// What becomes of connections of HTTP/1.1 on which nothing is asked just then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Idle {
+    /// Closed. A request that is on its way to one of them is lost, as it would be a moment later.
+    Closed,
+    /// Closed after one more answer, which says so.
+    AnsweredOnceMore,
 }
 
 /// A server that runs. Dropped, it closes everything at once.
 #[derive(Debug)]
 pub struct ServerHandle {
     address: SocketAddr,
-    stop: watch::Sender<Option<Instant>>,
+    stop: watch::Sender<Option<Stop>>,
     workers: Vec<(JoinHandle<()>, oneshot::Receiver<()>)>,
 }
 
@@ -187,8 +249,18 @@ impl ServerHandle {
 
     /// Accepts nothing more, lets what is under way end, and at the deadline closes the rest. Returns when all workers
     /// have ended.
-    pub async fn shutdown(mut self, deadline: Instant) {
-        self.stop.send_replace(Some(deadline));
+    pub async fn shutdown(self, deadline: Instant) {
+        self.end(Stop { deadline, idle: Idle::Closed }).await;
+    }
+
+    /// The same for a server whose listeners another process serves by now: a connection on which nothing is asked just
+    /// then is left open until its next answer, as its client's next request may be on the way.
+    pub async fn hand_over(self, deadline: Instant) {
+        self.end(Stop { deadline, idle: Idle::AnsweredOnceMore }).await;
+    }
+
+    async fn end(mut self, stop: Stop) {
+        self.stop.send_replace(Some(stop));
         for (thread, end) in std::mem::take(&mut self.workers) {
             let _ = end.await;
             let _ = thread.join();
@@ -199,27 +271,28 @@ impl ServerHandle {
 impl Drop for ServerHandle {
     fn drop(&mut self) {
         if !self.workers.is_empty() {
-            self.stop.send_replace(Some(Instant::now()));
+            self.stop.send_replace(Some(Stop { deadline: Instant::now(), idle: Idle::Closed }));
         }
     }
 }
 
 struct WorkerPlan {
     index: usize,
-    listener: std::net::TcpListener,
+    listeners: Vec<std::net::TcpListener>,
     forward: ForwardSettings,
     table: Arc<Table>,
     metrics: Arc<WorkerMetrics>,
     max_connections: usize,
     terms: ClientTerms,
-    stop: watch::Receiver<Option<Instant>>,
+    stop: watch::Receiver<Option<Stop>>,
 }
 
 impl WorkerPlan {
     async fn run(mut self) {
         let forward = Forward::new(&self.forward, self.table.worker(self.index), self.metrics.clone());
-        let (forward, listener) = match (forward, TcpListener::from_std(self.listener)) {
-            (Ok(forward), Ok(listener)) => (forward, listener),
+        let listeners: std::io::Result<Vec<_>> = self.listeners.into_iter().map(TcpListener::from_std).collect();
+        let (forward, listeners) = match (forward, listeners) {
+            (Ok(forward), Ok(listeners)) => (forward, listeners),
             (Err(error), _) => return tracing::error!(%error, "a worker cannot run"),
             (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
         };
@@ -235,21 +308,24 @@ impl WorkerPlan {
             }
         });
         tokio::select! {
-            () = accept(&listener, &clients, &forward, &door) => {}
+            () = accept_all(&listeners, &clients, &forward, &door) => {}
             _ = self.stop.wait_for(Option::is_some) => {}
         }
         // Who is in the queue has connected already, as far as he can tell.
-        while let Some(Ok((stream, peer))) = std::future::poll_fn(|context| match listener.poll_accept(context) {
-            std::task::Poll::Ready(accepted) => std::task::Poll::Ready(Some(accepted)),
-            std::task::Poll::Pending => std::task::Poll::Ready(None),
-        })
-        .await
-        {
-            serve(&clients, &forward, stream, peer);
+        for listener in &listeners {
+            while let Some(Ok((stream, peer))) = std::future::poll_fn(|context| match listener.poll_accept(context) {
+                std::task::Poll::Ready(accepted) => std::task::Poll::Ready(Some(accepted)),
+                std::task::Poll::Pending => std::task::Poll::Ready(None),
+            })
+            .await
+            {
+                serve(&clients, &forward, stream, peer);
+            }
         }
-        drop(listener);
-        clients.finish();
-        let deadline = (*self.stop.borrow()).unwrap_or_else(Instant::now);
+        drop(listeners);
+        let stop = *self.stop.borrow();
+        let Stop { deadline, idle } = stop.unwrap_or(Stop { deadline: Instant::now(), idle: Idle::Closed });
+        clients.finish(idle);
         let done = async {
             loop {
                 if clients.count() == 0 && self.metrics.in_flight() == 0 {
@@ -299,10 +375,17 @@ impl Door {
     }
 }
 
-/// Accepts for ever, at most so many at once.
-async fn accept(listener: &TcpListener, clients: &Rc<Clients>, forward: &Forward, door: &Door) {
-    let mut rest = FIRST_REST;
+/// Accepts from all of them for ever.
+async fn accept_all(listeners: &[TcpListener], clients: &Rc<Clients>, forward: &Forward, door: &Door) {
     let surplus = Surplus::default();
+    join_all(listeners.iter().map(|listener| accept(listener, clients, forward, door, &surplus))).await;
+    // Without a listener there is nothing to do until the end.
+    std::future::pending().await
+}
+
+/// Accepts for ever, at most so many at once.
+async fn accept(listener: &TcpListener, clients: &Rc<Clients>, forward: &Forward, door: &Door, surplus: &Surplus) {
+    let mut rest = FIRST_REST;
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {

@@ -73,7 +73,11 @@ impl World {
     }
 
     pub fn with(settings: Settings) -> Self {
-        let server = Server::bind(settings.server).unwrap();
+        let server = Server::bind(settings.server.clone()).unwrap();
+        Self::over(server, settings)
+    }
+
+    pub fn over(server: Server, settings: Settings) -> Self {
         let (table, mut notices) = Table::new(server.workers(), settings.stash);
         if settings.partitions > 0 {
             table.set_partitions(settings.partitions);

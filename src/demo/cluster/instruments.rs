@@ -64,7 +64,7 @@ impl Instruments {
         member: &Membership,
         story: &Arc<Story>,
     ) -> anyhow::Result<AbortOnDropHandle<()>> {
-        let admin = Admin::bind(address).await?;
+        let admin = Admin::bind(address, None).await?;
         let keyspace: Arc<dyn Part> = Arc::new(KeyspacePart::start(member.store.clone(), member.keys.clone()));
         let parts = vec![keyspace, Arc::new(DemoPart { story: story.clone() })];
         let registry = self.registry;

@@ -84,7 +84,7 @@ pub(super) async fn exchange(
     slot: &mut Option<Connection>,
     to: &Destination,
     http2: bool,
-    mut request: Request<Body>,
+    request: Request<Body>,
     patience: Duration,
 ) -> Said {
     let whole = async {
@@ -99,15 +99,16 @@ pub(super) async fn exchange(
                     }
                 },
             };
-            match connection.send(request).await {
+            match connection.send(request.clone()).await {
                 Ok(response) => return answer(response).await,
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) => {
-                        *slot = None;
-                        request = unsent;
+                Err(mut error) => {
+                    let unsent = error.take_message().is_some();
+                    let error = error.into_error();
+                    if !unsent && !left_alone(&error) {
+                        return broken(&error);
                     }
-                    None => return broken(&error.into_error()),
-                },
+                    *slot = None;
+                }
             }
         }
         said(Outcome::Refused { code: 0, reason: "connections close before anything is sent".into() })
@@ -117,6 +118,14 @@ pub(super) async fn exchange(
         *slot = None;
     }
     said
+}
+
+/// The other side was leaving and has said that it will not look at the request (RFC 9113, 6.8). h2 gives this error for
+/// streams that it has not opened any more, and for those behind the last one that the other side has named; one that is
+/// cut off gets another.
+fn left_alone(error: &hyper::Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
+    cause.is_some_and(|it| it.is_go_away() && it.is_remote() && it.reason() == Some(h2::Reason::NO_ERROR))
 }
 
 /// Reads the answer to its end: what is cut off is no answer.
