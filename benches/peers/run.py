@@ -289,6 +289,8 @@ def main():
 
     with tempfile.TemporaryDirectory(prefix="segue-peers-") as name:
         folder = Path(name)
+        # nginx's workers, who read the bodies, are another user where this one is root.
+        folder.chmod(0o755)
         running = [backend(folder)]
         behind = running[0].port
         try:
