@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use http::Response;
 use segue_proxy::server::Server;
-use segue_proxy::settings::ServerSettings;
+use segue_proxy::settings::{ServerSettings, UpstreamProtocol};
 use support::client::{Http2, Plain, empty, full};
 use support::pod::{Pod, Script, Speaks};
 use support::{PATIENCE, Settings, World, soon, until};
@@ -73,7 +73,9 @@ async fn who_is_being_answered_is_told_with_that_answer() {
 
 #[tokio::test]
 async fn a_stream_of_http2_is_answered_after_its_client_was_told_to_go() {
-    let mut world = World::new();
+    let mut settings = Settings::default();
+    settings.forward.upstream.protocol = UpstreamProtocol::Http1;
+    let mut world = World::with(settings);
     let pod = Script::new().await;
     world.lead(0, pod.address, 1);
     let http2 = Arc::new(Http2::connect(world.address).await);

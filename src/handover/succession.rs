@@ -24,6 +24,9 @@ use crate::metrics::HandoverMetrics;
 /// No newcomer is waited for longer, whatever it asks for.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(600);
 
+/// How long nobody is heard after one could not be.
+const REST: Duration = Duration::from_millis(100);
+
 /// What a serving process has to do next.
 #[derive(Debug)]
 pub enum Turn {
@@ -89,7 +92,11 @@ impl Succession {
                 }
                 talk = came(self.place.as_ref()) => match talk {
                     Ok(talk) => self.asked(talk),
-                    Err(error) => warn!("somebody could not be heard at the hand-over's socket: {error:#}"),
+                    Err(error) => {
+                        warn!("somebody could not be heard at the hand-over's socket: {error:#}");
+                        // No file descriptors left, perhaps: that does not change at once.
+                        tokio::time::sleep(REST).await;
+                    }
                 },
                 outcome = prepared(&mut self.newcomer) => {
                     self.newcomer = None;
