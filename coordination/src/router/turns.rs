@@ -14,10 +14,10 @@ use crate::store::data::Revision;
 use crate::store::keys::Partition;
 
 /// How many are stopped at a time. More make the pauses longer and the whole hardly shorter.
-const PLACES: usize = 4;
+const PLACES: usize = 2;
 /// How long a partition that is stopped has a place. With [`PLACES`] it bounds from below how many are stopped in a second,
 /// however long the drains: 250, which is 1,024 in 4 s.
-const AT_MOST: Duration = Duration::from_millis(16);
+const AT_MOST: Duration = Duration::from_millis(8);
 
 /// Who is stopped, and who waits.
 #[derive(Debug, Default)]
@@ -77,9 +77,9 @@ mod tests {
         let (few, many) = (PLACES as u32, PLACES as u32 + 3);
         assert!((0..few).all(|partition| turns.take(partition, 100, now)));
         assert!((few..many).rev().all(|partition| !turns.take(partition, u64::from(200 - partition), now)));
-        assert!(turns.take(3, 100, now), "it has its turn");
+        assert!(turns.take(few - 1, 100, now), "it has its turn");
         assert_eq!(turns.next(now), None);
-        turns.over(1);
+        turns.over(0);
         assert!(!turns.take(many, 300, now), "others have waited for longer");
         let next = turns.next(now).unwrap();
         assert_eq!(next, many - 1);
