@@ -104,7 +104,7 @@ fn begin<'asked>(
     };
     let made_for_this = line.is_fresh();
     let exchange = line.begin(&asked.head, asked.noted, &stamps, attempt, asked.switch.is_some());
-    Ok(Sending::new(exchange, made_for_this, flight, &asked.body))
+    Ok(Sending::new(exchange, made_for_this, flight, asked))
 }
 
 fn answered(

@@ -100,7 +100,7 @@ impl Drop for Flight {
 pub(crate) fn see_through(mut exchange: InFlight, mut flight: Box<Flight>) {
     let (shared, deadline) = (flight.shared.clone(), flight.deadline);
     bounded(&shared, flight.sever_token(), deadline, async move {
-        let answer = std::future::poll_fn(|context| exchange.poll_answer(context)).await;
+        let answer = std::future::poll_fn(|context| exchange.poll_answer(context, &mut |_| {})).await;
         flight.delivered();
         if let Ok(Answer::Response(response)) = answer {
             read_to_end(response.into_body()).await;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use http::header::HeaderValue;
 use http::request::Parts;
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
@@ -23,6 +23,7 @@ use crate::deadline;
 use crate::exchange::{Unanswered, send};
 use crate::flight::Flight;
 use crate::headers::{self, Identity};
+use crate::interim::Interim;
 use crate::load::Load;
 use crate::local::Background;
 use crate::metrics::{Bounce, WorkerMetrics};
@@ -34,7 +35,7 @@ use crate::retry::Budgets;
 use crate::settings::ForwardSettings;
 use crate::table::{Pod, Refused};
 use crate::ticket::{Admission, Pass, Ticket, Worker};
-use crate::upstream::Upstream;
+use crate::upstream::{AnswerHead, Upstream};
 use crate::waiting::{Waiting, table_is_there};
 use crate::watch::Watch;
 
@@ -67,6 +68,7 @@ pub struct Peer {
     pub address: HeaderValue,
     /// It came by TLS.
     pub secure: bool,
+    pub(crate) interim: Interim,
 }
 
 /// The client is gone, or what it sends is not HTTP: there is nobody to answer.
@@ -200,6 +202,13 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
+    /// A client by HTTP/1.1 is told what its pod says before it answers.
+    pub(crate) fn tell_before_the_answer(&self, head: &AnswerHead) {
+        if self.head.version == Version::HTTP_11 {
+            self.peer.interim.push(head.status, &head.headers);
+        }
+    }
+
     fn new(shared: &Shared, mut request: Request<Incoming>, peer: Rc<Peer>) -> Self {
         let arrived = Instant::now();
         let noted = Noted::of(request.headers());

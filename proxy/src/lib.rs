@@ -17,6 +17,7 @@ mod frames;
 pub mod gate;
 pub mod hash;
 mod headers;
+mod interim;
 mod load;
 mod local;
 #[cfg(all(test, feature = "loom"))]

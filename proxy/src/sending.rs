@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use tokio::time::Instant;
 
 use crate::flight::{Flight, see_through};
-use crate::request_body::RequestBody;
+use crate::forward::Asked;
 use crate::upstream::{Answer, InFlight, SendError};
 use crate::vigil::{Ended, Vigil};
 
@@ -27,21 +27,16 @@ pub(crate) struct Sending<'request> {
     under_way: Option<(InFlight, Box<Flight>)>,
     /// The connection was made for this exchange.
     made_for_this: bool,
-    body: &'request RequestBody,
+    asked: &'request Asked,
     vigil: Vigil,
     begun: Instant,
 }
 
 impl<'request> Sending<'request> {
-    pub(crate) fn new(
-        exchange: InFlight,
-        made_for_this: bool,
-        flight: Box<Flight>,
-        body: &'request RequestBody,
-    ) -> Self {
+    pub(crate) fn new(exchange: InFlight, made_for_this: bool, flight: Box<Flight>, asked: &'request Asked) -> Self {
         let watch = &flight.shared().watch;
         let (vigil, begun) = (Vigil::new(watch.clone()), watch.now());
-        Sending { under_way: Some((exchange, flight)), made_for_this, body, vigil, begun }
+        Sending { under_way: Some((exchange, flight)), made_for_this, asked, vigil, begun }
     }
 }
 
@@ -53,7 +48,8 @@ impl Future for Sending<'_> {
         let Some((exchange, flight)) = &mut this.under_way else {
             return Poll::Pending;
         };
-        let outcome = match exchange.poll_answer(context) {
+        let asked = this.asked;
+        let outcome = match exchange.poll_answer(context, &mut |head| asked.tell_before_the_answer(head)) {
             Poll::Ready(Ok(answer)) => Ok(answer),
             Poll::Ready(Err(SendError::NotSent(_))) if !this.made_for_this => Err(NoAnswer::Stale),
             Poll::Ready(Err(error)) => Err(NoAnswer::Send(error)),
@@ -62,9 +58,9 @@ impl Future for Sending<'_> {
                 // The pod's time runs from when it last had what it needs: while the client still has to send, only
                 // silence is bounded.
                 let deadline = || {
-                    let upload = this.body.upload().filter(|upload| upload.progress > this.begun);
+                    let upload = this.asked.body.upload().filter(|upload| upload.progress > this.begun);
                     let since = upload.map_or(this.begun, |upload| upload.progress);
-                    let patience = match this.body.upload() {
+                    let patience = match this.asked.body.upload() {
                         Some(upload) if upload.awaits_client => shared.idle_timeout,
                         _ => shared.request_timeout,
                     };

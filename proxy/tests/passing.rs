@@ -276,7 +276,7 @@ async fn the_client_gets_the_pods_answer_without_what_was_about_its_connection()
     let mut connection = pod.accept().await;
     connection.head().await;
     connection
-        .write("HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 299 Fine Indeed\r\nconnection: close, x-hop\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nsegue-reason: fenced\r\nx-end: 1\r\ncontent-length: 2\r\n\r\nok")
+        .write("HTTP/1.1 299 Fine Indeed\r\nconnection: close, x-hop\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nsegue-reason: fenced\r\nx-end: 1\r\ncontent-length: 2\r\n\r\nok")
         .await;
     let answer = client.answer().await;
     assert_eq!((answer.status, answer.text(), answer.header("x-end")), (299, "ok", "1"));
@@ -386,4 +386,76 @@ async fn an_upgrade_that_the_pod_declines_is_an_ordinary_answer() {
     let upgrade = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n";
     assert_eq!(client.ask(upgrade).await.status, 201);
     assert_eq!(client.ask("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await.status, 201);
+}
+
+#[tokio::test]
+async fn what_a_pod_says_before_its_answer_is_passed_on_before_it() {
+    let world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    for round in 0..3 {
+        client.write("GET /a HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
+        let mut connection = pod.accept().await;
+        connection.head().await;
+        connection
+            .write("HTTP/1.1 103 Early Hints\r\nlink: </style.css>\r\nconnection: x-hop\r\nx-hop: 1\r\n\r\n")
+            .await;
+        let hints = client.head().await;
+        assert_eq!(
+            (hints.status, hints.header("link"), hints.header("x-hop")),
+            (103, "</style.css>", ""),
+            "round {round}"
+        );
+        // With the next in one piece, too.
+        connection.write("HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </b>\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok").await;
+        assert_eq!(client.head().await.status, 102);
+        assert_eq!(client.head().await.header("link"), "</b>");
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.text()), (200, "ok"));
+    }
+}
+
+#[tokio::test]
+async fn who_knows_no_interim_answers_gets_none() {
+    let mut settings = Settings::default();
+    settings.forward.upstream.protocol = UpstreamProtocol::Http1;
+    let world = World::with(settings);
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let (hints, ok) =
+        ("HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let mut old = Plain::connect(world.address).await;
+    old.write("GET /a HTTP/1.0\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    connection.write([hints, ok].concat()).await;
+    assert_eq!(old.answer().await.status, 200);
+    let http2 = Http2::connect(world.address).await;
+    let asked = tokio::spawn(async move { http2.ask(http2.request("GET", "/b").body(empty()).unwrap()).await });
+    connection.head().await;
+    connection.write([hints, ok].concat()).await;
+    assert_eq!(asked.await.unwrap().text(), "ok");
+}
+
+/// Only 100 asks for the body.
+#[tokio::test]
+async fn a_body_that_waits_for_its_pod_goes_on_waiting_after_hints() {
+    let world = World::new();
+    let pod = Script::new().await;
+    world.lead(0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    client
+        .write("POST /a HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+        .await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    connection.write("HTTP/1.1 103 Early Hints\r\n\r\n").await;
+    assert_eq!(client.head().await.status, 103);
+    connection.write("HTTP/1.1 100 Continue\r\n\r\n").await;
+    assert_eq!(client.head().await.status, 100);
+    client.write("hi").await;
+    assert_eq!(connection.exactly(2).await, "hi");
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.answer().await.status, 200);
 }

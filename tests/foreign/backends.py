@@ -55,6 +55,12 @@ async def serve_aiohttp(name, port):
         await answer.write(b"%d" % received)
         return answer
 
+    async def hints(request):
+        """Says something before it answers."""
+        request.transport.write(b"HTTP/1.1 103 Early Hints\r\nlink: </style.css>\r\n\r\n")
+        await asyncio.sleep(0.05)
+        return web.Response(text="behind the hints")
+
     async def misdirected(_):
         return web.Response(status=421, text="the service's own 421")
 
@@ -72,6 +78,7 @@ async def serve_aiohttp(name, port):
     app.router.add_get("/drip", drip)
     app.router.add_get("/big", big)
     app.router.add_post("/early", early)
+    app.router.add_get("/hints", hints)
     app.router.add_route("*", "/slow", slow)
     app.router.add_get("/misdirected", misdirected)
 

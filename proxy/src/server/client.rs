@@ -32,6 +32,7 @@ use super::Idle;
 use super::io::ClientIo;
 use crate::answer::{AnswerBody, AnswerError};
 use crate::forward::{ClientGone, Forward, Peer};
+use crate::interim::Interim;
 use crate::local::LocalExecutor;
 use crate::metrics::WorkerMetrics;
 use crate::respond::Own;
@@ -295,7 +296,8 @@ impl Seat {
                 None => return,
             },
         };
-        let peer = Rc::new(Peer { address: peer, secure: stream.is_secure() });
+        let interim = Interim::default();
+        let peer = Rc::new(Peer { address: peer, secure: stream.is_secure(), interim: interim.clone() });
         let mut ahead = BytesMut::new();
         let recognised = match stream.agreed_on_http2() {
             Some(is_http2) => Ok(Some(is_http2)),
@@ -306,12 +308,12 @@ impl Seat {
             Ok(None) => return,
             Err(order) => {
                 if order == Order::TooSlow {
-                    ClientIo::new(stream, Bytes::new(), client.arrived.clone()).refuse(Own::TooSlow);
+                    ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim).refuse(Own::TooSlow);
                 }
                 return;
             }
         };
-        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone());
+        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim);
         client.http2.set(is_http2);
         if is_http2 {
             // In a box, as a connection by HTTP/1.1 would have room for it otherwise.
@@ -396,9 +398,11 @@ fn service(
         let serving = Serving::begin(&client);
         // hyper moves what it is given more than once: one pointer instead of kilobytes.
         let answer = Box::pin(forward.call(request, peer.clone()));
-        let client = client.clone();
+        let (client, peer) = (client.clone(), peer.clone());
         async move {
             let mut answer = answer.await?;
+            // Whatever its client has had no room for comes too late now.
+            drop(peer.interim.take());
             if client.order.get() == Order::Leave && is_http1_answer(&client, &answer) {
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

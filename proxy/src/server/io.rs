@@ -1,7 +1,7 @@
 //! A client's connection as hyper reads and writes it.
 //!
-//! Puts back what was read to tell HTTP/1.1 from HTTP/2, notes when bytes arrive, and completes the one answer that
-//! hyper gives without asking: its bare 431. What must stay true: bytes pass unchanged otherwise.
+//! Puts back what was read to tell HTTP/1.1 from HTTP/2, notes when bytes arrive, writes what comes before an answer, and
+//! completes the one answer that hyper gives without asking: its bare 431. What must stay true: bytes pass unchanged otherwise.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,6 +12,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::interim::Interim;
 use crate::respond::{Own, SEGUE_REASON};
 use crate::tls::Stream;
 
@@ -26,11 +27,22 @@ pub(super) struct ClientIo {
     instead: Option<(Bytes, usize)>,
     /// Set when bytes arrive. It goes along with a connection that is upgraded, hence no `Rc`.
     arrived: Arc<AtomicBool>,
+    interim: Interim,
+    /// Of those, what is being written.
+    between: Bytes,
 }
 
 impl ClientIo {
-    pub(super) fn new(stream: Stream, ahead: Bytes, arrived: Arc<AtomicBool>) -> Self {
-        ClientIo { stream, ahead, instead: None, arrived }
+    pub(super) fn new(stream: Stream, ahead: Bytes, arrived: Arc<AtomicBool>, interim: Interim) -> Self {
+        ClientIo { stream, ahead, instead: None, arrived, interim, between: Bytes::new() }
+    }
+
+    fn poll_write_between(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.between.has_remaining() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.between))?;
+            self.between.advance(written);
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Says why, and that it is over; for a client that never finished a head. As far as it takes no waiting.
@@ -86,6 +98,7 @@ impl AsyncRead for ClientIo {
 impl AsyncWrite for ClientIo {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
+        ready!(this.poll_write_between(context))?;
         if this.instead.is_none() && is_bare_431(bytes) {
             this.instead = Some((own_answer(Own::HeadTooLarge), bytes.len()));
         }
@@ -120,6 +133,7 @@ impl AsyncWrite for ClientIo {
             }
             return self.poll_write(context, &joined[..end]);
         }
+        ready!(self.poll_write_between(context))?;
         Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 
@@ -128,6 +142,13 @@ impl AsyncWrite for ClientIo {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // hyper flushes once it has written all that it had.
+        if self.between.is_empty()
+            && let Some(heads) = self.interim.take()
+        {
+            self.between = heads;
+        }
+        ready!(self.poll_write_between(context))?;
         Pin::new(&mut self.stream).poll_flush(context)
     }
 

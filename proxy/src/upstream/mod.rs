@@ -33,6 +33,7 @@ use crate::table::Pod;
 use crate::tls::{Offer, Stream};
 use crate::watch::Watch;
 use backoff::BackOff;
+pub(crate) use http1::AnswerHead;
 use http1::Connection;
 #[cfg(feature = "fuzzing")]
 pub(crate) use http1::fuzzing;
@@ -322,9 +323,14 @@ pub(crate) enum Answer {
 }
 
 impl InFlight {
-    pub(crate) fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Answer, SendError>> {
+    /// `interim`: gets what a pod answers before its answer.
+    pub(crate) fn poll_answer(
+        &mut self,
+        context: &mut Context<'_>,
+        interim: &mut dyn FnMut(&http1::AnswerHead),
+    ) -> Poll<Result<Answer, SendError>> {
         Poll::Ready(match self {
-            InFlight::Http1(exchange) => ready!(exchange.poll_answer(context)).map(|answer| match answer {
+            InFlight::Http1(exchange) => ready!(exchange.poll_answer(context, interim)).map(|answer| match answer {
                 http1::Answer::Response(head, reader) => Answer::Response(response(head, AnswerStream::Http1(reader))),
                 http1::Answer::Switched(head, stream, read) => Answer::Switched(response(head, ()), stream, read),
             }),

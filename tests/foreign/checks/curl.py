@@ -153,6 +153,14 @@ async def early(site, version):
     assert answer.body == b"early %d" % len(data), answer.body[:100]
 
 
+@each(("HTTP/1.0", "HTTP/1.1"), AIOHTTP, "103 before the answer, for who knows 1xx")
+async def hints(site, version):
+    answer = await curl(site, "/hints", version=version)
+    assert answer.status == 200 and answer.body == b"behind the hints", answer.log
+    told = "< HTTP/1.1 103 Early Hints" in answer.log and got(answer, "link") == "</style.css>"
+    assert told == (version == "HTTP/1.1"), answer.log
+
+
 @each(("HTTP/1.1", "HTTP/2"), AIOHTTP, "OPTIONS *")
 async def options(site, version):
     answer = await curl(site, "/", "-X", "OPTIONS", "--request-target", "*", version=version)

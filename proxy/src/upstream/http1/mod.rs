@@ -145,8 +145,13 @@ impl Exchange {
         }
     }
 
-    /// Sends and waits for the head of the answer.
-    pub(crate) fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Answer, SendError>> {
+    /// Sends and waits for the head of the answer. What the pod says before it, and is not about the request's body, goes to
+    /// `interim`.
+    pub(crate) fn poll_answer(
+        &mut self,
+        context: &mut Context<'_>,
+        interim: &mut dyn FnMut(&AnswerHead),
+    ) -> Poll<Result<Answer, SendError>> {
         let Some(live) = &mut self.live else {
             return Poll::Ready(Err(SendError::Failed(Broken::Closed)));
         };
@@ -170,10 +175,15 @@ impl Exchange {
                         Err(SendError::Failed(Broken::Garbled))
                     };
                 }
-                Poll::Ready(Ok(head)) if head.status.is_informational() => {
-                    // Of these only 100 concerns a proxy; hyper's server can pass none of the others on.
+                Poll::Ready(Ok(head)) if head.status == StatusCode::CONTINUE => {
                     live.upload.withheld = false;
                     self.continue_timer = None;
+                }
+                Poll::Ready(Ok(head)) if head.status.is_informational() => {
+                    interim(&head);
+                    // The answer may be here already: this one has to be written before.
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
                 }
                 Poll::Ready(Ok(head)) => break Ok(head),
             }
