@@ -36,6 +36,7 @@ class World:
             return Site(self.segue, self.folder, self.etcd, kind, upstreams, **settings)
 
         self.aiohttp = site("aiohttp", self.serve("aiohttp"), protocol="http1")
+        self.direct = site("direct", self.serve("aiohttp"), protocol="http1", past_sidecar=True)
         self.grpc = site("grpc", self.serve("grpc"))
         self.websockets = site("websockets", self.serve("websockets", self.note))
         ports = {(name, http2): free_port() for name in "ab" for http2 in (False, True)}
@@ -45,7 +46,8 @@ class World:
         self.nginx2 = site("nginx2", {name: ports[name, True] for name in "ab"}, protocol="http2")
         # Nobody serves there, so that everything is held.
         self.nobody = site("nobody", {}, limits='[router.stash]\nmax_wait = "1s"')
-        await asyncio.gather(*(one.ready() for one in (self.aiohttp, self.grpc, self.websockets, self.nginx1, self.nginx2)))
+        served = (self.aiohttp, self.direct, self.grpc, self.websockets, self.nginx1, self.nginx2)
+        await asyncio.gather(*(one.ready() for one in served))
 
     def serve(self, kind, *rest):
         ports = {name: free_port() for name in "ab"}

@@ -88,9 +88,11 @@ class Etcd:
 class Site:
     """A router and two pods, `a` and `b`, in front of one kind of service."""
 
-    def __init__(self, segue, folder, etcd, kind, upstreams, protocol="auto", limits=""):
+    def __init__(self, segue, folder, etcd, kind, upstreams, protocol="auto", limits="", past_sidecar=False):
         self.segue, self.folder, self.etcd, self.kind = segue, folder, etcd, kind
         self.upstreams = upstreams
+        # Routers then send to the service itself, and the sidecar only takes part.
+        self.past_sidecar = past_sidecar
         self.port, self.admin = free_port(), free_port()
         self.pods = {}
         self.moving = asyncio.Lock()
@@ -129,10 +131,12 @@ listen = "127.0.0.1:{self.admin}"
     def start_pod(self, name):
         # A port of its own for each life: the one before may still be closing.
         listen = free_port()
+        advertised = self.upstreams[name] if self.past_sidecar else listen
         self.pods[name] = self.start(name, f"""
 [pod]
 name = "{name}"
 listen = "127.0.0.1:{listen}"
+advertise = "127.0.0.1:{advertised}"
 upstream = "127.0.0.1:{self.upstreams[name]}"
 lease_ttl = "5s"
 """)

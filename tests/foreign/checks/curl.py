@@ -153,7 +153,7 @@ async def early(site, version):
     assert answer.body == b"early %d" % len(data), answer.body[:100]
 
 
-@each(("HTTP/1.0", "HTTP/1.1"), AIOHTTP, "103 before the answer, for who knows 1xx")
+@each(("HTTP/1.0", "HTTP/1.1"), {"aiohttp, HTTP/1.1": "direct"}, "103 before the answer, for who knows 1xx")
 async def hints(site, version):
     answer = await curl(site, "/hints", version=version)
     assert answer.status == 200 and answer.body == b"behind the hints", answer.log
