@@ -1,6 +1,6 @@
 //! The routing table: for each partition its gate, where it leads, and who waits before it.
 //!
-//! The request path reads it without a lock; [`Plane`](crate::plane) changes it as the protocol says. A dense
+//! The request path reads it without a lock; `plane` changes it as the protocol says. A dense
 //! array by partition number, one cache line each; counters of its own for each worker.
 //! What must stay true, for each partition:
 //! * where it leads changes only while the gate is closed and empty, so whoever is inside may read it;
