@@ -29,7 +29,8 @@ pub struct Message {
     pub fields: Vec<(String, Vec<u8>)>,
     pub body: Vec<u8>,
     pub trailers: Vec<(String, Vec<u8>)>,
-    /// Its length and its coding both, or a coding of HTTP/1.0: whoever reads on reads at his own risk.
+    /// Its length and its coding both, a coding of HTTP/1.0, or a bare LF among its trailers (which hyper neither takes for the
+    /// end of a line nor refuses: it reads on until a line ends as it should): whoever reads on reads at his own risk.
     pub ambiguous: bool,
 }
 
@@ -96,12 +97,13 @@ pub fn request(bytes: &[u8], manner: Manner) -> Result<(Message, usize), Stop> {
         let last = last.rsplit(|byte| *byte == b',').next().unwrap_or_default();
         last.trim_ascii().eq_ignore_ascii_case(b"chunked")
     });
-    let ambiguous = !codings.is_empty() && (!lengths.is_empty() || http10);
+    let mut ambiguous = !codings.is_empty() && (!lengths.is_empty() || http10);
     match chunked {
         Some(false) => return Err(Malformed("a body whose end nobody knows")),
         Some(true) if http10 => return Err(Malformed("a coding in HTTP/1.0")),
         Some(true) => {
-            let (body, trailers, length) = chunked_body(&bytes[at..], manner)?;
+            let (body, trailers, trailers_at, length) = chunked_body(&bytes[at..], manner)?;
+            ambiguous |= fields(&bytes[at + trailers_at..], Manner::Strict).is_err();
             (message.body, message.trailers) = (body, trailers);
             at += length;
         }
@@ -187,7 +189,8 @@ fn line(bytes: &[u8], manner: Manner) -> Result<(&[u8], usize), Stop> {
     Ok((text, end + 1))
 }
 
-fn chunked_body(bytes: &[u8], manner: Manner) -> Result<(Vec<u8>, Fields, usize), Stop> {
+/// The body, its trailers, where those begin, and the length of all.
+fn chunked_body(bytes: &[u8], manner: Manner) -> Result<(Vec<u8>, Fields, usize, usize), Stop> {
     let (mut body, mut at) = (Vec::new(), 0);
     loop {
         // No server has to put up with bare LFs here, and none should.
@@ -204,7 +207,7 @@ fn chunked_body(bytes: &[u8], manner: Manner) -> Result<(Vec<u8>, Fields, usize)
         let size = size.and_then(|size| usize::try_from(size).ok()).ok_or(Malformed("a chunk beyond all sizes"))?;
         if size == 0 {
             let (trailers, length) = fields(&bytes[at..], manner)?;
-            return Ok((body, trailers, at + length));
+            return Ok((body, trailers, at, at + length));
         }
         body.extend_from_slice(bytes[at..].get(..size).ok_or(Incomplete)?);
         at += size;
@@ -227,7 +230,7 @@ pub fn answer(bytes: &[u8], method: &[u8]) -> Result<(Message, usize), Stop> {
         return Err(Malformed("more than one framing"));
     }
     if message.has("transfer-encoding") {
-        let (body, trailers, length) = chunked_body(&bytes[at..], Manner::Strict)?;
+        let (body, trailers, _, length) = chunked_body(&bytes[at..], Manner::Strict)?;
         (message.body, message.trailers) = (body, trailers);
         return Ok((message, at + length));
     }
