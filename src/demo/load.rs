@@ -5,7 +5,8 @@
 //! HTTP/2 connection without waiting, which is what can be overtaken in a cutover.
 //!
 //! What is sound to conclude from their records is said in [`check`](super::check). Nothing is ever sent again, except
-//! what certainly was not looked at (its connection was closed before, or its router said so with a GOAWAY), and, for tests, by [`LoadSettings::repeats`].
+//! what certainly was not looked at (its connection was closed before, or its router said so with a GOAWAY), and, for
+//! tests, by [`LoadSettings::repeats`].
 
 mod burst;
 mod connection;
