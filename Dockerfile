@@ -3,29 +3,29 @@
 #   docker build -t segue .
 #   docker run -v "$PWD/router.toml:/etc/segue/router.toml:ro" -p 8080:8080 segue run --config /etc/segue/router.toml
 
-# What a build of the dependencies depends on: every manifest and the lock, and each target with nothing in it. A change
-# of the code leaves this stage's result as it was, and so the next one's dependencies are built only when they change.
-FROM debian:bookworm-slim AS manifests
-WORKDIR /segue
-COPY . .
-RUN find . -type f ! -name Cargo.toml ! -name Cargo.lock ! -path './.cargo/*' \
-      ! -regex '.*/\(build\|lib\|main\)\.rs' ! -regex '\./\([^/]*/\)?\(benches\|examples\|tests\)/[^/]*\.rs' -delete \
- && find . -name '*.rs' -exec sh -c 'for file; do echo "fn main() { }" > "$file"; done' stubs {} + \
- && find . -type d -empty -delete
-
-FROM rust:1.95-bookworm AS build
+# cargo-chef reduces the workspace to its manifests, so that the dependencies are built in a layer of their own and built
+# again only when they change.
+FROM rust:1.95-bookworm AS chef
 RUN apt-get update \
  && apt-get install -y --no-install-recommends libprotobuf-dev protobuf-compiler \
  && rm -rf /var/lib/apt/lists/*
+RUN cargo install --locked cargo-chef@0.1.78
+WORKDIR /segue
+
+FROM chef AS recipe
+COPY . .
+RUN cargo chef prepare
+
+FROM chef AS build
 # Names of functions stay, for backtraces; what debuggers need goes.
 ENV CARGO_PROFILE_RELEASE_DEBUG=none CARGO_PROFILE_RELEASE_STRIP=debuginfo
-WORKDIR /segue
-COPY --from=manifests /segue .
-RUN cargo build --release --locked --bin segue
+COPY --from=recipe /segue/recipe.json .
+RUN cargo chef cook --release --locked --bin segue
 COPY . .
-# Cargo goes by times, and the files may be older than what was built in their stead.
-RUN find . -name '*.rs' -exec touch {} + \
- && cargo build --release --locked --bin segue
+# For segue_build_info: docker build --build-arg REVISION=$(git rev-parse HEAD) .
+ARG REVISION=unknown
+ENV SEGUE_REVISION=$REVISION
+RUN cargo build --release --locked --bin segue
 # The image's file system: the binary, the libraries that it names, whom it runs as, and whose work that is.
 RUN mkdir -p /image/usr/local/bin /image/etc /image/usr/share/doc/segue \
  && cp target/release/segue /image/usr/local/bin/ \

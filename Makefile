@@ -3,6 +3,10 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 
+# Everything that searches, simulates or attacks, in one build: cargo unifies features over what is built together, so
+# that building each part alone would build most dependencies once for each.
+BUILD_VERIFY = $(CARGO) build --profile verify --locked --workspace --bins --example writer
+
 .PHONY: help
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -17,49 +21,58 @@ test: setup-build setup-etcd lint ## Format, lints and every test, against a rea
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 .PHONY: lint
-lint: setup-build ## Formatting, clippy, and that the protocol's core needs no runtime
+lint: setup-build ## Formatting, clippy, documentation, and that the protocol's core needs no runtime
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy -p segue-coordination --no-default-features --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
 
 .PHONY: model
 model: setup-build ## Exhaustive model of the handoff: every scenario, states and verdicts (ARGS=--large: a longer search)
-	@$(CARGO) run --profile verify --locked -p segue-model -- check $(ARGS)
+	@$(BUILD_VERIFY)
+	@target/verify/segue-model check $(ARGS)
 
 .PHONY: mutants
 mutants: setup-build ## Take out one rule of the protocol at a time and see the model find the fault
-	@$(CARGO) run --profile verify --locked -p segue-model -- mutants $(ARGS)
+	@$(BUILD_VERIFY)
+	@target/verify/segue-model mutants $(ARGS)
 
 SEEDS ?= 1000
 .PHONY: simulate
 simulate: setup-build ## Simulate whole clusters under random faults, SEEDS of them (ARGS="--seed N": replay one)
-	@$(CARGO) run --profile verify --locked -p segue-simulation -- --seeds $(SEEDS) $(ARGS)
+	@$(BUILD_VERIFY)
+	@target/verify/segue-simulation --seeds $(SEEDS) $(ARGS)
 
 .PHONY: loom
 loom: setup-build ## Every interleaving of gate, stash and table, and of the pod's door
-	@set -o pipefail; for crate in segue-proxy segue-coordination; do \
-	  $(CARGO) test --profile verify --locked -p $$crate --features loom --lib loom:: -- --nocapture --test-threads 2 || exit; \
-	done | scripts/loom-sum
+	@set -o pipefail; RUSTFLAGS="$$RUSTFLAGS --cfg segue_loom" $(CARGO) test --profile verify --locked --target-dir target/loom \
+	  -p segue-proxy -p segue-coordination --lib loom:: -- --nocapture --test-threads 2 | scripts/loom-sum
 
 .PHONY: chaos
 chaos: setup-build setup-etcd setup-netns ## Kill, stop and cut off real processes and a 3-node etcd cluster under load (needs root; ARGS=--short)
-	@$(CARGO) build --profile verify --locked --bin segue --example writer
-	@$(CARGO) run --profile verify --locked -p segue-chaos -- $(ARGS)
+	@$(BUILD_VERIFY)
+	@target/verify/segue-chaos $(ARGS)
+
+RUNS ?= 20
+.PHONY: failover
+failover: setup-build setup-etcd setup-netns ## Have pods' hosts vanish RUNS times: how long after the lease their partitions are served (needs root)
+	@$(BUILD_VERIFY)
+	@target/verify/segue-chaos $$(printf -- '--scenario vanished-host %.0s' $$(seq $(RUNS)))
 
 .PHONY: foreign
 foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and servers nobody here wrote (ARGS="--only websocket")
-	@$(CARGO) build --profile verify --locked --bin segue
+	@$(BUILD_VERIFY)
 	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/foreign/run.py --segue target/verify/segue $(ARGS)
 
 .PHONY: abuse
 abuse: setup-build setup-etcd ## Attack, overload and fill a router while well-behaved clients go on (ARGS="--only h2-")
-	@$(CARGO) build --profile verify --locked -p segue -p segue-abuse --bin segue --bin segue-abuse
+	@$(BUILD_VERIFY)
 	@target/verify/segue-abuse $(ARGS)
 
 MINUTES ?= 10
 .PHONY: soak
 soak: setup-build setup-etcd ## A steady load with handoffs for MINUTES: does memory grow?
-	@$(CARGO) build --profile verify --locked -p segue -p segue-abuse --bin segue --bin segue-abuse
+	@$(BUILD_VERIFY)
 	@target/verify/segue-abuse soak --minutes $(MINUTES)
 
 SECONDS ?= 60
@@ -82,13 +95,18 @@ pause: setup-build setup-etcd ## How long clients wait when partitions move, aga
 	@$(CARGO) bench --locked --bench pause -- $(ARGS)
 
 .PHONY: deny
-deny: ## Licences, advisories and sources of the dependencies (installs cargo-deny if it is missing)
-	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
-	cargo-deny --log-level warn check
+deny: ## Licences, sources and advisories of the dependencies (ARGS="licenses bans sources": without the advisories, which come from GitHub)
+	@# Unoptimised: it works for two seconds, and an optimised build takes minutes.
+	@$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked --debug cargo-deny
+	$(CARGO) deny --log-level warn check $(ARGS)
 
 .PHONY: test-image
 test-image: ## Build the Dockerfile and move partitions between containers under load (needs a Docker engine)
 	tests/image/run.sh
+
+.PHONY: test-fresh
+test-fresh: setup-fresh ## Demo and tests in a minimal Debian that has nothing else (needs root; ARGS=COMMAND: only that)
+	scripts/test-fresh $(ARGS)
 
 .PHONY: setup-build
 setup-build: # What the build needs beyond a Rust toolchain and a C compiler
@@ -105,6 +123,10 @@ setup-netns: # What hosts of their own need
 .PHONY: setup-foreign
 setup-foreign: # curl, nghttp2, nginx, and Python's packages
 	@scripts/setup foreign
+
+.PHONY: setup-fresh
+setup-fresh: # debootstrap
+	@scripts/setup fresh
 
 .PHONY: setup-peers
 setup-peers: # HAProxy, nginx, h2load; and what Pingora's C parts are built with

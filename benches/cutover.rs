@@ -3,11 +3,14 @@
 use std::time::{Duration, Instant as StdInstant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
 use tokio::time::Instant;
 
 mod support;
 use support::{open_table, pass, switch, wait};
+
+const P0: PartitionId = PartitionId::new(0);
 
 /// From the stop until the gate is open again and everyone who waited has been let in.
 fn pause(criterion: &mut Criterion) {
@@ -26,12 +29,12 @@ fn pause(criterion: &mut Criterion) {
                 for _ in 0..iterations {
                     epoch += 1;
                     let begin = StdInstant::now();
-                    table.stop(0, HoldCause::Handoff);
+                    table.stop(P0, HoldCause::Handoff);
                     total += begin.elapsed();
                     let now = Instant::now();
-                    let waiting: Vec<_> = (0..*stashed).map(|_| wait(&worker, 0, now)).collect();
+                    let waiting: Vec<_> = (0..*stashed).map(|_| wait(&worker, P0, now)).collect();
                     let begin = StdInstant::now();
-                    switch(&table, 0, "pod", epoch);
+                    switch(&table, P0, "pod", epoch);
                     // Each is let in and has its outcome; the flush lets the next ones in as they have.
                     runtime.block_on(async {
                         for ticket in waiting {
@@ -55,11 +58,11 @@ fn pause(criterion: &mut Criterion) {
                 for _ in 0..iterations {
                     epoch += 1;
                     let now = Instant::now();
-                    let passes: Vec<_> = (0..*in_flight).map(|_| pass(&worker, 0, now)).collect();
+                    let passes: Vec<_> = (0..*in_flight).map(|_| pass(&worker, P0, now)).collect();
                     let begin = StdInstant::now();
-                    table.stop(0, HoldCause::Handoff);
+                    table.stop(P0, HoldCause::Handoff);
                     drop(passes);
-                    switch(&table, 0, "pod", epoch);
+                    switch(&table, P0, "pod", epoch);
                     total += begin.elapsed();
                 }
                 total

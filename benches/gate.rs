@@ -7,13 +7,16 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use tokio::time::Instant;
 
 mod support;
+use segue_coordination::protocol::ids::PartitionId;
 use support::{open_table, pass};
+
+const P7: PartitionId = PartitionId::new(7);
 
 fn enter_and_leave(criterion: &mut Criterion) {
     let table = open_table(2);
     let now = Instant::now();
     let worker = table.worker(0);
-    criterion.bench_function("gate/enter+leave, one thread", |bencher| bencher.iter(|| drop(pass(&worker, 7, now))));
+    criterion.bench_function("gate/enter+leave, one thread", |bencher| bencher.iter(|| drop(pass(&worker, P7, now))));
     criterion.bench_function("gate/enter+leave, two threads on one partition", |bencher| {
         bencher.iter_custom(|iterations| both(&table, iterations, now));
     });
@@ -31,7 +34,7 @@ fn both(table: &Arc<segue_proxy::table::Table>, iterations: u64, now: Instant) -
                 barrier.wait();
                 let begin = StdInstant::now();
                 for _ in 0..iterations {
-                    drop(std::hint::black_box(pass(&worker, 7, now)));
+                    drop(std::hint::black_box(pass(&worker, P7, now)));
                 }
                 begin.elapsed()
             })

@@ -1,21 +1,48 @@
 //! The admin endpoint: `/health`, `/ready`, `/metrics`, `/status`.
 //!
-//! It shows what the process's parts say of themselves and decides nothing.
+//! It shows what the process's parts say of themselves and decides nothing. It has a thread of its own, so that whatever
+//! is asked of it takes nothing from the threads that renew leases.
+//!
+//! # Invariants
+//! * A bounded number of connections is open, and none stays that says or takes nothing.
+//! * Readers share a page: asking more often makes no more of them, however many partitions they list.
 
-use std::net::SocketAddr;
-use std::os::fd::AsFd as _;
-use std::sync::Arc;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use axum::Router;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Json, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use prometheus_client::registry::Registry;
 use serde_json::{Map, Value};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Connections at a time. A few of those that come on top are told so, the others are closed without a word.
+const CONNECTIONS: usize = 64;
+const TURNED_AWAY: usize = 16;
+/// How long a request's head may take, and so a pause between two requests; how long a client may read nothing.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a connection may last, whatever it does.
+const LIFE: Duration = Duration::from_secs(60);
+/// How long accepting rests after an error, such as no files left.
+const REST: Duration = Duration::from_millis(50);
+/// A page is made again once it is this many times as old as it took to make, but at the latest after the second: making
+/// pages takes at most a twentieth of the thread's time.
+const SHARE: u32 = 20;
+const OLDEST: Duration = Duration::from_secs(1);
 
 /// A role of this process, as the admin endpoint sees it.
 pub trait Part: Send + Sync + 'static {
@@ -32,50 +59,144 @@ pub trait Part: Send + Sync + 'static {
 struct Shared {
     parts: Vec<Arc<dyn Part>>,
     registry: Registry,
+    metrics: Page,
+    status: Page,
 }
 
 /// A bound admin endpoint.
 #[derive(Debug)]
 pub struct Admin {
-    listener: TcpListener,
+    listener: StdListener,
 }
 
 impl Admin {
     /// Binds the address, so that one in use is found before anything is started; or takes over a listener that has it.
-    pub async fn bind(address: SocketAddr, taken_over: Option<std::net::TcpListener>) -> anyhow::Result<Self> {
-        if let Some(listener) = taken_over {
-            listener.set_nonblocking(true)?;
-            return Ok(Admin { listener: TcpListener::from_std(listener)? });
-        }
-        let listener =
-            TcpListener::bind(address).await.with_context(|| format!("admin.listen: cannot listen on {address}"))?;
+    pub fn bind(address: SocketAddr, taken_over: Option<StdListener>) -> anyhow::Result<Self> {
+        let bind = || StdListener::bind(address).with_context(|| format!("admin.listen: cannot listen on {address}"));
+        let listener = taken_over.map_or_else(bind, Ok)?;
+        listener.set_nonblocking(true)?;
         Ok(Admin { listener })
     }
 
     /// The listener once more, for a process that is to take it over.
-    pub fn duplicate(&self) -> std::io::Result<std::net::TcpListener> {
-        Ok(self.listener.as_fd().try_clone_to_owned()?.into())
+    pub fn duplicate(&self) -> io::Result<StdListener> {
+        self.listener.try_clone()
     }
 
     /// The address that it listens on.
-    pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until `shutdown`.
+    /// Serves, on a thread of its own, until `shutdown`, or until this is dropped.
     pub async fn serve(
         self,
         parts: Vec<Arc<dyn Part>>,
         registry: Registry,
         shutdown: CancellationToken,
-    ) -> std::io::Result<()> {
+    ) -> io::Result<()> {
+        let shared = Shared { parts, registry, metrics: Page::default(), status: Page::default() };
         let routes = Router::new()
             .route("/health", get(|| async { "alive\n" }))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
             .route("/status", get(status))
-            .with_state(Arc::new(Shared { parts, registry }));
-        axum::serve(self.listener, routes).with_graceful_shutdown(shutdown.cancelled_owned()).await
+            .with_state(Arc::new(shared));
+        let end = shutdown.child_token();
+        let _end_when_dropped = end.clone().drop_guard();
+        let (done, served) = oneshot::channel();
+        std::thread::Builder::new().name("segue-admin".to_owned()).spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let _ = done.send(runtime.and_then(|runtime| runtime.block_on(accept(self.listener, routes, end))));
+        })?;
+        served.await.unwrap_or_else(|_| Err(io::Error::other("the admin endpoint's thread has panicked")))
+    }
+}
+
+/// Accepts until the end, and then waits for those who are being answered.
+async fn accept(listener: StdListener, routes: Router, end: CancellationToken) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    let (places, turned_away) = (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Semaphore::new(TURNED_AWAY)));
+    let clients = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = end.cancelled() => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(REST).await;
+            continue;
+        };
+        if let Ok(place) = places.clone().try_acquire_owned() {
+            let (routes, end) = (routes.clone(), end.clone());
+            clients.spawn(async move {
+                serve(stream, routes, end).await;
+                drop(place);
+            });
+        } else if let Ok(place) = turned_away.clone().try_acquire_owned() {
+            tokio::spawn(async move {
+                let _ = tokio::time::timeout(OLDEST, turn_away(stream)).await;
+                drop(place);
+            });
+        }
+    }
+    drop(listener);
+    clients.close();
+    clients.wait().await;
+    Ok(())
+}
+
+async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
+    // Of a client that reads nothing only the kernel knows.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, PATIENCE.as_millis() as u32);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = async { tokio::select! { () = end.cancelled() => {}, () = tokio::time::sleep(LIFE) => {} } } => {
+            connection.as_mut().graceful_shutdown();
+            tokio::time::timeout(PATIENCE, connection).await.unwrap_or(Ok(()))
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection to the admin endpoint has ended");
+    }
+}
+
+/// Says that there is no room, and waits until that can have been read.
+async fn turn_away(mut stream: TcpStream) -> io::Result<()> {
+    let answer = "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n";
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await?;
+    let mut unread = [0; 1024];
+    while stream.read(&mut unread).await? > 0 {}
+    Ok(())
+}
+
+/// A page that was made for one reader and serves the next ones while it is fresh.
+#[derive(Default)]
+struct Page(Mutex<Option<Made>>);
+
+struct Made {
+    at: Instant,
+    took: Duration,
+    body: Bytes,
+}
+
+impl Page {
+    fn get(&self, make: impl FnOnce() -> Vec<u8>) -> Bytes {
+        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(made) = made.as_ref().filter(|made| made.at.elapsed() < (made.took * SHARE).min(OLDEST)) {
+            return made.body.clone();
+        }
+        let began = Instant::now();
+        let body = Bytes::from(make());
+        *made = Some(Made { at: Instant::now(), took: began.elapsed(), body: body.clone() });
+        body
     }
 }
 
@@ -92,15 +213,110 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    shared.parts.iter().for_each(|part| part.refresh());
-    let mut text = String::new();
-    if prometheus_client::encoding::text::encode(&mut text, &shared.registry).is_err() {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    }
-    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response()
+    let body = shared.metrics.get(|| {
+        shared.parts.iter().for_each(|part| part.refresh());
+        let mut text = String::new();
+        // Only a collector of ours could fail, and writing to a string does not.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &shared.registry);
+        text.into_bytes()
+    });
+    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], body).into_response()
 }
 
-async fn status(State(shared): State<Arc<Shared>>) -> Json<Value> {
-    let parts = shared.parts.iter().map(|part| (part.name().to_owned(), part.status()));
-    Json(Value::Object(parts.collect::<Map<String, Value>>()))
+async fn status(State(shared): State<Arc<Shared>>) -> Response {
+    let body = shared.status.get(|| {
+        let parts = shared.parts.iter().map(|part| (part.name().to_owned(), part.status()));
+        Value::Object(parts.collect::<Map<String, Value>>()).to_string().into_bytes()
+    });
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    /// A part whose status takes long to make.
+    #[derive(Default)]
+    struct Slow {
+        made: AtomicUsize,
+        elsewhere: AtomicUsize,
+    }
+
+    impl Part for Slow {
+        fn name(&self) -> &'static str {
+            "slow"
+        }
+
+        fn ready(&self) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn status(&self) -> Value {
+            self.made.fetch_add(1, SeqCst);
+            self.elsewhere.fetch_add(usize::from(std::thread::current().name() != Some("segue-admin")), SeqCst);
+            std::thread::sleep(Duration::from_millis(100));
+            Value::from("x".repeat(1 << 20))
+        }
+    }
+
+    fn start() -> (SocketAddr, Arc<Slow>, tokio::task::JoinHandle<io::Result<()>>, CancellationToken) {
+        let admin = Admin::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).unwrap();
+        let (address, part, end) = (admin.local_addr().unwrap(), Arc::<Slow>::default(), CancellationToken::new());
+        let serving = tokio::spawn(admin.serve(vec![part.clone()], Registry::default(), end.clone()));
+        (address, part, serving, end)
+    }
+
+    async fn ask(address: SocketAddr, path: &str) -> io::Result<String> {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").as_bytes()).await?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await?;
+        Ok(text)
+    }
+
+    #[tokio::test]
+    async fn a_crowd_of_readers_shares_a_page_and_takes_nothing_from_other_threads() {
+        let (address, part, _serving, _end) = start();
+        let mut readers = JoinSet::new();
+        let began = Instant::now();
+        for _ in 0..1000 {
+            readers.spawn(async move { ask(address, "/status").await.unwrap_or_default() });
+        }
+        let answers = readers.join_all().await;
+        let served = answers.iter().filter(|answer| answer.starts_with("HTTP/1.1 200")).count();
+        let made = part.made.load(SeqCst);
+        assert!(served >= CONNECTIONS, "{served} were served");
+        assert!(made <= 1 + began.elapsed().as_secs() as usize, "{made} pages were made for {served} readers");
+        assert_eq!(part.elsewhere.load(SeqCst), 0);
+    }
+
+    #[tokio::test]
+    async fn one_connection_too_many_is_told_so_and_idle_ones_make_room() {
+        let (address, _, serving, end) = start();
+        let mut idle = Vec::new();
+        for _ in 0..CONNECTIONS {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        // Accepted in the order of arrival, so all of those have places.
+        let refused = ask(address, "/health").await.unwrap();
+        assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+        let mut first = idle.swap_remove(0);
+        tokio::time::timeout(2 * PATIENCE, first.read_u8()).await.expect("an idle connection is closed").unwrap_err();
+        let answer = tokio::time::timeout(PATIENCE, async {
+            loop {
+                match ask(address, "/health").await {
+                    Ok(answer) if answer.starts_with("HTTP/1.1 200") => break answer,
+                    _ => tokio::task::yield_now().await,
+                }
+            }
+        });
+        assert!(answer.await.expect("an answer").ends_with("alive\n"));
+        end.cancel();
+        serving.await.unwrap().unwrap();
+        TcpStream::connect(address).await.unwrap_err();
+    }
 }

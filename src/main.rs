@@ -1,6 +1,7 @@
 //! The `segue` command: reads its arguments, runs one command, says what went wrong in one line.
 //!
-//! Exit codes: 0 done, 1 the work failed, 2 bad input.
+//! Exit codes: 0 done, 1 the work failed, 2 bad input, 3 nobody reached; a sidecar whose supervised service ends has the
+//! service's.
 
 use std::process::ExitCode;
 
@@ -18,6 +19,11 @@ fn main() -> ExitCode {
             eprintln!("segue: {error:#}");
             ExitCode::from(1)
         }
+        Err(Failure::Unreachable(error)) => {
+            eprintln!("segue: {error:#}");
+            ExitCode::from(3)
+        }
+        Err(Failure::Exit(code)) => code,
         Err(Failure::Told) => ExitCode::from(1),
     }
 }

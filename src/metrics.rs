@@ -3,7 +3,10 @@
 //! Every series is there from the start, at zero, so that a rate can be taken of the first event. The names are fixed
 //! (`segue_` and the documented ones); the request path has its own ([`segue_proxy::metrics`]).
 
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -11,20 +14,34 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
 use segue_coordination::planning::RoundCause;
+use segue_coordination::protocol::advance::{Waiting, waiting_for};
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::Phase;
 use segue_coordination::protocol::view::View;
 use segue_coordination::router::{Cutover, RouterObserver};
 use segue_coordination::store::StoreError;
-use segue_coordination::store::keys::Partition;
 
 /// From a pause that nobody can notice to one that everybody does; half of them below 50 ms, where cutovers are.
 const PAUSES: [f64; 17] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.008, 0.015, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// A phase may last as long as a warm-up.
 const PHASES: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WaitLabel {
+    kind: &'static str,
+    r#for: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KeyLabel {
+    key: String,
+    reason: &'static str,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
@@ -44,6 +61,13 @@ struct CauseLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PodLabel {
     pod: String,
+}
+
+/// Registers `build_info{version,revision}`. The revision is what `SEGUE_REVISION` was when this was built.
+pub fn register_build_info(registry: &mut Registry) {
+    let revision = option_env!("SEGUE_REVISION").unwrap_or("unknown");
+    let labels = [("version", env!("CARGO_PKG_VERSION")), ("revision", revision)];
+    registry.register("build", "The build of this process", Info::new(labels));
 }
 
 /// Registers `store_resyncs_total{cause}`, which every participant that follows the store counts.
@@ -73,22 +97,22 @@ impl ResyncMetrics {
     }
 }
 
-/// Counts `handovers_total{result}`.
+/// Counts `hot_restarts_total{result}`.
 #[derive(Debug, Clone, Default)]
-pub struct HandoverMetrics {
-    handovers: Family<ResultLabel, Counter>,
+pub struct HotRestartMetrics {
+    hot_restarts: Family<ResultLabel, Counter>,
 }
 
-impl HandoverMetrics {
+impl HotRestartMetrics {
     /// Makes the series and registers them.
     pub fn new(registry: &mut Registry) -> Self {
-        let metrics = HandoverMetrics::default();
+        let metrics = HotRestartMetrics::default();
         for result in ["taken", "failed", "refused"] {
-            drop(metrics.handovers.get_or_create(&ResultLabel { result }));
+            drop(metrics.hot_restarts.get_or_create(&ResultLabel { result }));
         }
         let help =
-            "Hand-overs: taken by this process, and those that a newcomer did not come to its end with or was refused";
-        registry.register("handovers", help, metrics.handovers.clone());
+            "Hot restarts: taken over by this process, failed before the new process was ready, and refused to one";
+        registry.register("hot_restarts", help, metrics.hot_restarts.clone());
         metrics
     }
 
@@ -97,18 +121,18 @@ impl HandoverMetrics {
         self.count("taken");
     }
 
-    /// A newcomer did not get ready.
+    /// A new process did not become ready.
     pub fn failed(&self) {
         self.count("failed");
     }
 
-    /// A newcomer came at the wrong moment.
+    /// A new process came at the wrong moment.
     pub fn refused(&self) {
         self.count("refused");
     }
 
     fn count(&self, result: &'static str) {
-        self.handovers.get_or_create(&ResultLabel { result }).inc();
+        self.hot_restarts.get_or_create(&ResultLabel { result }).inc();
     }
 }
 
@@ -119,8 +143,8 @@ pub struct RouterMetrics {
     pause: Histogram,
     drain: Histogram,
     flush: Histogram,
-    severed: Counter,
-    lease_remaining: Gauge<f64, AtomicU64>,
+    exchanges_severed: Counter,
+    lease_trusted_until: Gauge<f64, AtomicU64>,
     resyncs: ResyncMetrics,
 }
 
@@ -132,8 +156,8 @@ impl RouterMetrics {
             pause: Histogram::new(PAUSES),
             drain: Histogram::new(PAUSES),
             flush: Histogram::new(PAUSES),
-            severed: Counter::default(),
-            lease_remaining: Gauge::default(),
+            exchanges_severed: Counter::default(),
+            lease_trusted_until: Gauge::default(),
             resyncs,
         };
         for result in ["switched", "severed"] {
@@ -151,18 +175,22 @@ impl RouterMetrics {
             "From the switch until the stash was empty and the gate open",
             metrics.flush.clone(),
         );
-        registry.register("severed", "Exchanges that the end of a drain severed", metrics.severed.clone());
         registry.register(
-            "lease_remaining_seconds",
-            "For how long this participant may still trust its lease",
-            metrics.lease_remaining.clone(),
+            "exchanges_severed",
+            "Exchanges that the end of a drain severed",
+            metrics.exchanges_severed.clone(),
+        );
+        registry.register(
+            "lease_trusted_until_timestamp_seconds",
+            "Until when this participant may trust its lease, as Unix time; 0 before its first lease",
+            metrics.lease_trusted_until.clone(),
         );
         metrics
     }
 
-    /// Says how long the lease may still be trusted.
-    pub fn set_lease_remaining(&self, remaining: Duration) {
-        self.lease_remaining.set(remaining.as_secs_f64());
+    /// Sets until when the lease may be trusted, in seconds of Unix time.
+    pub fn set_lease_trusted_until(&self, unix_seconds: f64) {
+        self.lease_trusted_until.set(unix_seconds);
     }
 }
 
@@ -173,11 +201,36 @@ impl RouterObserver for RouterMetrics {
         self.pause.observe(cutover.times.pause.as_secs_f64());
         self.drain.observe(cutover.times.drain.as_secs_f64());
         self.flush.observe(cutover.times.flush.as_secs_f64());
-        self.severed.inc_by(cutover.severed);
+        self.exchanges_severed.inc_by(cutover.severed);
     }
 
     fn resync(&self, cause: &StoreError) {
         self.resyncs.count(cause);
+    }
+}
+
+/// A gauge for each of a set of things that come and go. What stays is never missing, not even for a moment: another
+/// thread reads the series meanwhile.
+#[derive(Debug)]
+struct Listing<Label: Clone + Hash + Eq> {
+    series: Family<Label, Gauge>,
+    listed: Mutex<HashMap<Label, i64>>,
+}
+
+impl<Label: Clone + Hash + Eq> Listing<Label> {
+    fn new() -> Self {
+        Listing { series: Family::default(), listed: Mutex::default() }
+    }
+
+    fn set(&self, now: HashMap<Label, i64>) {
+        for (label, value) in &now {
+            self.series.get_or_create(label).set(*value);
+        }
+        let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        for gone in listed.keys().filter(|label| !now.contains_key(label)) {
+            self.series.remove(gone);
+        }
+        *listed = now;
     }
 }
 
@@ -187,8 +240,12 @@ pub struct CoordinatorMetrics {
     handoffs: Family<ResultLabel, Counter>,
     phases: Family<PhaseLabel, Histogram>,
     in_flight: Family<PhaseLabel, Gauge>,
-    rounds: Family<CauseLabel, Counter>,
-    partitions: Family<PodLabel, Gauge>,
+    planning_rounds: Family<CauseLabel, Counter>,
+    waits: Listing<WaitLabel>,
+    oldest: Gauge<f64, AtomicU64>,
+    unusable: Listing<KeyLabel>,
+    partitions: Listing<PodLabel>,
+    partitions_unowned: Gauge,
     leader: Gauge,
     resyncs: ResyncMetrics,
 }
@@ -200,8 +257,12 @@ impl CoordinatorMetrics {
             handoffs: Family::default(),
             phases: Family::new_with_constructor(|| Histogram::new(PHASES)),
             in_flight: Family::default(),
-            rounds: Family::default(),
-            partitions: Family::default(),
+            waits: Listing::new(),
+            oldest: Gauge::default(),
+            unusable: Listing::new(),
+            planning_rounds: Family::default(),
+            partitions: Listing::new(),
+            partitions_unowned: Gauge::default(),
             leader: Gauge::default(),
             resyncs,
         };
@@ -213,32 +274,54 @@ impl CoordinatorMetrics {
             drop(metrics.in_flight.get_or_create(&phase));
         }
         for cause in [RoundCause::Election, RoundCause::Membership, RoundCause::Config, RoundCause::Heartbeat] {
-            drop(metrics.rounds.get_or_create(&CauseLabel { cause: cause.as_str() }));
+            drop(metrics.planning_rounds.get_or_create(&CauseLabel { cause: cause.as_str() }));
         }
         registry.register("handoffs", "Handoffs that ended", metrics.handoffs.clone());
         registry.register("handoff_phase_seconds", "How long phases of handoffs lasted", metrics.phases.clone());
         registry.register("handoffs_in_flight", "Handoffs that stand, by phase", metrics.in_flight.clone());
-        registry.register("rounds", "Rounds of planning", metrics.rounds.clone());
-        registry.register("partitions", "Partitions that a pod owns", metrics.partitions.clone());
+        let help = "Handoffs that wait for this router or pod before their phase can move on";
+        registry.register("handoff_waits", help, metrics.waits.series.clone());
+        let help = "When the oldest handoff that stands was begun; 0 without any";
+        registry.register("handoff_oldest_started_timestamp_seconds", help, metrics.oldest.clone());
+        let help =
+            "Keys that cannot be read, and registrations without a lease; `segue status` says what to do about each";
+        registry.register("unusable_keys", help, metrics.unusable.series.clone());
+        registry.register("planning_rounds", "Rounds of planning", metrics.planning_rounds.clone());
+        registry.register("partitions", "Partitions that a pod owns", metrics.partitions.series.clone());
+        let help = "Partitions without a living owner";
+        registry.register("partitions_unowned", help, metrics.partitions_unowned.clone());
         registry.register("leader", "Whether this coordinator leads", metrics.leader.clone());
         metrics
+    }
+
+    fn set_in_flight(&self, phase: Phase, handoffs: i64) {
+        self.in_flight.get_or_create(&PhaseLabel { phase: phase.as_str() }).set(handoffs);
     }
 }
 
 impl CoordinatorObserver for CoordinatorMetrics {
     fn leads(&self, leads: bool) {
         self.leader.set(i64::from(leads));
+        if !leads {
+            // Another one knows now.
+            Phase::ALL.into_iter().for_each(|phase| self.set_in_flight(phase, 0));
+            self.partitions.set(HashMap::new());
+            self.waits.set(HashMap::new());
+            self.unusable.set(HashMap::new());
+            self.oldest.set(0.0);
+            self.partitions_unowned.set(0);
+        }
     }
 
     fn round(&self, cause: RoundCause) {
-        self.rounds.get_or_create(&CauseLabel { cause: cause.as_str() }).inc();
+        self.planning_rounds.get_or_create(&CauseLabel { cause: cause.as_str() }).inc();
     }
 
     fn phase_ended(&self, phase: Phase, lasted: Duration) {
         self.phases.get_or_create(&PhaseLabel { phase: phase.as_str() }).observe(lasted.as_secs_f64());
     }
 
-    fn handoff_ended(&self, _partition: Partition, result: HandoffResult) {
+    fn handoff_ended(&self, _partition: PartitionId, result: HandoffResult) {
         let result = match result {
             HandoffResult::Completed => "completed",
             HandoffResult::Cancelled => "cancelled",
@@ -249,16 +332,109 @@ impl CoordinatorObserver for CoordinatorMetrics {
     fn view_changed(&self, view: &View) {
         for phase in Phase::ALL {
             let count = view.handoffs.values().filter(|handoff| handoff.value.phase == phase).count();
-            self.in_flight.get_or_create(&PhaseLabel { phase: phase.as_str() }).set(count as i64);
+            self.set_in_flight(phase, count as i64);
         }
-        self.partitions.clear();
-        for pod in view.pods.keys() {
-            let owned = view.assignments.values().filter(|assignment| assignment.value.owner == *pod).count();
-            self.partitions.get_or_create(&PodLabel { pod: pod.clone() }).set(owned as i64);
+        let mut waits = HashMap::new();
+        for partition in view.handoffs.keys() {
+            let waiting = waiting_for(view, *partition);
+            let parties: BTreeSet<_> = waiting.iter().map(Waiting::party).collect();
+            for (kind, name) in parties {
+                *waits.entry(WaitLabel { kind, r#for: name.to_owned() }).or_default() += 1;
+            }
         }
+        self.waits.set(waits);
+        let oldest = view.handoffs.values().map(|handoff| handoff.value.started_at).min();
+        self.oldest.set(oldest.map_or(0.0, |millis| millis as f64 / 1000.0));
+        let unreadable = view.malformed.keys().map(|key| KeyLabel { key: key.clone(), reason: "unreadable" });
+        let leaseless = view.leaseless().filter(|key| !view.malformed.contains_key(key));
+        let leaseless = leaseless.map(|key| KeyLabel { key, reason: "leaseless" });
+        self.unusable.set(unreadable.chain(leaseless).map(|label| (label, 1)).collect());
+        let unowned =
+            PartitionId::all(view.partitions()).filter(|partition| view.live_owner(*partition).is_none()).count();
+        self.partitions_unowned.set(unowned as i64);
+        let pods = view.pods.keys().map(|pod| (pod.as_str(), 0));
+        let mut owned: HashMap<&str, i64> = pods.collect();
+        for assignment in view.assignments.values() {
+            if let Some(owned) = owned.get_mut(assignment.value.owner.as_str()) {
+                *owned += 1;
+            }
+        }
+        self.partitions.set(owned.into_iter().map(|(pod, owned)| (PodLabel { pod: pod.to_owned() }, owned)).collect());
     }
 
     fn resync(&self, cause: &StoreError) {
         self.resyncs.count(cause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+    use segue_coordination::protocol::ids::{LeaseId, Revision};
+    use segue_coordination::store::data::{KeyValue, Snapshot};
+    use segue_coordination::store::keys::Keyspace;
+
+    use super::*;
+
+    fn view(entries: &[(&str, &str, Option<i64>)]) -> View {
+        let entries = (5..).zip(entries).map(|(revision, (key, value, lease))| KeyValue {
+            key: format!("/segue/default/{key}"),
+            value: value.as_bytes().to_vec(),
+            create_revision: Revision::new(revision),
+            mod_revision: Revision::new(revision),
+            lease: lease.map(LeaseId::new),
+        });
+        let snapshot = Snapshot { revision: Revision::new(100), entries: entries.collect() };
+        View::from_snapshot(Keyspace::new("/segue/", "default"), snapshot)
+    }
+
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        encode(&mut text, registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_router_that_a_handoff_waits_for_is_named_as_long_as_it_does() {
+        let mut registry = Registry::with_prefix("segue");
+        let resyncs = ResyncMetrics::new(&mut registry);
+        let metrics = CoordinatorMetrics::new(&mut registry, resyncs);
+        let pod = r#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
+        let handoff = r#"{"partition":0,"old_owner":"w","old_incarnation":5,"new_owner":"x","new_incarnation":6,
+            "phase":"Ready","epoch":9,"mode":"barrier","started_at":7000,"phase_entered_at":7000,"reason":""}"#;
+        let said = r#"{"handoff":9,"gave_up":false,"router_name":"slow","partition":0}"#;
+        let mut entries = vec![
+            ("pods/w", pod, Some(1)),
+            ("pods/x", pod, Some(2)),
+            ("routers/slow", "{}", Some(3)),
+            ("routers/by-hand", r#"{"router_name":"by-hand"}"#, None),
+            ("handoffs/0", handoff, None),
+            ("config", r#"{"partitions":3}"#, None),
+            ("assignments/0", r#"{"partition":0,"owner":"w","incarnation":5,"epoch":7}"#, None),
+            ("assignments/1", r#"{"partition":1,"owner":"dead","incarnation":3,"epoch":7}"#, None),
+        ];
+        metrics.view_changed(&view(&entries));
+        let waiting = r#"segue_handoff_waits{kind="router",for="slow"} 1"#;
+        let shown = text(&registry);
+        for line in [
+            waiting,
+            "segue_handoff_oldest_started_timestamp_seconds 7.0",
+            "segue_partitions_unowned 2",
+            r#"segue_handoffs_in_flight{phase="Ready"} 1"#,
+            r#"segue_partitions{pod="w"} 1"#,
+            r#"segue_unusable_keys{key="/segue/default/routers/slow",reason="unreadable"} 1"#,
+            r#"segue_unusable_keys{key="/segue/default/routers/by-hand",reason="leaseless"} 1"#,
+        ] {
+            assert!(shown.contains(line), "{line} is missing in {shown}");
+        }
+        entries.push(("handoff_drains/0/slow", said, None));
+        metrics.view_changed(&view(&entries));
+        assert!(!text(&registry).contains(waiting), "it has said that it has drained");
+        metrics.leads(false);
+        let shown = text(&registry);
+        for line in ["segue_partitions_unowned 0", r#"segue_handoffs_in_flight{phase="Ready"} 0"#] {
+            assert!(shown.contains(line), "{line} is missing in {shown}");
+        }
+        assert!(!shown.contains("segue_partitions{"), "it no longer knows");
     }
 }

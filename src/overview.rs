@@ -1,18 +1,21 @@
 //! A keyspace at a glance: what `segue status` and the admin endpoint's `/status` show, from one view of the store.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use segue_coordination::coordinator::describe_waits;
 use segue_coordination::planning::Assurance;
+use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_coordination::protocol::records::{Mode, Phase, PodStatus};
 use segue_coordination::protocol::view::View;
+use segue_coordination::store::keys::KeyName;
 use serde::Serialize;
 
 /// The keyspace at one revision.
 #[derive(Debug, Clone, Serialize)]
 pub struct Overview {
     /// The revision of the store that this shows.
-    pub revision: u64,
+    pub revision: Revision,
     /// The coordinator that leads.
     pub leader: Option<String>,
     /// How many partitions there are; 0 before a leader has said so.
@@ -29,6 +32,10 @@ pub struct Overview {
     pub assurance: Option<String>,
     /// Keys that cannot be read, with the reason.
     pub malformed: Vec<(String, String)>,
+    /// Registrations that stand without a lease, which never end by themselves.
+    pub leaseless: Vec<String>,
+    /// The commands that delete registrations which cannot be read or have no lease, for one whose process is gone.
+    pub repairs: Vec<String>,
 }
 
 /// A pod in an [`Overview`].
@@ -37,7 +44,7 @@ pub struct PodLine {
     /// Its name.
     pub name: String,
     /// Which life of it.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// Where routers reach it.
     pub address: String,
     /// Whether it takes partitions.
@@ -52,7 +59,7 @@ pub struct PodLine {
 #[derive(Debug, Clone, Serialize)]
 pub struct HandoffLine {
     /// Which partition.
-    pub partition: u32,
+    pub partition: PartitionId,
     /// Who gives it up.
     pub from: Option<String>,
     /// Who gets it.
@@ -80,6 +87,9 @@ impl Overview {
             };
             view.assignments.values().filter(is_owner).count()
         };
+        let leaseless: Vec<String> = view.leaseless().filter(|key| !view.malformed.contains_key(key)).collect();
+        let broken: BTreeSet<&String> = view.malformed.keys().chain(&leaseless).collect();
+        let repairs = broken.into_iter().filter_map(|key| repair(view, key)).collect();
         Overview {
             revision: view.revision,
             leader: view.leader.as_ref().map(|leader| leader.value.holder.clone()),
@@ -89,15 +99,17 @@ impl Overview {
                 .iter()
                 .map(|(name, pod)| PodLine {
                     name: name.clone(),
-                    incarnation: pod.create_revision,
+                    incarnation: pod.incarnation(),
                     address: pod.value.address.clone(),
                     status: pod.value.status,
-                    partitions: owned(name, pod.create_revision),
+                    partitions: owned(name, pod.incarnation()),
                     capabilities: pod.value.capabilities.into(),
                 })
                 .collect(),
             routers: view.routers.keys().cloned().collect(),
-            unowned: (0..view.partitions()).filter(|partition| view.live_owner(*partition).is_none()).count(),
+            unowned: PartitionId::all(view.partitions())
+                .filter(|partition| view.live_owner(*partition).is_none())
+                .count(),
             handoffs: view
                 .handoffs
                 .iter()
@@ -114,6 +126,8 @@ impl Overview {
                 .collect(),
             assurance: Assurance::of(view).map(|assurance| assurance.to_string()),
             malformed: view.malformed.iter().map(|(key, reason)| (key.clone(), reason.clone())).collect(),
+            leaseless,
+            repairs,
         }
     }
 }
@@ -147,7 +161,22 @@ impl fmt::Display for Overview {
         for (key, reason) in &self.malformed {
             writeln!(out, "malformed   {key}: {reason}")?;
         }
+        for key in &self.leaseless {
+            writeln!(out, "leaseless   {key}: it has no lease and will not end by itself")?;
+        }
+        for command in &self.repairs {
+            writeln!(out, "if its process is gone:  {command}")?;
+        }
         Ok(())
+    }
+}
+
+/// The command that deletes this registration.
+fn repair(view: &View, key: &str) -> Option<String> {
+    match view.keys().parse(key)? {
+        KeyName::Pod(name) => Some(format!("segue forget pod {name}")),
+        KeyName::Router(name) => Some(format!("segue forget router {name}")),
+        _ => None,
     }
 }
 

@@ -4,7 +4,11 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
+use segue_coordination::store::data::{Keys, Op, Txn};
+use segue_coordination::store::keys::Keyspace;
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_tests::etcd::Etcd;
 use segue_tests::process::{Process, free_address, get};
 use tempfile::TempDir;
@@ -57,6 +61,168 @@ fn check_reports_every_mistake_with_its_place_and_exits_2() {
     {
         assert!(text.contains(part), "{part:?} is missing in:\n{text}");
     }
+}
+
+/// `segue check` of several files: its exit code, what it prints, and what it says is wrong.
+fn check_together(texts: &[&str]) -> (Option<i32>, String, String) {
+    let folder = TempDir::new().unwrap();
+    let paths = texts.iter().zip(["a", "b", "c"]).map(|(text, name)| {
+        let path = folder.path().join(format!("{name}.toml"));
+        std::fs::write(&path, text).unwrap();
+        path.into_os_string()
+    });
+    let output = segue().args(["check", "--config"]).args(paths).output().unwrap();
+    let stdout = String::from_utf8(output.stdout.clone()).unwrap();
+    (output.status.code(), stdout, stderr(&output))
+}
+
+/// Takes few files, so that no machine has too few.
+const ROUTER: &str = "[router]\nname = \"r-0\"\nlimits.max_connections = 100\n";
+
+#[test]
+fn several_files_are_checked_against_each_other_and_the_promise_is_told() {
+    let pod = "[pod]\nname = \"w-0\"\n";
+    let (code, stdout, said) = check_together(&[ROUTER, "[coordinator]\nname = \"c-0\"\n", pod]);
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    assert!(stdout.contains("single writer"), "{stdout}");
+
+    let coordinator = "[coordinator]\nname = \"c-0\"\nphase_timeout = \"30s\"\n";
+    let (code, _, said) = check_together(&[ROUTER, coordinator, pod]);
+    assert_eq!(code, Some(0), "it works");
+    for part in
+        ["warning: ", "b.toml:3:17: coordinator.phase_timeout", "30s is not below router.stash.max_wait of router r-0"]
+    {
+        assert!(said.contains(part), "{part:?} is missing in: {said}");
+    }
+
+    let coordinator = "[coordinator]\nname = \"c-0\"\nphase_timeout = \"20s\"\n";
+    let (code, _, said) = check_together(&[ROUTER, coordinator]);
+    assert_eq!(code, Some(2));
+    assert!(
+        said.contains("router.drain.timeout: 20s is not below coordinator.phase_timeout, which is 20s ("),
+        "{said}"
+    );
+
+    let (code, _, said) = check_together(&[ROUTER, "[pod]\nname = \"w-0\"\nlease_ttl = \"30s\"\n"]);
+    assert!(
+        code == Some(0) && said.contains("warning: ") && said.contains("pod.lease_ttl: 30s is not below"),
+        "{said}"
+    );
+
+    let bounded = |work: &str| format!("[pod]\nname = \"w-0\"\nlease_ttl = \"10s\"\nwork_ends_within = \"{work}\"\n");
+    let (code, _, said) = check_together(&[ROUTER, &bounded("20s")]);
+    assert!(
+        code == Some(0) && said.contains("pod.work_ends_within: 20s and pod.lease_ttl, which is 10s"),
+        "its partitions wait for both: {said}"
+    );
+    assert!(!check_together(&[ROUTER, &bounded("19s")]).2.contains("work_ends_within"));
+}
+
+#[test]
+fn files_of_one_site_have_names_of_their_own_and_one_mapping_of_requests() {
+    let (code, _, said) = check_together(&[ROUTER, ROUTER]);
+    assert!(code == Some(2) && said.contains("router.name: \"r-0\" is router.name of another file, too"), "{said}");
+    let keyed =
+        "[router]\nname = \"r-1\"\nlimits.max_connections = 100\n[router.partition]\nkey = { query = \"id\" }\n";
+    let (code, _, said) = check_together(&[ROUTER, keyed]);
+    assert!(code == Some(2) && said.contains("router.partition: another mapping"), "{said}");
+    let (code, _, said) = check_together(&[ROUTER, &format!("keyspace = \"other\"\n{keyed}")]);
+    assert_eq!((code, said.as_str()), (Some(0), ""), "that is another site");
+    let (code, _, said) = check_together(&[ROUTER, "[router]\nnam = 1\n", "[pod]\nnam = 1\n"]);
+    assert!(code == Some(2) && said.contains("b.toml:2:1") && said.contains("c.toml:2:1"), "{said}");
+}
+
+#[test]
+fn a_registration_that_never_ends_is_named_and_can_be_forgotten() {
+    let etcd = Etcd::start();
+    let endpoint = etcd.endpoint();
+    let keys = Keyspace::new("/segue/", "default");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let store = EtcdStore::connect(EtcdOptions::new(vec![endpoint.clone()])).unwrap();
+    let put = |key: String, value: &str, lease| {
+        let then = vec![Op::Put { key, value: value.into(), lease }];
+        runtime.block_on(store.commit(Txn { then, ..Txn::default() })).unwrap();
+    };
+    let lease = runtime.block_on(store.grant(Duration::from_secs(60))).unwrap();
+    let pod = r#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
+    put(keys.pod("leased"), pod, Some(lease));
+    put(keys.pod("leaseless"), pod, None);
+    put(keys.router("unreadable"), "no JSON", Some(lease));
+
+    let status = run(&["status", "--etcd", &endpoint]);
+    let said = String::from_utf8(status.stdout).unwrap();
+    for command in ["segue forget pod leaseless", "segue forget router unreadable"] {
+        assert!(said.contains(command), "{command:?} is missing in:\n{said}");
+    }
+    assert!(!said.contains("forget pod leased"), "{said}");
+
+    let forget = |words: &[&str]| {
+        let output = segue().arg("forget").args(words).args(["--etcd", &endpoint]).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout.clone()).unwrap() + &stderr(&output))
+    };
+    let (code, said) = forget(&["pod", "leased"]);
+    assert!(code == Some(1) && said.contains("ends with the lease"), "{said}");
+    let (code, said) = forget(&["pod", "nobody"]);
+    assert!(code == Some(1) && said.contains("nothing to forget"), "{said}");
+    let (code, said) = forget(&["pod", "leaseless"]);
+    assert!(code == Some(0) && said.contains("pod leaseless is forgotten"), "{said}");
+    let (code, said) = forget(&["router", "unreadable", "--json"]);
+    assert!(code == Some(0) && said.contains(r#""kind":"router""#), "{said}");
+    let (code, said) = forget(&["pod", "leased", "--force"]);
+    assert_eq!(code, Some(0), "{said}");
+    let left = runtime.block_on(store.snapshot(&Keys::Prefix("/segue/".to_owned()))).unwrap();
+    assert!(left.entries.is_empty(), "{:?}", left.entries);
+
+    assert_eq!(forget(&["pod"]).0, Some(2));
+    let nowhere = run(&["forget", "pod", "w", "--etcd", &format!("http://{}", free_address())]);
+    assert_eq!(nowhere.status.code(), Some(3), "{}", stderr(&nowhere));
+}
+
+/// The command, started with these soft and hard limits of open files.
+fn with_files(soft: u32, hard: u32) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "ulimit -Sn \"$1\" && ulimit -Hn \"$2\" && shift 2 && exec \"$@\"", "sh"]);
+    command.args([soft.to_string(), hard.to_string()]).arg(env!("CARGO_BIN_EXE_segue"));
+    command
+}
+
+#[test]
+fn check_warns_of_connections_that_may_take_more_files_than_there_are() {
+    let folder = TempDir::new().unwrap();
+    let text = "[router]\n[router.limits]\nmax_connections = 600\n";
+    let path = file(&folder, text);
+    let check = |hard: u32| with_files(64, hard).args(["check", "--config"]).arg(&path).output().unwrap();
+    let enough = check(1200);
+    assert!(enough.status.success() && enough.stderr.is_empty(), "{}", stderr(&enough));
+    let short = check(1199);
+    // The machine that will run the file may be another one.
+    assert!(short.status.success() && short.stdout.is_empty());
+    let said = stderr(&short);
+    for part in ["warning: ", "segue.toml:3:19: router.limits.max_connections", "1200 open files", "1199"] {
+        assert!(said.contains(part), "{part:?} is missing in: {said}");
+    }
+}
+
+#[test]
+fn run_raises_its_soft_limit_of_open_files_and_takes_fewer_clients_if_the_hard_one_is_low() {
+    let (folder, admin, store) = (TempDir::new().unwrap(), free_address(), free_address());
+    let text = format!(
+        "[store]\nendpoints = [\"http://{store}\"]\n[router]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"{admin}\"\n"
+    );
+    let path = file(&folder, &text);
+    let mut router = Process::start("segue", folder.path(), with_files(200, 1000).args(["run", "--config"]).arg(&path));
+    router.until("/health", || get(admin, "/health").is_some());
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", router.id())).unwrap();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    assert_eq!(files.split_whitespace().take(2).collect::<Vec<_>>(), ["1000", "1000"]);
+    let (status, output) = router.terminate();
+    assert!(status.success(), "{output}");
+    assert!(output.contains("router.limits.max_connections is 10000"), "{output}");
+    // Without a file for a single client it does not even begin.
+    let none = with_files(100, 100).args(["run", "--config"]).arg(&path).output().unwrap();
+    assert_eq!(none.status.code(), Some(1));
+    assert!(stderr(&none).contains("ulimit -Hn"), "{}", stderr(&none));
 }
 
 #[test]
@@ -125,23 +291,26 @@ fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
     for series in [
         "segue_requests_total",
         "segue_request_duration_seconds",
-        "segue_in_flight",
-        "segue_stash_depth",
+        "segue_requests_in_flight",
+        "segue_stash_requests",
         "segue_stash_bytes",
         "segue_stash_wait_seconds",
         "segue_stash_rejected_total",
-        "segue_bounced_total",
+        "segue_requests_bounced_total",
         "segue_cutovers_total",
         "segue_cutover_pause_seconds",
         "segue_cutover_drain_seconds",
         "segue_cutover_flush_seconds",
-        "segue_severed_total",
+        "segue_exchanges_severed_total",
         "segue_handoffs_total",
         "segue_handoff_phase_seconds",
         "segue_handoffs_in_flight",
-        "segue_rounds_total",
-        "segue_lease_remaining_seconds",
+        "segue_handoff_oldest_started_timestamp_seconds",
+        "segue_planning_rounds_total",
+        "segue_lease_trusted_until_timestamp_seconds",
+        "segue_partitions_unowned",
         "segue_store_resyncs_total",
+        "segue_build_info{version=",
         "segue_leader 1",
     ] {
         assert!(metrics.contains(series), "{series} is missing in:\n{metrics}");

@@ -1,5 +1,5 @@
 //! The sidecar role: services that know nothing of Segue, each behind a `segue run` with a `[pod]` section, get fencing,
-//! hand-over and hooks.
+//! handoffs and hooks.
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
@@ -11,6 +11,8 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::routing::{get, post};
+use segue_coordination::store::data::Keys;
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_tests::etcd::Etcd;
 use segue_tests::process::{self, Process, free_address};
 use tempfile::TempDir;
@@ -34,7 +36,8 @@ impl Seen {
     }
 }
 
-/// A plain service: `/` answers with its name, `/slow` when the test says so, and the hooks are noted.
+/// A plain service: `/` answers with its name, `/slow` when the test says so, and the hooks are noted. It works on when a
+/// client closes its side of the connection, which axum's own server does not.
 async fn service(name: &'static str) -> (SocketAddr, Arc<Seen>) {
     let seen = Arc::new(Seen::default());
     let hook = |what: &'static str| {
@@ -63,7 +66,14 @@ async fn service(name: &'static str) -> (SocketAddr, Arc<Seen>) {
         .with_state(seen.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut builder = hyper::server::conn::http1::Builder::new();
+            let routes = hyper_util::service::TowerToHyperService::new(routes.clone());
+            let stream = hyper_util::rt::TokioIo::new(stream);
+            tokio::spawn(builder.half_close(true).serve_connection(stream, routes));
+        }
+    });
     (address, seen)
 }
 
@@ -104,6 +114,16 @@ fn role(folder: &TempDir, etcd: &Etcd, name: &str, sections: &str) -> Process {
     Process::start(name, folder.path(), command.args(["run", "--config"]).arg(config))
 }
 
+/// The epoch in the answer to `GET /` at `address`, if the service `name` gives it.
+async fn epoch_of(name: &str, address: SocketAddr) -> Option<u64> {
+    epoch_in(&ask(address, "/").await?.1, name)
+}
+
+/// The epoch in an answer of the service `name`.
+fn epoch_in(answer: &str, name: &str) -> Option<u64> {
+    answer.strip_prefix(name)?.trim().parse().ok()
+}
+
 /// What `GET path` for partition 0 answers at `address`.
 async fn ask(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -130,8 +150,9 @@ async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
     let ((a_address, a_seen), (b_address, b_seen)) = (service("a").await, service("b").await);
     let a_listen = free_address();
     let a = site.pod("a", a_listen, a_address);
-    until("answer of a", async || ask(site.listen, "/").await.is_some_and(|(_, body)| body == "a 1")).await;
-    assert!(a_seen.has("warm {\"epoch\":1,"), "{:?}", a_seen.events);
+    until("answer of a", async || epoch_of("a", site.listen).await.is_some()).await;
+    let first = epoch_of("a", site.listen).await.unwrap();
+    assert!(a_seen.has(&format!("warm {{\"epoch\":{first},")), "{:?}", a_seen.events);
 
     // What looks like the sidecar's "not mine" is the service's answer to its client.
     assert_eq!(ask(site.listen, "/misdirected").await, Some((421, "the service's own".to_owned())));
@@ -149,8 +170,10 @@ async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
     assert!(!b_seen.has("sync"), "the partition moved with work in it");
     a_seen.gate.notify_one();
     assert_eq!(slow.await.unwrap(), (200, "slow".to_owned()));
-    assert_eq!(held.await.unwrap(), (200, "b 2".to_owned()));
-    assert!(b_seen.has("sync {\"epoch\":2,"), "{:?}", b_seen.events);
+    let (status, answer) = held.await.unwrap();
+    let second = epoch_in(&answer, "b").unwrap_or_else(|| panic!("{answer}"));
+    assert!(status == 200 && second > first, "{status} {answer} after epoch {first}");
+    assert!(b_seen.has(&format!("sync {{\"epoch\":{second},")), "{:?}", b_seen.events);
 
     let (status, output) = leaving.await.unwrap();
     assert!(status.success(), "{output}");
@@ -242,7 +265,7 @@ async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_whose_router_is_gone_still_holds_the_hand_over_back() {
+async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     let (folder, etcd, listen, admin) = (TempDir::new().unwrap(), Etcd::start(), free_address(), free_address());
     let control = "[coordinator]\nname = \"c-0\"\npartitions = 1\nlease_ttl = \"2s\"\nsettle = \"50ms\"\n\
                    min_interval = \"100ms\"\nlisten = \"127.0.0.1:0\"\n";
@@ -262,7 +285,8 @@ async fn work_whose_router_is_gone_still_holds_the_hand_over_back() {
     };
     let a = pod("a", a_address, &format!("[admin]\nlisten = \"{admin}\"\n"));
     let dies = router("r-0", listen);
-    until("answer of a", async || ask(listen, "/").await.is_some_and(|(_, body)| body == "a 1")).await;
+    until("answer of a", async || epoch_of("a", listen).await.is_some()).await;
+    let first = epoch_of("a", listen).await.unwrap();
 
     let cut_off = tokio::spawn(ask(listen, "/slow"));
     until("begin of the slow request", async || a_seen.has("slow begins")).await;
@@ -279,11 +303,35 @@ async fn work_whose_router_is_gone_still_holds_the_hand_over_back() {
     assert!(status.contains("in_flight") && !status.contains("\"in_flight\":0"), "{status}");
     assert!(!b_seen.has("sync"));
     a_seen.gate.notify_one();
-    until("answer of b", async || ask(other, "/").await.is_some_and(|(_, body)| body == "b 2")).await;
+    until("answer of b", async || epoch_of("b", other).await.is_some_and(|second| second > first)).await;
     let order = a_seen.events.lock().unwrap().clone();
     assert!(order.contains(&"slow ends".to_owned()), "{order:?}");
     let (status, output) = leaving.await.unwrap();
     assert!(status.success(), "{output}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registrations_say_where_the_admin_endpoint_is_reached() {
+    let (folder, etcd) = (TempDir::new().unwrap(), Etcd::start());
+    let (upstream, _) = service("a").await;
+    let sections = format!(
+        "[coordinator]\nname = \"c-0\"\npartitions = 1\nlisten = \"127.0.0.1:0\"\n\
+         [router]\nname = \"r-0\"\nlisten = \"{}\"\n\
+         [pod]\nname = \"a\"\nlisten = \"{}\"\nupstream = \"{upstream}\"\n\
+         [admin]\nlisten = \"{}\"\nadvertise = \"host-1:9090\"\n",
+        free_address(),
+        free_address(),
+        free_address()
+    );
+    let _all = role(&folder, &etcd, "all", &sections);
+    let store = EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap();
+    for key in ["/segue/default/routers/r-0", "/segue/default/pods/a"] {
+        until(key, async || {
+            let found = store.snapshot(&Keys::One(key.to_owned())).await.unwrap().entries.pop();
+            found.is_some_and(|entry| String::from_utf8_lossy(&entry.value).contains("\"admin\":\"host-1:9090\""))
+        })
+        .await;
+    }
 }
 
 fn ask_status(etcd: &Etcd) -> String {

@@ -132,8 +132,9 @@ fn a_site_behind_tls_serves_moves_and_takes_new_certificates_over() {
         (service, site.role(name, &sections), listen)
     };
     let (_service_a, a, a_listen) = pod("a");
-    until("answer of a", || site.ask(listen, &["--http1.1"]) == "1 https 200 1.1");
-    assert_eq!(site.ask(listen, &["--http1.1"]), "1 https 200 1.1");
+    let epoch = || site.ask(listen, &["--http1.1"]).strip_suffix(" https 200 1.1")?.parse::<u64>().ok();
+    until("answer of a", || epoch().is_some());
+    let first = epoch();
 
     // Nobody gets in without a certificate, at either door, and the pod's door is TLS too.
     for address in [listen, a_listen] {
@@ -162,7 +163,7 @@ fn a_site_behind_tls_serves_moves_and_takes_new_certificates_over() {
     control.signal("HUP");
     let expected = format!("{}: it is not the key of the certificate in", served.key.display());
     until("line about the bad file", || control.output().contains(&expected));
-    assert_eq!(site.ask(listen, &["--http1.1"]), "1 https 200 1.1");
+    assert!(first.is_some() && epoch() == first, "{first:?}");
     std::fs::copy(&fresh.key, &served.key).unwrap();
     control.signal("HUP");
     until("the new certificate", || site.curl(listen, &[]).status.code() == Some(60));
@@ -170,12 +171,12 @@ fn a_site_behind_tls_serves_moves_and_takes_new_certificates_over() {
     let again = site.ours.issue("again");
     std::fs::copy(&again.key, &served.key).unwrap();
     std::fs::copy(&again.cert, &served.cert).unwrap();
-    until("the certificate after that", || site.ask(listen, &["--http1.1"]) == "1 https 200 1.1");
+    until("the certificate after that", || epoch() == first);
 
     let (_service_b, _b, _) = pod("b");
     let (status, output) = a.terminate();
     assert!(status.success(), "{output}");
-    until("answer of b", || site.ask(listen, &["--http1.1"]) == "2 https 200 1.1");
+    until("answer of b", || epoch() > first);
 
     let (status, output) = control.terminate();
     assert!(status.success(), "{output}");

@@ -17,7 +17,8 @@ use segue::demo::story::{Story, windows};
 use segue::demo::writer::names;
 use segue::demo::{Options, clock};
 use segue_coordination::participant::{Follow, Update};
-use segue_coordination::protocol::records::{Epoch, Handoff, Mode, Phase, encode};
+use segue_coordination::protocol::ids::{Epoch, PartitionId, Revision};
+use segue_coordination::protocol::records::{Handoff, Mode, Phase, encode};
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::Store;
 use segue_coordination::store::data::{Compare, Keys, Op, Txn};
@@ -117,7 +118,7 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
 
     let told = story.told();
     // All that the routers did in one move, by partition and epoch.
-    let mut cutovers: HashMap<(u32, Epoch), Vec<_>> = HashMap::new();
+    let mut cutovers: HashMap<(PartitionId, Epoch), Vec<_>> = HashMap::new();
     for hold in &told.holds {
         cutovers.entry((hold.partition, hold.epoch)).or_default().push(hold.times);
     }
@@ -134,7 +135,7 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
         latency: latencies(&evidence.exchanges, windows(&told)),
         moved_in,
         moves,
-        transactions: (after.revision - before.revision) as f64 / moves.max(1) as f64,
+        transactions: (after.revision.get() - before.revision.get()) as f64 / moves.max(1) as f64,
         puts: (after.puts - before.puts) / moves.max(1) as f64,
         stashed: told.holds.iter().map(|hold| hold.times.stashed).max().unwrap_or(0),
         refused: evidence.exchanges.iter().filter(|exchange| refused(&exchange.outcome)).count() as u64,
@@ -160,7 +161,7 @@ fn load_settings(options: &Options, cluster: &Cluster) -> LoadSettings {
 
 /// How much has been written to the store.
 struct Count {
-    revision: u64,
+    revision: Revision,
     puts: f64,
 }
 
@@ -189,8 +190,9 @@ impl Bystander {
     }
 
     /// Begins so many moves: half of them from either pod, so that both keep as many as they have.
-    async fn begin(&mut self, at_once: u32, round: u32) -> anyhow::Result<Vec<(u32, Epoch)>> {
-        let mut owned: Vec<(String, Vec<u32>)> = self.view.pods.keys().map(|pod| (pod.clone(), Vec::new())).collect();
+    async fn begin(&mut self, at_once: u32, round: u32) -> anyhow::Result<Vec<(PartitionId, Epoch)>> {
+        let mut owned: Vec<(String, Vec<PartitionId>)> =
+            self.view.pods.keys().map(|pod| (pod.clone(), Vec::new())).collect();
         for (partition, assignment) in &self.view.assignments {
             let of = owned.iter_mut().find(|(pod, _)| *pod == assignment.value.owner).context("a dead owner")?;
             of.1.push(*partition);
@@ -212,7 +214,7 @@ impl Bystander {
                 let key = self.view.keys().handoff(*partition);
                 let handoff = self.handoff(*partition, old, new);
                 moving.push((*partition, handoff.epoch));
-                txn.when.push(Compare::unchanged_since(key.clone(), 0));
+                txn.when.push(Compare::unchanged_since(key.clone(), Revision::ZERO));
                 txn.then.push(Op::Put { key, value: encode(&handoff), lease: None });
             }
             txns.push(self.store.commit(txn));
@@ -223,25 +225,17 @@ impl Bystander {
         Ok(moving)
     }
 
-    fn handoff(&self, partition: u32, old: &str, new: &str) -> Handoff {
+    fn handoff(&self, partition: PartitionId, old: &str, new: &str) -> Handoff {
         let life = |pod: &str| self.view.incarnation_of(pod);
+        let epoch = self.view.assignments.get(&partition).map_or(Epoch::default(), |it| it.value.epoch);
         Handoff {
-            partition,
-            old_owner: Some(old.to_owned()),
-            old_incarnation: life(old),
-            new_owner: new.to_owned(),
-            new_incarnation: life(new),
-            phase: Phase::Warming,
-            epoch: self.view.assignments.get(&partition).map_or(0, |assignment| assignment.value.epoch) + 1,
-            mode: Mode::Barrier,
-            started_at: 0,
-            phase_entered_at: 0,
             reason: "to be measured".to_owned(),
+            ..Handoff::new(partition, new, life(new), epoch.next()).taken_from(old, life(old))
         }
     }
 
     /// Waits until these moves are over.
-    async fn over(&mut self, moving: &[(u32, Epoch)]) -> anyhow::Result<()> {
+    async fn over(&mut self, moving: &[(PartitionId, Epoch)]) -> anyhow::Result<()> {
         let over = async {
             let mut left = moving.to_vec();
             loop {

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::protocol::records::{Capabilities, PodRecord, PodStatus, Thousandths};
+use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_coordination::protocol::records::{Capabilities, PodRecord};
 use segue_coordination::protocol::router::Target;
 use segue_coordination::router::DataPlane;
 use segue_proxy::table::{StashLimits, Table};
@@ -27,29 +28,20 @@ pub(crate) fn open_table(workers: usize) -> Arc<Table> {
     let (table, _) = Table::new(workers, limits);
     table.set_partitions(PARTITIONS);
     table.trust_until(Instant::now() + Duration::from_secs(86_400));
-    (0..PARTITIONS).for_each(|partition| switch(&table, partition, "pod", 1));
+    PartitionId::all(PARTITIONS).for_each(|partition| switch(&table, partition, "pod", 1));
     table
 }
 
 /// Leads a partition to a pod.
-pub(crate) fn switch(table: &Table, partition: u32, pod: &str, epoch: u64) {
-    let record = PodRecord {
-        pod_name: pod.to_owned(),
-        address: "127.0.0.1:1".to_owned(),
-        status: PodStatus::Ready,
-        registered_at: 0,
-        last_heartbeat: 0,
-        weight: Thousandths(1000),
-        zone: None,
-        load: None,
-        capabilities: Capabilities::ALL,
-    };
-    let target = Target { pod: pod.to_owned(), incarnation: 1, epoch };
+pub(crate) fn switch(table: &Table, partition: PartitionId, pod: &str, epoch: u64) {
+    let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(pod, "127.0.0.1:1") };
+    let target =
+        Target { pod: pod.to_owned(), incarnation: Incarnation::registered_at(Revision::new(1)), epoch: epoch.into() };
     DataPlane::switch(table, partition, &target, &record, true);
 }
 
 /// A request that passes.
-pub(crate) fn pass(worker: &Worker, partition: u32, now: Instant) -> Pass {
+pub(crate) fn pass(worker: &Worker, partition: PartitionId, now: Instant) -> Pass {
     match worker.enter(partition, None, 512, now) {
         Ok(Admission::Pass(pass)) => pass,
         other => panic!("expected an open gate, found {other:?}"),
@@ -57,7 +49,7 @@ pub(crate) fn pass(worker: &Worker, partition: u32, now: Instant) -> Pass {
 }
 
 /// A request that waits.
-pub(crate) fn wait(worker: &Worker, partition: u32, now: Instant) -> Ticket {
+pub(crate) fn wait(worker: &Worker, partition: PartitionId, now: Instant) -> Ticket {
     match worker.enter(partition, None, 512, now) {
         Ok(Admission::Held(ticket)) => ticket,
         other => panic!("expected a closed gate, found {other:?}"),

@@ -24,7 +24,8 @@ pub(crate) const KEYS: &[&str] = &[
     "router.lease_ttl",
     "router.on_store_loss",
     "router.workers",
-    "router.handover",
+    "router.hot_restart_socket",
+    "router.trust_forwarded",
     "router.tls.cert",
     "router.tls.key",
     "router.tls.client_ca",
@@ -35,6 +36,7 @@ pub(crate) const KEYS: &[&str] = &[
     "router.partition.key.cookie",
     "router.partition.hash",
     "router.partition.order_by.header",
+    "router.partition.ambiguous_paths",
     "router.stash.max_requests",
     "router.stash.max_bytes",
     "router.stash.max_total_bytes",
@@ -48,11 +50,15 @@ pub(crate) const KEYS: &[&str] = &[
     "router.upstream.idle_timeout",
     "router.upstream.max_idle_per_pod",
     "router.upstream.max_in_flight_per_pod",
+    "router.upstream.max_header_bytes_http2",
     "router.upstream.tls.ca",
     "router.upstream.tls.cert",
     "router.upstream.tls.key",
     "router.upstream.tls.server_name",
     "router.limits.max_connections",
+    "router.limits.max_streams_per_connection",
+    "router.limits.max_in_flight_per_client",
+    "router.limits.min_upload_rate",
     "router.limits.header_read_timeout",
     "router.limits.max_header_bytes",
     "router.limits.max_body_bytes",
@@ -79,14 +85,25 @@ pub(crate) const KEYS: &[&str] = &[
     "pod.lease_ttl",
     "pod.weight",
     "pod.zone",
+    "pod.version",
     "pod.warm_url",
     "pod.sync_url",
     "pod.release_url",
+    "pod.exec",
+    "pod.work_ends_within",
+    "pod.health.path",
+    "pod.health.every",
+    "pod.health.unhealthy_after",
+    "pod.hooks.lease.url",
     "pod.shutdown_timeout",
     "admin.listen",
+    "admin.advertise",
     "log.level",
     "log.format",
 ];
+
+/// Keys of earlier versions, each with its name today. They are errors like unknown keys.
+const RENAMED: &[(&str, &str)] = &[("router.handover", "router.hot_restart_socket")];
 
 /// The sections that make a process do something; only the file can ask for one.
 pub(crate) const ROLES: [&str; 3] = ["router", "coordinator", "pod"];
@@ -97,6 +114,11 @@ pub(crate) const VARIABLE_PREFIX: &str = "SEGUE__";
 /// The key as this table writes it.
 pub(crate) fn known(path: &str) -> Option<&'static str> {
     KEYS.iter().copied().find(|key| *key == path)
+}
+
+/// Returns the name today of a key that had another one.
+pub(crate) fn renamed(path: &str) -> Option<&'static str> {
+    RENAMED.iter().find(|(old, _)| *old == path).map(|(_, new)| *new)
 }
 
 /// Whether keys or sections lie under `path`.

@@ -19,15 +19,17 @@ mod error;
 mod keys;
 mod raw;
 mod reader;
+mod site;
 mod units;
 mod validate;
 mod validated;
 
 pub use error::{Errors, LoadError, Problem};
+pub use site::{Findings, compare};
 pub use validated::{
-    Admin, ClientTls, Config, Coordinator, Credentials, Drain, Hash, Hooks, Identity, KeySource, Limits, Log,
-    LogFormat, LogLevel, Mode, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Pod, Protocol, Router, ServerTls,
-    Stash, Store, StoreKind, Strategy, Upstream,
+    Admin, AmbiguousPaths, ClientTls, Config, Coordinator, Credentials, Drain, Hash, HealthCheck, Hooks, Identity,
+    KeySource, Limits, Log, LogFormat, LogLevel, Mode, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Pod,
+    Protocol, Router, ServerTls, Stash, Store, StoreKind, Strategy, Upstream,
 };
 
 use std::collections::BTreeMap;
@@ -95,10 +97,28 @@ pub struct Located {
 }
 
 impl Located {
+    /// Whether the file or a variable says anything of `key`.
+    pub fn is_given(&self, key: &str) -> bool {
+        self.places.contains_key(key)
+    }
+
     /// A problem of the value of `key`, which is a path such as `router.tls.cert`.
     pub fn problem(&self, key: &str, fact: impl Into<String>, remedy: impl Into<String>) -> Problem {
         let place = self.places.get(key).unwrap_or(&self.file).clone();
         Problem::new(place, key, Wrong::new(fact, remedy))
+    }
+
+    /// Where the value of `key` was written, or that it was not.
+    fn origin(&self, key: &str) -> String {
+        self.places.get(key).map_or_else(|| format!("the default in {}", self.file()), ToString::to_string)
+    }
+
+    /// The name of the file.
+    fn file(&self) -> String {
+        match &self.file {
+            Place::File { file, .. } => file.to_string(),
+            place @ Place::Variable(_) => place.to_string(),
+        }
     }
 
     /// The same, unless there are problems.

@@ -24,6 +24,7 @@ pub(crate) enum Value {
     Text(String),
     Integer(i64),
     Float(f64),
+    Boolean(bool),
     List(Vec<Value>),
     /// Of no use to any key; with how to call it in a message.
     Other(String),
@@ -43,7 +44,7 @@ impl Value {
                 Ok(number) => Self::Float(number),
                 Err(_) => Self::Other("a number".to_owned()),
             },
-            DeValue::Boolean(value) => Self::Other(value.to_string()),
+            DeValue::Boolean(value) => Self::Boolean(*value),
             DeValue::Datetime(date) => Self::Other(date.to_string()),
             DeValue::Array(items) => Self::List(items.iter().map(|item| Self::new(item.get_ref())).collect()),
             DeValue::Table(_) => Self::Other("a table".to_owned()),
@@ -120,6 +121,8 @@ impl Walk<'_> {
                 let value_place = self.lines.place(value.span());
                 let value = Value::new(value.get_ref());
                 self.raw.values.insert(known, Given { value, key_place, value_place });
+            } else if let Some(new) = keys::renamed(&path) {
+                self.problems.push(Problem::new(key_place, path, Wrong::new("renamed", format!("use {new}"))));
             } else if !keys::is_section(&path) {
                 let expected = format!("expected one of {}", keys::children(section).join(", "));
                 let wrong = Wrong::new("unknown key", expected).did_you_mean(keys::nearest_key(section, name));
@@ -150,6 +153,11 @@ impl Walk<'_> {
         };
         let place = Place::Variable(name.clone());
         let Some(key) = keys::KEYS.iter().find(|key| keys::variable(key) == rest) else {
+            if let Some(new) = keys::renamed(&rest.to_lowercase().replace("__", ".")) {
+                let remedy = format!("use {}{}", keys::VARIABLE_PREFIX, keys::variable(new));
+                self.problems.push(Problem::new(place, "variable", Wrong::new("renamed", remedy)));
+                return;
+            }
             let known: Vec<_> = keys::KEYS.iter().map(|key| keys::variable(key)).collect();
             let near = nearest(&rest.to_uppercase(), known.iter().map(String::as_str));
             let near = near.map(|near| format!("{}{near}", keys::VARIABLE_PREFIX));

@@ -147,13 +147,14 @@ impl<'a> Reader<'a> {
 
     /// A size above zero; none by default.
     pub(crate) fn size_if_given(&mut self, key: &'static str) -> Option<usize> {
-        self.read(key, |value| match value {
-            Value::Integer(number) => Err(without_unit(*number, "B", units::EXPECTED_SIZE)),
-            value => match units::size(text(value, units::EXPECTED_SIZE)?)? {
-                0 => Err(Wrong::new("zero", "expected more than that")),
-                bytes => Ok(bytes),
-            },
+        self.read(key, |value| match size(value)? {
+            0 => Err(Wrong::new("zero", "expected more than that")),
+            bytes => Ok(bytes),
         })
+    }
+
+    pub(crate) fn size_or_zero(&mut self, key: &'static str, default: usize) -> usize {
+        self.read(key, size).unwrap_or(default)
     }
 
     /// A whole number within `range`.
@@ -193,6 +194,16 @@ impl<'a> Reader<'a> {
     /// One of the names in `choices`.
     pub(crate) fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)], default: T) -> T {
         self.read(key, |value| choice(value, choices)).unwrap_or(default)
+    }
+
+    pub(crate) fn boolean(&mut self, key: &'static str, default: bool) -> bool {
+        let read = self.read(key, |value| match value {
+            Value::Boolean(value) => Ok(*value),
+            Value::Variable(text) if text == "true" => Ok(true),
+            Value::Variable(text) if text == "false" => Ok(false),
+            other => Err(Wrong::new(format!("{} is not a boolean", show(other)), "expected true or false")),
+        });
+        read.unwrap_or(default)
     }
 
     pub(crate) fn listen(&mut self, key: &'static str, default: SocketAddr) -> SocketAddr {
@@ -280,6 +291,13 @@ fn name(text: &str) -> Result<String, Wrong> {
     Ok(text.to_owned())
 }
 
+fn size(value: &Value) -> Result<usize, Wrong> {
+    match value {
+        Value::Integer(number) => Err(without_unit(*number, "B", units::EXPECTED_SIZE)),
+        value => units::size(text(value, units::EXPECTED_SIZE)?),
+    }
+}
+
 pub(crate) fn choice<T: Copy>(value: &Value, choices: &[(&str, T)]) -> Result<T, Wrong> {
     let names = || choices.iter().map(|(name, _)| *name);
     let expected = format!("expected one of {}", names().collect::<Vec<_>>().join(", "));
@@ -339,6 +357,7 @@ fn show(value: &Value) -> String {
         Value::Text(text) | Value::Variable(text) => quoted(text),
         Value::Integer(number) => number.to_string(),
         Value::Float(number) => number.to_string(),
+        Value::Boolean(value) => value.to_string(),
         Value::List(_) => "a list".to_owned(),
         Value::Other(what) => what.clone(),
     }

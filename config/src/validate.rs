@@ -20,7 +20,8 @@ use crate::raw::{Raw, Value};
 use crate::reader::{self, Reader, text};
 use crate::units::show_duration;
 use crate::validated::{
-    Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Mode, Pod, Store, StoreKind, Strategy,
+    Admin, Config, Coordinator, Credentials, HealthCheck, Hooks, Log, LogFormat, LogLevel, Mode, Pod, Store, StoreKind,
+    Strategy,
 };
 
 /// The configuration, which only counts if there are no problems.
@@ -33,13 +34,13 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
         router: r.has_section("router").then(|| router::router(r)),
         coordinator: r.has_section("coordinator").then(|| coordinator(r)),
         pod: r.has_section("pod").then(|| pod(r)),
-        admin: r.anything_in("admin").map(|_| Admin { listen: r.listen("admin.listen", local(9090)) }),
+        admin: r.anything_in("admin").map(|_| admin(r)),
         log: log(r),
     };
     a_role_is_there(r);
     drain_fits_into_a_phase(r, &config);
     listeners_are_apart(r, &config);
-    a_router_that_hands_over_is_alone(r, &config);
+    hot_restart_is_possible(r, &config);
     (config, reader.into_problems())
 }
 
@@ -58,19 +59,21 @@ fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
     }
 }
 
-/// A successor takes over sockets of clients, and nothing else that a process has.
-fn a_router_that_hands_over_is_alone(r: &mut Reader<'_>, config: &Config) {
-    if !r.is_given(router::HANDOVER) {
+/// A hot restart passes on the sockets of clients, and nothing else that a process has.
+fn hot_restart_is_possible(r: &mut Reader<'_>, config: &Config) {
+    if !r.is_given(router::HOT_RESTART_SOCKET) {
         return;
     }
     if r.has_section("pod") {
-        let fact =
-            "given in a file with [pod]; a pod's partitions must be handed over, and nobody can take over its socket";
-        r.report_key(router::HANDOVER, Wrong::new(fact, "expected the router and the pod in files of their own"));
+        let fact = "given in a file with [pod], whose partitions have to move to other pods before it ends";
+        r.report_key(
+            router::HOT_RESTART_SOCKET,
+            Wrong::new(fact, "expected the router and the pod in files of their own"),
+        );
     }
     if config.store.kind == StoreKind::Memory {
         let fact = "given with store.kind = \"memory\", which another process cannot see";
-        r.report_key(router::HANDOVER, Wrong::new(fact, "expected it only with etcd"));
+        r.report_key(router::HOT_RESTART_SOCKET, Wrong::new(fact, "expected it only with etcd"));
     }
 }
 
@@ -110,6 +113,8 @@ fn store(r: &mut Reader<'_>) -> Store {
             return Err(Wrong::new("names no endpoint", EXPECTED));
         }
         let expected = "expected a URL that begins with http:// or https://";
+        let remedy = "expected a URL without them, and store.username and store.password_file";
+        endpoints.iter().try_for_each(|endpoint| without_user(endpoint, remedy))?;
         endpoints.iter().try_for_each(|endpoint| uri(endpoint, &["http", "https"], expected).map(drop))?;
         Ok(endpoints)
     });
@@ -163,7 +168,7 @@ fn coordinator(r: &mut Reader<'_>) -> Coordinator {
         max_concurrent_handoffs: r.integer("coordinator.max_concurrent_handoffs", 1..=i64::MAX, 64),
         mode: r.choice("coordinator.mode", &modes, Mode::Barrier),
         warm_timeout: r.duration("coordinator.warm_timeout", seconds(300)),
-        phase_timeout: r.duration("coordinator.phase_timeout", seconds(60)),
+        phase_timeout: r.duration("coordinator.phase_timeout", seconds(25)),
         listen: r.listen("coordinator.listen", local(7070)),
     };
     let settle = ("coordinator.settle", coordinator.settle);
@@ -180,16 +185,7 @@ fn strategy(value: &Value) -> Result<Strategy, Wrong> {
 
 fn pod(r: &mut Reader<'_>) -> Pod {
     let listen = r.listen("pod.listen", local(8181));
-    let advertise = r.read("pod.advertise", |value| {
-        let address = host_and_port(value)?;
-        match address.parse() {
-            Ok(ip) if IpAddr::is_unspecified(&SocketAddr::ip(&ip)) => {
-                let fact = format!("{} is no address that a router could connect to", quoted(&address));
-                Err(Wrong::new(fact, EXPECTED_ADDRESS))
-            }
-            _ => Ok(address),
-        }
-    });
+    let advertise = r.read("pod.advertise", |value| reachable(value, "a router"));
     if !r.is_given("pod.advertise") && (listen.ip().is_unspecified() || listen.port() == 0) {
         let fact = format!("not given, and no router could connect to pod.listen, {listen}");
         r.report(None, "pod.advertise", Wrong::new(fact, EXPECTED_ADDRESS));
@@ -208,13 +204,51 @@ fn pod(r: &mut Reader<'_>) -> Pod {
         lease_ttl: r.lease("pod.lease_ttl", seconds(15)),
         weight: r.weight("pod.weight", 1.0),
         zone: r.text("pod.zone"),
+        version: r.text("pod.version"),
         hooks: Hooks {
             warm: hook(r, "pod.warm_url"),
             sync: hook(r, "pod.sync_url"),
             release: hook(r, "pod.release_url"),
+            lease: hook(r, "pod.hooks.lease.url"),
         },
+        exec: r.read("pod.exec", command),
+        work_ends_within: r.is_given("pod.work_ends_within").then(|| r.duration("pod.work_ends_within", seconds(10))),
+        health: health(r),
         shutdown_timeout: r.duration("pod.shutdown_timeout", seconds(60)),
     }
+}
+
+fn health(r: &mut Reader<'_>) -> HealthCheck {
+    HealthCheck {
+        path: r.read("pod.health.path", |value| {
+            const EXPECTED: &str = "expected a path, such as \"/healthz\"";
+            let text = text(value, EXPECTED)?;
+            let wrong = || Wrong::new(format!("{} is not a path", quoted(text)), EXPECTED);
+            text.parse().ok().filter(|_| text.starts_with('/')).ok_or_else(wrong)
+        }),
+        every: r.duration("pod.health.every", seconds(1)),
+        unhealthy_after: r.integer("pod.health.unhealthy_after", 1..=1000, 3),
+    }
+}
+
+/// A command line: the program and its arguments.
+fn command(value: &Value) -> Result<Vec<String>, Wrong> {
+    const EXPECTED: &str = "expected a list of words, such as [\"/usr/bin/service\", \"--port\", \"8182\"]";
+    let words = reader::list(value, EXPECTED)?;
+    let wrong = |fact| Err(Wrong::new(fact, EXPECTED));
+    match words.first() {
+        None => wrong("no command"),
+        Some(program) if program.is_empty() => wrong("the program has no name"),
+        Some(_) if words.iter().any(|word| word.contains('\0')) => wrong("a word holds a zero byte"),
+        Some(_) => Ok(words),
+    }
+}
+
+fn admin(r: &mut Reader<'_>) -> Admin {
+    let listen = r.listen("admin.listen", local(9090));
+    let advertise = r.read("admin.advertise", |value| reachable(value, "others"));
+    let is_an_address = !listen.ip().is_unspecified() && listen.port() != 0;
+    Admin { listen, advertise: advertise.or_else(|| is_an_address.then(|| listen.to_string())) }
 }
 
 const TLS: tls::ServerKeys =
@@ -235,6 +269,18 @@ fn host_and_port(value: &Value) -> Result<String, Wrong> {
     is_address.then(|| text.to_owned()).ok_or_else(wrong)
 }
 
+/// An address that `who` can connect to.
+fn reachable(value: &Value, who: &str) -> Result<String, Wrong> {
+    let address = host_and_port(value)?;
+    match address.parse() {
+        Ok(ip) if IpAddr::is_unspecified(&SocketAddr::ip(&ip)) => {
+            let fact = format!("{} is no address that {who} could connect to", quoted(&address));
+            Err(Wrong::new(fact, EXPECTED_ADDRESS))
+        }
+        _ => Ok(address),
+    }
+}
+
 fn is_host_name(host: &str) -> bool {
     !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
 }
@@ -242,12 +288,20 @@ fn is_host_name(host: &str) -> bool {
 fn hook(r: &mut Reader<'_>, key: &'static str) -> Option<Uri> {
     r.read(key, |value| {
         let text = text(value, EXPECTED_URL)?;
+        without_user(text, "expected a URL without them")?;
         tls::no_secure_hook(text)?;
         uri(text, &["http"], EXPECTED_URL)
     })
 }
 
 const EXPECTED_URL: &str = "expected a URL that begins with http://";
+
+/// Refuses a URL that names a user. It is not repeated in the message, because it may contain a password.
+fn without_user(text: &str, remedy: &str) -> Result<(), Wrong> {
+    let authority = text.split_once("://").map_or(text, |(_, rest)| rest).split(['/', '?', '#']).next();
+    let has_user = authority.is_some_and(|authority| authority.contains('@'));
+    if has_user { Err(Wrong::new("a URL contains a user or a password", remedy)) } else { Ok(()) }
+}
 
 fn uri(text: &str, schemes: &[&str], expected: &str) -> Result<Uri, Wrong> {
     let is_usable = |uri: &Uri| {

@@ -10,6 +10,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::uri::PathAndQuery;
 use http::{HeaderName, Uri};
 
 /// Everything that a file says, defaults filled in.
@@ -110,8 +111,11 @@ pub struct Router {
     pub on_store_loss: OnStoreLoss,
     /// Threads that serve requests; none: one per core.
     pub workers: Option<NonZeroUsize>,
-    /// Where a process that is to succeed this one asks for its sockets; none: nobody can. Never in a file with a pod.
-    pub handover: Option<PathBuf>,
+    /// The Unix socket of a hot restart, where a new process asks for the listening sockets; none: no hot restart. Never in
+    /// a file with a pod.
+    pub hot_restart_socket: Option<PathBuf>,
+    /// Whether `x-forwarded-*` and `forwarded` of clients are believed.
+    pub trust_forwarded: bool,
     /// What tells the partition of a request.
     pub partition: Partition,
     /// Bounds of what is held during a cutover.
@@ -174,6 +178,18 @@ pub struct PathTemplate {
     pub before: Vec<String>,
     /// The segments behind it, as written: `["events"]`.
     pub after: Vec<String>,
+    /// The treatment of a path whose key others may read differently.
+    pub ambiguous: AmbiguousPaths,
+}
+
+/// The treatment of a path whose key a pod may read differently from the router: one with dot segments, escaped
+/// separators, parameters and the like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AmbiguousPaths {
+    /// Refuses the request.
+    Reject,
+    /// Routes by the segments as they are written.
+    Pass,
 }
 
 /// What makes a partition's number of a key; each as the producers of that family do it.
@@ -239,6 +255,8 @@ pub struct Upstream {
     pub max_idle_per_pod: usize,
     /// Requests with one pod at one time; at least one.
     pub max_in_flight_per_pod: usize,
+    /// Most bytes of a request's head by HTTP/2, with what the router adds, as HTTP/2 counts them; the same for its trailers.
+    pub max_header_bytes_http2: usize,
     /// How pods are known; none: they are spoken to in clear text.
     pub tls: Option<ClientTls>,
 }
@@ -259,6 +277,12 @@ pub enum Protocol {
 pub struct Limits {
     /// Connections of clients at one time; at least one.
     pub max_connections: usize,
+    /// Streams of one connection by HTTP/2; at least one.
+    pub max_streams_per_connection: u32,
+    /// Requests of one client address that wait or are in flight; 0: no limit.
+    pub max_in_flight_per_client: usize,
+    /// Bytes a second that an upload has to bring on average; 0: as slow as may be.
+    pub min_upload_rate: usize,
     /// How long a client may take to send a request's head.
     pub header_read_timeout: Duration,
     /// Bytes of a request's head.
@@ -335,8 +359,16 @@ pub struct Pod {
     pub weight: f64,
     /// The failure domain that it runs in.
     pub zone: Option<String>,
+    /// The version of its rollout, for people.
+    pub version: Option<String>,
     /// What it calls in the service.
     pub hooks: Hooks,
+    /// The service's command line: it is started and supervised. The first word is the program.
+    pub exec: Option<Vec<String>>,
+    /// No request's work in the service lasts longer than this after the request's last byte.
+    pub work_ends_within: Option<Duration>,
+    /// How the service is checked.
+    pub health: HealthCheck,
     /// How long it waits to be emptied when it is told to stop.
     pub shutdown_timeout: Duration,
 }
@@ -350,6 +382,19 @@ pub struct Hooks {
     pub sync: Option<Uri>,
     /// A partition is gone.
     pub release: Option<Uri>,
+    /// Until when the service may write; called every few seconds.
+    pub lease: Option<Uri>,
+}
+
+/// How a sidecar finds out that its service no longer works.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HealthCheck {
+    /// The path that is asked for; without one only refused connections count.
+    pub path: Option<PathAndQuery>,
+    /// The time between two checks, and how long one may take.
+    pub every: Duration,
+    /// The failures in a row that make the service unhealthy; at least one.
+    pub unhealthy_after: u32,
 }
 
 /// Health, metrics and status over HTTP.
@@ -357,6 +402,8 @@ pub struct Hooks {
 pub struct Admin {
     /// Where it is served.
     pub listen: SocketAddr,
+    /// Where others reach it: a host and a port; none: nobody knows.
+    pub advertise: Option<String>,
 }
 
 /// What is logged and how.

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use segue_config::{
-    Admin, Config, Coordinator, Drain, Hooks, KeySource, Limits, Log, LogFormat, LogLevel, Mode, OnDrainTimeout,
-    OnStoreLoss, Partition, Pod, Protocol, Router, Stash, Store, StoreKind, Strategy, Upstream, parse,
+    Admin, Config, Coordinator, Drain, HealthCheck, Hooks, KeySource, Limits, Log, LogFormat, LogLevel, Mode,
+    OnDrainTimeout, OnStoreLoss, Partition, Pod, Protocol, Router, Stash, Store, StoreKind, Strategy, Upstream, parse,
 };
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");
@@ -39,7 +39,8 @@ fn the_defaults_are_those_that_users_were_told() {
             lease_ttl: seconds(15),
             on_store_loss: OnStoreLoss::Auto,
             workers: None,
-            handover: None,
+            hot_restart_socket: None,
+            trust_forwarded: false,
             partition: Partition::Number { header: "x-partition".parse().unwrap(), order_by: None },
             stash: Stash {
                 max_requests: 10_000,
@@ -48,7 +49,7 @@ fn the_defaults_are_those_that_users_were_told() {
                 max_wait: seconds(30),
                 flush_concurrency: 64,
             },
-            drain: Drain { timeout: seconds(30), on_timeout: OnDrainTimeout::Auto },
+            drain: Drain { timeout: seconds(20), on_timeout: OnDrainTimeout::Auto },
             upstream: Upstream {
                 tls: None,
                 protocol: Protocol::Auto,
@@ -57,9 +58,13 @@ fn the_defaults_are_those_that_users_were_told() {
                 idle_timeout: seconds(300),
                 max_idle_per_pod: 256,
                 max_in_flight_per_pod: 10_000,
+                max_header_bytes_http2: 16 << 10,
             },
             limits: Limits {
                 max_connections: 10_000,
+                max_streams_per_connection: 128,
+                max_in_flight_per_client: 1_000,
+                min_upload_rate: 100,
                 header_read_timeout: seconds(10),
                 max_header_bytes: 64 << 10,
                 max_body_bytes: None,
@@ -77,7 +82,7 @@ fn the_defaults_are_those_that_users_were_told() {
             max_concurrent_handoffs: 64,
             mode: Mode::Barrier,
             warm_timeout: seconds(300),
-            phase_timeout: seconds(60),
+            phase_timeout: seconds(25),
             listen: "127.0.0.1:7070".parse().unwrap(),
         }),
         pod: Some(Pod {
@@ -89,10 +94,14 @@ fn the_defaults_are_those_that_users_were_told() {
             lease_ttl: seconds(15),
             weight: 1.0,
             zone: None,
-            hooks: Hooks { warm: None, sync: None, release: None },
+            version: None,
+            hooks: Hooks { warm: None, sync: None, release: None, lease: None },
+            exec: None,
+            work_ends_within: None,
+            health: HealthCheck { path: None, every: seconds(1), unhealthy_after: 3 },
             shutdown_timeout: seconds(60),
         }),
-        admin: Some(Admin { listen: "127.0.0.1:9090".parse().unwrap() }),
+        admin: Some(Admin { listen: "127.0.0.1:9090".parse().unwrap(), advertise: Some("127.0.0.1:9090".into()) }),
         log: Log { level: LogLevel::Info, format: LogFormat::Text },
     };
     assert_eq!(accepted("example", EXAMPLE), told);
@@ -106,11 +115,14 @@ fn each_commented_key_of_the_example_is_accepted() {
         let bare = line.trim_start_matches("# ");
         let mut text = EXAMPLE.replace(&format!("\n{line}\n"), &format!("\n{bare}\n"));
         assert_ne!(text, EXAMPLE, "{line}");
-        if bare.starts_with("key = ") || bare.starts_with("hash = ") {
+        if ["key = ", "hash = ", "ambiguous_paths = "].iter().any(|key| bare.starts_with(key)) {
             text = text.replace("\nheader = \"x-partition\"\n", "\n");
         }
         if bare.starts_with("hash = ") {
             text = text.replace("\n# key = { query", "\nkey = { query");
+        }
+        if bare.starts_with("ambiguous_paths = ") {
+            text = text.replace("\n# key = { path", "\nkey = { path");
         }
         if bare.starts_with("username = ") || bare.starts_with("password_file = ") {
             text = text.replace("\n# username", "\nusername").replace("\n# password_file", "\npassword_file");
@@ -118,7 +130,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         if bare.contains("/client.key") {
             text = text.replace("\nendpoints = [\"http:", "\nendpoints = [\"https:");
         }
-        if bare.starts_with("handover = ") {
+        if bare.starts_with("hot_restart_socket = ") {
             let (pod, admin) = (text.find("\n[pod]").unwrap(), text.find("\n[admin]").unwrap());
             text.replace_range(pod..admin, "");
         }
@@ -127,7 +139,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 22);
+    assert_eq!(tried, 29);
 }
 
 #[test]

@@ -24,6 +24,8 @@ fn whole_numbers_end_where_they_say() {
         ("router.upstream.max_idle_per_pod", 0, most),
         ("router.upstream.max_in_flight_per_pod", 1, most),
         ("router.limits.max_connections", 1, most),
+        ("router.limits.max_streams_per_connection", 1, 10_000),
+        ("router.limits.max_in_flight_per_client", 0, most),
         ("coordinator.partitions", 1, 65_536),
         ("coordinator.max_concurrent_handoffs", 1, most),
     ] {

@@ -12,8 +12,16 @@ fn an_unknown_key_names_the_nearest_known_one() {
             "segue.toml:2:1: coordinator.min_intervall: unknown key; expected one of name, partitions, strategy, \
              lease_ttl, settle, settle_max, min_interval, heartbeat, max_concurrent_handoffs, mode, warm_timeout, \
              phase_timeout, listen; did you mean min_interval",
-            "segue.toml:4:1: admin.listen_at: unknown key; expected one of listen; did you mean listen",
+            "segue.toml:4:1: admin.listen_at: unknown key; expected one of listen, advertise; did you mean listen",
         ],
+    );
+}
+
+#[test]
+fn a_renamed_key_names_the_new_one() {
+    assert_refused(
+        "[router]\nhandover = \"/run/segue/router-0.sock\"\n",
+        &["segue.toml:2:1: router.handover: renamed; use router.hot_restart_socket"],
     );
 }
 
@@ -209,10 +217,60 @@ fn urls_have_a_scheme_and_those_of_hooks_are_plain_http() {
 }
 
 #[test]
+fn a_url_holds_no_user_and_the_message_no_password() {
+    for url in ["http://me:secret@etcd:2379", "https://me@etcd:2379/", "me:secret@etcd:2379", "ftp://me:secret@etcd"] {
+        let text = refused(&format!("[store]\nendpoints = [\"http://a:1\", {url:?}]\n[coordinator]\n"));
+        let expected = "segue.toml:2:13: store.endpoints: a URL contains a user or a password; expected a URL without \
+                        them, and store.username and store.password_file";
+        assert_eq!(text, expected);
+    }
+    assert_refused(
+        "[pod]\nwarm_url = \"http://me:secret@a/warm\"\n",
+        &["segue.toml:2:12: pod.warm_url: a URL contains a user or a password; expected a URL without them"],
+    );
+    assert_accepted("[store]\nendpoints = [\"http://etcd:2379/a@b\"]\n[coordinator]\n");
+}
+
+#[test]
+fn a_boolean_is_true_or_false() {
+    assert_accepted("[router]\ntrust_forwarded = true\n");
+    for (bad, shown) in [("\"yes\"", "\"yes\""), ("1", "1"), ("\"true\"", "\"true\"")] {
+        let text = refused(&format!("[router]\ntrust_forwarded = {bad}\n"));
+        let expected =
+            format!("segue.toml:2:19: router.trust_forwarded: {shown} is not a boolean; expected true or false");
+        assert_eq!(text, expected);
+    }
+}
+
+#[test]
 fn a_weight_is_a_number_above_zero() {
     for bad in ["0", "-1.5", "nan", "inf", "\"1\"", "99999999999999999999"] {
         let text = refused(&format!("[pod]\nweight = {bad}\n"));
         assert!(text.ends_with("is not a weight; expected a number above zero, such as 1.0"), "{text}");
     }
     assert_accepted("[pod]\nweight = 2\n");
+}
+
+#[test]
+fn a_services_command_line_is_a_list_with_a_program() {
+    let refused_for = |value: &str, why: &str| {
+        let text = refused(&format!("[pod]\nexec = {value}\n"));
+        assert!(text.contains(&format!("segue.toml:2:8: pod.exec: {why}; expected a list of words")), "{text}");
+    };
+    refused_for("\"/usr/bin/service --port 1\"", "\"/usr/bin/service --port 1\" is not a list");
+    refused_for("[]", "no command");
+    refused_for("[\"\", \"x\"]", "the program has no name");
+    refused_for("[\"a\\u0000\"]", "a word holds a zero byte");
+}
+
+#[test]
+fn a_health_check_needs_a_path_and_a_count() {
+    let text =
+        refused("[pod]\nhealth = { path = \"healthz\", unhealthy_after = 0 }\nhooks = { lease = { url = \"x\" } }\n");
+    assert!(
+        text.contains("pod.health.path: \"healthz\" is not a path; expected a path, such as \"/healthz\""),
+        "{text}"
+    );
+    assert!(text.contains("pod.health.unhealthy_after: 0 is out of range"), "{text}");
+    assert!(text.contains("pod.hooks.lease.url: "), "{text}");
 }

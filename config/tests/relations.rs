@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use segue_config::parse;
 use support::{assert_accepted, assert_refused, refused};
 
@@ -54,6 +56,24 @@ fn a_hash_needs_a_key_and_an_order_needs_none() {
 }
 
 #[test]
+fn ambiguous_paths_need_a_key_in_the_path_and_a_template_without_doubts() {
+    let keyed = |key: &str, more: &str| format!("[router.partition]\nkey = {{ {key} }}\n{more}");
+    assert_refused(
+        &keyed("query = \"id\"", "ambiguous_paths = \"pass\"\n"),
+        &[
+            "segue.toml:3:1: router.partition.ambiguous_paths: given without router.partition.key.path; no path is looked \
+           at; expected it only with a key in the path",
+        ],
+    );
+    for segment in [".", "..", "a;b", "a\\\\b"] {
+        let key = format!("path = \"/{segment}/{{key}}\"");
+        let text = refused(&keyed(&key, ""));
+        assert!(text.contains("has a segment that not all servers read alike; expected a path"), "{text}");
+        assert_accepted(&keyed(&key, "ambiguous_paths = \"pass\"\n"));
+    }
+}
+
+#[test]
 fn bounds_in_the_wrong_order_point_at_the_one_that_was_given() {
     assert_refused(
         "[coordinator]\nsettle = \"10s\"\nsettle_max = \"5s\"\n",
@@ -80,16 +100,53 @@ fn bounds_in_the_wrong_order_point_at_the_one_that_was_given() {
 #[test]
 fn a_drain_must_end_before_its_phase_where_both_roles_are_in_the_file() {
     assert_refused(
-        "[router.drain]\ntimeout = \"60s\"\n[coordinator]\n",
-        &["segue.toml:2:11: router.drain.timeout: 1m is not below coordinator.phase_timeout, which is 1m (the \
-           default); expected less than 1m"],
+        "[router.drain]\ntimeout = \"25s\"\n[coordinator]\n",
+        &["segue.toml:2:11: router.drain.timeout: 25s is not below coordinator.phase_timeout, which is 25s (the \
+           default); expected less than 25s"],
     );
     assert_refused(
         "[router]\n[coordinator]\nphase_timeout = \"10s\"\n",
-        &["segue.toml:3:17: coordinator.phase_timeout: 10s is not above router.drain.timeout, which is 30s (the \
-           default); expected more than 30s"],
+        &["segue.toml:3:17: coordinator.phase_timeout: 10s is not above router.drain.timeout, which is 20s (the \
+           default); expected more than 20s"],
     );
-    assert_accepted("[router.drain]\ntimeout = \"60s\"\n");
+    assert_accepted("[router.drain]\ntimeout = \"25s\"\n");
+}
+
+#[test]
+fn a_drain_ends_before_what_is_held_is_refused() {
+    assert_refused(
+        "[router.drain]\ntimeout = \"30s\"\n",
+        &[
+            "segue.toml:2:11: router.drain.timeout: 30s is not below router.stash.max_wait, which is 30s (the default); \
+           expected less than 30s",
+        ],
+    );
+    assert_refused(
+        "[router.stash]\nmax_wait = \"5s\"\n[router.drain]\ntimeout = \"6s\"\n",
+        &[
+            "segue.toml:4:11: router.drain.timeout: 6s is not below router.stash.max_wait, which is 5s (segue.toml:2:1); \
+           expected less than 5s",
+        ],
+    );
+    for (max_wait, drain) in [("9s", 6), ("2m", 20)] {
+        let config = parse("f", &format!("[router.stash]\nmax_wait = \"{max_wait}\"\n"), [], "host-1").unwrap();
+        assert_eq!(config.router.unwrap().drain.timeout, Duration::from_secs(drain), "{max_wait}");
+    }
+}
+
+#[test]
+fn a_connection_comes_up_before_the_lease_of_its_router_can_end() {
+    assert_refused(
+        "[router]\nlease_ttl = \"3s\"\nupstream.connect_timeout = \"1s\"\n",
+        &[
+            "segue.toml:3:28: router.upstream.connect_timeout: 1s is not below a third of router.lease_ttl, which is 3s \
+           (segue.toml:2:1); expected less than 1s",
+        ],
+    );
+    for (ttl, millis) in [("2s", 500), ("15s", 1000)] {
+        let config = parse("f", &format!("[router]\nlease_ttl = \"{ttl}\"\n"), [], "host-1").unwrap();
+        assert_eq!(config.router.unwrap().upstream.connect_timeout, Duration::from_millis(millis), "{ttl}");
+    }
 }
 
 #[test]
@@ -140,17 +197,34 @@ fn a_pod_needs_an_address_that_routers_can_connect_to() {
 }
 
 #[test]
-fn a_router_that_hands_over_stands_alone_and_says_where() {
-    assert_accepted("[router]\nhandover = \"/run/segue/router-0.sock\"\n[coordinator]\n[admin]\n");
+fn an_admin_endpoint_is_advertised_where_it_can_be_reached() {
+    for (section, advertised) in [
+        ("listen = \"10.0.0.7:9090\"", Some("10.0.0.7:9090")),
+        ("listen = \"0.0.0.0:9090\"", None),
+        ("listen = \"10.0.0.7:0\"", None),
+        ("listen = \"[::]:9090\"\nadvertise = \"router-0:9091\"", Some("router-0:9091")),
+    ] {
+        let config = parse("f", &format!("[router]\n[admin]\n{section}\n"), [], "host-1").unwrap();
+        assert_eq!(config.admin.unwrap().advertise.as_deref(), advertised, "{section}");
+    }
+    let text = refused("[router]\n[admin]\nadvertise = \"0.0.0.0:9090\"\n");
+    assert!(text.contains("admin.advertise: \"0.0.0.0:9090\" is no address that others could connect to"), "{text}");
+}
+
+#[test]
+fn a_hot_restart_is_of_a_router_without_a_pod_at_an_absolute_path() {
+    assert_accepted("[router]\nhot_restart_socket = \"/run/segue/router-0.sock\"\n[coordinator]\n[admin]\n");
     assert_refused(
-        "[router]\nhandover = \"/run/segue/router-0.sock\"\n[pod]\n",
-        &["segue.toml:2:1: router.handover: given in a file with [pod]; a pod's partitions must be handed over, and \
-           nobody can take over its socket; expected the router and the pod in files of their own"],
+        "[router]\nhot_restart_socket = \"/run/segue/router-0.sock\"\n[pod]\n",
+        &["segue.toml:2:1: router.hot_restart_socket: given in a file with [pod], whose partitions have to move to \
+           other pods before it ends; expected the router and the pod in files of their own"],
     );
     assert_refused(
-        "[store]\nkind = \"memory\"\n[router]\nhandover = \"/run/segue/router-0.sock\"\n[coordinator]\n",
-        &["segue.toml:4:1: router.handover: given with store.kind = \"memory\", which another process cannot see; \
-           expected it only with etcd"],
+        "[store]\nkind = \"memory\"\n[router]\nhot_restart_socket = \"/run/segue/router-0.sock\"\n[coordinator]\n",
+        &[
+            "segue.toml:4:1: router.hot_restart_socket: given with store.kind = \"memory\", which another process cannot see; \
+           expected it only with etcd",
+        ],
     );
     let long = format!("/{}", "x".repeat(90));
     for (path, why) in [
@@ -160,14 +234,14 @@ fn a_router_that_hands_over_stands_alone_and_says_where() {
         ("/run/..", "names no file"),
         (&long, "is longer than 90 bytes"),
     ] {
-        let text = refused(&format!("[router]\nhandover = \"{path}\"\n"));
-        assert!(text.contains("segue.toml:2:12: router.handover: ") && text.contains(why), "{text}");
+        let text = refused(&format!("[router]\nhot_restart_socket = \"{path}\"\n"));
+        assert!(text.contains("segue.toml:2:22: router.hot_restart_socket: ") && text.contains(why), "{text}");
     }
 }
 
-/// What a successor is called while both are there: no other router may be called so.
+/// The name of the new process of a hot restart while both are there: no other router may be called so.
 #[test]
-fn no_router_has_the_name_of_a_successor() {
+fn no_router_has_the_name_of_a_new_process() {
     assert!(refused("[router]\nname = \"router-0~next\"\n").contains("cannot be a name"));
 }
 

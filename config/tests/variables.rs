@@ -59,17 +59,26 @@ fn a_variable_that_names_no_key_is_refused_with_the_nearest() {
             ("SEGUE__ROUTER__STASH__MAXWAIT", "5s"),
             ("SEGUE__", "x"),
             ("SEGUE__log__level", "debug"),
-            ("SEGUE__POD__X\n", ""),
+            ("SEGUE__POD__NOTHING_LIKE_IT\n", ""),
         ],
         "[router]\n",
         &[
             "SEGUE__: variable: names no known key; expected SEGUE__SECTION__KEY with the name of a key",
-            "SEGUE__POD__X\\n: variable: names no known key; expected SEGUE__SECTION__KEY with the name of a key",
+            "SEGUE__POD__NOTHING_LIKE_IT\\n: variable: names no known key; expected SEGUE__SECTION__KEY with the name of a key",
             "SEGUE__ROUTER__STASH__MAXWAIT: variable: names no known key; expected SEGUE__SECTION__KEY with the name of \
              a key; did you mean SEGUE__ROUTER__STASH__MAX_WAIT",
             "SEGUE__log__level: variable: names no known key; expected SEGUE__SECTION__KEY with the name of a key; did \
              you mean SEGUE__LOG__LEVEL",
         ],
+    );
+}
+
+#[test]
+fn a_variable_of_a_renamed_key_names_the_new_one() {
+    assert_refused(
+        &[("SEGUE__ROUTER__HANDOVER", "/run/segue/router-0.sock")],
+        "[router]\n",
+        &["SEGUE__ROUTER__HANDOVER: variable: renamed; use SEGUE__ROUTER__HOT_RESTART_SOCKET"],
     );
 }
 

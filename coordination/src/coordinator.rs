@@ -14,13 +14,14 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::participant::{Follow, Registration, Update, register, unix_millis};
+use crate::participant::{Claim, Follow, OwnKey, Registration, Update, register, unix_millis};
 use crate::planning::{Assurance, Memory, Notice, Policy, RoundCause, plan, txn};
-use crate::protocol::advance::{advance, waiting_for};
-use crate::protocol::records::{Epoch, Leader, Phase, encode};
+use crate::protocol::advance::{advance, advance_past_bound, waiting_for};
+use crate::protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
+use crate::protocol::records::{Leader, Phase, encode};
 use crate::protocol::view::View;
-use crate::store::data::{Batch, Compare, Revision, Txn, TxnOutcome};
-use crate::store::keys::{Keyspace, Partition};
+use crate::store::data::{Batch, Compare, Txn, TxnOutcome};
+use crate::store::keys::Keyspace;
 use crate::store::{Store, StoreError};
 
 /// After a refused write the view is likely to be newer in a moment; if not, its subject is left alone for so long.
@@ -61,7 +62,7 @@ pub trait CoordinatorObserver: Send + Sync + 'static {
     /// A phase ended after so long.
     fn phase_ended(&self, phase: Phase, lasted: Duration);
     /// A handoff ended.
-    fn handoff_ended(&self, partition: Partition, result: HandoffResult);
+    fn handoff_ended(&self, partition: PartitionId, result: HandoffResult);
     /// The leader's view has changed.
     fn view_changed(&self, view: &View);
     /// The store was lost from sight.
@@ -90,24 +91,26 @@ pub async fn run_coordinator(
 ) {
     let holder = settings.name.clone();
     let record = move |lease_id| encode(&Leader { holder: holder.clone(), lease_id });
+    let mut claim = Claim::new(keys.leader(), settings.lease_ttl).clearing_leaseless();
     loop {
-        let key = keys.leader();
         let elected = tokio::select! {
             // First, so that one who is elected at the very moment of the shutdown resigns.
             biased;
-            elected = register(&store, &key, &record, settings.lease_ttl) => elected,
+            elected = register(&store, &claim, &record) => elected,
             () = shutdown.cancelled() => return,
         };
         info!(name = settings.name, "leading");
         observer.leads(true);
         let mut reign = Reign::new(&store, &keys, &settings, &*observer, &status, &elected);
-        reign.rule(&elected, &shutdown).await;
+        let value = record(elected.lease.id());
+        reign.rule(&elected, value, &shutdown).await;
         // Writes that are under way may still be committed: the lease, and with it their guard, stands until here.
         reign.writes.shutdown().await;
         drop(reign);
         observer.leads(false);
         status.send_modify(|status| status.leads = false);
-        if let Err(error) = elected.lease.revoke().await {
+        claim = claim.after(elected.incarnation);
+        if let Err(error) = elected.withdraw().await {
             warn!(%error, "could not resign; the lease ends by itself");
         }
         if shutdown.is_cancelled() {
@@ -121,7 +124,7 @@ pub async fn run_coordinator(
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Subject {
     Config,
-    Partition(Partition),
+    Partition(PartitionId),
 }
 
 struct Reign<'a> {
@@ -137,9 +140,9 @@ struct Reign<'a> {
     writes: JoinSet<Vec<(Subject, Result<TxnOutcome, StoreError>)>>,
     /// What was decided and goes to the store together.
     decided: Vec<(Subject, Txn)>,
-    under_way: BTreeSet<Partition>,
+    under_way: BTreeSet<PartitionId>,
     /// Partitions whose last write was refused, and until when they are left alone.
-    resting: BTreeMap<Partition, Instant>,
+    resting: BTreeMap<PartitionId, Instant>,
     /// What was written is in the view from this revision on.
     seen_at: Revision,
     /// After a failed write nothing is tried before then.
@@ -152,17 +155,17 @@ struct Reign<'a> {
     planned: Option<Instant>,
     membership: bool,
     /// Partitions that have changed since they were observed.
-    changed: BTreeSet<Partition>,
+    changed: BTreeSet<PartitionId>,
     /// Partitions whose phase may be able to move on.
-    pending: BTreeSet<Partition>,
-    flights: BTreeMap<Partition, Flight>,
+    pending: BTreeSet<PartitionId>,
+    flights: BTreeMap<PartitionId, Flight>,
     notices: Vec<Notice>,
 }
 
 /// A handoff as it was last seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Flight {
-    id: Revision,
+    id: HandoffId,
     phase: Phase,
     since: Instant,
     epoch: Epoch,
@@ -184,7 +187,7 @@ impl<'a> Reign<'a> {
             policy: settings.policy.clone(),
             observer,
             status,
-            leader: (elected.key.clone(), elected.incarnation),
+            leader: (elected.key.clone(), elected.incarnation.revision()),
             view: View::empty(keys.clone()),
             memory: Memory::default(),
             began: now,
@@ -192,7 +195,7 @@ impl<'a> Reign<'a> {
             decided: Vec::new(),
             under_way: BTreeSet::new(),
             resting: BTreeMap::new(),
-            seen_at: 0,
+            seen_at: Revision::ZERO,
             not_before: now,
             next_wake: None,
             shown: None,
@@ -206,7 +209,9 @@ impl<'a> Reign<'a> {
         }
     }
 
-    async fn rule(&mut self, elected: &Registration, shutdown: &CancellationToken) {
+    /// `value`: that of the leader's key.
+    async fn rule(&mut self, elected: &Registration, value: Vec<u8>, shutdown: &CancellationToken) {
+        let mut own_key = OwnKey::of(self.store.clone(), elected);
         let mut lease = elected.lease.state();
         let mut follow = Follow::start(self.store.clone(), self.keys.clone());
         let mut synced = false;
@@ -229,7 +234,7 @@ impl<'a> Reign<'a> {
                 () = shutdown.cancelled() => return,
                 update = follow.next() => match update {
                     Update::Snapshot(view) => {
-                        self.view = *view;
+                        self.view.resync(*view);
                         self.resting.clear();
                         self.all_changed();
                         (synced, sighted) = (true, true);
@@ -255,6 +260,7 @@ impl<'a> Reign<'a> {
                         self.written(subject, result);
                     }
                 }
+                () = own_key.written() => {}
                 // It has been answered: what comes of it now, or is waited for (a write, a view that lacks one's own), says
                 // when to look again. Kept, a moment that is over would have the loop spin until then.
                 () = sleep_until(wake) => self.next_wake = self.next_wake.filter(|due| *due > Instant::now()),
@@ -263,7 +269,9 @@ impl<'a> Reign<'a> {
             if !synced {
                 continue;
             }
-            if self.view.leader.as_ref().is_none_or(|leader| leader.create_revision != self.leader.1) {
+            let (seen, revision) = (self.view.leader.as_ref(), self.view.revision);
+            let intact = seen.is_some_and(|leader| leader.value.lease_id == elected.lease.id());
+            if !own_key.keep(seen, intact, revision, || value.clone()) {
                 warn!("another coordinator leads");
                 return;
             }
@@ -300,7 +308,7 @@ impl<'a> Reign<'a> {
         }
         for partition in std::mem::take(&mut self.changed) {
             let seen = self.view.handoffs.get(&partition).map(|handoff| Flight {
-                id: handoff.create_revision,
+                id: handoff.id(),
                 phase: handoff.value.phase,
                 since: now,
                 epoch: handoff.value.epoch,
@@ -373,10 +381,18 @@ impl<'a> Reign<'a> {
 
     /// The fallback of the fast commit: moves on what nobody has moved on yet.
     fn advance(&mut self, millis: u64) {
-        let idle = |partition: &&Partition| !self.under_way.contains(*partition);
-        let partitions: Vec<Partition> = self.pending.iter().filter(idle).copied().collect();
+        let idle = |partition: &&PartitionId| !self.under_way.contains(*partition);
+        let partitions: Vec<PartitionId> = self.pending.iter().filter(idle).copied().collect();
         for partition in partitions {
-            let decided = match advance(&self.view, partition, millis) {
+            let step = match self.memory.bound_ends(&self.view, partition).map(|ends| self.began.checked_add(ends)) {
+                None => advance(&self.view, partition, millis),
+                Some(Some(ends)) if ends <= Instant::now() => advance_past_bound(&self.view, partition, millis),
+                Some(ends) => {
+                    self.wake_at(ends.unwrap_or(Instant::now() + LOOK_AGAIN));
+                    continue;
+                }
+            };
+            let decided = match step {
                 Some(step) => {
                     let mut guarded = step.txn;
                     guarded.when.push(Compare::created_at(self.leader.0.clone(), self.leader.1));
@@ -458,7 +474,7 @@ impl<'a> Reign<'a> {
 }
 
 /// Who the handoffs of a view wait for, in words: for logs and `segue status`.
-pub fn describe_waits(view: &View, partition: Partition) -> String {
+pub fn describe_waits(view: &View, partition: PartitionId) -> String {
     let waits: Vec<String> = waiting_for(view, partition).iter().map(ToString::to_string).collect();
     waits.join(", ")
 }

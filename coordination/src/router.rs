@@ -7,6 +7,7 @@
 //! [`protocol::router`]: crate::protocol::router
 
 mod acks;
+mod mapping;
 mod turns;
 
 use std::collections::{BTreeSet, HashMap};
@@ -14,26 +15,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::acks::{AckId, AckKind};
 use self::turns::Turns;
 
-use crate::participant::{Follow, LeaseState, Outbox, Registration, Update, register, unix_millis};
-use crate::protocol::records::{Capabilities, PodRecord, RouterRecord, encode};
+use crate::participant::{
+    Claim, Follow, KeptLease, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, register, unix_millis,
+    wakes_at,
+};
+use crate::protocol::ids::{Incarnation, PartitionId};
+use crate::protocol::records::{Capabilities, Partitioner, PodRecord, RouterRecord, encode};
 use crate::protocol::router::{
-    DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out,
-    may_stop_later, next_step, route,
+    DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, dead_owner_patience,
+    drain_timed_out, may_stop_later, next_step, route,
 };
 use crate::protocol::view::{Touched, View};
-use crate::store::data::Revision;
-use crate::store::keys::{Keyspace, Partition};
+use crate::store::keys::Keyspace;
 use crate::store::{Store, StoreError};
 
 /// After a refused write the view is likely to be newer in a moment; if not, it is asked for again after this.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often a router that leaves looks whether anything is in flight.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// How a partition's cutover went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,23 +60,23 @@ pub trait DataPlane: Send + Sync + 'static {
     /// There are partitions `0..partitions`. Never fewer than before.
     fn set_partitions(&self, partitions: u32);
     /// What it does with a partition, and until when the partition's pod is left alone because it refused.
-    fn stage(&self, partition: Partition) -> (Stage, Option<Instant>);
+    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>);
     /// Holds requests from here on.
-    fn stop(&self, partition: Partition, cause: HoldCause);
+    fn stop(&self, partition: PartitionId, cause: HoldCause);
     /// What holds a partition back that is stopped already.
-    fn name_cause(&self, partition: Partition, cause: HoldCause);
+    fn name_cause(&self, partition: PartitionId, cause: HoldCause);
     /// Requests will be sent to this pod soon.
     fn expect(&self, _target: &Target, _pod: &PodRecord, _without_lease: bool) {}
     /// Sends requests to this pod, those that were held first. `without_lease`: also when this router's lease may have ended.
-    fn switch(&self, partition: Partition, target: &Target, pod: &PodRecord, without_lease: bool);
+    fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool);
     /// Forgets that the partition's pod refused.
-    fn retry_now(&self, partition: Partition);
+    fn retry_now(&self, partition: PartitionId);
     /// Ends everything that is in flight; how many exchanges that were.
-    fn sever(&self, partition: Partition) -> u64;
-    /// The router's lease may be trusted until then.
+    fn sever(&self, partition: PartitionId) -> u64;
+    /// The router's lease may be trusted until then, on the clock of [`lease_now`].
     fn trust_until(&self, until: Instant);
     /// How the last cutover went, if one has ended since this was asked last.
-    fn take_times(&self, partition: Partition) -> Option<CutoverTimes>;
+    fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes>;
 }
 
 /// How a router takes part.
@@ -85,13 +92,19 @@ pub struct RouterSettings {
     pub drain_timeout: Duration,
     /// What it does then.
     pub on_drain_timeout: OnDrainTimeout,
+    /// Where its admin endpoint is reached: `host:port`.
+    pub admin: Option<String>,
+    /// How it maps requests to partitions. `None`: whatever is in front of it does.
+    pub partitioner: Option<Partitioner>,
+    /// How long a pod's answer may take to begin.
+    pub request_timeout: Duration,
 }
 
 /// A cutover that has ended, for status and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cutover {
     /// Which partition.
-    pub partition: Partition,
+    pub partition: PartitionId,
     /// Where it leads now.
     pub target: Target,
     /// How it went.
@@ -106,8 +119,8 @@ pub struct RouterStatus {
     /// It is registered, has seen the store and may trust its lease; else why not.
     pub not_ready: Option<String>,
     /// Its incarnation; 0 before it is registered.
-    pub incarnation: Revision,
-    /// Until when it may trust its lease.
+    pub incarnation: Incarnation,
+    /// Until when it may trust its lease, on the clock of [`lease_now`].
     pub trusted_until: Option<Instant>,
     /// How often it had to take the state anew, by cause.
     pub resyncs: u64,
@@ -115,7 +128,12 @@ pub struct RouterStatus {
 
 impl Default for RouterStatus {
     fn default() -> Self {
-        RouterStatus { not_ready: Some("not started yet".to_owned()), incarnation: 0, trusted_until: None, resyncs: 0 }
+        RouterStatus {
+            not_ready: Some("not started yet".to_owned()),
+            incarnation: Incarnation::NONE,
+            trusted_until: None,
+            resyncs: 0,
+        }
     }
 }
 
@@ -132,7 +150,7 @@ pub struct RouterPorts {
     /// What moves its requests.
     pub plane: Arc<dyn DataPlane>,
     /// Partitions in which the data plane saw something happen.
-    pub notices: mpsc::UnboundedReceiver<Partition>,
+    pub notices: mpsc::UnboundedReceiver<PartitionId>,
     /// Who is told what it does.
     pub observer: Arc<dyn RouterObserver>,
     /// Where it says how it is.
@@ -162,12 +180,13 @@ pub async fn run_router(
         observer,
         status,
         notices,
-        incarnation: 0,
+        partitions: 0,
+        incarnation: Incarnation::NONE,
         trust: Trust::Gone,
         acks: Outbox::new(store.clone(), REFUSED_PAUSE),
         turns: Turns::default(),
         timers: BTreeSet::new(),
-        draining_since: HashMap::new(),
+        drains: HashMap::new(),
         severed: HashMap::new(),
         capabilities: HashMap::new(),
         times: HashMap::new(),
@@ -175,13 +194,12 @@ pub async fn run_router(
     };
     router.publish(Some("not registered yet".to_owned()));
     loop {
-        let record = |_| {
-            let now = unix_millis();
-            let router_name = router.settings.name.clone();
-            encode(&RouterRecord { router_name, registered_at: now, last_heartbeat: now })
-        };
         let key = router.keys.router(&router.settings.name);
-        let registered = register(&router.store, &key, record, router.settings.lease_ttl);
+        let claim = Claim::new(key, router.settings.lease_ttl).after(router.incarnation);
+        let registered = async {
+            router.agree_on_mapping().await;
+            register(&router.store, &claim, |_| router.record()).await
+        };
         let registration = tokio::select! {
             // First, so that one who is registered at the very moment of the shutdown deregisters.
             biased;
@@ -191,7 +209,7 @@ pub async fn run_router(
         match router.live(&registration, &shutdown).await {
             End::Shutdown => {
                 router.fence();
-                if let Err(error) = registration.lease.revoke().await {
+                if let Err(error) = registration.withdraw().await {
                     warn!(%error, "could not deregister; the registration ends with its lease");
                 }
                 return;
@@ -199,7 +217,7 @@ pub async fn run_router(
             End::RegistrationGone => {
                 // Fenced already. The old key is gone or ends by itself: this process lets its lease go.
                 router.publish(Some("registration lost; registering again".to_owned()));
-                let _ = registration.lease.revoke().await;
+                let _ = registration.withdraw().await;
             }
         }
     }
@@ -210,6 +228,14 @@ enum End {
     RegistrationGone,
 }
 
+/// A drain that is under way.
+#[derive(Debug, Clone, Copy)]
+struct Drain {
+    since: Instant,
+    /// When the owner's key was first seen to be gone.
+    owner_gone_since: Option<Instant>,
+}
+
 struct Router {
     store: Arc<dyn Store>,
     keys: Keyspace,
@@ -217,25 +243,28 @@ struct Router {
     plane: Arc<dyn DataPlane>,
     observer: Arc<dyn RouterObserver>,
     status: watch::Sender<RouterStatus>,
-    notices: mpsc::UnboundedReceiver<Partition>,
+    notices: mpsc::UnboundedReceiver<PartitionId>,
     view: View,
-    incarnation: Revision,
+    /// As many as any view has shown.
+    partitions: u32,
+    incarnation: Incarnation,
     trust: Trust,
     acks: Outbox<AckId>,
     turns: Turns,
     /// When to look at a partition again.
-    timers: BTreeSet<(Instant, Partition)>,
-    draining_since: HashMap<Partition, Instant>,
-    severed: HashMap<Partition, u64>,
+    timers: BTreeSet<(Instant, PartitionId)>,
+    drains: HashMap<PartitionId, Drain>,
+    severed: HashMap<PartitionId, u64>,
     /// Of the pod that a partition's requests went to last, as it was then.
-    capabilities: HashMap<Partition, Capabilities>,
-    times: HashMap<Partition, CutoverTimes>,
+    capabilities: HashMap<PartitionId, Capabilities>,
+    times: HashMap<PartitionId, CutoverTimes>,
 }
 
 impl Router {
     async fn live(&mut self, registration: &Registration, shutdown: &CancellationToken) -> End {
         let lease = &registration.lease;
         let mut lease_state = lease.state();
+        let mut own_key = OwnKey::of(self.store.clone(), registration);
         self.incarnation = registration.incarnation;
         let mut follow = Follow::start(self.store.clone(), self.keys.clone());
         let mut synced = false;
@@ -253,12 +282,16 @@ impl Router {
                 return End::RegistrationGone;
             }
             if synced {
+                if !self.keep_key(&mut own_key) {
+                    return self.registration_gone();
+                }
                 self.set_trust(state);
             }
             self.take_turns();
             self.send_acks();
             let now = Instant::now();
-            let trust_ends = if state.trusted_until > now { state.trusted_until } else { now + tick };
+            let is_trusted = lease_now() < state.trusted_until;
+            let trust_ends = if is_trusted { wakes_at(state.trusted_until) } else { now + tick };
             let timer = self.timers.first().map_or(now + tick, |(at, _)| *at);
             let wake = timer.min(trust_ends).min(now + tick).min(self.turns.due().unwrap_or(timer));
             tokio::select! {
@@ -266,9 +299,10 @@ impl Router {
                 () = shutdown.cancelled() => return End::Shutdown,
                 update = follow.next() => match update {
                     Update::Snapshot(view) => {
-                        self.view = *view;
+                        self.view.resync(*view);
                         (synced, sighted) = (true, true);
-                        if !self.is_registered() { return self.registration_gone(); }
+                        if !self.keep_key(&mut own_key) { return self.registration_gone(); }
+                        if self.maps_otherwise() { return self.mapping_gone(lease, shutdown).await; }
                         self.set_trust(state);
                         self.acks.forget(|_| true);
                         self.reconcile_all();
@@ -282,7 +316,8 @@ impl Router {
                             touched.partitions.extend(more.partitions);
                             touched.membership |= more.membership;
                         }
-                        if !self.is_registered() { return self.registration_gone(); }
+                        if !self.keep_key(&mut own_key) { return self.registration_gone(); }
+                        if self.maps_otherwise() { return self.mapping_gone(lease, shutdown).await; }
                         self.publish(None);
                         self.react(touched);
                     }
@@ -296,14 +331,25 @@ impl Router {
                 },
                 Some(partition) = self.notices.recv() => self.noticed(partition),
                 answers = self.acks.answered() => self.written(answers),
+                () = own_key.written() => {}
                 () = sleep_until(wake) => self.due(),
                 changed = lease_state.changed() => if changed.is_err() { self.fence(); return End::RegistrationGone; },
             }
         }
     }
 
-    fn is_registered(&self) -> bool {
-        self.view.routers.get(&self.settings.name).is_some_and(|own| own.create_revision == self.incarnation)
+    /// The value of this router's registration.
+    fn record(&self) -> Vec<u8> {
+        let now = unix_millis();
+        let (router_name, admin) = (self.settings.name.clone(), self.settings.admin.clone());
+        encode(&RouterRecord { router_name, registered_at: now, last_heartbeat: now, admin })
+    }
+
+    /// Returns `false` if the registration is gone or another life's.
+    fn keep_key(&self, own_key: &mut OwnKey) -> bool {
+        let name = &self.settings.name;
+        let intact = !self.view.malformed.contains_key(&self.keys.router(name));
+        own_key.keep(self.view.routers.get(name), intact, self.view.revision, || self.record())
     }
 
     fn registration_gone(&mut self) -> End {
@@ -312,17 +358,39 @@ impl Router {
         End::RegistrationGone
     }
 
+    /// Fences, and leaves once nothing is in flight, or after as long as a drain may last. Handoffs wait for this router until
+    /// then: an owner that cannot say `drained` may be at work for it.
+    async fn mapping_gone(&mut self, lease: &KeptLease, shutdown: &CancellationToken) -> End {
+        warn!("the keyspace's settings do not show this router's mapping of requests to partitions: fencing");
+        self.fence();
+        let until = Instant::now() + self.settings.drain_timeout;
+        while !self.is_drained() && Instant::now() < until && !lease.state().borrow().lost {
+            lease.made_progress();
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return End::Shutdown,
+                Some(partition) = self.notices.recv() => self.noticed(partition),
+                () = sleep(LOOK_AGAIN) => {}
+            }
+        }
+        End::RegistrationGone
+    }
+
+    fn is_drained(&self) -> bool {
+        PartitionId::all(self.partitions).all(|partition| matches!(self.plane.stage(partition), (Stage::Held, _)))
+    }
+
     /// Holds everything. The order matters: no request may pass once the registration is given up.
     fn fence(&mut self) {
         self.trust = Trust::Gone;
-        self.plane.trust_until(Instant::now());
+        self.plane.trust_until(lease_now());
         self.reconcile_all();
         self.publish(Some("fenced".to_owned()));
     }
 
     fn set_trust(&mut self, state: LeaseState) {
         self.plane.trust_until(state.trusted_until);
-        let trust = match Instant::now() < state.trusted_until {
+        let trust = match lease_now() < state.trusted_until {
             true => Trust::Held,
             false => Trust::RunOut(self.settings.on_store_loss),
         };
@@ -363,27 +431,34 @@ impl Router {
         }
     }
 
-    fn plane_retry(&self, partition: Partition) {
-        if partition < self.view.partitions() {
+    fn plane_retry(&self, partition: PartitionId) {
+        if partition.get() < self.partitions {
             self.plane.retry_now(partition);
         }
     }
 
     fn reconcile_all(&mut self) {
-        let partitions = self.view.partitions();
-        self.plane.set_partitions(partitions);
-        for partition in 0..partitions {
+        // Settings that cannot be read are unchanged settings.
+        self.partitions = self.partitions.max(self.view.partitions());
+        self.plane.set_partitions(self.partitions);
+        for partition in PartitionId::all(self.partitions) {
             self.plane.retry_now(partition);
             self.reconcile(partition);
         }
     }
 
-    fn noticed(&mut self, partition: Partition) {
+    fn noticed(&mut self, partition: PartitionId) {
         if let Some(times) = self.plane.take_times(partition) {
             if let (Stage::Open(target), _) = self.plane.stage(partition) {
                 let severed = self.severed.get(&partition).copied().unwrap_or(0);
                 let cutover = Cutover { partition, target, times, severed };
-                debug!(partition, pod = cutover.target.pod, epoch = cutover.target.epoch, ?times, "requests flow");
+                debug!(
+                    partition = partition.get(),
+                    pod = cutover.target.pod,
+                    epoch = cutover.target.epoch.get(),
+                    ?times,
+                    "requests flow"
+                );
                 self.observer.cutover(&cutover);
             }
             self.times.insert(partition, times);
@@ -400,8 +475,8 @@ impl Router {
     }
 
     /// Does everything that is to be done for a partition now.
-    fn reconcile(&mut self, partition: Partition) {
-        if partition >= self.view.partitions() {
+    fn reconcile(&mut self, partition: PartitionId) {
+        if partition.get() >= self.partitions {
             return;
         }
         let plane = self.plane.clone();
@@ -454,7 +529,7 @@ impl Router {
     }
 
     /// Connections to the new owner are made while the old one is drained, not by the requests that wait for them.
-    fn expect_new_owner(&self, partition: Partition) {
+    fn expect_new_owner(&self, partition: PartitionId) {
         let handoff = self.view.handoffs.get(&partition).map(|handoff| &handoff.value);
         let Some((handoff, pod)) = handoff.and_then(|it| Some((it, self.view.live_new_owner(it)?))) else { return };
         let (name, incarnation) = (handoff.new_owner.clone(), handoff.new_incarnation);
@@ -469,41 +544,59 @@ impl Router {
         }
     }
 
-    fn watch_drain(&mut self, partition: Partition) {
-        let (Stage::Draining(_), retry_at) = self.plane.stage(partition) else {
-            self.draining_since.remove(&partition);
+    fn watch_drain(&mut self, partition: PartitionId) {
+        let (Stage::Draining(from), retry_at) = self.plane.stage(partition) else {
+            self.drains.remove(&partition);
             return;
         };
-        // A pod that refused is only given a pause; nothing has to end.
-        if retry_at.is_some() {
+        let is_gone = self.view.incarnation_of(&from.pod) != from.incarnation;
+        // A living pod that refused is only given a pause; nothing has to end.
+        if retry_at.is_some() && !is_gone {
             return;
         }
         let now = Instant::now();
-        let since = *self.draining_since.entry(partition).or_insert(now);
-        let deadline = since + self.settings.drain_timeout;
-        if now < deadline {
-            self.timers.insert((deadline, partition));
+        let drain = self.drains.entry(partition).or_insert(Drain { since: now, owner_gone_since: None });
+        if is_gone {
+            drain.owner_gone_since.get_or_insert(now);
+        }
+        let Drain { since, owner_gone_since } = *drain;
+        let had_fence = self.capabilities.get(&partition).is_some_and(|capabilities| capabilities.fence);
+        let patience = dead_owner_patience(had_fence, self.settings.request_timeout);
+        let sever_at = owner_gone_since.map(|since| since + patience);
+        let times_out_at = since + self.settings.drain_timeout;
+        let is_due = |at: Instant| at <= now;
+        if !is_due(times_out_at) && !sever_at.is_some_and(is_due) {
+            let next = sever_at.map_or(times_out_at, |at| at.min(times_out_at));
+            self.timers.insert((next, partition));
             return;
         }
-        let had_fence = self.capabilities.get(&partition).is_some_and(|capabilities| capabilities.fence);
-        match drain_timed_out(&self.view, partition, self.settings.on_drain_timeout, had_fence) {
+        let timed_out = match sever_at {
+            Some(at) if is_due(at) => DrainTimeout::Sever,
+            _ => drain_timed_out(&self.view, partition, self.settings.on_drain_timeout, had_fence),
+        };
+        match timed_out {
             DrainTimeout::Sever => {
                 let severed = self.plane.sever(partition);
                 if severed > 0 {
-                    warn!(partition, severed, "the drain did not end in time: severed what was in flight");
+                    warn!(
+                        partition = partition.get(),
+                        pod = from.pod,
+                        severed,
+                        "the drain did not end in time: severed what was in flight"
+                    );
                 }
                 *self.severed.entry(partition).or_default() += severed;
                 self.timers.insert((now + Duration::from_millis(100), partition));
             }
             DrainTimeout::GiveUp => {
                 let said = |handoff| self.view.drained_ack(partition, &self.settings.name, handoff).is_some();
-                let handoff = self.view.handoffs.get(&partition).map(|handoff| handoff.create_revision);
+                let handoff = self.view.handoffs.get(&partition).map(|handoff| handoff.id());
                 if let Some(handoff) = handoff.filter(|handoff| !said(*handoff)) {
                     self.write((partition, handoff, AckKind::GaveUp));
                 }
             }
             DrainTimeout::Wait => {
-                self.timers.insert((now + self.settings.drain_timeout, partition));
+                self.timers.insert((sever_at.unwrap_or(now + self.settings.drain_timeout), partition));
             }
         }
     }

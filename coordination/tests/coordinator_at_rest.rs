@@ -9,10 +9,11 @@ use async_trait::async_trait;
 use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
-use segue_coordination::planning::{Policy, RoundCause, Strategy};
-use segue_coordination::protocol::records::{Mode, Phase};
+use segue_coordination::planning::{Policy, RoundCause};
+use segue_coordination::protocol::ids::{LeaseId, PartitionId, Revision};
+use segue_coordination::protocol::records::Phase;
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Keys, LeaseId, Revision, Snapshot, Txn, TxnOutcome};
+use segue_coordination::store::data::{Keys, Snapshot, Txn, TxnOutcome};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use tokio::sync::watch;
@@ -59,7 +60,7 @@ impl CoordinatorObserver for Rounds {
     fn leads(&self, _: bool) {}
     fn round(&self, _: RoundCause) {}
     fn phase_ended(&self, _: Phase, _: Duration) {}
-    fn handoff_ended(&self, _: u32, _: HandoffResult) {}
+    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
     fn resync(&self, _: &StoreError) {}
 
     fn view_changed(&self, _: &View) {
@@ -75,8 +76,6 @@ async fn a_leader_whose_write_is_under_way_rests_until_it_is_done() {
         lease_ttl: Duration::from_secs(6),
         policy: Policy {
             partitions: 4,
-            strategy: Strategy::Sticky,
-            mode: Mode::Barrier,
             settle: Duration::from_millis(100),
             settle_max: Duration::from_secs(1),
             min_interval: Duration::from_millis(200),
@@ -84,6 +83,7 @@ async fn a_leader_whose_write_is_under_way_rests_until_it_is_done() {
             warm_timeout: Duration::from_secs(30),
             phase_timeout: Duration::from_secs(20),
             max_concurrent_handoffs: 8,
+            ..Policy::default()
         },
     };
     let (store, rounds) = (MemoryStore::new(), Arc::new(Rounds::default()));

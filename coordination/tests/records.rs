@@ -4,10 +4,11 @@
 
 use proptest::prelude::*;
 use segue_coordination::protocol::advance::{advance, waiting_for};
+use segue_coordination::protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_coordination::protocol::pod::duty;
 use segue_coordination::protocol::records::{
-    Assignment, AssignmentStatus, Capabilities, Handoff, KeyspaceConfig, Leader, Mode, Phase, PodAck, PodAckKind,
-    PodRecord, PodStatus, RouterCutoverAck, RouterDrainedAck, RouterRecord, Thousandths, encode,
+    Assignment, AssignmentStatus, Capabilities, Handoff, KeyspaceConfig, Leader, Mode, Partitioner, Phase, PodAck,
+    PodAckKind, PodRecord, PodStatus, RouterCutoverAck, RouterDrainedAck, RouterRecord, Thousandths, encode,
 };
 use segue_coordination::protocol::router::{Trust, route};
 use segue_coordination::protocol::view::View;
@@ -16,6 +17,9 @@ use segue_coordination::store::keys::Keyspace;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+
+const I3: Incarnation = Incarnation::registered_at(Revision::new(3));
+const P0: PartitionId = PartitionId::new(0);
 
 fn name() -> impl Strategy<Value = String> {
     "[a-z0-9._-]{1,12}|\\PC{0,8}"
@@ -29,13 +33,19 @@ prop_compose! {
     fn pod()(
         pod_name in name(), address in name(), draining: bool, times: (u64, u64), weight: u32,
         zone in prop::option::of(name()), load in prop::option::of(any::<u32>()), capabilities in capabilities(),
+        admin in prop::option::of(name()), version in prop::option::of(name()),
+        work_ends_within_ms in prop::option::of(any::<u64>()),
     ) -> PodRecord {
         PodRecord {
             pod_name, address, status: if draining { PodStatus::Draining } else { PodStatus::Ready },
             registered_at: times.0, last_heartbeat: times.1, weight: Thousandths(weight), zone,
-            load: load.map(Thousandths), capabilities,
+            load: load.map(Thousandths), capabilities, admin, version, work_ends_within_ms,
         }
     }
+}
+
+fn life(revision: u64) -> Incarnation {
+    Incarnation::registered_at(Revision::new(revision))
 }
 
 prop_compose! {
@@ -44,9 +54,10 @@ prop_compose! {
         phase in prop::sample::select(&Phase::ALL[..]), independent: bool, reason in "\\PC{0,20}",
     ) -> Handoff {
         Handoff {
-            partition, old_owner, old_incarnation: numbers[0], new_owner, new_incarnation: numbers[1], phase,
-            epoch: numbers[2], mode: if independent { Mode::Independent } else { Mode::Barrier },
+            partition: partition.into(), old_owner, old_incarnation: life(numbers[0]), new_owner, new_incarnation: life(numbers[1]), phase,
+            epoch: numbers[2].into(), mode: if independent { Mode::Independent } else { Mode::Barrier },
             started_at: numbers[3], phase_entered_at: numbers[4], reason,
+            work_has_ended: independent && numbers[0] % 2 == 0,
         }
     }
 }
@@ -62,29 +73,58 @@ where
     assert_eq!(&serde_json::from_value::<T>(value).unwrap(), record);
 }
 
+/// Reads back as itself, and what only a later version knows is written again.
+fn both_ways_kept(config: &KeyspaceConfig) {
+    let value: Value = serde_json::from_slice(&encode(config)).unwrap();
+    assert_eq!(&serde_json::from_value::<KeyspaceConfig>(value.clone()).unwrap(), config);
+    let mut later = value;
+    later["of_a_later_version"] = json!({"with": ["things", 1, null]});
+    let read: KeyspaceConfig = serde_json::from_value(later.clone()).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&encode(&read)).unwrap(), later);
+}
+
+#[test]
+fn a_mapping_with_more_to_it_than_this_version_knows_is_another_and_kept_whole() {
+    for mapping in [json!({"key": "header:x-key", "hash": "murmur2", "seed": 7}), json!({"number": true, "base": 1})] {
+        let later = json!({"partitions": 64, "partitioner": mapping});
+        let read: KeyspaceConfig = serde_json::from_value(later.clone()).unwrap();
+        assert_eq!(read.partitioner, Some(Partitioner::Unknown(mapping)));
+        assert_eq!(serde_json::from_slice::<Value>(&encode(&read)).unwrap(), later);
+    }
+}
+
 proptest! {
     #[test]
     fn every_record_reads_back_as_it_was_written(
         pod in pod(), handoff in handoff(), name in name(), partition: u32, numbers: [u64; 7], flag: bool, lease_id: i64,
     ) {
+        let (id, handoff_id) = (PartitionId::new(partition), HandoffId::created_at(Revision::new(numbers[0])));
         both_ways(&pod);
         both_ways(&handoff);
-        both_ways(&KeyspaceConfig { partitions: partition });
-        both_ways(&Leader { holder: name.clone(), lease_id });
-        both_ways(&RouterRecord { router_name: name.clone(), registered_at: numbers[0], last_heartbeat: numbers[1] });
+        for partitioner in [
+            None,
+            Some(Partitioner::NUMBER),
+            Some(Partitioner::Key { key: format!("header:{name}"), hash: "murmur2".into() }),
+            Some(Partitioner::Unknown(json!({"range": [1, 2]}))),
+        ] {
+            both_ways_kept(&KeyspaceConfig { partitioner, ..KeyspaceConfig::new(partition) });
+        }
+        both_ways(&Leader { holder: name.clone(), lease_id: lease_id.into() });
+        both_ways(&RouterRecord { router_name: name.clone(), registered_at: numbers[0], last_heartbeat: numbers[1], admin: Some(name.clone()) });
         both_ways(&Assignment {
-            partition, owner: name.clone(), incarnation: numbers[0], status: AssignmentStatus::Active, epoch: numbers[1],
+            partition: id, owner: name.clone(), incarnation: life(numbers[0]), status: AssignmentStatus::Active, epoch: numbers[1].into(),
+            work_ends_within_ms: flag.then_some(numbers[2]),
         });
         both_ways(&RouterDrainedAck {
-            router_name: name.clone(), partition, handoff: numbers[0], acked_at: numbers[1], severed: numbers[2],
+            router_name: name.clone(), partition: id, handoff: handoff_id, acked_at: numbers[1], severed: numbers[2],
             gave_up: flag,
         });
         both_ways(&RouterCutoverAck {
-            router_name: name.clone(), partition, handoff: numbers[0], acked_at: numbers[1], stashed: numbers[2],
+            router_name: name.clone(), partition: id, handoff: handoff_id, acked_at: numbers[1], stashed: numbers[2],
             drain_us: numbers[3], pause_us: numbers[4], flush_us: numbers[5],
         });
         for ack in [PodAckKind::Drained, PodAckKind::Synced, PodAckKind::Released] {
-            both_ways(&PodAck { pod_name: name.clone(), partition, handoff: numbers[0], ack, acked_at: numbers[1] });
+            both_ways(&PodAck { pod_name: name.clone(), partition: id, handoff: handoff_id, ack, acked_at: numbers[1] });
         }
     }
 
@@ -111,12 +151,12 @@ proptest! {
         }
         let theirs = view(&theirs);
         prop_assert!(theirs.malformed.is_empty(), "{:?}", theirs.malformed);
-        prop_assert_eq!(waiting_for(&theirs, 0), waiting_for(&ours, 0));
-        prop_assert_eq!(route(&theirs, 0, Trust::Held), route(&ours, 0, Trust::Held));
+        prop_assert_eq!(waiting_for(&theirs, P0), waiting_for(&ours, P0));
+        prop_assert_eq!(route(&theirs, P0, Trust::Held), route(&ours, P0, Trust::Held));
         for pod in ["a", "b"] {
-            prop_assert_eq!(duty(&theirs, pod, 3, 0), duty(&ours, pod, 3, 0));
+            prop_assert_eq!(duty(&theirs, pod, I3, P0), duty(&ours, pod, I3, P0));
         }
-        let moves = |view: &View| advance(view, 0, 9).map(|advance| (advance.from, advance.to, advance.txn.when));
+        let moves = |view: &View| advance(view, P0, 9).map(|advance| (advance.from, advance.to, advance.txn.when));
         prop_assert_eq!(moves(&theirs), moves(&ours));
     }
 }
@@ -178,12 +218,12 @@ fn view(records: &[(String, Value)]) -> View {
     let entry = |(key, value): &(String, Value)| KeyValue {
         key: format!("/segue/default/{key}"),
         value: value.to_string().into_bytes(),
-        create_revision: 3,
-        mod_revision: 3,
+        create_revision: Revision::new(3),
+        mod_revision: Revision::new(3),
         lease: None,
     };
     let entries = records.iter().map(entry).collect();
-    View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: 3, entries })
+    View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: Revision::new(3), entries })
 }
 
 #[test]

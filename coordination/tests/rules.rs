@@ -2,20 +2,32 @@
 //! the world has moved on. Over the embedded store, without tasks or clocks.
 #![allow(clippy::unwrap_used)]
 
-use segue_coordination::protocol::advance::{Ack, Waiting, acknowledge, advance, waiting_for};
+use std::time::Duration;
+
+use segue_coordination::protocol::advance::{
+    Ack, Waiting, acknowledge, advance, advance_past_bound, pending_bound, waiting_for,
+};
+use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
+use segue_coordination::protocol::mapping::{Agreement, agree, is_shown};
 use segue_coordination::protocol::pod::{Duty, duty, warmed};
 use segue_coordination::protocol::records::{
-    Assignment, AssignmentStatus, Capabilities, Handoff, KeyspaceConfig, Mode, Phase, PodAck, PodAckKind, PodRecord,
-    PodStatus, RouterCutoverAck, RouterDrainedAck, RouterRecord, Thousandths, encode,
+    Assignment, Capabilities, Handoff, KeyspaceConfig, Mode, Partitioner, Phase, PodAck, PodAckKind, PodRecord,
+    RouterCutoverAck, RouterDrainedAck, RouterRecord, encode,
 };
 use segue_coordination::protocol::router::{
     DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out,
     may_stop_later, next_step, route,
 };
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Keys, Op, Revision, Txn};
+use segue_coordination::store::data::{Keys, Op, Txn};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store};
+
+const I1: Incarnation = Incarnation::registered_at(Revision::new(1));
+const E1: Epoch = Epoch::new(1);
+const E4: Epoch = Epoch::new(4);
+const E5: Epoch = Epoch::new(5);
+const P0: PartitionId = PartitionId::new(0);
 
 const NO_SYNC: Capabilities = Capabilities { sync: false, ..Capabilities::ALL };
 const NONE: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: false };
@@ -24,26 +36,36 @@ const NONE: Capabilities = Capabilities { sync: false, drained: false, released:
 struct World {
     store: MemoryStore,
     keys: Keyspace,
+    /// Of everybody who registers.
+    lease: LeaseId,
 }
 
 impl World {
     /// Partition 0 belongs to pod `a` at epoch 4; pod `b` is there; so are these routers.
     async fn new(old: Capabilities, new: Capabilities, routers: &[&str]) -> Self {
-        let world = World { store: MemoryStore::new(), keys: Keyspace::new("/segue/", "test") };
-        world.put(world.keys.config(), encode(&KeyspaceConfig { partitions: 1 })).await;
+        let store = MemoryStore::new();
+        let lease = store.grant(Duration::from_secs(3600)).await.unwrap();
+        let world = World { store, keys: Keyspace::new("/segue/", "test"), lease };
+        world.put(world.keys.config(), encode(&KeyspaceConfig::new(1))).await;
         let a = world.pod("a", old).await;
         world.pod("b", new).await;
         for router in routers {
             world.router(router).await;
         }
-        let owned =
-            Assignment { partition: 0, owner: "a".into(), incarnation: a, status: AssignmentStatus::Active, epoch: 4 };
-        world.put(world.keys.assignment(0), encode(&owned)).await;
+        let owned = Assignment::new(P0, "a", a, E4);
+        world.put(world.keys.assignment(P0), encode(&owned)).await;
         world
     }
 
     async fn put(&self, key: String, value: Vec<u8>) -> Revision {
         self.commit(Txn { then: vec![Op::Put { key, value, lease: None }], ..Txn::default() }).await.unwrap()
+    }
+
+    /// As its writer does it, and not another hand.
+    async fn register(&self, key: String, value: Vec<u8>) -> Incarnation {
+        let put = Op::Put { key, value, lease: Some(self.lease) };
+        let created = self.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
+        Incarnation::registered_at(created)
     }
 
     async fn delete(&self, key: String) {
@@ -56,24 +78,23 @@ impl World {
         outcome.committed().then_some(outcome.revision)
     }
 
-    async fn pod(&self, name: &str, capabilities: Capabilities) -> Revision {
-        let record = PodRecord {
-            pod_name: name.into(),
-            address: "127.0.0.1:1".into(),
-            status: PodStatus::Ready,
-            registered_at: 0,
-            last_heartbeat: 0,
-            weight: Thousandths(1000),
-            zone: None,
-            load: None,
-            capabilities,
-        };
-        self.put(self.keys.pod(name), encode(&record)).await
+    async fn pod(&self, name: &str, capabilities: Capabilities) -> Incarnation {
+        self.bounded_pod(name, capabilities, None).await
     }
 
-    async fn router(&self, name: &str) -> Revision {
-        let record = RouterRecord { router_name: name.into(), registered_at: 0, last_heartbeat: 0 };
-        self.put(self.keys.router(name), encode(&record)).await
+    async fn bounded_pod(
+        &self,
+        name: &str,
+        capabilities: Capabilities,
+        work_ends_within_ms: Option<u64>,
+    ) -> Incarnation {
+        let record = PodRecord { capabilities, work_ends_within_ms, ..PodRecord::new(name, "127.0.0.1:1") };
+        self.register(self.keys.pod(name), encode(&record)).await
+    }
+
+    async fn router(&self, name: &str) -> Incarnation {
+        let record = RouterRecord::new(name);
+        self.register(self.keys.router(name), encode(&record)).await
     }
 
     async fn view(&self) -> View {
@@ -82,26 +103,19 @@ impl World {
     }
 
     /// The handoff from `a` to `b` begins at this phase; its identity.
-    async fn handoff(&self, phase: Phase, mode: Mode) -> Revision {
+    async fn handoff(&self, phase: Phase, mode: Mode) -> HandoffId {
         let view = self.view().await;
         let record = Handoff {
-            partition: 0,
-            old_owner: Some("a".into()),
-            old_incarnation: view.incarnation_of("a"),
-            new_owner: "b".into(),
-            new_incarnation: view.incarnation_of("b"),
             phase,
-            epoch: 5,
             mode,
-            started_at: 0,
-            phase_entered_at: 0,
             reason: "test".into(),
+            ..Handoff::new(P0, "b", view.incarnation_of("b"), E5).taken_from("a", view.incarnation_of("a"))
         };
-        self.put(self.keys.handoff(0), encode(&record)).await
+        HandoffId::created_at(self.put(self.keys.handoff(P0), encode(&record)).await)
     }
 
     async fn phase(&self) -> Option<Phase> {
-        self.view().await.handoffs.get(&0).map(|handoff| handoff.value.phase)
+        self.view().await.handoffs.get(&P0).map(|handoff| handoff.value.phase)
     }
 
     /// A router or pod acknowledges by what it sees now; whether that was accepted.
@@ -115,7 +129,7 @@ impl World {
         let (key, incarnation) = match ack {
             Ack::RouterDrained(RouterDrainedAck { router_name, .. })
             | Ack::RouterCutover(RouterCutoverAck { router_name, .. }) => {
-                (self.keys.router(router_name), view.routers[router_name].create_revision)
+                (self.keys.router(router_name), view.routers[router_name].incarnation())
             }
             Ack::Pod(PodAck { pod_name, .. }) => (self.keys.pod(pod_name), view.incarnation_of(pod_name)),
         };
@@ -124,41 +138,32 @@ impl World {
 
     /// Anyone moves the handoff on by what the view shows; whether there was a move and the store carried it out.
     async fn advance_seen(&self, view: &View) -> bool {
-        match advance(view, 0, 0) {
+        match advance(view, P0, 0) {
             Some(step) => self.commit(step.txn).await.is_some(),
             None => false,
         }
     }
 }
 
-fn drained(router: &str, handoff: Revision) -> Ack {
+fn drained(router: &str, handoff: HandoffId) -> Ack {
     let router_name = router.to_owned();
-    Ack::RouterDrained(RouterDrainedAck { router_name, partition: 0, handoff, acked_at: 0, severed: 0, gave_up: false })
+    Ack::RouterDrained(RouterDrainedAck::new(router_name, P0, handoff))
 }
 
-fn cut_over(router: &str, handoff: Revision) -> Ack {
-    Ack::RouterCutover(RouterCutoverAck {
-        router_name: router.to_owned(),
-        partition: 0,
-        handoff,
-        acked_at: 0,
-        stashed: 0,
-        drain_us: 0,
-        pause_us: 0,
-        flush_us: 0,
-    })
+fn cut_over(router: &str, handoff: HandoffId) -> Ack {
+    Ack::RouterCutover(RouterCutoverAck::new(router, P0, handoff))
 }
 
-fn says(pod: &str, ack: PodAckKind, handoff: Revision) -> Ack {
-    Ack::Pod(PodAck { pod_name: pod.to_owned(), partition: 0, handoff, ack, acked_at: 0 })
+fn says(pod: &str, ack: PodAckKind, handoff: HandoffId) -> Ack {
+    Ack::Pod(PodAck::new(pod, P0, handoff, ack))
 }
 
-fn at(pod: &str, incarnation: Revision, epoch: u64) -> Target {
-    Target { pod: pod.into(), incarnation, epoch }
+fn at(pod: &str, incarnation: Incarnation, epoch: u64) -> Target {
+    Target { pod: pod.into(), incarnation, epoch: epoch.into() }
 }
 
 fn is_held(view: &View) -> bool {
-    matches!(route(view, 0, Trust::Held), Route::Hold(HoldCause::Handoff))
+    matches!(route(view, P0, Trust::Held), Route::Hold(HoldCause::Handoff))
 }
 
 #[tokio::test]
@@ -167,9 +172,9 @@ async fn a_handoff_goes_through_its_phases_and_each_last_ack_carries_the_move() 
     let id = world.handoff(Phase::Warming, Mode::Barrier).await;
     let view = world.view().await;
     let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
-    assert_eq!(route(&view, 0, Trust::Held), Route::To(at("a", a, 4)), "the old owner serves while the new one warms");
-    assert_eq!(duty(&view, "b", b, 0), Duty::Warm { handoff: id, epoch: 5 });
-    world.commit(warmed(&view, "b", b, id, 0, 0).unwrap()).await.unwrap();
+    assert_eq!(route(&view, P0, Trust::Held), Route::To(at("a", a, 4)), "the old owner serves while the new one warms");
+    assert_eq!(duty(&view, "b", b, P0), Duty::Warm { handoff: id, epoch: E5 });
+    world.commit(warmed(&view, "b", b, id, P0, 0).unwrap()).await.unwrap();
 
     assert!(is_held(&world.view().await));
     assert!(world.ack(&drained("r", id)).await);
@@ -179,21 +184,21 @@ async fn a_handoff_goes_through_its_phases_and_each_last_ack_carries_the_move() 
 
     let view = world.view().await;
     assert!(is_held(&view));
-    assert_eq!(duty(&view, "a", a, 0), Duty::Drain { handoff: id, epoch: 4 });
-    assert_eq!(duty(&view, "b", b, 0), Duty::Stand { handoff: id, epoch: 5 }, "the log is not at rest yet");
+    assert_eq!(duty(&view, "a", a, P0), Duty::Drain { handoff: id, epoch: E4 });
+    assert_eq!(duty(&view, "b", b, P0), Duty::Stand { handoff: id, epoch: E5 }, "the log is not at rest yet");
     assert!(world.ack(&says("a", PodAckKind::Drained, id)).await);
-    assert_eq!(duty(&world.view().await, "b", b, 0), Duty::Sync { handoff: id, epoch: 5 });
+    assert_eq!(duty(&world.view().await, "b", b, P0), Duty::Sync { handoff: id, epoch: E5 });
     assert!(world.ack(&says("b", PodAckKind::Synced, id)).await);
 
     let view = world.view().await;
     assert_eq!(world.phase().await, Some(Phase::Switching));
-    assert_eq!(route(&view, 0, Trust::Held), Route::To(at("b", b, 5)));
-    assert_eq!(duty(&view, "b", b, 0), Duty::Serve { epoch: 5 });
+    assert_eq!(route(&view, P0, Trust::Held), Route::To(at("b", b, 5)));
+    assert_eq!(duty(&view, "b", b, P0), Duty::Serve { epoch: E5 });
     assert!(world.ack(&cut_over("r", id)).await);
     assert!(world.ack(&cut_over("s", id)).await);
     assert_eq!(world.phase().await, Some(Phase::Complete));
 
-    assert_eq!(duty(&world.view().await, "a", a, 0), Duty::Release { handoff: id });
+    assert_eq!(duty(&world.view().await, "a", a, P0), Duty::Release { handoff: id });
     assert!(world.ack(&says("a", PodAckKind::Released, id)).await);
     assert!(world.advance_seen(&world.view().await).await);
     let view = world.view().await;
@@ -229,7 +234,7 @@ async fn a_router_that_gives_up_is_not_taken_for_one_that_has_drained() {
     assert!(world.ack_seen(&before, &Ack::RouterDrained(RouterDrainedAck { gave_up: true, ..said })).await);
     assert!(world.ack_seen(&before, &drained("r", id)).await);
     assert_eq!(world.phase().await, Some(Phase::Ready));
-    assert_eq!(waiting_for(&world.view().await, 0), [Waiting::RouterGaveUp("s".into())]);
+    assert_eq!(waiting_for(&world.view().await, P0), [Waiting::RouterGaveUp("s".into())]);
 }
 
 #[tokio::test]
@@ -243,7 +248,7 @@ async fn what_a_router_said_of_an_earlier_handoff_does_not_carry_the_next_one_on
         };
         assert!(world.ack(&other).await);
         // By hand: the acks stay behind.
-        world.delete(world.keys.handoff(0)).await;
+        world.delete(world.keys.handoff(P0)).await;
         let second = world.handoff(phase, Mode::Barrier).await;
         let again = match one {
             Ack::RouterDrained(said) => Ack::RouterDrained(RouterDrainedAck { handoff: second, ..said }),
@@ -252,7 +257,7 @@ async fn what_a_router_said_of_an_earlier_handoff_does_not_carry_the_next_one_on
         };
         assert!(world.ack(&again).await);
         assert_eq!(world.phase().await, Some(phase));
-        world.delete(world.keys.handoff(0)).await;
+        world.delete(world.keys.handoff(P0)).await;
     }
 }
 
@@ -263,25 +268,25 @@ async fn a_stop_may_wait_only_while_a_living_old_owner_serves_what_this_router_h
     let view = world.view().await;
     let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
     let open = Stage::Open(at("a", a, 4));
-    let since = view.handoffs[&0].mod_revision;
-    assert_eq!(may_stop_later(&view, 0, Trust::Held, &open), Some(since));
+    let since = view.handoffs[&P0].mod_revision;
+    assert_eq!(may_stop_later(&view, P0, Trust::Held, &open), Some(since));
     let elsewhere =
         [Stage::Held, Stage::Flushing(at("a", a, 4)), Stage::Open(at("a", a, 3)), Stage::Open(at("b", b, 5))];
     for stage in elsewhere {
-        assert_eq!(may_stop_later(&view, 0, Trust::Held, &stage), None, "{stage:?}");
+        assert_eq!(may_stop_later(&view, P0, Trust::Held, &stage), None, "{stage:?}");
     }
     for trust in [Trust::RunOut(OnStoreLoss::Serve), Trust::Gone] {
-        assert_eq!(may_stop_later(&view, 0, trust, &open), None, "{trust:?}");
+        assert_eq!(may_stop_later(&view, P0, trust, &open), None, "{trust:?}");
     }
     world.handoff(Phase::Ready, Mode::Independent).await;
-    assert_eq!(may_stop_later(&world.view().await, 0, Trust::Held, &open), None);
+    assert_eq!(may_stop_later(&world.view().await, P0, Trust::Held, &open), None);
     for phase in [Phase::Warming, Phase::Syncing, Phase::Switching] {
         world.handoff(phase, Mode::Barrier).await;
-        assert_eq!(may_stop_later(&world.view().await, 0, Trust::Held, &open), None, "{phase:?}");
+        assert_eq!(may_stop_later(&world.view().await, P0, Trust::Held, &open), None, "{phase:?}");
     }
     world.handoff(Phase::Ready, Mode::Barrier).await;
     world.delete(world.keys.pod("a")).await;
-    assert_eq!(may_stop_later(&world.view().await, 0, Trust::Held, &open), None, "the owner is dead");
+    assert_eq!(may_stop_later(&world.view().await, P0, Trust::Held, &open), None, "the owner is dead");
 }
 
 #[tokio::test]
@@ -300,7 +305,7 @@ async fn a_router_that_registers_late_makes_the_move_fail() {
     world.router("late").await;
     assert!(world.ack_seen(&before, &drained("r", id)).await, "the ack itself stands");
     assert_eq!(world.phase().await, Some(Phase::Ready), "but not the move that it would have carried");
-    assert_eq!(waiting_for(&world.view().await, 0), [Waiting::RouterDrained("late".into())]);
+    assert_eq!(waiting_for(&world.view().await, P0), [Waiting::RouterDrained("late".into())]);
     assert!(is_held(&world.view().await), "and the late one never routes to the old owner");
 }
 
@@ -319,7 +324,7 @@ async fn an_ack_for_an_earlier_handoff_is_impossible() {
     let world = World::new(NONE, NONE, &["r"]).await;
     let first = world.handoff(Phase::Ready, Mode::Barrier).await;
     let before = world.view().await;
-    world.delete(world.keys.handoff(0)).await;
+    world.delete(world.keys.handoff(P0)).await;
     let second = world.handoff(Phase::Ready, Mode::Barrier).await;
     assert_ne!(first, second);
     assert!(!world.ack_seen(&before, &drained("r", first)).await);
@@ -355,7 +360,7 @@ async fn nothing_flips_to_a_new_owner_that_is_dead() {
     world.delete(world.keys.pod("b")).await;
     world.ack_seen(&before, &drained("r", id)).await;
     assert_eq!(world.phase().await, Some(Phase::Ready));
-    assert_eq!(waiting_for(&world.view().await, 0), [Waiting::NewOwner("b".into())]);
+    assert_eq!(waiting_for(&world.view().await, P0), [Waiting::NewOwner("b".into())]);
 }
 
 #[tokio::test]
@@ -366,7 +371,7 @@ async fn a_move_is_made_once_however_many_try() {
     assert!(world.ack(&drained("r", id)).await);
     let moved = world.view().await;
     assert!(world.ack_seen(&before, &drained("r", id)).await, "a repeated ack is harmless");
-    assert_eq!(world.view().await.handoffs[&0].mod_revision, moved.handoffs[&0].mod_revision);
+    assert_eq!(world.view().await.handoffs[&P0].mod_revision, moved.handoffs[&P0].mod_revision);
 }
 
 #[tokio::test]
@@ -376,7 +381,7 @@ async fn a_router_that_gave_up_is_no_router_that_has_drained() {
     let Ack::RouterDrained(mut ack) = drained("r", id) else { unreachable!() };
     ack.gave_up = true;
     assert!(world.ack(&Ack::RouterDrained(ack)).await);
-    assert_eq!(waiting_for(&world.view().await, 0), [Waiting::RouterGaveUp("r".into())]);
+    assert_eq!(waiting_for(&world.view().await, P0), [Waiting::RouterGaveUp("r".into())]);
     assert_eq!(world.phase().await, Some(Phase::Ready));
     assert!(world.ack(&drained("r", id)).await, "unless the drain ends after all");
     assert_eq!(world.phase().await, Some(Phase::Switching));
@@ -385,27 +390,15 @@ async fn a_router_that_gave_up_is_no_router_that_has_drained() {
 #[tokio::test]
 async fn the_very_first_placement_needs_no_acks_and_routers_hold_meanwhile() {
     let world = World::new(NONE, NONE, &["r"]).await;
-    world.delete(world.keys.assignment(0)).await;
+    world.delete(world.keys.assignment(P0)).await;
     let b = world.view().await.incarnation_of("b");
-    let record = Handoff {
-        partition: 0,
-        old_owner: None,
-        old_incarnation: 0,
-        new_owner: "b".into(),
-        new_incarnation: b,
-        phase: Phase::Ready,
-        epoch: 1,
-        mode: Mode::Barrier,
-        started_at: 0,
-        phase_entered_at: 0,
-        reason: "first placement".into(),
-    };
-    world.put(world.keys.handoff(0), encode(&record)).await;
+    let record = Handoff { phase: Phase::Ready, reason: "first placement".into(), ..Handoff::new(P0, "b", b, E1) };
+    world.put(world.keys.handoff(P0), encode(&record)).await;
     let view = world.view().await;
     assert!(is_held(&view));
-    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Held, false), None);
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), None);
     assert!(world.advance_seen(&view).await);
-    assert_eq!(route(&world.view().await, 0, Trust::Held), Route::To(at("b", b, 1)));
+    assert_eq!(route(&world.view().await, P0, Trust::Held), Route::To(at("b", b, 1)));
 }
 
 #[tokio::test]
@@ -414,13 +407,13 @@ async fn independent_mode_lets_a_router_switch_by_itself_and_flips_with_its_ack(
     let id = world.handoff(Phase::Ready, Mode::Independent).await;
     let view = world.view().await;
     let b = view.incarnation_of("b");
-    assert_eq!(duty(&view, "b", b, 0), Duty::Serve { epoch: 5 });
+    assert_eq!(duty(&view, "b", b, P0), Duty::Serve { epoch: E5 });
     let to = at("b", b, 5);
-    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to.clone())));
-    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Open(to), false), Some(Step::AckCutover(id)));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to.clone())));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Open(to), false), Some(Step::AckCutover(id)));
     assert!(world.ack(&cut_over("r", id)).await);
     let view = world.view().await;
-    assert_eq!((world.phase().await, view.assignments[&0].value.epoch), (Some(Phase::Complete), 5));
+    assert_eq!((world.phase().await, view.assignments[&P0].value.epoch), (Some(Phase::Complete), E5));
 }
 
 #[tokio::test]
@@ -429,11 +422,11 @@ async fn a_router_stops_drains_acknowledges_and_reopens_when_the_handoff_is_canc
     let old = at("a", world.view().await.incarnation_of("a"), 4);
     let id = world.handoff(Phase::Ready, Mode::Barrier).await;
     let view = world.view().await;
-    let step = |view: &View, stage: &Stage| next_step(view, "r", 0, Trust::Held, stage, false);
+    let step = |view: &View, stage: &Stage| next_step(view, "r", P0, Trust::Held, stage, false);
     assert_eq!(step(&view, &Stage::Open(old.clone())), Some(Step::Stop));
     assert_eq!(step(&view, &Stage::Draining(old.clone())), None, "not before the last exchange has ended");
     assert_eq!(step(&view, &Stage::Held), Some(Step::AckDrained(id)));
-    world.delete(world.keys.handoff(0)).await;
+    world.delete(world.keys.handoff(P0)).await;
     let view = world.view().await;
     assert_eq!(step(&view, &Stage::Draining(old.clone())), Some(Step::Switch(old.clone())), "a stuck drain is no bar");
     assert_eq!(step(&view, &Stage::Held), Some(Step::Switch(old)));
@@ -443,8 +436,8 @@ async fn a_router_stops_drains_acknowledges_and_reopens_when_the_handoff_is_canc
 async fn a_change_of_owner_learnt_from_a_snapshot_is_a_cutover_too() {
     let world = World::new(NONE, NONE, &["r"]).await;
     let view = world.view().await;
-    let earlier = at("z", 1, 3);
-    let step = |stage: &Stage| next_step(&view, "r", 0, Trust::Held, stage, false);
+    let earlier = at("z", I1, 3);
+    let step = |stage: &Stage| next_step(&view, "r", P0, Trust::Held, stage, false);
     assert_eq!(step(&Stage::Open(earlier.clone())), Some(Step::Stop));
     assert_eq!(step(&Stage::Draining(earlier.clone())), None);
     assert_eq!(step(&Stage::Flushing(earlier)), Some(Step::Stop));
@@ -455,8 +448,8 @@ async fn a_refusing_pod_is_left_alone_until_the_back_off_is_over() {
     let world = World::new(NONE, NONE, &["r"]).await;
     let view = world.view().await;
     let to = at("a", view.incarnation_of("a"), 4);
-    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Held, true), None);
-    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to)));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, true), None);
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to)));
 }
 
 #[tokio::test]
@@ -469,11 +462,11 @@ async fn past_the_lease_clock_only_pods_that_fence_and_drain_are_served() {
         (NONE, OnStoreLoss::Serve, true),
     ] {
         let world = World::new(capabilities, NONE, &["r"]).await;
-        let route = route(&world.view().await, 0, Trust::RunOut(policy));
+        let route = route(&world.view().await, P0, Trust::RunOut(policy));
         assert_eq!(matches!(route, Route::To(_)), serves, "{capabilities:?} {policy:?}");
     }
     let world = World::new(Capabilities::ALL, NONE, &["r"]).await;
-    let gone = route(&world.view().await, 0, Trust::Gone);
+    let gone = route(&world.view().await, P0, Trust::Gone);
     assert_eq!(gone, Route::Hold(HoldCause::Fenced), "a registration that is seen gone fences at once");
 }
 
@@ -484,9 +477,9 @@ async fn a_partition_is_held_from_the_moment_its_pod_is_gone() {
     world.delete(world.keys.pod("a")).await;
     world.pod("a", NONE).await;
     let view = world.view().await;
-    assert_eq!(route(&view, 0, Trust::Held), Route::Hold(HoldCause::NoOwner), "its namesake owns nothing");
-    assert_eq!(next_step(&view, "r", 0, Trust::Held, &Stage::Open(old), false), Some(Step::Stop));
-    assert_eq!(duty(&view, "a", view.incarnation_of("a"), 0), Duty::Idle);
+    assert_eq!(route(&view, P0, Trust::Held), Route::Hold(HoldCause::NoOwner), "its namesake owns nothing");
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Open(old), false), Some(Step::Stop));
+    assert_eq!(duty(&view, "a", view.incarnation_of("a"), P0), Duty::Idle);
 }
 
 #[tokio::test]
@@ -495,20 +488,214 @@ async fn severing_is_left_to_where_it_is_safe() {
     for (capabilities, expected) in [(Capabilities::ALL, DrainTimeout::Sever), (NONE, DrainTimeout::GiveUp)] {
         let world = World::new(capabilities, NONE, &["r"]).await;
         world.handoff(Phase::Ready, Mode::Barrier).await;
-        assert_eq!(drain_timed_out(&world.view().await, 0, auto, false), expected);
+        assert_eq!(drain_timed_out(&world.view().await, P0, auto, false), expected);
         world.delete(world.keys.pod("a")).await;
         let view = world.view().await;
-        assert_eq!(drain_timed_out(&view, 0, auto, true), DrainTimeout::Sever, "it had fenced itself");
-        assert_eq!(drain_timed_out(&view, 0, auto, false), DrainTimeout::Wait);
+        assert_eq!(drain_timed_out(&view, P0, auto, true), DrainTimeout::Sever, "it had fenced itself");
+        assert_eq!(drain_timed_out(&view, P0, auto, false), DrainTimeout::Wait);
     }
 }
 
 #[tokio::test]
 async fn a_record_that_cannot_be_read_stops_everything_about_its_partition() {
     let world = World::new(Capabilities::ALL, NONE, &["r"]).await;
-    world.put(world.keys.handoff(0), b"{".to_vec()).await;
+    world.put(world.keys.handoff(P0), b"{".to_vec()).await;
     let view = world.view().await;
-    assert_eq!(route(&view, 0, Trust::Held), Route::Hold(HoldCause::NoOwner));
-    assert_eq!(duty(&view, "a", view.incarnation_of("a"), 0), Duty::Idle);
-    assert!(advance(&view, 0, 0).is_none());
+    assert_eq!(route(&view, P0, Trust::Held), Route::Hold(HoldCause::NoOwner));
+    assert_eq!(duty(&view, "a", view.incarnation_of("a"), P0), Duty::Idle);
+    assert!(advance(&view, P0, 0).is_none());
+}
+
+#[tokio::test]
+async fn no_phase_moves_on_while_a_party_cannot_be_read_or_lacks_its_lease() {
+    for (party, by_hand) in [("a", "{"), ("b", "{"), ("a", ""), ("b", "")] {
+        let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+        let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+        let key = world.keys.pod(party);
+        let own = world.store.snapshot(&Keys::One(key.clone())).await.unwrap().entries.remove(0).value;
+        let value = if by_hand.is_empty() { own.clone() } else { by_hand.into() };
+        world.put(key.clone(), value).await;
+        assert!(world.ack(&drained("r", id)).await, "the ack itself stands");
+        let view = world.view().await;
+        assert!(advance(&view, P0, 0).is_none());
+        assert_eq!(
+            (world.phase().await, waiting_for(&view, P0)),
+            (Some(Phase::Ready), vec![Waiting::Repair(key.clone())])
+        );
+        world.register(key, own).await;
+        assert!(world.advance_seen(&world.view().await).await);
+        assert_eq!(world.phase().await, Some(Phase::Syncing), "its old owner is asked");
+    }
+    let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+    let id = world.handoff(Phase::Warming, Mode::Barrier).await;
+    let own = world.store.snapshot(&Keys::One(world.keys.pod("a"))).await.unwrap().entries.remove(0).value;
+    world.put(world.keys.pod("a"), own).await;
+    let view = world.view().await;
+    let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
+    assert_eq!(warmed(&view, "b", b, id, P0, 0), None);
+    assert_eq!(route(&view, P0, Trust::Held), Route::To(at("a", a, 4)), "routing goes on without the lease");
+    world.put(world.keys.assignment(P0), b"{".to_vec()).await;
+    assert_eq!(warmed(&world.view().await, "b", b, id, P0, 0), None);
+}
+
+#[tokio::test]
+async fn an_old_owner_that_becomes_unreadable_between_the_view_and_the_move_makes_it_fail() {
+    let world = World::new(Capabilities::ALL, NO_SYNC, &["r"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = world.view().await;
+    world.put(world.keys.pod("a"), b"{".to_vec()).await;
+    assert!(world.ack_seen(&before, &drained("r", id)).await, "the ack itself stands");
+    assert_eq!(world.phase().await, Some(Phase::Ready));
+    // Another life's registration is no word of this one.
+    world.delete(world.keys.pod("a")).await;
+    world.put(world.keys.pod("a"), b"{".to_vec()).await;
+    assert!(world.advance_seen(&world.view().await).await);
+}
+
+#[tokio::test]
+async fn an_ack_that_cannot_be_read_was_not_given_and_is_written_again() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    world.put(world.keys.router_drained(P0, "r"), b"{".to_vec()).await;
+    let view = world.view().await;
+    assert_eq!(waiting_for(&view, P0), [Waiting::RouterDrained("r".into())]);
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::AckDrained(id)));
+    assert!(world.ack(&drained("r", id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Switching));
+}
+
+#[tokio::test]
+async fn a_first_placement_flips_over_nothing() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    let owned = world.view().await.assignments[&P0].value.clone();
+    world.delete(world.keys.assignment(P0)).await;
+    let b = world.view().await.incarnation_of("b");
+    world.handoff(Phase::Ready, Mode::Barrier).await;
+    let record = world.view().await.handoffs[&P0].value.clone();
+    let first = Handoff { old_owner: None, old_incarnation: Incarnation::NONE, new_incarnation: b, ..record };
+    world.put(world.keys.handoff(P0), encode(&first)).await;
+    world.put(world.keys.assignment(P0), encode(&owned)).await;
+    assert!(!world.advance_seen(&world.view().await).await, "an operator has assigned it meanwhile");
+    world.delete(world.keys.assignment(P0)).await;
+    assert!(world.advance_seen(&world.view().await).await);
+}
+
+#[tokio::test]
+async fn an_independent_move_gets_ready_only_if_no_router_registered_since_it_was_created() {
+    for mode in [Mode::Barrier, Mode::Independent] {
+        let world = World::new(NONE, NONE, &["r"]).await;
+        let id = world.handoff(Phase::Warming, mode).await;
+        let before = world.view().await;
+        let b = before.incarnation_of("b");
+        world.router("late").await;
+        for view in [before, world.view().await] {
+            let committed = world.commit(warmed(&view, "b", b, id, P0, 0).unwrap()).await.is_some();
+            assert_eq!(committed, mode == Mode::Barrier);
+            if committed {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_flip_copies_the_bound_of_the_new_owner_into_the_assignment() {
+    let world = World::new(NONE, NONE, &["r"]).await;
+    world.delete(world.keys.pod("b")).await;
+    world.bounded_pod("b", NONE, Some(10_000)).await;
+    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    assert!(world.ack(&drained("r", id)).await);
+    assert_eq!(world.view().await.assignments[&P0].value.work_ends_within_ms, Some(10_000));
+}
+
+/// Partition 0 belongs to a pod that has a bound and is dead; its handoff is in this phase.
+async fn bounded(phase: Phase, new: Capabilities) -> (World, HandoffId) {
+    let world = World::new(Capabilities::ALL, new, &["r"]).await;
+    let owned = world.view().await.assignments[&P0].value.clone();
+    let bounded = Assignment { work_ends_within_ms: Some(10_000), ..owned };
+    world.put(world.keys.assignment(P0), encode(&bounded)).await;
+    let id = world.handoff(phase, Mode::Barrier).await;
+    assert_eq!(pending_bound(&world.view().await, P0), None, "it lives");
+    world.delete(world.keys.pod("a")).await;
+    assert_eq!(pending_bound(&world.view().await, P0), Some(Duration::from_secs(10)));
+    (world, id)
+}
+
+#[tokio::test]
+async fn a_dead_owners_bound_is_waited_out_by_somebody_who_has_seen_it_gone_for_that_long() {
+    for (new, next) in [(Capabilities::ALL, Phase::Syncing), (NO_SYNC, Phase::Switching)] {
+        let (world, id) = bounded(Phase::Ready, new).await;
+        assert!(advance_past_bound(&world.view().await, P0, 0).is_none(), "r has not drained");
+        assert!(world.ack(&drained("r", id)).await);
+        let view = world.view().await;
+        assert_eq!(world.phase().await, Some(Phase::Ready), "the last ack carries no move");
+        assert!(advance(&view, P0, 0).is_none());
+        assert_eq!(waiting_for(&view, P0), [Waiting::WorkEnds("a".into())]);
+        let step = advance_past_bound(&view, P0, 0).unwrap();
+        world.commit(step.txn).await.unwrap();
+        assert_eq!(world.phase().await, Some(next));
+    }
+    let (world, id) = bounded(Phase::Ready, Capabilities::ALL).await;
+    world.ack(&drained("r", id)).await;
+    world.commit(advance_past_bound(&world.view().await, P0, 0).unwrap().txn).await.unwrap();
+    let view = world.view().await;
+    let b = view.incarnation_of("b");
+    assert_eq!(duty(&view, "b", b, P0), Duty::Sync { handoff: id, epoch: E5 });
+    assert!(world.ack(&says("b", PodAckKind::Synced, id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Switching), "what was waited out once is waited out");
+}
+
+#[tokio::test]
+async fn an_owner_that_dies_in_syncing_with_a_bound_lets_the_new_one_begin_only_after_it() {
+    let (world, id) = bounded(Phase::Syncing, Capabilities::ALL).await;
+    let view = world.view().await;
+    let b = view.incarnation_of("b");
+    assert_eq!(duty(&view, "b", b, P0), Duty::Stand { handoff: id, epoch: E5 });
+    let marked = advance_past_bound(&view, P0, 0).unwrap();
+    assert_eq!((marked.from, marked.to), (Phase::Syncing, Some(Phase::Syncing)));
+    world.commit(marked.txn).await.unwrap();
+    let view = world.view().await;
+    assert_eq!(duty(&view, "b", b, P0), Duty::Sync { handoff: id, epoch: E5 });
+    assert!(advance(&view, P0, 0).is_none() && advance_past_bound(&view, P0, 0).is_none(), "the tail is not read");
+    assert!(world.ack(&says("b", PodAckKind::Synced, id)).await);
+    assert_eq!(world.phase().await, Some(Phase::Switching));
+}
+
+#[tokio::test]
+async fn the_word_of_an_owner_that_dies_after_it_is_worth_more_than_its_bound() {
+    let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+    let owned = world.view().await.assignments[&P0].value.clone();
+    world.put(world.keys.assignment(P0), encode(&Assignment { work_ends_within_ms: Some(10_000), ..owned })).await;
+    let id = world.handoff(Phase::Syncing, Mode::Barrier).await;
+    assert!(world.ack(&says("a", PodAckKind::Drained, id)).await);
+    world.delete(world.keys.pod("a")).await;
+    let view = world.view().await;
+    assert_eq!(pending_bound(&view, P0), None);
+    assert_eq!(duty(&view, "b", view.incarnation_of("b"), P0), Duty::Sync { handoff: id, epoch: E5 });
+}
+
+#[tokio::test]
+async fn a_router_maps_as_the_keyspace_does_or_keeps_its_routes_shut() {
+    let own = Partitioner::Key { key: "header:x-key".into(), hash: "murmur2".into() };
+    let world = World::new(NONE, NONE, &[]).await;
+    let Agreement::Write(first) = agree(&world.view().await, &Partitioner::NUMBER) else { panic!("nobody has said") };
+    let Agreement::Write(second) = agree(&world.view().await, &own) else { panic!("nobody has said") };
+    world.commit(first).await.unwrap();
+    assert_eq!(world.commit(second).await, None, "the first one has said it");
+
+    world.router("r").await;
+    let view = world.view().await;
+    assert!(is_shown(&view, &Partitioner::NUMBER) && !is_shown(&view, &own));
+    assert_eq!(agree(&view, &Partitioner::NUMBER), Agreement::Same);
+    let Agreement::Replace { standing, txn } = agree(&view, &own) else { panic!("another mapping stands") };
+    assert_eq!((standing, world.commit(txn.clone()).await), (Partitioner::NUMBER, None), "a router is registered");
+    world.delete(world.keys.router("r")).await;
+    world.commit(txn).await.unwrap();
+    let mut view = world.view().await;
+    assert!(is_shown(&view, &own) && view.partitions() == 1);
+
+    world.put(world.keys.config(), b"{".to_vec()).await;
+    assert!(matches!(agree(&world.view().await, &own), Agreement::Wait(_)), "one that has never read it waits");
+    view.resync(world.view().await);
+    assert_eq!(agree(&view, &own), Agreement::Same, "one that has read it goes on");
 }

@@ -1,8 +1,8 @@
 //! The body of an answer on its way to the client.
 //!
 //! What must stay true: while any of it is still with the pod, the exchange counts as in flight, and severing it or its
-//! falling silent ends it, even if the client has stopped reading; an answer that is cut off is an error, never a
-//! shorter answer.
+//! falling silent ends it, even if the client has stopped reading or sends its request byte by byte; an answer that is cut
+//! off is an error, never a shorter answer.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::flight::{Flight, see_rest_through};
+use crate::request_body::RequestBody;
 use crate::upstream::{AnswerStream, Broken};
 use crate::watch::{Enrolled, Overdue, Place};
 
@@ -74,8 +75,20 @@ struct State {
     live: Option<(AnswerStream, Box<Flight>)>,
     error: Option<AnswerError>,
     progress: Instant,
+    /// The request, whose upload may still be going on.
+    request: RequestBody,
     waker: Option<Waker>,
     place: Option<Place>,
+}
+
+impl State {
+    /// When something flowed last, in either direction. An upload that is slower than it may be does not count, as a byte
+    /// now and then would else keep an answer that its client does not read.
+    fn last_progress(&self) -> Instant {
+        let is_slow = self.request.upload_due().is_some_and(|due| due <= Instant::now());
+        let upload = self.request.upload().filter(|_| !is_slow);
+        upload.map_or(self.progress, |upload| upload.progress.max(self.progress))
+    }
 }
 
 impl std::fmt::Debug for AnswerBody {
@@ -93,8 +106,9 @@ impl AnswerBody {
     }
 
     /// Passes on what the pod sends. If it is all there, the exchange is over at once.
-    pub(crate) fn from_pod(mut stream: AnswerStream, flight: Box<Flight>) -> Self {
+    pub(crate) fn from_pod(mut stream: AnswerStream, flight: Box<Flight>, request: RequestBody) -> Self {
         if let Some(whole) = stream.take_whole() {
+            stream.finish(flight);
             return AnswerBody::whole(whole);
         }
         let watch = flight.shared().watch.clone();
@@ -103,6 +117,7 @@ impl AnswerBody {
                 live: Some((stream, flight)),
                 error: None,
                 progress: watch.now(),
+                request,
                 waker: None,
                 place: None,
             }),
@@ -144,7 +159,7 @@ impl Streaming {
             return Poll::Ready(state.error.take().map(Err));
         };
         let polled = stream.poll_frame(context);
-        let over = match &polled {
+        let (over, whole) = match &polled {
             Poll::Pending => {
                 match &mut state.waker {
                     Some(waker) if waker.will_wake(context.waker()) => {}
@@ -154,12 +169,18 @@ impl Streaming {
             }
             Poll::Ready(Some(Ok(_))) => {
                 state.progress = flight.shared().watch.now();
-                stream.is_done()
+                (stream.is_done(), true)
             }
-            Poll::Ready(_) => true,
+            Poll::Ready(Some(Err(_))) => (true, false),
+            Poll::Ready(None) => (true, true),
         };
-        if over {
-            drop(self.close(state));
+        if over && let Some((stream, flight)) = self.close(state) {
+            if whole {
+                stream.finish(flight);
+            } else {
+                drop(stream);
+                drop(flight);
+            }
         }
         polled.map(|frame| frame.map(|frame| frame.map_err(AnswerError::from)))
     }
@@ -183,7 +204,7 @@ impl Overdue for Streaming {
                 None => return,
             };
             loop {
-                let silent = self.state.borrow().progress + idle + slack;
+                let silent = self.state.borrow().last_progress() + idle + slack;
                 let due = deadline.map_or(silent, |deadline| deadline.min(silent));
                 tokio::select! {
                     () = self.over.notified() => return,
@@ -192,7 +213,7 @@ impl Overdue for Streaming {
                         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                             return self.fail(AnswerError::Deadline);
                         }
-                        if self.state.borrow().progress + idle + slack <= Instant::now() {
+                        if self.state.borrow().last_progress() + idle + slack <= Instant::now() {
                             return self.fail(AnswerError::Idle);
                         }
                     }

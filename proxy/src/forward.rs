@@ -6,21 +6,27 @@
 //! dies with its client and is never sent; one that may have been sent is seen through whether its client waits or not;
 //! a pod's "not mine" never reaches a client.
 
+use std::any::Any;
 use std::future::Future;
-use std::rc::Rc;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HeaderValue;
+use futures_util::future::Either;
+use http::header::{CONNECTION, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request, Response, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
+use segue_coordination::protocol::ids::PartitionId;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::answer::AnswerBody;
 use crate::deadline;
-use crate::exchange::{Unanswered, send};
+use crate::exchange::{Unanswered, Undone, send};
+use crate::fair_share::Usage;
 use crate::flight::Flight;
 use crate::headers::{self, Identity};
 use crate::interim::Interim;
@@ -29,11 +35,13 @@ use crate::local::Background;
 use crate::metrics::{Bounce, WorkerMetrics};
 use crate::noted::Noted;
 use crate::partition::Locator;
-use crate::request_body::RequestBody;
+use crate::presence::Presence;
+use crate::request_body::{Pace, RequestBody};
+use crate::reserved::Reserved;
 use crate::respond::{Own, is_grpc};
 use crate::retry::Budgets;
 use crate::settings::ForwardSettings;
-use crate::table::{Pod, Refused};
+use crate::table::{Pod, Refusal, Refused};
 use crate::ticket::{Admission, Pass, Ticket, Worker};
 use crate::upstream::{AnswerHead, Upstream};
 use crate::waiting::{Waiting, table_is_there};
@@ -49,15 +57,20 @@ pub struct Forward {
 pub(crate) struct Shared {
     pub(crate) identity: Identity,
     locator: Locator,
+    pub(crate) reserved: Rc<Reserved>,
     pub(crate) worker: Worker,
     pub(crate) upstream: Upstream,
     pub(crate) load: Load,
     pub(crate) budgets: Budgets,
     pub(crate) request_timeout: Duration,
     pub(crate) idle_timeout: Duration,
+    pub(crate) max_header_bytes_http2: usize,
+    pace: Pace,
     max_body_bytes: u64,
     pub(crate) watch: Watch,
     pub(crate) background: Background,
+    /// The router is ending, and what is open without an end is closed.
+    pub(crate) ending: CancellationToken,
     pub(crate) metrics: Arc<WorkerMetrics>,
 }
 
@@ -69,12 +82,37 @@ pub struct Peer {
     /// It came by TLS.
     pub secure: bool,
     pub(crate) interim: Interim,
+    pub(crate) presence: Presence,
+    /// What the client's address uses of the worker.
+    pub(crate) usage: Rc<Usage>,
+    /// The place of its connection, kept by whoever goes on with the connection after it has switched protocols.
+    pub(crate) seat: Weak<dyn Any>,
 }
 
 /// The client is gone, or what it sends is not HTTP: there is nobody to answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the client has not sent its whole request")]
 pub struct ClientGone;
+
+/// Why a request gets no response of a pod.
+pub(crate) enum RouteError {
+    /// The router answers itself.
+    Own(Own),
+    /// There is nobody to answer.
+    ClientGone,
+}
+
+impl From<Own> for RouteError {
+    fn from(own: Own) -> Self {
+        RouteError::Own(own)
+    }
+}
+
+impl From<Refusal> for RouteError {
+    fn from(refusal: Refusal) -> Self {
+        RouteError::Own(refusal.into())
+    }
+}
 
 /// A name that cannot be written into a header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -108,15 +146,19 @@ impl Forward {
         let shared = Rc::new(Shared {
             identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
             locator: settings.locator.clone(),
+            reserved: Rc::new(Reserved::new(&settings.locator, settings.trust_forwarded)),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
             load: Load::new(settings.upstream.max_in_flight_per_pod),
             budgets: Budgets::default(),
             request_timeout: settings.upstream.request_timeout,
             idle_timeout: settings.upstream.idle_timeout,
+            max_header_bytes_http2: settings.upstream.max_header_bytes_http2,
+            pace: Pace { rate: settings.upstream.min_upload_rate, grace: settings.upstream.upload_grace },
             max_body_bytes: settings.max_body_bytes.map_or(u64::MAX, |bytes| bytes as u64),
             watch,
             background: Background::start(),
+            ending: CancellationToken::new(),
             metrics,
         });
         if let Some(mut expected) = shared.worker.expected() {
@@ -145,9 +187,19 @@ impl Forward {
         Ok(Forward { shared })
     }
 
-    #[cfg(feature = "fuzzing")]
+    #[cfg(fuzzing)]
     pub(crate) fn idle_timeout(&self) -> Duration {
         self.shared.idle_timeout
+    }
+
+    /// Closes all WebSockets, properly.
+    pub(crate) fn end_websockets(&self) {
+        self.shared.ending.cancel();
+    }
+
+    /// Closes idle connections to pods, for want of files; how many those were.
+    pub(crate) fn close_idle(&self) -> usize {
+        self.shared.upstream.close_idle()
     }
 
     /// Answers one request of a client.
@@ -159,17 +211,21 @@ impl Forward {
         let shared = self.shared.clone();
         let mut asked = Asked::new(&shared, request, peer);
         async move {
-            let mut open = Open(Some(&shared.metrics));
-            let answer = route(&shared, &mut asked).await;
-            open.0 = None;
-            let own = match answer {
-                Ok(answer) => return Ok(answer),
-                Err(None) => return Err(ClientGone),
-                Err(Some(own)) => own,
+            // In a block of its own, so that what comes of it takes no room while the router's own answer is made.
+            let own = {
+                let mut open = Open(Some(&shared.metrics));
+                let answer = route(&shared, &mut asked).await;
+                open.0 = None;
+                match answer {
+                    Ok(mut answer) => {
+                        asked.announce_close(&mut answer);
+                        return Ok(answer);
+                    }
+                    Err(RouteError::ClientGone) => return Err(ClientGone),
+                    Err(RouteError::Own(own)) => own,
+                }
             };
-            shared.metrics.answered(own);
-            shared.metrics.took(asked.arrived.elapsed());
-            Ok(own.answer(asked.partition, is_grpc(&asked.head.headers)).map(AnswerBody::whole))
+            Ok(asked.refuse(&shared, own).await)
         }
     }
 }
@@ -198,7 +254,9 @@ pub(crate) struct Asked {
     /// Where its client's connection can be had if the pod switches protocols. There if the client has asked for that.
     pub(crate) switch: Option<OnUpgrade>,
     /// Once known.
-    partition: Option<u32>,
+    partition: Option<PartitionId>,
+    /// A pod has ended a connection with an error, and the request may be the cause.
+    pub(crate) was_rejected: bool,
 }
 
 impl Asked {
@@ -215,10 +273,39 @@ impl Asked {
         let upgrades = noted.upgrade && headers::wants_upgrade(request.version(), request.headers());
         let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
         let (head, incoming) = request.into_parts();
-        let body = RequestBody::new(incoming, head.version, shared.max_body_bytes, &shared.watch);
+        let body =
+            RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.watch);
         let timeout = if noted.grpc_timeout { deadline::timeout(&head.headers) } else { None };
         let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
-        Asked { head, noted, body, peer, arrived, deadline, switch, partition: None }
+        Asked { head, noted, body, peer, arrived, deadline, switch, partition: None, was_rejected: false }
+    }
+
+    /// The router's own answer. Takes in first what has arrived of the body, so that the connection can be used again if that
+    /// is all of it; by HTTP/2 a stream of its own ends. In a box, as every request would have room for it otherwise.
+    #[cold]
+    fn refuse<'a>(&'a self, shared: &'a Shared, own: Own) -> Pin<Box<dyn Future<Output = Response<AnswerBody>> + 'a>> {
+        Box::pin(async move {
+            // A client that asks before it sends would take reading for a yes.
+            if self.head.version != Version::HTTP_2 && !self.noted.expect {
+                self.body.discard_what_has_arrived().await;
+            }
+            shared.metrics.answered(own);
+            shared.metrics.took(self.arrived.elapsed());
+            let mut answer = own.answer(self.partition, is_grpc(&self.head.headers)).map(AnswerBody::whole);
+            self.announce_close(&mut answer);
+            answer
+        })
+    }
+
+    /// Says on an answer that comes before the end of its request's body that the connection closes: what is left of the
+    /// body stands in front of any next request.
+    fn announce_close(&self, answer: &mut Response<AnswerBody>) {
+        if self.head.version != Version::HTTP_2
+            && self.body.is_unread()
+            && answer.status() != StatusCode::SWITCHING_PROTOCOLS
+        {
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
     }
 
     /// Whether it can be passed on at all.
@@ -230,7 +317,8 @@ impl Asked {
         if self.body.is_too_large() {
             return Err(Own::BodyTooLarge);
         }
-        if headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
+        let has_no_host = self.head.version == Version::HTTP_11 && !self.noted.host;
+        if has_no_host || headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
             return Err(Own::Ambiguous);
         }
         Ok(())
@@ -245,31 +333,24 @@ impl Asked {
     }
 }
 
-/// Where a request went: a pod, and the epoch.
-type Destination = (u32, u64);
-
-/// The pod's answer, or why there is none; `Err(None)`: the client is gone.
+/// Returns the pod's answer.
 ///
 /// Its future is what a held request costs most, so nothing is kept across an `await` that does not have to be.
-async fn route(shared: &Rc<Shared>, asked: &mut Asked) -> Result<Response<AnswerBody>, Option<Own>> {
+async fn route(shared: &Rc<Shared>, asked: &mut Asked) -> Result<Response<AnswerBody>, RouteError> {
     asked.check()?;
     let partitions = match shared.worker.partitions() {
         0 => Box::pin(table_is_there(&shared.worker, asked)).await?,
         partitions => partitions,
     };
     let mut admission = admit(shared, asked, partitions)?;
-    // Where it was refused last.
-    let mut refused_at = None;
     loop {
-        let pass = match admission {
-            Admission::Pass(pass) => pass,
-            Admission::Held(ticket) => {
-                let pass = Waiting::new(ticket, asked).await?;
-                shared.metrics.waited(asked.arrived.elapsed());
-                pass
-            }
-        };
-        let flight = match depart(shared, asked, pass, refused_at) {
+        let waits = matches!(admission, Admission::Held(_));
+        let turn = turn(admission, asked);
+        let pass = turn.await?;
+        if waits {
+            shared.metrics.waited(asked.arrived.elapsed());
+        }
+        let flight = match depart(shared, asked, pass) {
             Ok(flight) => flight,
             Err(spared) => {
                 admission = Admission::Held(spared);
@@ -278,18 +359,28 @@ async fn route(shared: &Rc<Shared>, asked: &mut Asked) -> Result<Response<Answer
         };
         admission = Admission::Held(match send(shared, asked, flight).await {
             Ok(answer) => return Ok(answer),
-            Err(Unanswered::Own(own)) => return Err(Some(own)),
-            Err(Unanswered::ClientGone) => return Err(None),
-            Err(Unanswered::Undone(pass, cause)) => undone(shared, pass, cause, &mut refused_at),
+            Err(Unanswered::Own(own)) => return Err(own.into()),
+            Err(Unanswered::ClientGone) => return Err(RouteError::ClientGone),
+            Err(Unanswered::Undone(pass, cause)) => undone(shared, pass, cause)?,
             Err(Unanswered::Fenced(pass)) => pass.put_back_fenced(),
         });
+    }
+}
+
+/// When the request may set out.
+fn turn(admission: Admission, asked: &mut Asked) -> impl Future<Output = Result<Pass, RouteError>> {
+    match admission {
+        Admission::Pass(pass) => Either::Left(std::future::ready(Ok(pass))),
+        Admission::Held(ticket) => Either::Right(Waiting::new(ticket, asked)),
     }
 }
 
 fn admit(shared: &Shared, asked: &mut Asked, partitions: u32) -> Result<Admission, Own> {
     let located = shared.locator.locate(&asked.head, partitions)?;
     asked.partition = Some(located.partition);
-    let admission = shared.worker.enter(located.partition, located.order, asked.weight(), asked.arrived)?;
+    let claim = asked.peer.usage.claim().ok_or(Own::Overload)?;
+    let mut admission = shared.worker.enter(located.partition, located.order, asked.weight(), asked.arrived)?;
+    admission.keep(claim);
     match &admission {
         Admission::Pass(pass) if !shared.load.has_room(pass.pod().slot) => Err(Own::Overload),
         _ => Ok(admission),
@@ -297,51 +388,48 @@ fn admit(shared: &Shared, asked: &mut Asked, partitions: u32) -> Result<Admissio
 }
 
 /// Sets out, unless the pod that has refused the request is to be spared.
-fn depart(
-    shared: &Rc<Shared>,
-    asked: &Asked,
-    pass: Pass,
-    refused_at: Option<Destination>,
-) -> Result<Box<Flight>, Ticket> {
-    let to = (pass.pod().slot, pass.epoch());
-    if refused_at != Some(to) {
-        shared.budgets.first_try(to.0);
-    } else if !shared.budgets.may_try_again(to.0, Instant::now()) {
+fn depart(shared: &Rc<Shared>, asked: &Asked, pass: Pass) -> Result<Box<Flight>, Ticket> {
+    let pod = pass.pod().slot;
+    if !pass.was_refused_here() {
+        shared.budgets.first_try(pod);
+    } else if !shared.budgets.may_try_again(pod, Instant::now()) {
         shared.metrics.bounced(Bounce::Spared);
-        return Err(pass.put_back());
+        return Err(pass.put_back_spared());
     }
-    Ok(Box::new(Flight::begin(pass, shared, asked.arrived, asked.deadline)))
+    Ok(Box::new(Flight::begin(pass, shared, asked)))
 }
 
-/// Nothing was done: back to its place.
-fn undone(shared: &Shared, pass: Pass, cause: Bounce, refused_at: &mut Option<Destination>) -> Ticket {
-    let to = (pass.pod().slot, pass.epoch());
-    shared.metrics.bounced(cause);
-    match refused(cause) {
+/// Nothing was done: back to its place, unless its pod refuses this very request for good.
+fn undone(shared: &Shared, pass: Pass, cause: Undone) -> Result<Ticket, Own> {
+    let pod = pass.pod().clone();
+    let (bounce, refused) = match cause {
+        Undone::Misdirected => (Bounce::Misdirected, Some(Refused::Misdirected)),
+        Undone::Refused | Undone::Unreachable => (Bounce::Refused, Some(Refused::Unreachable)),
+        Undone::Spared | Undone::Severed => (Bounce::Spared, None),
+    };
+    shared.metrics.bounced(bounce);
+    match refused {
         Some(how) => {
-            *refused_at = Some(to);
-            shared.budgets.refused(to.0, Instant::now());
-            note_refusal(pass.pod(), how);
+            shared.budgets.refused(pod.slot, Instant::now());
+            note_refusal(&pod, how);
         }
-        None if *refused_at == Some(to) => shared.budgets.was_not_tried(to.0),
+        None if pass.was_refused_here() => shared.budgets.was_not_tried(pod.slot),
         None => {}
     }
-    pass.put_back()
-}
-
-/// How the pod has refused; `None`: it was not asked.
-fn refused(bounce: Bounce) -> Option<Refused> {
-    match bounce {
-        Bounce::Misdirected => Some(Refused::Misdirected),
-        Bounce::Refused => Some(Refused::Unreachable),
-        Bounce::Spared => None,
+    match cause {
+        Undone::Misdirected | Undone::Refused => pass.refused().map_err(|refused_for_good| {
+            tracing::debug!(pod = pod.name, "{refused_for_good}");
+            Own::NoOwner
+        }),
+        Undone::Unreachable => Ok(pass.put_back()),
+        Undone::Spared | Undone::Severed => Ok(pass.put_back_spared()),
     }
 }
 
 #[cold]
 fn note_refusal(pod: &Pod, how: Refused) {
     if let Some(in_a_row) = pod.health.refused(how) {
-        tracing::warn!(pod = pod.name, address = pod.address, ?how, in_a_row, "a pod takes nothing; trying on");
+        tracing::warn!(pod = pod.name, address = pod.address, ?how, in_a_row, "pod refuses requests; retrying");
     }
 }
 
@@ -357,6 +445,6 @@ mod tests {
     #[test]
     fn an_exchange_is_no_larger_than_it_was() {
         let size = size_of_answer(Forward::call);
-        assert!(size <= 896, "{size} bytes");
+        assert!(size <= 768, "{size} bytes");
     }
 }

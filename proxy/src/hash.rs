@@ -3,6 +3,7 @@
 //! Pure. Not for hash maps and not secret: a client may choose its key. What must stay true: for the same bytes and the
 //! same number of partitions the answer never changes, or a key's requests and its log part ways.
 
+use segue_coordination::protocol::ids::PartitionId;
 use twox_hash::XxHash3_64;
 
 /// How a key becomes a partition.
@@ -24,8 +25,8 @@ impl KeyHash {
     ///
     /// An empty key is a key like any other here, as it is for the Java producer and for Sarama; librdkafka's
     /// `consistent` maps it to the same partition as no key at all, which is where this puts it (0).
-    pub fn partition(self, key: &[u8], partitions: u32) -> u32 {
-        match self {
+    pub fn partition(self, key: &[u8], partitions: u32) -> PartitionId {
+        PartitionId::new(match self {
             // The sign bit is masked, not negated: that differs for half of all keys.
             KeyHash::Murmur2 => (murmur2(key) & 0x7fff_ffff) % partitions,
             KeyHash::Crc32 => crc32fast::hash(key) % partitions,
@@ -33,7 +34,7 @@ impl KeyHash {
             // there are never so many that the cast matters.
             KeyHash::Fnv1a => (i64::from(fnv1a(key) as i32) % i64::from(partitions)).unsigned_abs() as u32,
             KeyHash::Xxh3 => (XxHash3_64::oneshot(key) % u64::from(partitions)) as u32,
-        }
+        })
     }
 }
 
@@ -96,15 +97,19 @@ mod tests {
     #[test]
     fn murmur2_masks_the_sign_bit_instead_of_negating() {
         // -973932308 & 0x7fffffff = 1173551340
-        assert_eq!(KeyHash::Murmur2.partition(b"21", 64), (1_173_551_340u32 % 64));
-        assert_ne!(KeyHash::Murmur2.partition(b"21", 1000), 973_932_308 % 1000, "that would be the absolute value");
+        assert_eq!(KeyHash::Murmur2.partition(b"21", 64).get(), (1_173_551_340u32 % 64));
+        assert_ne!(
+            KeyHash::Murmur2.partition(b"21", 1000).get(),
+            973_932_308 % 1000,
+            "that would be the absolute value"
+        );
     }
 
     #[test]
     fn crc32_is_unsigned_and_puts_the_empty_key_first() {
         assert_eq!(crc32fast::hash(b"123456789"), 0xcbf4_3926);
-        assert_eq!(KeyHash::Crc32.partition(b"123456789", 1000), (0xcbf4_3926u32 % 1000));
-        assert_eq!(KeyHash::Crc32.partition(b"", 64), 0);
+        assert_eq!(KeyHash::Crc32.partition(b"123456789", 1000).get(), (0xcbf4_3926u32 % 1000));
+        assert_eq!(KeyHash::Crc32.partition(b"", 64).get(), 0);
     }
 
     #[test]
@@ -113,16 +118,16 @@ mod tests {
         assert_eq!(fnv1a(b"a"), 0xe40c_292c);
         assert_eq!(fnv1a(b"foobar"), 0xbf9c_f968);
         // As an int32, 0xe40c292c is -468965076; Go's remainder by 1000 is -76.
-        assert_eq!(KeyHash::Fnv1a.partition(b"a", 1000), 76);
+        assert_eq!(KeyHash::Fnv1a.partition(b"a", 1000).get(), 76);
         // 0x811c9dc5 is -2128831035.
-        assert_eq!(KeyHash::Fnv1a.partition(b"", 1000), 35);
-        assert_ne!(KeyHash::Fnv1a.partition(b"a", 1000), 0xe40c_292c % 1000);
+        assert_eq!(KeyHash::Fnv1a.partition(b"", 1000).get(), 35);
+        assert_ne!(KeyHash::Fnv1a.partition(b"a", 1000).get(), 0xe40c_292c % 1000);
     }
 
     #[test]
     fn xxh3_is_the_reference_with_seed_zero() {
         assert_eq!(XxHash3_64::oneshot(b""), 0x2d06_8005_38d3_94c2);
-        assert_eq!(KeyHash::Xxh3.partition(b"", 1000), (0x2d06_8005_38d3_94c2u64 % 1000) as u32);
+        assert_eq!(KeyHash::Xxh3.partition(b"", 1000).get(), (0x2d06_8005_38d3_94c2u64 % 1000) as u32);
     }
 
     /// `i * 131 + 7` for each byte: every length class of the hashes, with bytes above 127 among them.
@@ -170,7 +175,7 @@ mod tests {
         for hash in [KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3] {
             for partitions in [1, 2, 7, 64, 1000, i32::MAX as u32] {
                 for key in 0..2000u32 {
-                    assert!(hash.partition(&key.to_le_bytes(), partitions) < partitions);
+                    assert!(hash.partition(&key.to_le_bytes(), partitions).get() < partitions);
                 }
             }
         }

@@ -8,9 +8,11 @@ use http::header::{
     HeaderName, HeaderValue, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::{HeaderMap, StatusCode, Version};
+use segue_coordination::protocol::ids::{Epoch, PartitionId};
 
 use crate::noted::Noted;
-use crate::respond::SEGUE_REASON;
+use crate::reserved::Reserved;
+use crate::respond::{SEGUE_REASON, is_pods_reason};
 
 pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-partition");
 pub(crate) const SEGUE_EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
@@ -19,7 +21,7 @@ pub(crate) const SEGUE_KEYSPACE: HeaderName = HeaderName::from_static("segue-key
 pub(crate) const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Who the router is.
@@ -40,10 +42,11 @@ impl Identity {
     }
 }
 
-/// What the router writes on a request.
+/// The headers that the router writes on a request, and those that it does not let pass.
 pub(crate) struct Stamps<'request> {
-    pub(crate) partition: u32,
-    pub(crate) epoch: u64,
+    pub(crate) reserved: &'request Reserved,
+    pub(crate) partition: PartitionId,
+    pub(crate) epoch: Epoch,
     pub(crate) identity: &'request Identity,
     /// The client's address.
     pub(crate) peer: &'request HeaderValue,
@@ -95,13 +98,20 @@ pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
 }
 
 /// Whether a client's header goes on to the pod as it is.
-pub(crate) fn passes_to_pod(name: &HeaderName, declared: &Declared<'_>) -> bool {
+pub(crate) fn passes_to_pod(name: &HeaderName, noted: Noted, declared: &Declared<'_>, reserved: &Reserved) -> bool {
     !(is_hop_by_hop(name)
         || *name == HOST
         || *name == X_FORWARDED_FOR
         || *name == VIA
-        || is_stamp(name)
+        || is_said_by_the_router(name)
+        || reserved.is_unbelieved(name)
+        || (noted.underscore && reserved.is_disguised(name))
         || declared.contains(name))
+}
+
+/// Whether only a router says this to a pod.
+pub(crate) fn is_said_by_the_router(name: &HeaderName) -> bool {
+    is_stamp(name) || *name == SEGUE_MISDIRECTED || *name == SEGUE_REASON
 }
 
 fn is_stamp(name: &HeaderName) -> bool {
@@ -111,7 +121,8 @@ fn is_stamp(name: &HeaderName) -> bool {
 
 /// Takes out of a pod's answer what does not go on to the client. (By HTTP/1.1 it is not even taken in.)
 pub(crate) fn clean_answer(headers: &mut HeaderMap) {
-    let stays = |name: &HeaderName| !is_hop_by_hop(name) && *name != SEGUE_REASON;
+    let forged = headers.get_all(SEGUE_REASON).iter().any(|reason| !is_pods_reason(reason));
+    let stays = |name: &HeaderName| !(is_hop_by_hop(name) || (forged && *name == SEGUE_REASON));
     if headers.keys().all(stays) {
         return;
     }
@@ -123,34 +134,43 @@ pub(crate) fn clean_answer(headers: &mut HeaderMap) {
     }
 }
 
-/// Takes out of trailers what may only stand in a head: what frames, routes, authenticates or describes a message
-/// (RFC 9110, 6.5.1), and what only the router says. A receiver may merge the rest into the head.
+/// Whether a name may only stand in a head: what frames, routes, authenticates or describes a message (RFC 9110, 6.5.1),
+/// and what only the router says. A receiver may merge other trailers into the head.
+pub(crate) fn ends_up_in_a_head(name: &HeaderName) -> bool {
+    is_hop_by_hop(name)
+        || is_stamp(name)
+        || *name == SEGUE_REASON
+        || *name == X_FORWARDED_FOR
+        || *name == X_FORWARDED_PROTO
+        || *name == VIA
+        || [
+            AUTHORIZATION,
+            CACHE_CONTROL,
+            CONTENT_ENCODING,
+            CONTENT_LENGTH,
+            CONTENT_RANGE,
+            CONTENT_TYPE,
+            HOST,
+            MAX_FORWARDS,
+            SET_COOKIE,
+            TRAILER,
+        ]
+        .contains(name)
+}
+
+/// Takes out of an answer's trailers what may only stand in a head.
 pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
-    let ends_up_in_a_head = |name: &HeaderName| {
-        is_hop_by_hop(name)
-            || is_stamp(name)
-            || *name == SEGUE_REASON
-            || *name == X_FORWARDED_FOR
-            || *name == X_FORWARDED_PROTO
-            || *name == VIA
-            || [
-                AUTHORIZATION,
-                CACHE_CONTROL,
-                CONTENT_ENCODING,
-                CONTENT_LENGTH,
-                CONTENT_RANGE,
-                CONTENT_TYPE,
-                HOST,
-                MAX_FORWARDS,
-                SET_COOKIE,
-                TRAILER,
-            ]
-            .contains(name)
-    };
     let others: Vec<HeaderName> = trailers.keys().filter(|name| ends_up_in_a_head(name)).cloned().collect();
     for name in others {
         trailers.remove(name);
     }
+}
+
+/// The same for the trailers of an answer. The mark of a refusal is no news to the client, even where it comes too late for
+/// the router to act on it.
+pub(crate) fn clean_answer_trailers(trailers: &mut HeaderMap) {
+    clean_trailers(trailers);
+    trailers.remove(SEGUE_MISDIRECTED);
 }
 
 /// Whether a client's head names two hosts, or codings that would be lost with their header on the way to the pod;
@@ -223,6 +243,12 @@ pub(crate) fn take_misdirected(status: StatusCode, headers: &mut HeaderMap) -> b
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::partition::{Locator, PartitionSource};
+
+    fn reserved() -> Reserved {
+        let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
+        Reserved::new(&Locator { source, order_by: None }, false)
+    }
 
     fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
         lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
@@ -232,7 +258,8 @@ mod tests {
     fn headers_about_the_connection_do_not_reach_the_pod() {
         let headers = map(&[("connection", "close, X-Hop"), ("x-hop", "1"), ("x-end", "1")]);
         let declared = Declared::of(&headers, Noted::of(&headers));
-        let passes = |name| passes_to_pod(&HeaderName::from_static(name), &declared);
+        let (noted, reserved) = (Noted::of(&headers), reserved());
+        let passes = |name| passes_to_pod(&HeaderName::from_static(name), noted, &declared, &reserved);
         for hop in [
             "connection",
             "keep-alive",
@@ -254,10 +281,11 @@ mod tests {
     fn a_clients_own_stamps_are_dropped() {
         let headers = HeaderMap::new();
         let declared = Declared::of(&headers, Noted::of(&headers));
-        for name in [SEGUE_PARTITION, SEGUE_EPOCH, SEGUE_ROUTER, SEGUE_KEYSPACE] {
-            assert!(!passes_to_pod(&name, &declared));
+        let passes = |name: &HeaderName| passes_to_pod(name, Noted::of(&headers), &declared, &reserved());
+        for name in [SEGUE_PARTITION, SEGUE_EPOCH, SEGUE_ROUTER, SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON] {
+            assert!(!passes(&name), "{name}");
         }
-        assert!(passes_to_pod(&HeaderName::from_static("segue-other"), &declared));
+        assert!(passes(&HeaderName::from_static("segue-other")));
     }
 
     #[test]

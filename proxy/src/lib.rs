@@ -11,6 +11,7 @@ pub mod answer;
 mod compact;
 mod deadline;
 mod exchange;
+mod fair_share;
 mod flight;
 pub mod forward;
 mod frames;
@@ -20,19 +21,22 @@ mod headers;
 mod interim;
 mod load;
 mod local;
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, segue_loom))]
 mod loom;
 pub mod metrics;
 mod noted;
 pub mod partition;
 mod plane;
+mod presence;
 mod request_body;
+mod reserved;
 pub mod respond;
 mod retry;
 mod segments;
 mod sending;
 pub mod server;
 pub mod settings;
+mod shortage;
 pub mod sidecar;
 pub mod stash;
 mod sync;
@@ -47,7 +51,7 @@ mod watch;
 mod websocket;
 
 /// Ways in for `tests/fuzz`; no interface.
-#[cfg(feature = "fuzzing")]
+#[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::server::serve_client;

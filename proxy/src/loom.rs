@@ -40,6 +40,7 @@ use std::time::Duration;
 use ::loom::future::block_on;
 use ::loom::model::Builder;
 use ::loom::thread::{JoinHandle, spawn};
+use segue_coordination::protocol::ids::{Incarnation, PartitionId};
 use segue_coordination::protocol::router::HoldCause;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
@@ -49,7 +50,7 @@ use crate::table::{Refusal, StashLimits, Table};
 use crate::ticket::{Admission, Pass, Worker};
 
 /// The only partition.
-const PARTITION: u32 = 0;
+const PARTITION: PartitionId = PartitionId::new(0);
 /// The only key.
 const KEY: Option<u64> = Some(7);
 
@@ -80,7 +81,7 @@ struct Witness {
 /// One router: a table with one partition, its workers as threads, the control side as the model's own thread.
 struct World {
     table: Arc<Table>,
-    notices: UnboundedReceiver<u32>,
+    notices: UnboundedReceiver<PartitionId>,
     witness: Arc<Witness>,
     ended: (UnboundedSender<()>, UnboundedReceiver<()>),
     /// Before all requests.
@@ -133,12 +134,12 @@ impl World {
 
     /// Leads the partition to the pod of this epoch.
     fn switch(&self, epoch: u64) {
-        let slot = self.table.intern_pod(&epoch.to_string(), 1, "pod:1", false);
-        self.table.switch(PARTITION, slot, epoch);
+        let slot = self.table.intern_pod(&epoch.to_string(), Incarnation::registered_at(1.into()), "pod:1", false);
+        self.table.switch(PARTITION, slot, epoch.into());
     }
 
     fn position(&self) -> Position {
-        self.table.position(PARTITION).0
+        self.table.position(PARTITION).position
     }
 
     /// Waits until the gate is there, looking again only when told to.
@@ -226,7 +227,7 @@ impl Client {
 
     /// Checks where the pass leads against all others that are held.
     fn saw(&self, pass: Pass) -> Passed {
-        let epoch = pass.epoch();
+        let epoch = pass.epoch().get();
         assert_eq!(pass.pod().name, epoch.to_string(), "the pod of one epoch, the number of another");
         self.witness.inside[epoch as usize].fetch_add(1, SeqCst);
         let others = self.witness.inside.iter().enumerate().filter(|(of, _)| *of as u64 != epoch);

@@ -49,8 +49,8 @@ pub struct WorkerMetrics {
     passed: [AtomicU64; CODES],
     own: [AtomicU64; Own::ALL.len()],
     aborted: AtomicU64,
-    in_flight: AtomicU64,
-    bounced: [AtomicU64; 3],
+    requests_in_flight: AtomicU64,
+    requests_bounced: [AtomicU64; 3],
     durations: Times,
     stash_waits: Times,
     connections: AtomicU64,
@@ -80,7 +80,7 @@ impl Times {
 
 impl fmt::Debug for WorkerMetrics {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("WorkerMetrics").field("in_flight", &self.in_flight).finish_non_exhaustive()
+        out.debug_struct("WorkerMetrics").field("requests_in_flight", &self.requests_in_flight).finish_non_exhaustive()
     }
 }
 
@@ -90,8 +90,8 @@ impl Default for WorkerMetrics {
             passed: std::array::from_fn(|_| AtomicU64::new(0)),
             own: std::array::from_fn(|_| AtomicU64::new(0)),
             aborted: AtomicU64::new(0),
-            in_flight: AtomicU64::new(0),
-            bounced: Default::default(),
+            requests_in_flight: AtomicU64::new(0),
+            requests_bounced: Default::default(),
             durations: Times::default(),
             stash_waits: Times::default(),
             connections: AtomicU64::new(0),
@@ -124,7 +124,7 @@ impl WorkerMetrics {
     }
 
     pub(crate) fn bounced(&self, cause: Bounce) {
-        add(&self.bounced[cause as usize], 1);
+        add(&self.requests_bounced[cause as usize], 1);
     }
 
     #[inline]
@@ -139,16 +139,16 @@ impl WorkerMetrics {
 
     #[inline]
     pub(crate) fn begins(&self) {
-        add(&self.in_flight, 1);
+        add(&self.requests_in_flight, 1);
     }
 
     #[inline]
     pub(crate) fn ends(&self) {
-        add(&self.in_flight, 1u64.wrapping_neg());
+        add(&self.requests_in_flight, 1u64.wrapping_neg());
     }
 
-    pub(crate) fn in_flight(&self) -> u64 {
-        self.in_flight.load(Relaxed)
+    pub(crate) fn requests_in_flight(&self) -> u64 {
+        self.requests_in_flight.load(Relaxed)
     }
 
     pub(crate) fn connected(&self) {
@@ -182,8 +182,8 @@ impl Metrics {
     }
 
     /// Requests with a pod at the moment, over all workers.
-    pub fn in_flight(&self) -> u64 {
-        self.sum(|worker| &worker.in_flight)
+    pub fn requests_in_flight(&self) -> u64 {
+        self.sum(|worker| &worker.requests_in_flight)
     }
 
     /// How often the router answered itself for this reason.
@@ -204,8 +204,8 @@ impl Metrics {
     }
 
     /// How often a request came back undone for this cause.
-    pub fn bounces(&self, cause: Bounce) -> u64 {
-        self.sum(|worker| &worker.bounced[cause as usize])
+    pub fn requests_bounced(&self, cause: Bounce) -> u64 {
+        self.sum(|worker| &worker.requests_bounced[cause as usize])
     }
 }
 
@@ -269,18 +269,18 @@ impl Collector for Metrics {
         }
 
         let help = "Requests that a pod is working on";
-        let mut in_flight = encoder.encode_descriptor("in_flight", help, None, Gauge)?;
-        in_flight.encode_gauge(&(self.in_flight() as i64))?;
+        let mut in_flight = encoder.encode_descriptor("requests_in_flight", help, None, Gauge)?;
+        in_flight.encode_gauge(&(self.requests_in_flight() as i64))?;
 
         let help = "Clients' connections that are open";
         let mut connections = encoder.encode_descriptor("connections", help, None, Gauge)?;
         connections.encode_gauge(&(self.sum(|worker| &worker.connections) as i64))?;
 
         let help = "Requests that came back undone and were put back, by cause";
-        let mut bounced = encoder.encode_descriptor("bounced", help, None, Counter)?;
+        let mut bounced = encoder.encode_descriptor("requests_bounced", help, None, Counter)?;
         let causes = [(Bounce::Misdirected, "misdirected"), (Bounce::Refused, "refused"), (Bounce::Spared, "spared")];
         for (cause, name) in causes {
-            bounced.encode_family(&[("cause", name)])?.encode_counter(&self.bounces(cause), none)?;
+            bounced.encode_family(&[("cause", name)])?.encode_counter(&self.requests_bounced(cause), none)?;
         }
         Ok(())
     }
@@ -307,10 +307,10 @@ mod tests {
             assert!(text.contains(&line), "{line} in {text}");
         }
         for line in [
-            "segue_bounced_total{cause=\"misdirected\"} 0\n",
-            "segue_bounced_total{cause=\"refused\"} 0\n",
-            "segue_bounced_total{cause=\"spared\"} 0\n",
-            "segue_in_flight 0\n",
+            "segue_requests_bounced_total{cause=\"misdirected\"} 0\n",
+            "segue_requests_bounced_total{cause=\"refused\"} 0\n",
+            "segue_requests_bounced_total{cause=\"spared\"} 0\n",
+            "segue_requests_in_flight 0\n",
             "segue_request_duration_seconds_count 0\n",
             "segue_stash_wait_seconds_count 0\n",
             "segue_stash_rejected_total{reason=\"stash-full\"} 0\n",
@@ -331,7 +331,7 @@ mod tests {
         let text = text(&metrics);
         for line in [
             "segue_requests_total{code=\"201\",reason=\"\"} 2\n",
-            "segue_in_flight 1\n",
+            "segue_requests_in_flight 1\n",
             "segue_request_duration_seconds_bucket{le=\"0.0001\"} 0\n",
             "segue_request_duration_seconds_bucket{le=\"0.0002\"} 1\n",
             "segue_request_duration_seconds_count 1\n",
@@ -339,6 +339,6 @@ mod tests {
             assert!(text.contains(line), "{line} in {text}");
         }
         metrics.worker(0).ends();
-        assert_eq!(metrics.in_flight(), 0);
+        assert_eq!(metrics.requests_in_flight(), 0);
     }
 }

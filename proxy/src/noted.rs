@@ -4,7 +4,7 @@
 //! stay true: a line that is there is noted; what it says is for others to read ([`headers`](crate::headers)).
 
 use http::HeaderMap;
-use http::header::{CONNECTION, TE, UPGRADE, VIA};
+use http::header::{CONNECTION, COOKIE, EXPECT, HOST, TE, UPGRADE, VIA};
 
 use crate::deadline::GRPC_TIMEOUT;
 use crate::headers::X_FORWARDED_FOR;
@@ -16,10 +16,16 @@ const EACH: usize = 104;
 pub(crate) struct Noted {
     pub(crate) connection: bool,
     pub(crate) upgrade: bool,
+    pub(crate) expect: bool,
     pub(crate) te: bool,
     pub(crate) via: bool,
     pub(crate) x_forwarded_for: bool,
     pub(crate) grpc_timeout: bool,
+    pub(crate) host: bool,
+    /// More than one line of cookies.
+    pub(crate) cookies: bool,
+    /// A name has an underscore.
+    pub(crate) underscore: bool,
     /// Bytes that the lines take up in memory, about.
     pub(crate) weight: usize,
 }
@@ -27,14 +33,21 @@ pub(crate) struct Noted {
 impl Noted {
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let mut noted = Noted::default();
+        let mut cookie = false;
         for (name, value) in headers {
             noted.weight += name.as_str().len() + value.len() + EACH;
             noted.connection |= *name == CONNECTION;
             noted.upgrade |= *name == UPGRADE;
+            noted.expect |= *name == EXPECT;
             noted.te |= *name == TE;
             noted.via |= *name == VIA;
             noted.x_forwarded_for |= *name == X_FORWARDED_FOR;
             noted.grpc_timeout |= *name == GRPC_TIMEOUT;
+            noted.host |= *name == HOST;
+            noted.underscore |= name.as_str().as_bytes().contains(&b'_');
+            let is_cookie = *name == COOKIE;
+            noted.cookies |= cookie && is_cookie;
+            cookie |= is_cookie;
         }
         noted
     }

@@ -4,10 +4,10 @@
 //! Translation only: what to do and when is decided in `segue-coordination`, how it is done safely in
 //! [`table`](crate::table).
 
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::PodRecord;
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::{CutoverTimes, DataPlane};
-use segue_coordination::store::keys::Partition;
 use tokio::time::Instant;
 
 use crate::gate::Position;
@@ -18,26 +18,28 @@ impl DataPlane for Table {
         Table::set_partitions(self, partitions);
     }
 
-    fn stage(&self, partition: Partition) -> (Stage, Option<Instant>) {
-        let (position, slot, epoch, retry_at) = self.position(partition);
+    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
+        let seen = self.position(partition);
         let target = || {
-            let pod = self.pod(slot);
-            Target { pod: pod.name.clone(), incarnation: pod.incarnation, epoch }
+            let pod = self.pod(seen.slot);
+            Target { pod: pod.name.clone(), incarnation: pod.incarnation, epoch: seen.epoch }
         };
-        let stage = match position {
+        let stage = match seen.position {
+            // What still waits does so for something of its own key, which may take long and is no part of the cutover.
+            Position::Flushing if seen.flows => Stage::Open(target()),
             Position::Held => Stage::Held,
             Position::Open => Stage::Open(target()),
             Position::Draining => Stage::Draining(target()),
             Position::Flushing => Stage::Flushing(target()),
         };
-        (stage, retry_at)
+        (stage, seen.retry_at)
     }
 
-    fn stop(&self, partition: Partition, cause: HoldCause) {
+    fn stop(&self, partition: PartitionId, cause: HoldCause) {
         Table::stop(self, partition, cause);
     }
 
-    fn name_cause(&self, partition: Partition, cause: HoldCause) {
+    fn name_cause(&self, partition: PartitionId, cause: HoldCause) {
         Table::name_cause(self, partition, cause);
     }
 
@@ -46,16 +48,16 @@ impl DataPlane for Table {
         Table::expect(self, slot);
     }
 
-    fn switch(&self, partition: Partition, target: &Target, pod: &PodRecord, without_lease: bool) {
+    fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool) {
         let slot = self.intern_pod(&target.pod, target.incarnation, &pod.address, without_lease);
         Table::switch(self, partition, slot, target.epoch);
     }
 
-    fn retry_now(&self, partition: Partition) {
+    fn retry_now(&self, partition: PartitionId) {
         Table::retry_now(self, partition);
     }
 
-    fn sever(&self, partition: Partition) -> u64 {
+    fn sever(&self, partition: PartitionId) -> u64 {
         u64::from(Table::sever(self, partition))
     }
 
@@ -63,7 +65,7 @@ impl DataPlane for Table {
         Table::trust_until(self, until);
     }
 
-    fn take_times(&self, partition: Partition) -> Option<CutoverTimes> {
+    fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes> {
         Table::take_times(self, partition)
     }
 }

@@ -12,15 +12,18 @@ use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::Version;
+use http::request::Parts;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::frames::poll_telling_frame;
-use crate::headers::clean_trailers;
+use crate::reserved::Reserved;
+use crate::respond::is_grpc;
 use crate::watch::Watch;
 
 /// How much of a body is kept for another attempt, and read ahead while held. One request's share of the stash: 1,000 held
@@ -38,6 +41,7 @@ pub(crate) struct RequestBody {
 
 struct Source {
     incoming: Incoming,
+    reserved: Rc<Reserved>,
     http2: bool,
     length: Option<u64>,
     /// How much more of it may come.
@@ -56,6 +60,22 @@ struct Source {
     watch: Watch,
     progress: Instant,
     awaits_client: bool,
+    /// How long pods have waited for the client so far, and since when one does.
+    waited: Duration,
+    waits_since: Instant,
+    /// Bytes that have come from the client.
+    received: u64,
+    /// How fast they have to come; none: as slowly as they like.
+    pace: Option<Pace>,
+}
+
+/// How fast clients have to send.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    /// Bytes a second of the time that a pod waits for them; 0: as slow as may be.
+    pub(crate) rate: u64,
+    /// How long a pod waits in all before any of them have to be there.
+    pub(crate) grace: Duration,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -87,11 +107,33 @@ pub(crate) struct Upload {
     pub(crate) progress: Instant,
     /// More of it has to come from the client first.
     pub(crate) awaits_client: bool,
+    /// Since when the client is waited for, and how long it was waited for before that.
+    waits_since: Instant,
+    waited: Duration,
+    received: u64,
+}
+
+impl Upload {
+    /// Until when the client has to send more to be as fast as it must be on average. Only while it is waited for.
+    fn due(&self, pace: Pace) -> Option<Instant> {
+        let earned = Duration::from_millis(self.received.saturating_mul(1000).checked_div(pace.rate)?);
+        // Counted from where the waiting would have begun had it been one piece. From `waits_since` on, a time that is used
+        // up would begin anew with each byte.
+        let begun = self.waits_since.checked_sub(self.waited)?;
+        self.awaits_client.then(|| begun + pace.grace + earned)
+    }
 }
 
 impl RequestBody {
-    /// `most`: how large it may be.
-    pub(crate) fn new(incoming: Incoming, version: Version, most: u64, watch: &Watch) -> Self {
+    /// `most`: how large it may be. Streams of gRPC may be as slow as they like: they are not always uploads.
+    pub(crate) fn new(
+        incoming: Incoming,
+        head: &Parts,
+        most: u64,
+        pace: Pace,
+        reserved: &Rc<Reserved>,
+        watch: &Watch,
+    ) -> Self {
         if incoming.is_end_stream() {
             return RequestBody { source: None };
         }
@@ -100,7 +142,8 @@ impl RequestBody {
         RequestBody {
             source: Some(Rc::new(RefCell::new(Source {
                 incoming,
-                http2: version == Version::HTTP_2,
+                reserved: reserved.clone(),
+                http2: head.version == Version::HTTP_2,
                 length,
                 allowed: most,
                 kept: Vec::new(),
@@ -114,6 +157,10 @@ impl RequestBody {
                 watch: watch.clone(),
                 progress: watch.now(),
                 awaits_client: false,
+                waited: Duration::ZERO,
+                waits_since: watch.now(),
+                received: 0,
+                pace: (!is_grpc(&head.headers)).then_some(pace),
             }))),
         }
     }
@@ -126,6 +173,40 @@ impl RequestBody {
     /// It has turned out to be larger than it may be.
     pub(crate) fn is_too_large(&self) -> bool {
         self.source.as_ref().is_some_and(|source| source.borrow().reading == Reading::TooLarge)
+    }
+
+    /// Whether some of it has not been read from the client yet.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| {
+            let source = source.borrow();
+            source.reading != Reading::Ended && !source.incoming.is_end_stream()
+        })
+    }
+
+    /// Reads and forgets what the client has sent already, up to the bound of what is kept otherwise. No attempt can be made
+    /// any more.
+    pub(crate) async fn discard_what_has_arrived(&self) {
+        let Some(source) = &self.source else { return };
+        self.take_back();
+        source.borrow_mut().forget();
+        let mut left = KEPT_BYTES;
+        let mut has_waited = false;
+        while source.borrow().reading == Reading::Open && left > 0 {
+            let polled = std::future::poll_fn(|context| Poll::Ready(source.borrow_mut().poll_incoming(context))).await;
+            match polled {
+                Poll::Ready(Some(Ok(frame))) => {
+                    left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+                    has_waited = false;
+                }
+                Poll::Ready(_) => return,
+                // hyper reads from the connection once it has been asked and comes round to it.
+                Poll::Pending if !has_waited => {
+                    has_waited = true;
+                    tokio::task::yield_now().await;
+                }
+                Poll::Pending => return,
+            }
+        }
     }
 
     /// What waiting with it costs in memory: what it may come to, or, where its length is not known, what has arrived.
@@ -163,6 +244,36 @@ impl RequestBody {
         }
     }
 
+    /// Takes in what has arrived, as far as it is kept. Returns whether that is all of it.
+    pub(crate) fn is_here(&self) -> impl Future<Output = Result<bool, BodyError>> {
+        std::future::poll_fn(|context| Poll::Ready(self.has_arrived(context)))
+    }
+
+    fn has_arrived(&self, context: &mut Context<'_>) -> Result<bool, BodyError> {
+        let Some(source) = &self.source else { return Ok(true) };
+        let source = &mut *source.borrow_mut();
+        while source.reading == Reading::Open && source.kept_bytes < KEPT_BYTES && !source.partial {
+            let Poll::Ready(frame) = source.poll_incoming(context) else { break };
+            match frame.transpose()?.map(Frame::into_data) {
+                Some(Ok(data)) => {
+                    if !source.ahead.is_empty() {
+                        let ahead = std::mem::take(&mut source.ahead).freeze();
+                        source.kept.push(ahead);
+                    }
+                    source.keep(data);
+                }
+                Some(Err(frame)) => source.trailers = frame.into_trailers().ok().map(Box::new),
+                None => {}
+            }
+        }
+        match source.reading {
+            Reading::Ended => Ok(true),
+            Reading::Open => Ok(false),
+            Reading::Broken => Err(BodyError::CutOff),
+            Reading::TooLarge => Err(BodyError::TooLarge),
+        }
+    }
+
     /// The body from its beginning, for one more attempt. `None`: some of it is gone.
     pub(crate) fn attempt(&self) -> Option<Attempt> {
         let Some(source) = &self.source else {
@@ -177,7 +288,7 @@ impl RequestBody {
             inner.kept.push(ahead);
         }
         inner.attempt += 1;
-        inner.awaits_client = false;
+        inner.ends_waiting();
         inner.progress = inner.watch.now();
         Some(Attempt {
             source: Some(source.clone()),
@@ -196,7 +307,9 @@ impl RequestBody {
     /// Nobody reads it any more until the next attempt.
     pub(crate) fn take_back(&self) {
         if let Some(source) = &self.source {
-            source.borrow_mut().attempt += 1;
+            let source = &mut *source.borrow_mut();
+            source.attempt += 1;
+            source.ends_waiting();
         }
     }
 
@@ -209,17 +322,32 @@ impl RequestBody {
 
     /// How far the upload is; `None` if there is none.
     pub(crate) fn upload(&self) -> Option<Upload> {
-        let source = self.source.as_ref()?.borrow();
-        Some(Upload { progress: source.progress, awaits_client: source.awaits_client })
+        Some(self.source.as_ref()?.borrow().upload())
+    }
+
+    /// Until when more of it has to arrive for its client to be fast enough.
+    pub(crate) fn upload_due(&self) -> Option<Instant> {
+        self.source.as_ref()?.borrow().upload_due()
     }
 }
 
 impl Source {
+    fn upload(&self) -> Upload {
+        let Source { progress, awaits_client, waits_since, waited, received, .. } = *self;
+        Upload { progress, awaits_client, waits_since, waited, received }
+    }
+
+    fn upload_due(&self) -> Option<Instant> {
+        self.upload().due(self.pace?)
+    }
+
     fn poll_incoming(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match ready!(poll_telling_frame(&mut self.incoming, context)) {
             Some(Ok(mut frame)) => {
                 if let Some(trailers) = frame.trailers_mut() {
-                    clean_trailers(trailers);
+                    self.reserved.clean_trailers(trailers);
+                    // Nothing follows them, and the attempt that has got them does not ask again.
+                    self.reading = Reading::Ended;
                 }
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
                 let Some(allowed) = self.allowed.checked_sub(length) else {
@@ -227,6 +355,7 @@ impl Source {
                     return Poll::Ready(Some(Err(BodyError::TooLarge)));
                 };
                 self.allowed = allowed;
+                self.received += length;
                 Poll::Ready(Some(Ok(frame)))
             }
             // hyper ends the body of a stream that its client reset with NO_ERROR as if it were complete.
@@ -238,6 +367,18 @@ impl Source {
                 self.reading = Reading::Broken;
                 Poll::Ready(Some(Err(BodyError::CutOff)))
             }
+        }
+    }
+
+    fn begins_waiting(&mut self) {
+        if !std::mem::replace(&mut self.awaits_client, true) {
+            self.waits_since = self.watch.now();
+        }
+    }
+
+    fn ends_waiting(&mut self) {
+        if std::mem::take(&mut self.awaits_client) {
+            self.waited += self.watch.now().saturating_duration_since(self.waits_since);
         }
     }
 
@@ -273,7 +414,7 @@ impl Body for Attempt {
         if source.attempt != this.number {
             return Poll::Ready(Some(Err(BodyError::TakenBack)));
         }
-        source.awaits_client = false;
+        source.ends_waiting();
         if let Some(data) = source.kept.get(this.next) {
             this.next += 1;
             source.progress = source.watch.now();
@@ -296,7 +437,7 @@ impl Body for Attempt {
             Reading::Open => {}
         }
         let Poll::Ready(frame) = source.poll_incoming(context) else {
-            source.awaits_client = true;
+            source.begins_waiting();
             return Poll::Pending;
         };
         source.progress = source.watch.now();
@@ -330,8 +471,9 @@ impl Body for Attempt {
         let Some(source) = &self.source else {
             return true;
         };
-        // A length that has arrived in full; trailers come only where there is none.
-        self.left == Some(0) || source.borrow().has_ended_after(self)
+        let source = source.borrow();
+        // By HTTP/1.1 a length that has arrived in full is the end. By HTTP/2 trailers may follow, or a reset.
+        (self.left == Some(0) && !source.http2) || source.has_ended_after(self)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -363,5 +505,32 @@ impl Attempt {
     /// The length of what is left, where it is known.
     pub(crate) fn left(&self) -> Option<u64> {
         self.left
+    }
+
+    /// Until when more of the body has to arrive for its client to be fast enough.
+    pub(crate) fn upload_due(&self) -> Option<Instant> {
+        self.source.as_ref()?.borrow().upload_due()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowance_that_is_used_up_is_not_renewed_by_the_next_byte() {
+        let begun = Instant::now();
+        let seconds = Duration::from_secs;
+        let after = |waited: Duration, received| Upload {
+            progress: begun + waited,
+            awaits_client: true,
+            waits_since: begun + waited,
+            waited,
+            received,
+        };
+        let due = |upload: Upload| upload.due(Pace { rate: 10, grace: seconds(5) }).unwrap();
+        assert_eq!(due(after(seconds(0), 0)), begun + seconds(5));
+        assert_eq!(due(after(seconds(3), 20)), begun + seconds(7));
+        assert_eq!(due(after(seconds(60), 30)), begun + seconds(8));
     }
 }

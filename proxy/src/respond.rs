@@ -6,6 +6,7 @@
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response, StatusCode};
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
 
 use crate::partition::Unlocated;
@@ -15,6 +16,11 @@ use crate::table::Refusal;
 pub const SEGUE_REASON: HeaderName = HeaderName::from_static("segue-reason");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// Whether a pod's own answer, which its layer or sidecar gives, may tell clients this reason.
+pub(crate) fn is_pods_reason(reason: &HeaderValue) -> bool {
+    matches!(reason.as_bytes(), b"lease-lost" | b"upstream-failed")
+}
 
 /// Why the router answers itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,8 +123,10 @@ impl Own {
     fn error(self) -> &'static str {
         match self {
             Own::NoPartition => "the request names no partition",
-            Own::BadPartition => "the request names a partition that does not exist, or two different ones",
-            Own::Ambiguous => "the request names two hosts, or a transfer coding other than chunked",
+            Own::BadPartition => {
+                "the request names a partition that does not exist, or two, or a key that pods may read differently"
+            }
+            Own::Ambiguous => "the request names no host or two, or a transfer coding other than chunked",
             Own::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
             Own::Severed => "the partition moved and did not wait longer for this request; it may have taken effect",
             Own::UpstreamTimeout => "the pod did not answer in time; the request may have taken effect",
@@ -148,7 +156,7 @@ impl Own {
     }
 
     /// The body of the answer.
-    pub(crate) fn body(self, partition: Option<u32>) -> Bytes {
+    pub(crate) fn body(self, partition: Option<PartitionId>) -> Bytes {
         let (error, reason) = (self.error(), self.reason());
         let text = match partition {
             Some(partition) => format!(r#"{{"error":"{error}","reason":"{reason}","partition":{partition}}}"#),
@@ -158,7 +166,7 @@ impl Own {
     }
 
     /// The answer to a request for `partition`, if it got that far; `grpc`: the request was gRPC.
-    pub(crate) fn answer(self, partition: Option<u32>, grpc: bool) -> Response<Bytes> {
+    pub(crate) fn answer(self, partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
         let body = if grpc { Bytes::new() } else { self.body(partition) };
         let mut answer = Response::new(body);
         if !grpc {
@@ -215,9 +223,12 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
 mod tests {
     use super::*;
 
+    const P1: PartitionId = PartitionId::new(1);
+    const P7: PartitionId = PartitionId::new(7);
+
     #[test]
     fn an_answer_is_json_with_its_reason_in_header_and_body() {
-        let answer = Own::StashFull.answer(Some(7), false);
+        let answer = Own::StashFull.answer(Some(P7), false);
         assert_eq!(answer.status(), 503);
         assert_eq!(answer.headers()["segue-reason"], "stash-full");
         assert_eq!(answer.headers()["retry-after"], "1");
@@ -240,7 +251,7 @@ mod tests {
     #[test]
     fn grpc_gets_trailers_only_and_what_may_have_taken_effect_is_not_unavailable() {
         for own in Own::ALL {
-            let answer = own.answer(Some(1), true);
+            let answer = own.answer(Some(P1), true);
             assert_eq!(answer.status(), 200);
             assert!(answer.body().is_empty());
             assert_eq!(answer.headers()["segue-reason"], own.reason());

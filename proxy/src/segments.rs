@@ -5,9 +5,9 @@
 use crate::sync::OnceLock;
 
 /// Elements of one allocation.
-const SEGMENT: usize = if cfg!(feature = "loom") { 1 } else { 64 };
+const SEGMENT: usize = if cfg!(segue_loom) { 1 } else { 64 };
 /// Most elements that there can be: the largest keyspace that the configuration accepts.
-const CAPACITY: usize = if cfg!(feature = "loom") { 2 } else { 65_536 };
+const CAPACITY: usize = if cfg!(segue_loom) { 2 } else { 65_536 };
 
 /// Aligned so that two workers' counters never share a cache line.
 #[repr(align(64))]
@@ -32,8 +32,7 @@ impl<T: Default> Segments<T> {
 
     /// The element, if it was made.
     #[inline]
-    pub(crate) fn get(&self, index: u32) -> Option<&T> {
-        let index = index as usize;
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
         Some(&self.segments.get(index / SEGMENT)?.get()?.0[index % SEGMENT])
     }
 }

@@ -54,6 +54,9 @@ impl Future for Sending<'_> {
             Poll::Ready(Err(SendError::NotSent(_))) if !this.made_for_this => Err(NoAnswer::Stale),
             Poll::Ready(Err(error)) => Err(NoAnswer::Send(error)),
             Poll::Pending => {
+                if flight.holds_place() {
+                    give_way_if_due(flight, asked);
+                }
                 let shared = flight.shared();
                 // The pod's time runs from when it last had what it needs: while the client still has to send, only
                 // silence is bounded.
@@ -64,7 +67,10 @@ impl Future for Sending<'_> {
                         Some(upload) if upload.awaits_client => shared.idle_timeout,
                         _ => shared.request_timeout,
                     };
-                    let due = since + patience + shared.watch.tick();
+                    let due = since + patience;
+                    let due = this.asked.body.upload_due().map_or(due, |upload_due| due.min(upload_due));
+                    let due = due + shared.watch.tick();
+                    let due = if flight.holds_place() { due.min(flight.gives_way_at()) } else { due };
                     flight.deadline().map_or(due, |deadline| deadline.min(due))
                 };
                 match this.vigil.poll(context, || flight.sever_token(), deadline) {
@@ -78,6 +84,16 @@ impl Future for Sending<'_> {
             Some((_, flight)) => Poll::Ready((outcome, flight)),
             None => Poll::Pending,
         }
+    }
+}
+
+/// Gives a place in a flush away for a request that waits for its client, or has waited for its pod for long. The exchange
+/// has just been polled, and with it the body, so it is known which.
+#[cold]
+fn give_way_if_due(flight: &Flight, asked: &Asked) {
+    let awaits_client = asked.body.upload().is_some_and(|upload| upload.awaits_client);
+    if awaits_client || flight.gives_way_at() <= Instant::now() {
+        flight.give_way();
     }
 }
 

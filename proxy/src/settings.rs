@@ -15,6 +15,8 @@ pub struct ForwardSettings {
     pub keyspace: String,
     /// How requests name their partition.
     pub locator: Locator,
+    /// Whether `x-forwarded-*` and `forwarded` of clients are believed.
+    pub trust_forwarded: bool,
     /// Most bytes of a request's body; none: no bound.
     pub max_body_bytes: Option<usize>,
     /// Towards the pods.
@@ -33,13 +35,22 @@ pub struct UpstreamSettings {
     pub request_timeout: Duration,
     /// How long nothing may flow in a stream.
     pub idle_timeout: Duration,
+    /// Least bytes a second, on average, of an upload that a pod waits for; 0: as slow as may be.
+    pub min_upload_rate: u64,
+    /// How long such a pod waits in all before the client has to have sent anything.
+    pub upload_grace: Duration,
     /// How many idle connections a worker keeps for each pod.
     pub max_idle_per_pod: usize,
     /// How many requests a worker may have with each pod; what was held before may come on top.
     pub max_in_flight_per_pod: usize,
+    /// Most bytes of a request's head by HTTP/2, and of its trailers, as HTTP/2 counts them.
+    pub max_header_bytes_http2: usize,
     /// How pods are known; none: they are spoken to in clear text.
     pub tls: Option<ClientTls>,
 }
+
+/// The first seconds of an upload, in which it may be as slow as it likes.
+pub const UPLOAD_GRACE: Duration = Duration::from_secs(30);
 
 impl Default for UpstreamSettings {
     fn default() -> Self {
@@ -48,8 +59,11 @@ impl Default for UpstreamSettings {
             connect_timeout: Duration::from_secs(1),
             request_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(300),
+            min_upload_rate: 0,
+            upload_grace: UPLOAD_GRACE,
             max_idle_per_pod: 256,
             max_in_flight_per_pod: 10_000,
+            max_header_bytes_http2: 16 << 10,
             tls: None,
         }
     }
@@ -76,6 +90,10 @@ pub struct ServerSettings {
     pub workers: usize,
     /// Most connections at once, over all workers.
     pub max_connections: usize,
+    /// Most streams of a client's connection by HTTP/2.
+    pub max_streams_per_connection: u32,
+    /// Most requests of one client address that wait or are in flight, over all workers; 0: no limit.
+    pub max_in_flight_per_client: usize,
     /// How long a request's head may take to arrive, and so a handshake.
     pub header_read_timeout: Duration,
     /// Most bytes of a request's head.
@@ -90,6 +108,8 @@ impl Default for ServerSettings {
             listen: "127.0.0.1:8080".to_owned(),
             workers: 0,
             max_connections: 10_000,
+            max_streams_per_connection: 128,
+            max_in_flight_per_client: 0,
             header_read_timeout: Duration::from_secs(10),
             max_header_bytes: 64 << 10,
             tls: None,

@@ -1,66 +1,90 @@
 //! The proxy in front of a writer pod: one listener, an [`OwnershipLayer`], and the service behind it.
 //!
-//! The layer decides what is let through; this passes it on. What must stay true: a request that the service has begun
-//! counts as in flight until the service has answered it, even when the router that sent it is gone, and an answer that
-//! nobody reads any more for a while longer; a connection that has switched protocols counts until both sides have closed
-//! it; only the loss of the pod's lease cuts them off. A client that asks before it sends is told to go on by the
-//! service, not from here. Not here: registration and hand-over (`segue_coordination::pod`).
+//! The layer decides what is let through; this passes it on. Not here: registration and handoffs
+//! (`segue_coordination::pod`), and what ends a service that must stop.
+//!
+//! # Invariants
+//! * A request that the service was sent counts as in flight until the service has ended it, even when its router is gone:
+//!   it has answered it and taken all of it, or closed the connection. A connection that has switched protocols counts until
+//!   the service has closed it. Only the loss of the pod's lease, and a declared end of all work, cut them off.
+//! * A service is told of a router that is gone, and is read on: by HTTP/1.1 it is told by a half-closed connection, by HTTP/2
+//!   by a reset, once its answer has begun and gone on for a while.
+//! * A client that asks before it sends is told to go on by the service, not from here.
+//! * A request that the service was not sent is answered `421` with the mark, so that its router holds it.
 
+mod answer;
+mod connection;
 mod expect;
+mod health;
 mod http2;
+mod traffic;
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::TryFutureExt as _;
 use futures_util::future::{Either, select};
-use http::header::{
-    CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, Scheme};
 use http::{Request, Response, StatusCode, Uri, Version};
 use http_body::Body as _;
+use http_body_util::BodyExt as _;
 use http_body_util::channel::Channel;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::{CaptureConnection, HttpConnector, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use segue_coordination::pod::{InFlight, Owned, OwnershipLayer};
-use tokio::io::AsyncWriteExt as _;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{Instant, timeout, timeout_at};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::io::InspectReader;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::Service;
 use tower::layer::Layer as _;
 
-use self::expect::RequestBody;
+use self::answer::Asked;
+use self::connection::{Connector, Line};
+use self::expect::{RequestBody, Upload};
+pub use self::health::{Checks, Health};
 use self::http2::{Failure, Http2};
+pub use self::traffic::Traffic;
 use crate::frames::poll_telling_frame;
-use crate::headers::{SEGUE_MISDIRECTED, wants_upgrade};
-use crate::respond::is_grpc;
+use crate::headers::wants_upgrade;
+use crate::respond::{SEGUE_REASON, is_grpc};
 use crate::tls::{ServerTls, Stream};
-use crate::upstream::CONNECTION_WINDOW;
+use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES};
 
 /// How long the service may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a router may take to shake hands.
+/// How long a router may take to shake hands, its first byte included.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer goes on that nobody reads any more. A stream without end has had the drain's time when its router
-/// severs it; what counts here holds `drained` back, and the coordinator gives up on a phase after a minute by default.
+/// How long a router's connection may be idle. Routers connect ahead of a cutover and keep idle connections for 50 s: it is
+/// they who close, as a request that meets a close is lost.
+const ROUTER_IDLE: Duration = Duration::from_secs(90);
+/// A router that does not answer for so long is gone, and so is who waited for an answer there.
+const ROUTER_PING_EVERY: Duration = Duration::from_secs(10);
+const ROUTER_PING_WITHIN: Duration = Duration::from_secs(10);
+const ROUTER_PINGS: u32 = 2;
+/// How long an answer by HTTP/2 is read that nobody reads any more, before it is reset.
 const UNREAD: Duration = Duration::from_secs(5);
 /// Frames of an answer that are read ahead of the router.
 const AHEAD: usize = 4;
+/// How a connection by HTTP/2 begins.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HOP_BY_HOP: [HeaderName; 5] = [
     CONNECTION,
     TRANSFER_ENCODING,
@@ -72,17 +96,30 @@ const HOP_BY_HOP: [HeaderName; 5] = [
 type AnswerBody = UnsyncBoxBody<Bytes, BoxError>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// The service behind a sidecar.
+#[derive(Debug, Clone)]
+pub struct Upstream {
+    /// Where it listens.
+    pub address: Authority,
+    /// No request's work lasts longer than this after the request's last byte.
+    pub work_ends_within: Option<Duration>,
+    /// The traffic between the two.
+    pub traffic: Arc<Traffic>,
+}
+
 /// A sidecar that has its socket and does not run yet.
 #[derive(Debug)]
 pub struct Sidecar {
     listener: TcpListener,
     tls: Option<ServerTls>,
+    max_connections: usize,
 }
 
 impl Sidecar {
-    /// Binds the address that routers reach; without `tls` they are served in clear text.
-    pub async fn bind(listen: SocketAddr, tls: Option<ServerTls>) -> std::io::Result<Self> {
-        Ok(Sidecar { listener: TcpListener::bind(listen).await?, tls })
+    /// Binds the address that routers reach; without `tls` they are served in clear text. Beyond `max_connections` they
+    /// wait to be accepted.
+    pub async fn bind(listen: SocketAddr, tls: Option<ServerTls>, max_connections: usize) -> std::io::Result<Self> {
+        Ok(Sidecar { listener: TcpListener::bind(listen).await?, tls, max_connections })
     }
 
     /// The address that it listens on.
@@ -92,13 +129,18 @@ impl Sidecar {
 
     /// Passes what `layer` lets through on to the service at `upstream`, until `shutdown`; then lets what is under way end
     /// for at most `grace`.
-    pub async fn serve(self, layer: OwnershipLayer, upstream: Authority, shutdown: CancellationToken, grace: Duration) {
+    pub async fn serve(self, layer: OwnershipLayer, upstream: Upstream, shutdown: CancellationToken, grace: Duration) {
         let service = layer.layer(PassOn::new(upstream));
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new());
+        // It runs between requests as well.
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE);
         builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
+        builder.http2().max_header_list_size(MAX_HEAD_BYTES as u32);
+        builder.http2().keep_alive_interval(ROUTER_PING_EVERY).keep_alive_timeout(ROUTER_PING_WITHIN);
+        let places = Arc::new(Semaphore::new(self.max_connections));
         loop {
+            let Some(Ok(place)) = shutdown.run_until_cancelled(places.clone().acquire_owned()).await else { break };
             let stream = tokio::select! {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, _)) => stream,
@@ -112,18 +154,44 @@ impl Sidecar {
                 () = shutdown.cancelled() => break,
             };
             let _ = stream.set_nodelay(true);
+            let pings = TcpKeepalive::new().with_time(ROUTER_PING_EVERY).with_interval(ROUTER_PING_WITHIN);
+            let _ = SockRef::from(&stream).set_tcp_keepalive(&pings.with_retries(ROUTER_PINGS));
             let (builder, service) = (builder.clone(), TowerToHyperService::new(service.clone()));
             let (tls, watcher, ending) = (self.tls.clone(), connections.watcher(), shutdown.clone());
             tokio::spawn(async move {
+                let _place = place;
                 let Some(stream) = secured(stream, tls, ending).await else { return };
-                let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-                if let Err(error) = watcher.watch(connection.into_owned()).await {
-                    tracing::debug!(%error, "a router's connection has ended");
-                }
+                let recognised = Arc::new(AtomicBool::new(false));
+                let stream = TokioIo::new(recognising(stream, recognised.clone()));
+                let connection = builder.serve_connection_with_upgrades(stream, service).into_owned();
+                bounded(watcher.watch(connection), &recognised).await;
             });
         }
         drop(self.listener);
         let _ = timeout(grace, connections.shutdown()).await;
+    }
+}
+
+/// The connection, which says when it is clear which version of HTTP its client speaks.
+fn recognising<S: AsyncRead>(stream: S, recognised: Arc<AtomicBool>) -> InspectReader<S, impl FnMut(&[u8])> {
+    let mut awaited = PREFACE;
+    InspectReader::new(stream, move |bytes| match awaited.strip_prefix(bytes) {
+        Some(rest) if !rest.is_empty() => awaited = rest,
+        _ => recognised.store(true, Relaxed),
+    })
+}
+
+/// Serves a connection to its end; one whose client leaves it open what it speaks is dropped. It would hold a place, and
+/// hyper bounds it only from then on.
+async fn bounded(connection: impl Future<Output = Result<(), BoxError>>, recognised: &AtomicBool) {
+    let silent = async {
+        sleep(ROUTER_IDLE).await;
+        if recognised.load(Relaxed) {
+            std::future::pending().await
+        }
+    };
+    if let Either::Left((Err(error), _)) = select(pin!(connection), pin!(silent)).await {
+        tracing::debug!(%error, "a router's connection has ended");
     }
 }
 
@@ -146,24 +214,44 @@ async fn secured(stream: TcpStream, tls: Option<ServerTls>, ending: Cancellation
 /// Passes requests on to the service.
 #[derive(Debug, Clone)]
 struct PassOn {
-    upstream: Authority,
-    http1: Client<HttpConnector, RequestBody>,
+    upstream: Upstream,
+    http1: Client<Connector, RequestBody>,
     http2: Http2,
 }
 
 impl PassOn {
-    fn new(upstream: Authority) -> Self {
+    fn new(upstream: Upstream) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        // A request may have been applied although its connection broke: only the layer in front may say "not mine".
+        // Sends again what hyper hands back unsent, because the service has just closed the connection, and nothing else.
         let http1 = Client::builder(TokioExecutor::new())
-            .retry_canceled_requests(false)
+            .retry_canceled_requests(true)
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
-            .build(connector);
-        let http2 = Http2::new(upstream.clone());
+            .build(Connector { connector, traffic: upstream.traffic.clone() });
+        let http2 = Http2::new(upstream.address.clone(), upstream.traffic.clone());
         PassOn { upstream, http1, http2 }
+    }
+
+    /// Begins an exchange, and returns it with its answer. `lost`: the lease is.
+    fn exchange(
+        &self,
+        mut request: Request<Incoming>,
+        asked: Asked,
+        abandoned: WaitForCancellationFutureOwned,
+        lost: WaitForCancellationFutureOwned,
+    ) -> (impl Future<Output = ()> + Send + 'static, oneshot::Receiver<Response<AnswerBody>>) {
+        let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
+        prepare(&mut request, &self.upstream.address, switch.is_some());
+        let (request, upload) = RequestBody::of(request, lost);
+        let (to_router, answer) = oneshot::channel();
+        let exchange = Exchange { upstream: self.upstream.clone(), asked, abandoned, upload, to_router };
+        let sending = match request.version() {
+            Version::HTTP_2 => Either::Left(exchange.over_http2(self.http2.clone(), request)),
+            _ => Either::Right(exchange.over_http1(self.http1.clone(), request, switch)),
+        };
+        (sending, answer)
     }
 }
 
@@ -176,36 +264,25 @@ impl Service<Request<Incoming>> for PassOn {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
-        let hold = request.extensions().get::<Owned>().and_then(Owned::hold);
-        let Some(hold) = hold else {
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let owned = request.extensions().get::<Owned>();
+        let asked = Asked { partition: owned.map(|owned| owned.partition), grpc: is_grpc(request.headers()) };
+        let Some((hold, abandoned)) = owned.and_then(|owned| Some((owned.hold()?, owned.abandoned()))) else {
             // The layer lets nothing through without it.
-            return Box::pin(std::future::ready(Ok(own_answer(StatusCode::INTERNAL_SERVER_ERROR, "not owned", None))));
+            return Box::pin(std::future::ready(Ok(asked.not_owned())));
         };
-        let grpc = is_grpc(request.headers());
-        let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
-        prepare(&mut request, &self.upstream, switch.is_some());
-        let by_http2 = request.version() == Version::HTTP_2;
-        let request = RequestBody::of(request);
-        let exchange = if by_http2 {
-            Either::Left(self.http2.clone().request(request))
-        } else {
-            Either::Right(self.http1.request(request).map_err(|error| match error.is_connect() {
-                true => Failure::Unreachable(error.into()),
-                false => Failure::Broken(error.into()),
-            }))
-        };
-        let (answered, answer) = tokio::sync::oneshot::channel();
+        let under_way = self.upstream.traffic.enter();
+        let (sending, answer) = self.exchange(request, asked, abandoned, hold.lost());
         // In a task of its own: a router that hangs up does not end what the service has begun.
         tokio::spawn(async move {
             let lost = pin!(hold.lost());
-            let exchange = pin!(see_through(exchange, answered, grpc, switch));
-            if let Either::Left(_) = select(lost, exchange).await {
+            if let Either::Left(_) = select(lost, pin!(sending)).await {
                 tracing::warn!("the pod's lease is lost: an exchange was cut off");
             }
+            drop(under_way);
             drop::<InFlight>(hold);
         });
-        Box::pin(async move { Ok(answer.await.unwrap_or_else(|_| broken(grpc))) })
+        Box::pin(async move { Ok(answer.await.unwrap_or_else(|_| asked.broken())) })
     }
 }
 
@@ -254,118 +331,246 @@ fn strip_hop_by_hop(headers: &mut HeaderMap, upgrade: bool) {
     }
 }
 
-/// Has the exchange answered and reads the answer to its end, also when nobody listens any more.
-async fn see_through(
-    exchange: impl Future<Output = Result<Response<Incoming>, Failure>>,
-    answered: tokio::sync::oneshot::Sender<Response<AnswerBody>>,
-    grpc: bool,
-    switch: Option<OnUpgrade>,
-) {
-    let mut response = match exchange.await {
-        Ok(response) => response,
-        Err(Failure::Unreachable(error)) => {
-            tracing::warn!(%error, "cannot reach the service");
-            return drop(answered.send(unreachable(grpc)));
-        }
-        Err(Failure::Unprocessed) => return drop(answered.send(unprocessed(grpc))),
-        Err(Failure::Broken(error)) => {
-            tracing::debug!(%error, "the service broke an exchange");
-            return drop(answered.send(broken(grpc)));
-        }
-    };
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        let Some(router) = switch else { return drop(answered.send(broken(grpc))) };
-        let service = hyper::upgrade::on(&mut response);
-        strip_hop_by_hop(response.headers_mut(), true);
-        if answered.send(response.map(|_| empty())).is_ok() {
-            join(router, service).await;
-        }
-        return;
-    }
-    let (mut head, mut body) = response.into_parts();
-    strip_hop_by_hop(&mut head.headers, false);
-    if body.is_end_stream() {
-        return drop(answered.send(Response::from_parts(head, empty())));
-    }
-    let (mut sender, channel) = Channel::<Bytes, BoxError>::new(AHEAD);
-    let mut abandoned_until = None;
-    if answered.send(Response::from_parts(head, channel.boxed_unsync())).is_err() {
-        abandoned_until = Some(Instant::now() + UNREAD);
-    }
-    loop {
-        let next = poll_fn(|context| poll_telling_frame(&mut body, context));
-        let frame = match abandoned_until {
-            None => next.await,
-            Some(until) => match timeout_at(until, next).await {
-                Ok(frame) => frame,
-                Err(_) => return,
-            },
+/// One request's way to the service and back.
+struct Exchange {
+    upstream: Upstream,
+    asked: Asked,
+    /// The router is gone.
+    abandoned: WaitForCancellationFutureOwned,
+    upload: oneshot::Receiver<Upload>,
+    to_router: oneshot::Sender<Response<AnswerBody>>,
+}
+
+impl Exchange {
+    async fn over_http1(
+        self,
+        client: Client<Connector, RequestBody>,
+        mut request: Request<RequestBody>,
+        switch: Option<OnUpgrade>,
+    ) {
+        let captured = capture_connection(&mut request);
+        let sending = async {
+            client.request(request).await.map_err(|error| {
+                let unsent = |error: &hyper_util::client::legacy::Error| {
+                    let source = std::error::Error::source(error)?;
+                    Some(source.downcast_ref::<hyper::Error>()?.is_canceled())
+                };
+                match error.is_connect() {
+                    true => Failure::Unreachable(error.into()),
+                    false if unsent(&error) == Some(true) => Failure::Unprocessed,
+                    false => Failure::Broken(error.into()),
+                }
+            })
         };
-        let Some(frame) = frame else { return };
-        let passed = match (frame, abandoned_until) {
-            (Err(error), _) => return sender.abort(error.into()),
-            (Ok(_), Some(_)) => continue,
-            (Ok(frame), None) => sender.send(frame).await,
+        let service = Side::Http1(captured);
+        self.see_through(sending, service, switch).await;
+    }
+
+    async fn over_http2(self, client: Http2, request: Request<RequestBody>) {
+        let used = Arc::default();
+        let service = Side::Http2(client.clone(), Arc::clone(&used));
+        self.see_through(client.request(request, &used), service, None).await;
+    }
+
+    /// Has the exchange answered and reads the answer to its end, also when nobody listens any more, and sees the upload end.
+    async fn see_through(
+        self,
+        sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
+        service: Side,
+        switch: Option<OnUpgrade>,
+    ) {
+        let Exchange { upstream, asked, abandoned, upload, to_router } = self;
+        // Unless nobody waits for the service any more: then it has only so long.
+        let mut until = None;
+        let mut sending = pin!(sending);
+        let result = match select(sending.as_mut(), pin!(abandoned)).await {
+            Either::Left((result, _)) => result,
+            // The service has nothing of it, and gets nothing.
+            Either::Right(_) if !service.is_used() => return,
+            Either::Right(_) => {
+                service.finish();
+                until = upstream.work_ends_within.map(|bound| Instant::now() + bound);
+                match within(until, sending).await {
+                    Some(result) => result,
+                    None => return,
+                }
+            }
         };
-        if passed.is_err() {
-            abandoned_until = Some(Instant::now() + UNREAD);
+        let mut response = match result {
+            Ok(response) => response,
+            Err(failure) => {
+                let answer = match failure {
+                    Failure::Unreachable(error) => {
+                        tracing::debug!(%error, "the service cannot be reached; the request is given back");
+                        upstream.traffic.refused();
+                        return drop(to_router.send(asked.unreachable()));
+                    }
+                    Failure::Unprocessed => return drop(to_router.send(asked.unprocessed())),
+                    Failure::Broken(error) => {
+                        tracing::debug!(%error, "an exchange with the service broke");
+                        asked.broken()
+                    }
+                };
+                let _ = to_router.send(answer);
+                return service.closed(&upstream, until).await;
+            }
+        };
+        response.headers_mut().remove(SEGUE_REASON);
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let Some(router) = switch else {
+                // Nobody has asked for it.
+                drop(response);
+                let _ = to_router.send(asked.broken());
+                return service.closed(&upstream, until).await;
+            };
+            let switched = hyper::upgrade::on(&mut response);
+            strip_hop_by_hop(response.headers_mut(), true);
+            // A router that is gone is one whose connection cannot be upgraded.
+            let _ = to_router.send(response.map(|_| empty()));
+            return join(router, switched, &upstream).await;
+        }
+        let (mut head, mut body) = response.into_parts();
+        strip_hop_by_hop(&mut head.headers, false);
+        if body.is_end_stream() {
+            let _ = to_router.send(Response::from_parts(head, empty()));
+            return service.has_all(upload, &upstream, until).await;
+        }
+        let (mut sender, channel) = Channel::<Bytes, BoxError>::new(AHEAD);
+        let mut read = to_router.send(Response::from_parts(head, channel.boxed_unsync())).is_ok();
+        let (mut told, mut reset_at) = (false, None);
+        loop {
+            if !read && !std::mem::replace(&mut told, true) {
+                service.finish();
+                until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
+                reset_at = service.is_told_by_reset().then(|| Instant::now() + UNREAD);
+            }
+            let next = poll_fn(|context| poll_telling_frame(&mut body, context));
+            let Some(frame) = within(until.into_iter().chain(reset_at).min(), next).await else {
+                if until.is_none_or(|until| Instant::now() < until) {
+                    // A stream without end: its service has to be told in the only way there is.
+                    drop(body);
+                    service.closed(&upstream, until).await;
+                }
+                return;
+            };
+            match frame {
+                None => {
+                    drop(sender);
+                    return service.has_all(upload, &upstream, until).await;
+                }
+                Some(Err(error)) => {
+                    sender.abort(error.into());
+                    drop(body);
+                    return service.closed(&upstream, until).await;
+                }
+                Some(Ok(frame)) if read => read = sender.send(frame).await.is_ok(),
+                Some(Ok(_)) => {}
+            }
         }
     }
 }
 
-/// Passes bytes both ways until both sides have ended, and for at most [`UNREAD`] once the router has: what the service
-/// has begun it may end, but nobody will ever speak to it again here.
-async fn join(router: OnUpgrade, service: OnUpgrade) {
-    let Ok((router, service)) = futures_util::future::try_join(router, service).await else { return };
-    let (mut from_router, mut to_router) = tokio::io::split(TokioIo::new(router));
+/// The service's side of an exchange.
+enum Side {
+    Http1(CaptureConnection),
+    Http2(Http2, Arc<http2::Used>),
+}
+
+impl Side {
+    /// By HTTP/2 a service can only be told by a reset, after which its end of the stream cannot be seen.
+    fn is_told_by_reset(&self) -> bool {
+        matches!(self, Side::Http2(..))
+    }
+
+    /// Whether anything can have been sent to it.
+    fn is_used(&self) -> bool {
+        match self {
+            Side::Http1(captured) => captured.connection_metadata().is_some(),
+            Side::Http2(_, used) => used.lock().unwrap_or_else(PoisonError::into_inner).is_some(),
+        }
+    }
+
+    /// Lets the service know that nobody waits for its answer, if that can be done without losing sight of it.
+    fn finish(&self) {
+        if let Side::Http1(captured) = self {
+            if let Some(connected) = &*captured.connection_metadata() {
+                connected.poison();
+            }
+            if let Some(line) = Line::of(captured) {
+                line.finish();
+            }
+        }
+    }
+
+    /// Returns once the upload of an answered exchange has ended as well. A service that resets its stream then is done with
+    /// it; one whose upload was cut off on this side may work on what it has. A router that is gone is noticed here once the
+    /// service reads on: until then hyper does not ask for more of the upload.
+    async fn has_all(self, upload: oneshot::Receiver<Upload>, upstream: &Upstream, until: Option<Instant>) {
+        match within(until, upload).await {
+            None | Some(Ok(Upload::Whole)) => {}
+            Some(Ok(Upload::Refused)) if self.is_told_by_reset() => {}
+            Some(_) => self.closed(upstream, until).await,
+        }
+    }
+
+    /// Returns once the service has closed the connection of an exchange that broke: nothing else tells that it works on it
+    /// no more. At most for its bound.
+    async fn closed(self, upstream: &Upstream, until: Option<Instant>) {
+        let line = match self {
+            Side::Http1(captured) => Line::of(&captured),
+            Side::Http2(client, used) => client.retire(&used).await,
+        };
+        let until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
+        if let Some(line) = line {
+            within(until, line.closed()).await;
+        }
+    }
+}
+
+async fn within<T>(until: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
+    match until {
+        None => Some(future.await),
+        Some(until) => timeout_at(until, future).await.ok(),
+    }
+}
+
+/// Passes bytes both ways until the service has ended. It is told when the router has, and has its bound from then on: what
+/// it has begun it may end, but nobody will ever speak to it again here.
+async fn join(router: OnUpgrade, service: OnUpgrade, upstream: &Upstream) {
+    let Ok(service) = service.await else { return };
     let (mut from_service, mut to_service) = tokio::io::split(TokioIo::new(service));
+    let (mut from_router, mut to_router) = match router.await {
+        Ok(router) => {
+            let (read, write) = tokio::io::split(TokioIo::new(router));
+            (Some(read), Some(write))
+        }
+        Err(_) => (None, None),
+    };
     let up = async {
-        let _ = tokio::io::copy(&mut from_router, &mut to_service).await;
+        if let Some(from_router) = &mut from_router {
+            let _ = tokio::io::copy(from_router, &mut to_service).await;
+        }
         let _ = to_service.shutdown().await;
-        tokio::time::sleep(UNREAD).await;
+        match upstream.work_ends_within {
+            Some(bound) => sleep(bound).await,
+            None => std::future::pending().await,
+        }
     };
     let down = async {
-        let _ = tokio::io::copy(&mut from_service, &mut to_router).await;
-        let _ = to_router.shutdown().await;
+        if let Some(to_router) = &mut to_router {
+            let _ = tokio::io::copy(&mut from_service, to_router).await;
+            let _ = to_router.shutdown().await;
+        }
+        // What comes when the router takes no more has no reader.
+        let _ = tokio::io::copy(&mut from_service, &mut tokio::io::sink()).await;
     };
     // The service's end is the end: what the router still sends has no reader.
     select(pin!(up), pin!(down)).await;
 }
 
-/// `INTERNAL`, because the service may have acted on it and clients take `UNAVAILABLE` as leave to send again.
-fn broken(grpc: bool) -> Response<AnswerBody> {
-    own_answer(StatusCode::BAD_GATEWAY, "the service broke the exchange", grpc.then_some("13"))
-}
-
-/// The service has closed its connection with requests on their way, as servers do after so many: nothing was done, which a
-/// router is told as it would be by the layer, and sends the request again.
-fn unprocessed(grpc: bool) -> Response<AnswerBody> {
-    let mut answer =
-        own_answer(StatusCode::MISDIRECTED_REQUEST, "the service has not processed it", grpc.then_some("9"));
-    answer.headers_mut().insert(SEGUE_MISDIRECTED, HeaderValue::from_static("1"));
-    answer
-}
-
-/// Nothing was sent.
-fn unreachable(grpc: bool) -> Response<AnswerBody> {
-    own_answer(StatusCode::BAD_GATEWAY, "the service cannot be reached", grpc.then_some("14"))
-}
-
-fn own_answer(status: StatusCode, error: &'static str, grpc_status: Option<&'static str>) -> Response<AnswerBody> {
-    if let Some(grpc_status) = grpc_status {
-        let mut response = Response::new(empty());
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        headers.insert("grpc-status", HeaderValue::from_static(grpc_status));
-        headers.insert("grpc-message", HeaderValue::from_static(error));
-        return response;
-    }
-    let mut response =
-        Response::new(Full::new(Bytes::from_static(error.as_bytes())).map_err(|never| match never {}).boxed_unsync());
-    *response.status_mut() = status;
-    response
-}
-
 fn empty() -> AnswerBody {
     http_body_util::Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
+
+#[cfg(test)]
+mod tests;

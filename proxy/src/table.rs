@@ -4,7 +4,8 @@
 //! array by partition number, one cache line each; counters of its own for each worker.
 //! What must stay true, for each partition:
 //! * where it leads changes only while the gate is closed and empty, so whoever is inside may read it;
-//! * the gate's position changes only under the partition's lock, and opens only when nobody waits;
+//! * the gate's position changes only under the partition's lock, and opens only when nobody waits and no request that
+//!   had to wait can be overtaken by one of its key;
 //! * a request is counted inside from before it can reach a pod until the pod is done with it.
 
 mod closed;
@@ -12,12 +13,15 @@ mod expected;
 mod health;
 mod path;
 mod pods;
+mod refusals;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use segue_coordination::participant::{boottime, lease_now};
+use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
 use segue_coordination::protocol::router::HoldCause;
 use segue_coordination::router::CutoverTimes;
 use tokio::sync::mpsc;
@@ -27,9 +31,10 @@ use tokio_util::sync::CancellationToken;
 use self::closed::Closed;
 use self::expected::Expected;
 pub use self::health::{Health, Refused};
-pub(crate) use self::path::Turn;
+pub(crate) use self::path::{ComesBack, Turn};
 pub use self::pods::Pod;
 use self::pods::Pods;
+pub(crate) use self::refusals::{Refusals, Returned};
 use crate::gate::{Gate, Inside, Position, Severs};
 use crate::segments::Segments;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard};
@@ -77,16 +82,30 @@ struct Cell {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Way {
     pub(crate) slot: u32,
-    pub(crate) epoch: u64,
+    pub(crate) epoch: Epoch,
     /// How often the partition had been severed by then.
     pub(crate) severs: Severs,
+    /// If the pod refuses the request again, that is for what it is.
+    pub(crate) last_try: bool,
+}
+
+/// How a partition is, as the control side sees it.
+pub(crate) struct Seen {
+    pub(crate) position: Position,
+    /// Where it leads; meaningless while it is held.
+    pub(crate) slot: u32,
+    pub(crate) epoch: Epoch,
+    /// Until when a pod that has refused is left alone.
+    pub(crate) retry_at: Option<Instant>,
+    /// Requests flow, although the gate may not be open yet.
+    pub(crate) flows: bool,
 }
 
 impl Cell {
     /// For those who are inside, and under the lock, so that it does not change meanwhile.
     #[inline]
     fn way(&self, severs: Severs) -> Way {
-        Way { slot: self.slot.load(Relaxed), epoch: self.epoch.load(Relaxed), severs }
+        Way { slot: self.slot.load(Relaxed), epoch: Epoch::new(self.epoch.load(Relaxed)), severs, last_try: false }
     }
 }
 
@@ -96,16 +115,18 @@ pub struct Table {
     partitions: AtomicU32,
     inside: Vec<Segments<Inside>>,
     /// What lasting exchanges of each worker listen to, by partition, until they are severed.
-    severing: Vec<Mutex<HashMap<u32, CancellationToken>>>,
+    severing: Vec<Mutex<HashMap<PartitionId, CancellationToken>>>,
     pods: Pods,
     expected: Expected,
     limits: StashLimits,
     stashed_bytes: AtomicUsize,
-    /// Nanoseconds since `base` up to which the router's lease may be trusted.
+    /// Up to when the router's lease may be trusted: nanoseconds since `base`, which tokio's clock may be paused at, and of
+    /// CLOCK_BOOTTIME, which also counts suspended time. Both must agree.
     trusted_until: AtomicU64,
+    trusted_until_boottime: AtomicU64,
     base: Instant,
     shutting_down: AtomicBool,
-    notices: mpsc::UnboundedSender<u32>,
+    notices: mpsc::UnboundedSender<PartitionId>,
 }
 
 impl std::fmt::Debug for Table {
@@ -117,10 +138,15 @@ impl std::fmt::Debug for Table {
     }
 }
 
+#[inline]
+fn whole_nanos(time: Duration) -> u64 {
+    time.as_secs() * 1_000_000_000 + u64::from(time.subsec_nanos())
+}
+
 impl Table {
     /// An empty table for so many workers, and the partitions in which something happened that the control side has to
     /// look at: drained, opened, refused by its pod.
-    pub fn new(workers: usize, limits: StashLimits) -> (Arc<Self>, mpsc::UnboundedReceiver<u32>) {
+    pub fn new(workers: usize, limits: StashLimits) -> (Arc<Self>, mpsc::UnboundedReceiver<PartitionId>) {
         let (notices, noticed) = mpsc::unbounded_channel();
         let table = Arc::new(Table {
             cells: Segments::new(),
@@ -132,6 +158,7 @@ impl Table {
             limits,
             stashed_bytes: AtomicUsize::new(0),
             trusted_until: AtomicU64::new(0),
+            trusted_until_boottime: AtomicU64::new(0),
             base: Instant::now(),
             shutting_down: AtomicBool::new(false),
             notices,
@@ -153,20 +180,30 @@ impl Table {
         self.partitions.fetch_max(partitions, Release);
     }
 
-    /// New work may begin until then; after it, only towards pods that are safe without this router's lease.
+    /// New work may begin until then, on the clock of [`lease_now`]; after it, only towards pods that are safe without this
+    /// router's lease.
     pub fn trust_until(&self, until: Instant) {
+        // In this order: whatever time passes between the two reads shortens the trust.
+        let boottime = boottime();
+        let left = until.saturating_duration_since(lease_now());
+        self.trusted_until_boottime.store(whole_nanos(boottime + left), Relaxed);
         self.trusted_until.store(self.nanos(until), Relaxed);
     }
 
     /// The table's clock: nanoseconds since it was made.
     #[inline]
     pub(crate) fn nanos(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.base);
-        since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
+        whole_nanos(at.saturating_duration_since(self.base))
     }
 
     /// The pod of this life at this address; the same one each time.
-    pub(crate) fn intern_pod(&self, name: &str, incarnation: u64, address: &str, serves_without_lease: bool) -> u32 {
+    pub(crate) fn intern_pod(
+        &self,
+        name: &str,
+        incarnation: Incarnation,
+        address: &str,
+        serves_without_lease: bool,
+    ) -> u32 {
         self.pods.intern(name, incarnation, address, serves_without_lease)
     }
 
@@ -184,13 +221,13 @@ impl Table {
         self.pods.get(slot)
     }
 
-    fn cell(&self, partition: u32) -> &Cell {
+    fn cell(&self, partition: PartitionId) -> &Cell {
         // Partitions are checked against `partitions()` before they get here, and cells are made before that grows.
-        self.cells.get(partition).expect("a partition of the keyspace")
+        self.cells.get(partition.index()).expect("a partition of the keyspace")
     }
 
-    fn inside(&self, worker: usize, partition: u32) -> &Inside {
-        self.inside[worker].get(partition).expect("a partition of the keyspace")
+    fn inside(&self, worker: usize, partition: PartitionId) -> &Inside {
+        self.inside[worker].get(partition.index()).expect("a partition of the keyspace")
     }
 
     fn lock(cell: &Cell) -> MutexGuard<'_, Option<Box<Closed>>> {
@@ -201,74 +238,73 @@ impl Table {
     /// Pods that partitions lead to, or led to when they were last open, and that have refused too much in a row.
     pub fn outliers(&self) -> Vec<Arc<Pod>> {
         let led_to = |partition| {
-            let (position, slot, epoch, _) = self.position(partition);
-            (position == Position::Open || epoch > 0).then_some(slot)
+            let seen = self.position(partition);
+            (seen.position == Position::Open || seen.epoch > Epoch::default()).then_some(seen.slot)
         };
-        let slots: BTreeSet<u32> = (0..self.partitions()).filter_map(led_to).collect();
+        let slots: BTreeSet<u32> = PartitionId::all(self.partitions()).filter_map(led_to).collect();
         slots.into_iter().map(|slot| self.pod(slot)).filter(|pod| pod.health.is_outlier()).cloned().collect()
     }
 
     /// How many requests of the partition are in flight.
-    pub fn in_flight(&self, partition: u32) -> u32 {
+    pub fn in_flight(&self, partition: PartitionId) -> u32 {
         (0..self.inside.len()).map(|worker| self.inside(worker, partition).count()).sum()
     }
 
     /// How many requests wait for the partition, and their bytes.
-    pub fn stashed(&self, partition: u32) -> (usize, usize) {
+    pub fn stashed(&self, partition: PartitionId) -> (usize, usize) {
         Self::lock(self.cell(partition))
             .as_ref()
             .map_or((0, 0), |closed| (closed.stash.waiting(), closed.stash.bytes()))
     }
 
-    /// The gate's position, where it leads (meaningless while held), and until when a refusing pod is left alone.
-    pub(crate) fn position(&self, partition: u32) -> (Position, u32, u64, Option<Instant>) {
+    /// How a partition is.
+    pub(crate) fn position(&self, partition: PartitionId) -> Seen {
         let cell = self.cell(partition);
         let closed = Self::lock(cell);
-        let retry_at = closed.as_ref().and_then(|closed| closed.retry_at);
-        (cell.gate.position(), cell.slot.load(Relaxed), cell.epoch.load(Relaxed), retry_at)
+        Seen {
+            position: cell.gate.position(),
+            slot: cell.slot.load(Relaxed),
+            epoch: Epoch::new(cell.epoch.load(Relaxed)),
+            retry_at: closed.as_ref().and_then(|closed| closed.retry_at),
+            flows: closed.as_ref().is_some_and(|closed| closed.flows()),
+        }
     }
 
     /// Closes the gate: from here on, requests wait.
-    pub fn stop(&self, partition: u32, cause: HoldCause) {
+    pub fn stop(&self, partition: PartitionId, cause: HoldCause) {
         let cell = self.cell(partition);
         let mut closed = Self::lock(cell);
         self.close(partition, cell, &mut closed, cause);
     }
 
     /// Says what holds the partition back, for the answers to those who wait too long.
-    pub(crate) fn name_cause(&self, partition: u32, cause: HoldCause) {
+    pub(crate) fn name_cause(&self, partition: PartitionId, cause: HoldCause) {
         if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
             closed.cause = cause;
         }
     }
 
     /// Forgets that the pod refused: it may be tried at once.
-    pub(crate) fn retry_now(&self, partition: u32) {
+    pub(crate) fn retry_now(&self, partition: PartitionId) {
         if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
             closed.retry_at = None;
         }
     }
 
-    fn close(&self, partition: u32, cell: &Cell, closed: &mut Option<Box<Closed>>, cause: HoldCause) {
+    fn close(&self, partition: PartitionId, cell: &Cell, closed: &mut Option<Box<Closed>>, cause: HoldCause) {
         let was = cell.gate.position();
         let Some(stopped) = was.stopped() else {
             return;
         };
         let closed = closed.get_or_insert_with(|| Box::new(Closed::new(cause)));
         closed.cause = cause;
-        if was == Position::Flushing {
-            // The pod that it led to refused, or is the wrong one by now: the pause goes on until it leads to another.
-            closed.switched_at = None;
-        } else {
-            closed.restart();
-        }
-        closed.stash.end_flush();
+        closed.closed(was == Position::Open);
         cell.gate.set(stopped);
         self.settle(partition, cell, closed);
     }
 
     /// `Draining` → `Held` once nobody is inside.
-    fn settle(&self, partition: u32, cell: &Cell, closed: &mut Closed) {
+    fn settle(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
         if let Some(settled) = cell.gate.position().settled(self.in_flight(partition)) {
             cell.gate.set(settled);
             closed.drained_at.get_or_insert_with(Instant::now);
@@ -278,15 +314,15 @@ impl Table {
 
     /// Leads the partition to this pod and epoch and lets those who wait go first. The gate must be closed, and empty
     /// unless it led there already.
-    pub(crate) fn switch(&self, partition: u32, slot: u32, epoch: u64) {
+    pub(crate) fn switch(&self, partition: PartitionId, slot: u32, epoch: Epoch) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
-        let leads_there = cell.slot.load(Relaxed) == slot && cell.epoch.load(Relaxed) == epoch;
+        let leads_there = cell.slot.load(Relaxed) == slot && cell.epoch.load(Relaxed) == epoch.get();
         let Some(switched) = cell.gate.position().switched(leads_there) else {
             return;
         };
         cell.slot.store(slot, Relaxed);
-        cell.epoch.store(epoch, Relaxed);
+        cell.epoch.store(epoch.get(), Relaxed);
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
         let now = Instant::now();
         closed.retry_at = None;
@@ -294,26 +330,25 @@ impl Table {
         closed.switched_at.get_or_insert(now);
         if !leads_there {
             closed.forgive();
+            closed.stash.forget_ranks();
         }
-        // A pod that has refused gets one request, and more once it has taken that.
-        closed.stash.begin_flush(self.limits.flush_concurrency);
-        if closed.is_refused() {
-            closed.stash.limit_flush(1);
-        }
+        closed.begin_flush(self.limits.flush_concurrency);
         cell.gate.set(switched);
         self.flush(partition, cell, closed);
     }
 
     /// Starts whoever may start, and opens the gate when nobody waits.
-    fn flush(&self, partition: u32, cell: &Cell, closed: &mut Closed) {
+    fn flush(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
         if cell.gate.position() != Position::Flushing {
             return;
         }
         let before = closed.stash.bytes();
-        let way = cell.way(cell.gate.severs());
+        let mut way = cell.way(cell.gate.severs());
         while let Some((place, waiter)) = closed.stash.start_next() {
             let inside = self.inside(waiter.worker, partition);
             cell.gate.admit(inside);
+            way.last_try =
+                waiter.refusals.is_some_and(|refusals| refusals.leave_one_try(way.slot, way.epoch, closed.taken));
             if waiter.granted.send(way).is_err() {
                 // It gave up at this very moment. The gate is not draining, so leaving needs no look.
                 let _ = cell.gate.leave(inside);
@@ -321,15 +356,18 @@ impl Table {
             }
         }
         self.stashed_bytes.fetch_sub(before - closed.stash.bytes(), Relaxed);
-        if let Some(open) = cell.gate.position().flushed(closed.stash.is_flushed()) {
-            closed.opened();
+        let opens = cell.gate.position().flushed(closed.stash.is_flushed());
+        let begins_to_flow = if opens.is_some() { closed.opened() } else { closed.begins_to_flow() };
+        if let Some(open) = opens {
             cell.gate.set(open);
+        }
+        if begins_to_flow || opens.is_some() {
             self.notify(partition);
         }
     }
 
     /// How the cutover that ended last went; forgotten once asked for.
-    pub(crate) fn take_times(&self, partition: u32) -> Option<CutoverTimes> {
+    pub(crate) fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         let times = guard.as_mut()?.times.take();
@@ -346,13 +384,13 @@ impl Table {
     }
 
     /// Whether nothing of the last cutover is kept.
-    #[cfg(all(test, feature = "loom"))]
-    pub(crate) fn is_forgotten(&self, partition: u32) -> bool {
+    #[cfg(all(test, segue_loom))]
+    pub(crate) fn is_forgotten(&self, partition: PartitionId) -> bool {
         Self::lock(self.cell(partition)).is_none()
     }
 
     /// Ends every exchange of the partition; how many there were.
-    pub fn sever(&self, partition: u32) -> u32 {
+    pub fn sever(&self, partition: PartitionId) -> u32 {
         let cell = self.cell(partition);
         let guard = Self::lock(cell);
         let severed = self.in_flight(partition);
@@ -371,7 +409,7 @@ impl Table {
     /// From here on nobody waits any more: those who do are refused.
     pub fn shut_down(&self) {
         self.shutting_down.store(true, Relaxed);
-        for partition in 0..self.partitions() {
+        for partition in PartitionId::all(self.partitions()) {
             if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
                 self.stashed_bytes.fetch_sub(closed.stash.bytes(), Relaxed);
                 // Whoever waits sees its sender gone.
@@ -380,7 +418,7 @@ impl Table {
         }
     }
 
-    fn notify(&self, partition: u32) {
+    fn notify(&self, partition: PartitionId) {
         // Without a control side, as in a bench, nobody needs to know.
         let _ = self.notices.send(partition);
     }

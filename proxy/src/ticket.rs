@@ -11,15 +11,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use segue_coordination::protocol::router::HoldCause;
+use segue_coordination::protocol::ids::{Epoch, PartitionId};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::fair_share::Claim;
 use crate::stash::{Arrival, Place};
 use crate::sync::oneshot;
 use crate::sync::time::{Sleep, sleep_until};
-use crate::table::{Pod, Refusal, Table, Turn, Way};
+use crate::table::{ComesBack, Pod, Refusal, Refusals, Returned, Table, Turn, Way};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
@@ -63,6 +64,17 @@ pub enum Admission {
     Pass(Pass),
     /// It waits.
     Held(Ticket),
+}
+
+impl Admission {
+    /// Keeps the claim for as long as the request waits or is in flight.
+    #[inline]
+    pub(crate) fn keep(&mut self, claim: Claim) {
+        let (Admission::Pass(Pass { request, .. }) | Admission::Held(Ticket { request, .. })) = self;
+        if let Some(request) = request {
+            request.claim = Some(claim);
+        }
+    }
 }
 
 impl Table {
@@ -111,12 +123,27 @@ impl Worker {
     /// A request arrives at the gate of `partition`, which must be below [`partitions`](Self::partitions). Requests with
     /// the same `order` never overtake each other while they wait; `bytes` is what waiting costs in memory.
     #[inline]
-    pub fn enter(&self, partition: u32, order: Option<u64>, bytes: usize, now: Instant) -> Result<Admission, Refusal> {
+    pub fn enter(
+        &self,
+        partition: PartitionId,
+        order: Option<u64>,
+        bytes: usize,
+        now: Instant,
+    ) -> Result<Admission, Refusal> {
         let at = self.inner.table.nanos(now);
         let arrival = self.inner.arrival(at);
-        let request = Request { worker: self.clone(), partition, order, arrival, bytes, held_since: None };
+        let request = Request {
+            worker: self.clone(),
+            partition,
+            order,
+            arrival,
+            bytes,
+            held_since: None,
+            refusals: None,
+            claim: None,
+        };
         match self.inner.table.try_pass(self.inner.index, partition, at) {
-            Some(way) => Ok(Admission::Pass(Pass { request: Some(request), way, is_tried: false })),
+            Some(way) => Ok(Admission::Pass(Pass::new(request, way, false))),
             None => self.wait(request, now, at),
         }
     }
@@ -125,7 +152,8 @@ impl Worker {
     fn wait(&self, mut request: Request, now: Instant, at: u64) -> Result<Admission, Refusal> {
         let table = &self.inner.table;
         Ok(match table.wait(self.inner.index, request.partition, request.place(), request.bytes, at)? {
-            Turn::Now(way) => Admission::Pass(Pass { request: Some(request), way, is_tried: false }),
+            Turn::Now(way) => Admission::Pass(Pass::new(request, way, false)),
+            Turn::First(way) => Admission::Pass(Pass::new(request, way, true)),
             Turn::Later(grant) => {
                 request.held_since = Some(now);
                 Admission::Held(Ticket::new(request, grant))
@@ -137,11 +165,15 @@ impl Worker {
 #[derive(Debug)]
 struct Request {
     worker: Worker,
-    partition: u32,
+    partition: PartitionId,
     order: Option<u64>,
     arrival: Arrival,
     bytes: usize,
     held_since: Option<Instant>,
+    /// In a box: few requests are refused, and each carries this about.
+    refusals: Option<Box<Refusals>>,
+    /// What its client is counted by.
+    claim: Option<Claim>,
 }
 
 impl Request {
@@ -190,7 +222,7 @@ impl Future for Ticket {
                 let Some(request) = self.request.take() else {
                     return Poll::Pending;
                 };
-                let pass = Pass { request: Some(request), way, is_tried: true };
+                let pass = Pass::new(request, way, true);
                 if pass.may_still_go() {
                     return Poll::Ready(Ok(pass));
                 }
@@ -227,7 +259,7 @@ impl Drop for Ticket {
         let Some(request) = self.request.take() else { return };
         self.grant.close();
         if let Ok(way) = self.grant.try_recv() {
-            drop(Pass { request: Some(request), way, is_tried: true });
+            drop(Pass::new(request, way, true));
         } else {
             request.table().give_up(request.partition, request.place());
         }
@@ -240,23 +272,35 @@ pub struct Pass {
     request: Option<Request>,
     /// Where it was let in to.
     way: Way,
-    /// It waited, its line waits for its outcome, and that is not definite yet.
+    /// Its line waits for its outcome, and that is not definite yet.
     is_tried: bool,
+    /// It has given its place in the flush away.
+    gave_way: Cell<bool>,
 }
 
+/// A pod has refused a request for what it is: it takes others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the pod refuses this request and takes others")]
+pub struct RefusedForGood;
+
 impl Pass {
+    #[inline]
+    fn new(request: Request, way: Way, is_tried: bool) -> Self {
+        Pass { request: Some(request), way, is_tried, gave_way: Cell::new(false) }
+    }
+
     fn request(&self) -> &Request {
         // Taken only by `back`, which consumes the pass.
         self.request.as_ref().expect("a pass that was not put back")
     }
 
     /// The request's partition.
-    pub fn partition(&self) -> u32 {
+    pub fn partition(&self) -> PartitionId {
         self.request().partition
     }
 
     /// The epoch to stamp it with.
-    pub fn epoch(&self) -> u64 {
+    pub fn epoch(&self) -> Epoch {
         self.way.epoch
     }
 
@@ -270,13 +314,48 @@ impl Pass {
     pub fn delivered(&mut self) {
         if std::mem::take(&mut self.is_tried) {
             let request = self.request();
-            request.table().done(request.partition, request.place());
+            request.table().done(request.partition, request.place(), true);
         }
     }
 
-    /// No pod has acted on it: back to its place. It keeps the deadline that it had.
+    /// Whether it had to wait before it was let in.
+    pub fn was_held(&self) -> bool {
+        self.request().held_since.is_some()
+    }
+
+    /// Whether it takes up one of the places of a flush.
+    pub fn holds_place(&self) -> bool {
+        self.is_tried && !self.gave_way.get()
+    }
+
+    /// It waits for its client, or for its pod for long: another key's request may have its place in the flush. Its own
+    /// key goes on waiting for its outcome.
+    pub fn give_way(&self) {
+        if self.holds_place() {
+            self.gave_way.set(true);
+            let request = self.request();
+            request.table().give_way(request.partition, request.place());
+        }
+    }
+
+    /// Whether the pod that it leads to has refused it before.
+    pub(crate) fn was_refused_here(&self) -> bool {
+        self.request().refusals.as_ref().is_some_and(|refusals| refusals.are_of(self.way.slot, self.way.epoch))
+    }
+
+    /// No pod has acted on it, and none has refused it: back to its place. It keeps the deadline that it had.
     pub fn put_back(self) -> Ticket {
-        self.back(None)
+        self.back(Some(Returned::Unreachable))
+    }
+
+    /// As [`put_back`](Self::put_back), because its pod is left alone for a moment.
+    pub(crate) fn put_back_spared(self) -> Ticket {
+        self.back(Some(Returned::Spared))
+    }
+
+    /// Its pod has refused it without acting on it: back to its place, unless that is for good.
+    pub fn refused(self) -> Result<Ticket, RefusedForGood> {
+        if self.way.last_try { Err(RefusedForGood) } else { Ok(self.back(Some(Returned::Refused))) }
     }
 
     /// Whether the router's lease may still be trusted, or need not be. To be asked again before sending if time has
@@ -288,15 +367,21 @@ impl Pass {
 
     /// As [`put_back`](Self::put_back), because of the router's lease.
     pub fn put_back_fenced(self) -> Ticket {
-        self.back(Some(HoldCause::Fenced))
+        self.back(None)
     }
 
-    fn back(mut self, cause: Option<HoldCause>) -> Ticket {
+    fn back(mut self, returned: Option<Returned>) -> Ticket {
         let mut request = self.request.take().expect("a pass that was not put back");
         request.held_since.get_or_insert_with(Instant::now);
-        let (worker, partition) = (request.worker.inner.index, request.partition);
-        let (place, bytes) = (request.place(), request.bytes);
-        let grant = request.table().put_back(worker, partition, place, self.is_tried, bytes, cause);
+        let comes_back = ComesBack {
+            worker: request.worker.inner.index,
+            place: request.place(),
+            is_tried: self.is_tried,
+            bytes: request.bytes,
+            refusals: request.refusals.take().map(|refusals| *refusals),
+        };
+        let (grant, refusals) = request.table().put_back(request.partition, comes_back, self.way, returned);
+        request.refusals = refusals.map(Box::new);
         Ticket::new(request, grant)
     }
 
@@ -312,7 +397,7 @@ impl Drop for Pass {
     fn drop(&mut self) {
         let Some(request) = &self.request else { return };
         if self.is_tried {
-            request.table().done(request.partition, request.place());
+            request.table().done(request.partition, request.place(), false);
         }
         request.table().leave(request.worker.inner.index, request.partition);
     }

@@ -24,7 +24,7 @@ pub use files::{File, TlsError};
 use files::{Identity, authorities};
 use reload::{Files, Reloaded};
 pub use reload::{Material, Refreshed};
-pub(crate) use stream::{ReadHalf, Stream, WriteHalf, forget};
+pub(crate) use stream::{ReadHalf, Stream, WriteHalf, forget, refuses_certificate, throw_away};
 
 const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";

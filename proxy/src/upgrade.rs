@@ -4,8 +4,10 @@
 //! frame to either side, between two frames; what is spoken otherwise is not known, so it is closed. Memory is bounded
 //! by one buffer for each direction.
 
+use std::any::Any;
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -24,6 +26,8 @@ use crate::websocket::{self, Frames, GOING_AWAY, SERVICE_RESTART};
 const BUFFER: usize = 16 << 10;
 /// How long closing may take: the rest of a frame, the close frame, and the peer's own.
 const CLOSING: Duration = Duration::from_secs(1);
+/// The same for a WebSocket, towards both sides.
+pub(crate) const CLOSING_WEBSOCKETS: Duration = Duration::from_secs(3);
 
 /// Why a connection is closed from here.
 #[derive(Clone, Copy)]
@@ -33,12 +37,21 @@ enum Cause {
 }
 
 /// Joins the client's connection, once it has been told, with the pod's, of which `read` had been read; `to`: what they
-/// have switched to.
-pub(crate) fn join(client: OnUpgrade, pod: Stream, read: BytesMut, flight: Box<Flight>, to: Option<&HeaderValue>) {
+/// have switched to; `seat`: kept until the client's connection is closed.
+pub(crate) fn join(
+    client: OnUpgrade,
+    seat: Option<Rc<dyn Any>>,
+    pod: Stream,
+    read: BytesMut,
+    flight: Box<Flight>,
+    to: Option<&HeaderValue>,
+) {
     let shared = flight.shared().clone();
     let (severed, idle, watch) = (flight.sever_token(), shared.idle_timeout, shared.watch.clone());
     let websocket = to.is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"));
-    shared.background.run(async move {
+    let worker = shared.clone();
+    worker.background.run(async move {
+        let _seat = seat;
         let client = tokio::select! {
             client = client => client,
             () = severed.cancelled() => return drop((pod, flight)),
@@ -58,9 +71,10 @@ pub(crate) fn join(client: OnUpgrade, pod: Stream, read: BytesMut, flight: Box<F
                     if let Err(error) = over {
                         tracing::debug!(%error, "an upgraded connection has ended");
                     }
-                    return drop(flight);
+                    return drop((tunnel, flight));
                 }
                 () = severed.cancelled() => break Cause::Severed,
+                () = shared.ending.cancelled(), if websocket => break Cause::Severed,
                 () = tokio::time::sleep_until(due) => {}
             }
             if progress + idle + watch.tick() <= Instant::now() {

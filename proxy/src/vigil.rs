@@ -37,7 +37,7 @@ impl Vigil {
         Vigil { watch, state: State::New }
     }
 
-    /// To be polled whenever the exchange is not ready. `deadline` may move on from one call to the next.
+    /// To be polled whenever the exchange is not ready. `deadline` may move either way from one call to the next.
     pub(crate) fn poll(
         &mut self,
         context: &mut Context<'_>,
@@ -66,6 +66,11 @@ impl Vigil {
         if severed.as_mut().poll(context).is_ready() {
             return Poll::Ready(Ended::Severed);
         }
+        // A deadline that has moved on is noticed when the timer fires, one that has come closer only here.
+        let due = deadline();
+        if due < sleep.deadline() {
+            sleep.as_mut().reset(due);
+        }
         while sleep.as_mut().poll(context).is_ready() {
             let due = deadline();
             if due <= Instant::now() {
@@ -81,6 +86,37 @@ impl Drop for Vigil {
     fn drop(&mut self) {
         if let State::Young(place) = self.state {
             self.watch.withdraw(place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::poll_fn;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_that_comes_closer_is_kept_as_one_that_moves_on_is() {
+        for (first, then) in [(3600, 2), (2, 5)] {
+            let watch = Watch::new(Duration::from_millis(10));
+            let begins = Instant::now();
+            let due = Cell::new(begins + Duration::from_secs(first));
+            let mut vigil = Vigil::new(watch.clone());
+            let ended = poll_fn(|context| vigil.poll(context, CancellationToken::new, || due.get()));
+            let moves = async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                due.set(begins + Duration::from_secs(then));
+            };
+            tokio::select! {
+                biased;
+                () = watch.run(|| true) => {}
+                ((), ended) = async { tokio::join!(moves, ended) } => assert_eq!(ended, Ended::TimedOut),
+            }
+            let took = begins.elapsed();
+            assert!(took >= Duration::from_secs(then) && took < Duration::from_secs(then + 1), "{took:?}");
         }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use http::Response;
 use http_body_util::BodyExt;
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::settings::UpstreamProtocol;
@@ -17,6 +18,11 @@ use support::pod::{Pod, Script, Speaks};
 use support::{Settings, World, soon, until};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+const P0: PartitionId = PartitionId::new(0);
+const P1: PartitionId = PartitionId::new(1);
+const P2: PartitionId = PartitionId::new(2);
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 
@@ -34,14 +40,14 @@ async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {
     settings.forward.max_body_bytes = Some(5);
     let world = World::with(settings);
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let answer = Plain::connect(world.address).await.ask(post("content-length: 6", "hello!")).await;
     assert_eq!(reason(&answer), (413, "limit"));
     assert_eq!(pod.connections.load(SeqCst), 0);
     let answer = Plain::connect(world.address).await.ask(post("content-length: 5", "hello")).await;
     assert_eq!(answer.status, 200);
     // Nor does it wait.
-    world.hold(0, HoldCause::Handoff);
+    world.hold(P0, HoldCause::Handoff);
     let answer = Plain::connect(world.address).await.ask(post("content-length: 6", "hello!")).await;
     assert_eq!(reason(&answer), (413, "limit"));
 }
@@ -52,7 +58,7 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
         let mut settings = Settings::default();
         settings.forward.max_body_bytes = Some(5);
         settings.forward.upstream.protocol = protocol;
-        let world = World::with(settings);
+        let mut world = World::with(settings);
         let (seen, mut sees) = tokio::sync::mpsc::unbounded_channel();
         let pod = Pod::start(speaks, move |request| {
             let seen = seen.clone();
@@ -62,7 +68,7 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
             }
         })
         .await;
-        world.lead(0, pod.address, 1);
+        world.lead(P0, pod.address, 1);
         let chunked = "transfer-encoding: chunked";
         let answer = Plain::connect(world.address).await.ask(post(chunked, "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")).await;
         assert_eq!((answer.status, soon(sees.recv()).await), (200, Some(true)));
@@ -76,8 +82,11 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
         sender.send(data("ef")).unwrap();
         let answer = http2.ask(http2.request("POST", "/").body(body).unwrap()).await;
         assert_eq!(reason(&answer), (413, "limit"), "{protocol:?}");
-        world.in_flight(0, 0).await;
-        while let Ok(complete) = sees.try_recv() {
+        world.in_flight(P0, 0).await;
+        // Once both sides have ended, the pod has said of each request whether it was whole.
+        world.server.take().unwrap().shutdown(Instant::now()).await;
+        drop(pod);
+        while let Some(complete) = soon(sees.recv()).await {
             assert!(!complete, "the pod took a part for the whole");
         }
     }
@@ -90,10 +99,10 @@ async fn a_held_body_that_grows_too_large_is_refused_while_it_waits() {
     let world = World::with(settings);
     let mut client = Plain::connect(world.address).await;
     client.write(post("transfer-encoding: chunked", "3\r\nabc\r\n")).await;
-    world.held(0, 1).await;
+    world.held(P0, 1).await;
     client.write("3\r\ndef\r\n").await;
     assert_eq!(reason(&client.answer().await), (413, "limit"));
-    world.held(0, 0).await;
+    world.held(P0, 0).await;
 }
 
 #[tokio::test]
@@ -103,10 +112,10 @@ async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
     let world = World::with(settings);
     let slow = Script::new().await;
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(0, slow.address, 1);
-    world.lead(1, slow.address, 1);
-    world.lead(2, pod.address, 1);
-    let ask = |partition: u32| {
+    world.lead(P0, slow.address, 1);
+    world.lead(P1, slow.address, 1);
+    world.lead(P2, pod.address, 1);
+    let ask = |partition: PartitionId| {
         let get = GET.replace("x-partition: 0", &format!("x-partition: {partition}"));
         async move {
             let mut client = Plain::connect(world.address).await;
@@ -114,27 +123,27 @@ async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
             client
         }
     };
-    let (mut first, gone) = (ask(0).await, ask(1).await);
+    let (mut first, gone) = (ask(P0).await, ask(P1).await);
     let (mut one, mut other) = (slow.accept().await, slow.accept().await);
     let heads = [one.head().await, other.head().await];
     let (one, other) = if heads[0].contains("segue-partition: 0") { (one, other) } else { (other, one) };
     let (mut one, mut other) = (one, other);
     // Whoever hangs up does not leave room: the pod goes on.
     drop(gone);
-    let refused = ask(0).await.answer().await;
+    let refused = ask(P0).await.answer().await;
     assert_eq!(reason(&refused), (503, "overload"));
     assert_eq!(refused.header("retry-after"), "1");
-    assert_eq!(ask(2).await.answer().await.status, 200);
+    assert_eq!(ask(P2).await.answer().await.status, 200);
     // What is held goes when its turn comes.
-    world.hold(1, HoldCause::Handoff);
-    let mut held = ask(1).await;
-    world.held(1, 1).await;
+    world.hold(P1, HoldCause::Handoff);
+    let mut held = ask(P1).await;
+    world.held(P1, 1).await;
     other.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
-    world.in_flight(1, 0).await;
-    let mut third = ask(0).await;
+    world.in_flight(P1, 0).await;
+    let mut third = ask(P0).await;
     let mut three = slow.accept().await;
     three.head().await;
-    world.lead(1, slow.address, 2);
+    world.lead(P1, slow.address, 2);
     let mut four = slow.accept().await;
     four.head().await;
     for connection in [&mut one, &mut three, &mut four] {
@@ -186,19 +195,19 @@ async fn a_pod_that_has_refused_gets_one_request_and_more_once_it_has_taken_that
         client.write(GET.replace("host: h", &format!("host: h\r\nx-key: {key}"))).await;
         clients.push(client);
     }
-    world.held(0, 40).await;
-    world.lead(0, pod.pod.address, 1);
+    world.held(P0, 40).await;
+    world.lead(P0, pod.pod.address, 1);
     // The flush's concurrency.
     pod.sees(16).await;
     pod.answers.add_permits(16);
     // One alone, although all forty wait for this pod.
     for round in 17..20 {
         pod.sees(round).await;
-        assert_eq!((world.table.in_flight(0), world.table.stashed(0).0), (1, 39));
+        assert_eq!((world.table.in_flight(P0), world.table.stashed(P0).0), (1, 39));
         pod.answers.add_permits(1);
     }
     pod.sees(20).await;
-    assert_eq!((world.table.in_flight(0), world.table.stashed(0).0), (1, 39));
+    assert_eq!((world.table.in_flight(P0), world.table.stashed(P0).0), (1, 39));
     pod.accepts.store(true, SeqCst);
     pod.answers.add_permits(1);
     pod.sees(20 + 16).await;
@@ -206,7 +215,7 @@ async fn a_pod_that_has_refused_gets_one_request_and_more_once_it_has_taken_that
     for mut client in clients {
         assert_eq!(client.answer().await.status, 200);
     }
-    assert_eq!(world.metrics.bounces(Bounce::Misdirected), 16 + 3);
+    assert_eq!(world.metrics.requests_bounced(Bounce::Misdirected), 16 + 3);
 }
 
 #[tokio::test]
@@ -214,7 +223,7 @@ async fn a_pod_that_refuses_everything_is_noticed_and_not_any_more_once_it_accep
     let world = World::new();
     let pod = Refusing::start().await;
     pod.answers.add_permits(1000);
-    world.lead(0, pod.pod.address, 1);
+    world.lead(P0, pod.pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client.write(GET).await;
     until(|| !world.table.outliers().is_empty(), "the pod to be noticed").await;
@@ -232,7 +241,7 @@ async fn a_pod_that_cannot_be_reached_is_tried_by_one_request_at_a_time_of_all_p
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    for partition in 0..8 {
+    for partition in PartitionId::all(8) {
         world.lead(partition, address, 1);
     }
     let mut clients = Vec::new();
@@ -242,10 +251,10 @@ async fn a_pod_that_cannot_be_reached_is_tried_by_one_request_at_a_time_of_all_p
         clients.push(client);
     }
     // All that came before the first has failed.
-    until(|| (0..8).all(|partition| world.table.stashed(partition).0 == 10), "all to be held").await;
-    let before = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.bounces(cause));
+    until(|| PartitionId::all(8).all(|partition| world.table.stashed(partition).0 == 10), "all to be held").await;
+    let before = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.requests_bounced(cause));
     let since = || {
-        let [refused, spared] = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.bounces(cause));
+        let [refused, spared] = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.requests_bounced(cause));
         (refused - before[0], spared - before[1])
     };
     until(|| since().0 > 0 && since().1 >= 40, "partitions to come back").await;

@@ -16,17 +16,16 @@ use async_trait::async_trait;
 use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
-use segue_coordination::participant::{Follow, Registration, Update, register};
-use segue_coordination::planning::{Policy, RoundCause, Strategy};
+use segue_coordination::participant::{Claim, Follow, Registration, Update, count_by_tokio, register};
+use segue_coordination::planning::{Policy, RoundCause};
 use segue_coordination::protocol::advance::{Ack, acknowledge};
+use segue_coordination::protocol::ids::{Epoch, LeaseId, PartitionId, Revision};
 use segue_coordination::protocol::pod::{Duty, duty, warmed};
-use segue_coordination::protocol::records::{
-    Capabilities, Epoch, Mode, Phase, PodAck, PodAckKind, PodRecord, PodStatus, Thousandths, encode,
-};
+use segue_coordination::protocol::records::{Capabilities, Mode, Phase, PodAck, PodAckKind, PodRecord, encode};
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_coordination::protocol::view::View;
 use segue_coordination::router::{Cutover, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router};
-use segue_coordination::store::data::{Keys, LeaseId, Op, Revision, Snapshot, Txn, TxnOutcome};
+use segue_coordination::store::data::{Keys, Op, Snapshot, Txn, TxnOutcome};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use segue_proxy::table::{StashLimits, Table};
@@ -36,8 +35,12 @@ use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+const P3: PartitionId = PartitionId::new(3);
+
 const PARTITIONS: u32 = 16;
 const TTL: Duration = Duration::from_secs(6);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 
 struct Quiet;
 
@@ -50,7 +53,7 @@ impl CoordinatorObserver for Quiet {
     fn leads(&self, _: bool) {}
     fn round(&self, _: RoundCause) {}
     fn phase_ended(&self, _: Phase, _: Duration) {}
-    fn handoff_ended(&self, _: u32, _: HandoffResult) {}
+    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
     fn view_changed(&self, _: &View) {}
     fn resync(&self, _: &StoreError) {}
 }
@@ -96,7 +99,7 @@ impl Store for Blindfold {
 }
 
 /// What each pod accepts, as the pods themselves believe it.
-type Accepted = Rc<RefCell<HashMap<(String, u32), Epoch>>>;
+type Accepted = Rc<RefCell<HashMap<(String, PartitionId), Epoch>>>;
 
 struct World {
     store: Arc<MemoryStore>,
@@ -116,6 +119,7 @@ struct Router {
 
 impl World {
     fn new(mode: Mode) -> Rc<Self> {
+        count_by_tokio();
         Rc::new(World {
             store: Arc::new(MemoryStore::new()),
             keys: Keyspace::new("/segue/", "test"),
@@ -132,7 +136,6 @@ impl World {
             lease_ttl: TTL,
             policy: Policy {
                 partitions: PARTITIONS,
-                strategy: Strategy::Sticky,
                 mode: self.mode,
                 settle: Duration::from_millis(100),
                 settle_max: Duration::from_secs(1),
@@ -141,6 +144,7 @@ impl World {
                 warm_timeout: Duration::from_secs(30),
                 phase_timeout: Duration::from_secs(20),
                 max_concurrent_handoffs: 8,
+                ..Policy::default()
             },
         };
         let shutdown = CancellationToken::new();
@@ -167,8 +171,11 @@ impl World {
             name: name.to_owned(),
             lease_ttl: TTL,
             on_store_loss: OnStoreLoss::Auto,
-            drain_timeout: Duration::from_secs(5),
+            drain_timeout: DRAIN_TIMEOUT,
             on_drain_timeout: OnDrainTimeout::Auto,
+            admin: None,
+            partitioner: None,
+            request_timeout: REQUEST_TIMEOUT,
         };
         let (status, watched) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
@@ -181,19 +188,9 @@ impl World {
         let (world, name) = (self.clone(), name.to_owned());
         spawn_local(async move {
             let store: Arc<dyn Store> = world.store.clone();
-            let record = PodRecord {
-                pod_name: name.clone(),
-                address: format!("{name}:80"),
-                status: PodStatus::Ready,
-                registered_at: 0,
-                last_heartbeat: 0,
-                weight: Thousandths(1000),
-                zone: None,
-                load: None,
-                capabilities,
-            };
+            let record = PodRecord { capabilities, ..PodRecord::new(name.clone(), format!("{name}:80")) };
             loop {
-                let registration = register(&store, &world.keys.pod(&name), |_| encode(&record), TTL).await;
+                let registration = register(&store, &Claim::new(world.keys.pod(&name), TTL), |_| encode(&record)).await;
                 world.live(&store, &name, &registration).await;
                 world.accepted.borrow_mut().retain(|(pod, _), _| *pod != name);
             }
@@ -211,13 +208,13 @@ impl World {
                 Ok(Update::Batch(batch)) => drop(view.apply(batch)),
                 Ok(Update::Lost(_)) | Err(_) => {}
             }
-            for partition in 0..view.partitions() {
+            for partition in PartitionId::all(view.partitions()) {
                 self.do_duty(&view, name, registration, partition).await;
             }
         }
     }
 
-    async fn do_duty(&self, view: &View, name: &str, registration: &Registration, partition: u32) {
+    async fn do_duty(&self, view: &View, name: &str, registration: &Registration, partition: PartitionId) {
         let key = (name.to_owned(), partition);
         let incarnation = registration.incarnation;
         let now = duty(view, name, incarnation, partition);
@@ -228,7 +225,7 @@ impl World {
             _ => drop(self.accepted.borrow_mut().remove(&key)),
         }
         let say = |kind, handoff| {
-            let ack = PodAck { pod_name: name.to_owned(), partition, handoff, ack: kind, acked_at: 0 };
+            let ack = PodAck::new(name, partition, handoff, kind);
             Some(acknowledge(view, &Ack::Pod(ack), registration.key.clone(), incarnation, 0))
         };
         let txn = match now {
@@ -256,13 +253,13 @@ impl World {
             }
             loop {
                 partition = (partition + 5) % PARTITIONS;
-                world.request(&worker, partition).await;
+                world.request(&worker, PartitionId::new(partition)).await;
                 sleep(Duration::from_micros(300)).await;
             }
         })
     }
 
-    async fn request(&self, worker: &Worker, partition: u32) {
+    async fn request(&self, worker: &Worker, partition: PartitionId) {
         loop {
             let mut pass = match worker.enter(partition, Some(7), 100, Instant::now()).unwrap() {
                 Admission::Pass(pass) => pass,
@@ -292,7 +289,7 @@ impl World {
         let world = self.clone();
         spawn_local(async move {
             loop {
-                let mut owners: HashMap<u32, String> = HashMap::new();
+                let mut owners: HashMap<PartitionId, String> = HashMap::new();
                 for (pod, partition) in world.accepted.borrow().keys() {
                     if let Some(other) = owners.insert(*partition, pod.clone()) {
                         panic!("partition {partition} is accepted by {pod} and {other}");
@@ -314,7 +311,7 @@ impl World {
             loop {
                 let view = self.view().await;
                 let mut counts: HashMap<&str, usize> = HashMap::new();
-                let alive = (0..PARTITIONS).filter_map(|partition| view.live_owner(partition));
+                let alive = PartitionId::all(PARTITIONS).filter_map(|partition| view.live_owner(partition));
                 alive.for_each(|(assignment, _)| *counts.entry(&assignment.owner).or_default() += 1);
                 let owned: usize = counts.values().sum();
                 let quota = PARTITIONS as usize / pods;
@@ -365,7 +362,7 @@ async fn pods_join_and_leave(mode: Mode, routers: &[&str]) {
     assert!(world.served.get() > before + 1000, "requests flow: {before} → {}", world.served.get());
     assert!(clients.iter().all(|client| !client.is_finished()) && !sentinel.is_finished(), "an invariant was broken");
     for router in routers {
-        assert_eq!((0..PARTITIONS).map(|partition| router.table.stashed(partition).0).sum::<usize>(), 0);
+        assert_eq!(PartitionId::all(PARTITIONS).map(|partition| router.table.stashed(partition).0).sum::<usize>(), 0);
     }
 }
 
@@ -470,7 +467,7 @@ async fn a_router_that_sees_nothing_loses_its_lease_although_it_could_renew_it()
         while !world.view().await.routers.contains_key("r-1") {
             sleep(Duration::from_millis(10)).await;
         }
-        timeout(Duration::from_secs(10), world.request(&blind.table.worker(0), 3)).await.unwrap();
+        timeout(Duration::from_secs(10), world.request(&blind.table.worker(0), P3)).await.unwrap();
     })
     .await;
 }
@@ -489,7 +486,7 @@ async fn a_router_that_is_deregistered_by_hand_holds_until_it_is_registered_agai
         while world.view().await.routers.get("r-0").is_none_or(|own| own.create_revision == first) {
             sleep(Duration::from_millis(1)).await;
         }
-        timeout(Duration::from_secs(10), world.request(&router.table.worker(0), 3)).await.unwrap();
+        timeout(Duration::from_secs(10), world.request(&router.table.worker(0), P3)).await.unwrap();
     })
     .await;
 }
@@ -507,10 +504,10 @@ async fn through_a_store_outage_routers_serve_pods_that_fence_and_hold_for_the_o
             // Past the router's lease clock.
             sleep(TTL).await;
             let worker = router.table.worker(0);
-            let answered = timeout(Duration::from_secs(1), world.request(&worker, 3)).await.is_ok();
+            let answered = timeout(Duration::from_secs(1), world.request(&worker, P3)).await.is_ok();
             assert_eq!(answered, serves);
             world.store.set_available(true);
-            timeout(Duration::from_secs(30), world.request(&worker, 3)).await.unwrap();
+            timeout(Duration::from_secs(30), world.request(&worker, P3)).await.unwrap();
         }
     })
     .await;
@@ -528,6 +525,139 @@ async fn a_router_that_ends_leaves_the_quorum_at_once() {
         router.shutdown.cancel();
         router.task.await.unwrap();
         assert!(world.view().await.routers.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_routers_and_leaders_that_another_hand_detached_from_their_leases_are_put_back() {
+    within(async || {
+        let world = World::new(Mode::Barrier);
+        let (_stop, leads) = world.coordinator("c-0");
+        let router = world.router("r-0");
+        let _a = world.pod("a", Capabilities::ALL);
+        world.settles(1).await;
+        let before = world.view().await;
+        for key in [world.keys.router("r-0"), world.keys.leader()] {
+            for value in ["{}", "no JSON"] {
+                let put = Op::Put { key: key.clone(), value: value.into(), lease: None };
+                world.store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
+                timeout(Duration::from_secs(1), world.request(&router.table.worker(0), P3))
+                    .await
+                    .expect("requests flow");
+                while world.view().await.routers["r-0"].lease.is_none()
+                    || world.view().await.leader.unwrap().lease.is_none()
+                {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+        }
+        let after = world.view().await;
+        assert!(after.malformed.is_empty(), "{:?}", after.malformed);
+        assert_eq!(after.routers["r-0"].create_revision, before.routers["r-0"].create_revision, "the same life");
+        assert_eq!(after.leader.as_ref().unwrap().create_revision, before.leader.unwrap().create_revision);
+        assert_eq!(after.leader.unwrap().value.holder, "c-0");
+        crash(&router.task);
+        crash(&leads);
+        sleep(TTL + Duration::from_secs(1)).await;
+        assert!(
+            world.view().await.routers.is_empty() && world.view().await.leader.is_none(),
+            "they end with their leases"
+        );
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leaders_key_without_a_lease_keeps_nobody_from_being_elected() {
+    within(async || {
+        let world = World::new(Mode::Barrier);
+        let put = Op::Put { key: world.keys.leader(), value: b"{\"holder\":\"gone\"}".to_vec(), lease: None };
+        world.store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
+        let (_stop, _coordinator) = world.coordinator("c-0");
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(world.view().await.leader.unwrap().value.holder, "c-0");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_without_readable_settings_goes_on_with_the_partitions_that_it_knew() {
+    within(async || {
+        let world = World::new(Mode::Barrier);
+        let (_stop, coordinator) = world.coordinator("c-0");
+        let router = world.router("r-0");
+        let a = world.pod("a", Capabilities::ALL);
+        world.settles(1).await;
+        crash(&coordinator);
+        let delete = Op::Delete(Keys::One(world.keys.config()));
+        world.store.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
+        // Its watch ends, and it reads everything anew.
+        world.store.set_available(false);
+        sleep(Duration::from_millis(10)).await;
+        world.store.set_available(true);
+        let worker = router.table.worker(0);
+        timeout(Duration::from_secs(10), world.request(&worker, P3)).await.expect("requests flow");
+        crash(&a);
+        while world.view().await.pods.contains_key("a") {
+            sleep(Duration::from_millis(10)).await;
+        }
+        sleep(Duration::from_millis(10)).await;
+        let is_held = |partition| {
+            let admission = worker.enter(partition, None, 100, Instant::now()).unwrap();
+            matches!(admission, Admission::Held(_))
+        };
+        assert!(PartitionId::all(PARTITIONS).all(is_held), "nothing goes to a dead owner");
+    })
+    .await;
+}
+
+/// How long after its owner's key is gone a partition's requests flow again, if an exchange with that owner never ends.
+async fn failover_of_a_vanished_owner(capabilities: Capabilities) -> Duration {
+    let world = World::new(Mode::Barrier);
+    let (_stop, _coordinator) = world.coordinator("c-0");
+    let router = world.router("r-0");
+    let a = world.pod("a", capabilities);
+    world.settles(1).await;
+    let _b = world.pod("b", capabilities);
+    world.settles(2).await;
+    let worker = router.table.worker(0);
+    let partition = PartitionId::all(PARTITIONS)
+        .find(|partition| world.accepted.borrow().contains_key(&("a".to_owned(), *partition)));
+    let partition = partition.unwrap();
+    let Admission::Pass(pass) = worker.enter(partition, None, 100, Instant::now()).unwrap() else {
+        panic!("the partition is held")
+    };
+    let unanswered = spawn_local(async move { pass.sever_token().cancelled().await });
+    // Its host vanishes: no connection ends, and its lease runs out.
+    crash(&a);
+    world.accepted.borrow_mut().retain(|(pod, _), _| pod != "a");
+    while world.view().await.pods.contains_key("a") {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let gone = Instant::now();
+    timeout(Duration::from_secs(60), world.request(&worker, partition)).await.expect("requests flow again");
+    assert!(unanswered.is_finished(), "the exchange was severed first");
+    gone.elapsed()
+}
+
+/// What planning, warming and the protocol's own writes take on top.
+const MOVE: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_owner_that_had_fence_is_waited_for_no_longer_than_a_second() {
+    within(async || {
+        let took = failover_of_a_vanished_owner(Capabilities::ALL).await;
+        assert!(took < Duration::from_secs(1) + MOVE && took >= Duration::from_secs(1), "{took:?}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_owner_without_fence_is_waited_for_no_longer_than_a_request_may_take() {
+    within(async || {
+        let took = failover_of_a_vanished_owner(Capabilities { fence: false, ..Capabilities::ALL }).await;
+        assert!(took >= REQUEST_TIMEOUT && took < REQUEST_TIMEOUT + MOVE, "{took:?}");
     })
     .await;
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::partition::{KeyFrom, Locator, PartitionSource};
@@ -18,6 +19,8 @@ use support::client::{Http2, Plain, empty, full};
 use support::pod::{Pod, Script, Speaks};
 use support::{Settings, World, until};
 use tokio::net::TcpListener;
+
+const P0: PartitionId = PartitionId::new(0);
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 const POST: &str = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello";
@@ -81,7 +84,7 @@ async fn a_request_that_comes_before_the_first_view_of_the_store_waits_for_it() 
     let mut client = Plain::connect(world.address).await;
     client.write(GET).await;
     world.table.set_partitions(8);
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     assert_eq!(client.answer().await.status, 200);
 }
 
@@ -94,10 +97,10 @@ async fn a_request_held_too_long_is_answered_with_what_held_it() {
         settings.stash.max_wait = Duration::from_millis(20);
         let world = World::with(settings);
         let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-        world.lead(0, pod.address, 1);
+        world.lead(P0, pod.address, 1);
         let mut client = Plain::connect(world.address).await;
         assert_eq!(client.ask(GET).await.status, 200);
-        world.hold(0, cause);
+        world.hold(P0, cause);
         assert_eq!(reason(&client.ask(POST).await), (503, expected));
     }
 }
@@ -122,7 +125,7 @@ async fn a_full_stash_refuses_at_once() {
     let world = World::with(settings);
     let mut first = Plain::connect(world.address).await;
     first.write(GET).await;
-    world.held(0, 1).await;
+    world.held(P0, 1).await;
     let mut second = Plain::connect(world.address).await;
     assert_eq!(reason(&second.ask(GET).await), (503, "stash-full"));
 }
@@ -134,7 +137,7 @@ async fn held_requests_are_delivered_when_the_partition_is_led_somewhere() {
     for index in 0..3 {
         let mut client = Plain::connect(world.address).await;
         client.write(POST).await;
-        world.held(0, index + 1).await;
+        world.held(P0, index + 1).await;
         clients.push(client);
     }
     let pod = Pod::start(Speaks::Http1, |request| async move {
@@ -142,11 +145,11 @@ async fn held_requests_are_delivered_when_the_partition_is_led_somewhere() {
         Response::new(full(body))
     })
     .await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     for mut client in clients {
         assert_eq!(client.answer().await.text(), "hello");
     }
-    assert_eq!(world.table.stashed(0), (0, 0));
+    assert_eq!(world.table.stashed(P0), (0, 0));
 }
 
 #[tokio::test]
@@ -156,9 +159,9 @@ async fn a_held_client_that_asks_before_it_sends_is_not_told_to_go_on() {
     client
         .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
         .await;
-    world.held(0, 1).await;
+    world.held(P0, 1).await;
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut connection = pod.accept().await;
     connection.head().await;
     connection.write(MISDIRECTED).await;
@@ -189,15 +192,15 @@ async fn a_misdirected_request_is_put_back_and_its_client_sees_only_the_end() {
             Response::new(full(body))
         })
         .await;
-        world.lead(0, old.address, 1);
+        world.lead(P0, old.address, 1);
         let (mut plain, http2) = (Plain::connect(world.address).await, Http2::connect(world.address).await);
         plain.write(POST).await;
         let asked = tokio::spawn({
             let http2 = http2.clone();
             async move { http2.ask(http2.request("POST", "/").body(full("other")).unwrap()).await }
         });
-        until(|| world.metrics.bounces(Bounce::Misdirected) >= 3, "bounces").await;
-        world.lead(0, new.address, 2);
+        until(|| world.metrics.requests_bounced(Bounce::Misdirected) >= 3, "bounces").await;
+        world.lead(P0, new.address, 2);
         assert_eq!(plain.answer().await.text(), "hello");
         let answer = asked.await.unwrap();
         assert_eq!((answer.status, answer.text()), (200, "other"));
@@ -217,15 +220,15 @@ async fn a_misdirected_grpc_call_is_put_back() {
         answer.body(empty()).unwrap()
     })
     .await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let http2 = Http2::connect(world.address).await;
     let asked = tokio::spawn({
         let http2 = http2.clone();
         let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc");
         async move { http2.ask(call.body(full("x")).unwrap()).await }
     });
-    until(|| world.metrics.bounces(Bounce::Misdirected) >= 1, "a bounce").await;
-    world.lead(0, pod.address, 2);
+    until(|| world.metrics.requests_bounced(Bounce::Misdirected) >= 1, "a bounce").await;
+    world.lead(P0, pod.address, 2);
     assert_eq!(asked.await.unwrap().header("grpc-status"), "0");
 }
 
@@ -233,7 +236,7 @@ async fn a_misdirected_grpc_call_is_put_back() {
 async fn the_connection_that_brought_a_bounce_is_used_again() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client.write(POST).await;
     let mut connection = pod.accept().await;
@@ -245,14 +248,14 @@ async fn the_connection_that_brought_a_bounce_is_used_again() {
     connection.head().await;
     connection.write("HTTP/1.1 204 No Content\r\n\r\n").await;
     assert_eq!(client.answer().await.status, 204);
-    assert_eq!(world.metrics.bounces(Bounce::Misdirected), 3);
+    assert_eq!(world.metrics.requests_bounced(Bounce::Misdirected), 3);
 }
 
 #[tokio::test]
 async fn a_bounce_in_the_middle_of_an_upload_sends_the_upload_again_from_its_beginning() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client
         .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n")
@@ -261,7 +264,7 @@ async fn a_bounce_in_the_middle_of_an_upload_sends_the_upload_again_from_its_beg
     assert!(first.head().await.contains("transfer-encoding: chunked"));
     assert_eq!(first.exactly(8).await, "3\r\none\r\n");
     first.write(MISDIRECTED).await;
-    until(|| world.metrics.bounces(Bounce::Misdirected) == 1, "the bounce").await;
+    until(|| world.metrics.requests_bounced(Bounce::Misdirected) == 1, "the bounce").await;
     client.write("3\r\ntwo\r\n0\r\n\r\n").await;
     let mut second = pod.accept().await;
     second.head().await;
@@ -275,7 +278,7 @@ async fn a_bounce_in_the_middle_of_an_upload_sends_the_upload_again_from_its_beg
 async fn a_bounce_of_an_upload_too_large_to_keep_leaves_the_client_to_try_again() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 1000000\r\n\r\n").await;
     let mut connection = pod.accept().await;
@@ -285,7 +288,7 @@ async fn a_bounce_of_an_upload_too_large_to_keep_leaves_the_client_to_try_again(
     connection.write(MISDIRECTED).await;
     let answer = client.answer().await;
     assert_eq!(reason(&answer), (503, "no-owner"));
-    world.in_flight(0, 0).await;
+    world.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
@@ -294,10 +297,10 @@ async fn a_pod_that_refuses_connections_gets_the_request_once_it_listens() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    world.lead(0, address, 1);
+    world.lead(P0, address, 1);
     let (mut plain, http2) = (Plain::connect(world.address).await, Http2::connect(world.address).await);
     plain.write(POST).await;
-    until(|| world.metrics.bounces(Bounce::Refused) >= 3, "refusals").await;
+    until(|| world.metrics.requests_bounced(Bounce::Refused) >= 3, "refusals").await;
     let answer = |request: http::Request<hyper::body::Incoming>| async move {
         let body = request.into_body().collect().await.unwrap().to_bytes();
         Response::new(full(body))
@@ -306,14 +309,14 @@ async fn a_pod_that_refuses_connections_gets_the_request_once_it_listens() {
     assert_eq!(plain.answer().await.text(), "hello");
     // And by HTTP/2, in the same way.
     drop(pod);
-    world.hold(0, HoldCause::Handoff);
+    world.hold(P0, HoldCause::Handoff);
     let asked = tokio::spawn({
         let http2 = http2.clone();
         async move { http2.ask(http2.request("POST", "/").body(full("other")).unwrap()).await }
     });
-    world.held(0, 1).await;
+    world.held(P0, 1).await;
     let pod = Pod::start(Speaks::Http2, answer).await;
-    world.lead(0, pod.address, 2);
+    world.lead(P0, pod.address, 2);
     assert_eq!(asked.await.unwrap().text(), "other");
 }
 
@@ -322,15 +325,15 @@ async fn a_pod_that_is_about_to_get_a_partition_is_connected_to_before() {
     let world = World::new();
     let answer = |_| async { Response::new(empty()) };
     let (old, new) = (Pod::start(Speaks::Http1, answer).await, Pod::start(Speaks::Http1, answer).await);
-    world.lead(0, old.address, 1);
+    world.lead(P0, old.address, 1);
     let mut client = Plain::connect(world.address).await;
     assert_eq!(client.ask(GET).await.status, 200);
-    world.hold(0, HoldCause::Handoff);
+    world.hold(P0, HoldCause::Handoff);
     client.write(GET).await;
-    world.held(0, 1).await;
+    world.held(P0, 1).await;
     world.expect(new.address, 2);
     until(|| new.connections.load(SeqCst) == 1, "the connection").await;
-    world.lead(0, new.address, 2);
+    world.lead(P0, new.address, 2);
     assert_eq!(client.answer().await.status, 200);
     assert_eq!(new.connections.load(SeqCst), 1, "it was used");
 }
@@ -339,7 +342,7 @@ async fn a_pod_that_is_about_to_get_a_partition_is_connected_to_before() {
 async fn a_connection_that_died_while_idle_costs_the_client_nothing() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     for _ in 0..20 {
         client.write(POST).await;
@@ -352,7 +355,7 @@ async fn a_connection_that_died_while_idle_costs_the_client_nothing() {
         drop(connection);
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert_eq!(world.metrics.bounces(Bounce::Refused), 0);
+    assert_eq!(world.metrics.requests_bounced(Bounce::Refused), 0);
 }
 
 #[tokio::test]
@@ -363,15 +366,15 @@ async fn requests_of_one_key_reach_the_new_owner_in_their_order_one_at_a_time() 
     for index in 0..3 {
         let mut client = Plain::connect(world.address).await;
         client.write(format!("GET /{index} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx-key: k\r\n\r\n")).await;
-        world.held(0, index + 1).await;
+        world.held(P0, index + 1).await;
         clients.push(client);
     }
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut connection = pod.accept().await;
     for (index, mut client) in clients.into_iter().enumerate() {
         let head = connection.head().await;
         assert!(head.starts_with(&format!("GET /{index} ")), "{head}");
-        world.in_flight(0, 1).await;
+        world.in_flight(P0, 1).await;
         connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
         assert_eq!(client.answer().await.status, 200);
     }

@@ -8,11 +8,15 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
+use segue_coordination::protocol::ids::PartitionId;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
 use support::client::{Body, Http2, Plain, data, empty, full, stream};
 use support::pod::{Pod, Script, Speaks};
 use support::{Settings, World, soon};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const P0: PartitionId = PartitionId::new(0);
+const P3: PartitionId = PartitionId::new(3);
 
 fn speaking(protocol: UpstreamProtocol) -> Settings {
     let mut settings = Settings::default();
@@ -45,7 +49,7 @@ async fn echo(request: http::Request<hyper::body::Incoming>) -> Response<Body> {
 async fn a_get_and_a_post_pass_by_http1() {
     let world = World::new();
     let pod = Pod::start(Speaks::Http1, echo).await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     let answer = client.ask("GET /a?b=1 HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\n\r\n").await;
     assert_eq!((answer.status, answer.header("x-method"), answer.header("x-target")), (201, "GET", "/a?b=1"));
@@ -56,7 +60,7 @@ async fn a_get_and_a_post_pass_by_http1() {
     let answer = client.ask("HEAD / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     assert_eq!(answer.status, 201);
     assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), 1, "the connection to the pod is kept");
-    world.in_flight(0, 0).await;
+    world.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
@@ -64,7 +68,7 @@ async fn each_version_passes_to_each_version() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
         let world = World::with(speaking(protocol));
         let pod = Pod::start(speaks, echo).await;
-        world.lead(0, pod.address, 1);
+        world.lead(P0, pod.address, 1);
         let version = if speaks == Speaks::Http1 { "HTTP/1.1" } else { "HTTP/2.0" };
 
         let mut plain = Plain::connect(world.address).await;
@@ -83,7 +87,7 @@ async fn each_version_passes_to_each_version() {
         if speaks == Speaks::Http1 {
             assert_eq!(answer.header("got-host"), world.address.to_string());
         }
-        world.in_flight(0, 0).await;
+        world.in_flight(P0, 0).await;
     }
 }
 
@@ -91,10 +95,10 @@ async fn each_version_passes_to_each_version() {
 async fn automatic_means_the_version_that_the_client_came_with() {
     let world = World::new();
     let (first, second) = (Pod::start(Speaks::Http1, echo).await, Pod::start(Speaks::Http2, echo).await);
-    world.lead(0, first.address, 1);
+    world.lead(P0, first.address, 1);
     let answer = Plain::connect(world.address).await.ask("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     assert_eq!(answer.header("x-version"), "HTTP/1.1");
-    world.lead(0, second.address, 2);
+    world.lead(P0, second.address, 2);
     let http2 = Http2::connect(world.address).await;
     let answer = http2.ask(http2.request("GET", "/").body(empty()).unwrap()).await;
     assert_eq!(answer.header("x-version"), "HTTP/2.0");
@@ -108,7 +112,7 @@ async fn bodies_stream_both_ways_at_once() {
             Response::new(request.into_body().map_err(std::io::Error::other).boxed())
         })
         .await;
-        world.lead(0, pod.address, 1);
+        world.lead(P0, pod.address, 1);
         let http2 = Http2::connect(world.address).await;
         let (sender, body) = stream();
         let answer = http2.begin(http2.request("POST", "/").body(body).unwrap()).await.unwrap();
@@ -118,10 +122,10 @@ async fn bodies_stream_both_ways_at_once() {
             let frame = soon(answer.frame()).await.unwrap().unwrap();
             assert_eq!(frame.into_data().unwrap(), word);
         }
-        world.in_flight(0, 1).await;
+        world.in_flight(P0, 1).await;
         sender.send(None).unwrap();
         assert!(soon(answer.collect()).await.unwrap().to_bytes().is_empty());
-        world.in_flight(0, 0).await;
+        world.in_flight(P0, 0).await;
     }
 }
 
@@ -134,7 +138,7 @@ async fn large_bodies_arrive_whole() {
             Response::new(full(body))
         })
         .await;
-        world.lead(0, pod.address, 1);
+        world.lead(P0, pod.address, 1);
         let bytes: Vec<u8> = (0..3_000_000u32).map(|index| (index % 251) as u8).collect();
         let http2 = Http2::connect(world.address).await;
         let answer = http2.ask(http2.request("POST", "/").body(full(bytes.clone())).unwrap()).await;
@@ -152,7 +156,7 @@ async fn large_bodies_arrive_whole() {
 async fn large_frames_of_a_body_without_length_arrive_whole() {
     let world = World::with(speaking(UpstreamProtocol::Http1));
     let pod = Pod::start(Speaks::Http1, echo).await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let http2 = Http2::connect(world.address).await;
     let (sender, body) = stream();
     let mut sent = Vec::new();
@@ -187,7 +191,7 @@ async fn trailers_pass_both_ways() {
             answer.header("x-te", takes.unwrap()).body(body).unwrap()
         })
         .await;
-        world.lead(0, pod.address, 1);
+        world.lead(P0, pod.address, 1);
         let http2 = Http2::connect(world.address).await;
         let (sender, body) = stream();
         let mut trailers = HeaderMap::new();
@@ -222,7 +226,7 @@ async fn a_grpc_call_passes_with_its_status_in_the_trailers() {
         Response::builder().header("content-type", "application/grpc").body(answer).unwrap()
     })
     .await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let http2 = Http2::connect(world.address).await;
     let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc").header("te", "trailers");
     let answer = http2.ask(call.body(full(Bytes::from_static(b"\0\0\0\0\x02hi"))).unwrap()).await;
@@ -235,7 +239,7 @@ async fn the_pod_gets_the_routers_stamps_and_not_the_clients() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
         let world = World::with(speaking(protocol));
         let pod = Pod::start(speaks, echo).await;
-        world.lead(3, pod.address, 42);
+        world.lead(P3, pod.address, 42);
         let mut client = Plain::connect(world.address).await;
         let answer = client
             .ask(
@@ -250,7 +254,7 @@ async fn the_pod_gets_the_routers_stamps_and_not_the_clients() {
             ("got-segue-epoch", "42"),
             ("got-segue-router", "router-0"),
             ("got-segue-keyspace", "default"),
-            ("got-x-forwarded-for", "10.1.1.1, 127.0.0.1"),
+            ("got-x-forwarded-for", "127.0.0.1"),
             ("got-x-forwarded-proto", "http"),
             ("got-via", "1.0 earlier, 1.1 segue"),
             ("got-x-end", "1"),
@@ -270,7 +274,7 @@ async fn the_pod_gets_the_routers_stamps_and_not_the_clients() {
 async fn the_client_gets_the_pods_answer_without_what_was_about_its_connection() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client.write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     let mut connection = pod.accept().await;
@@ -296,7 +300,7 @@ async fn the_client_gets_the_pods_answer_without_what_was_about_its_connection()
 async fn an_answer_before_the_end_of_the_request_does_not_stop_the_request() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 10\r\n\r\n12345").await;
     let mut connection = pod.accept().await;
@@ -314,7 +318,7 @@ async fn an_answer_before_the_end_of_the_request_does_not_stop_the_request() {
 async fn a_client_that_asks_before_it_sends_is_told_to_go_on_by_the_pod() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client
         .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
@@ -333,7 +337,7 @@ async fn a_client_that_asks_before_it_sends_is_told_to_go_on_by_the_pod() {
 async fn a_client_that_asks_before_it_sends_can_be_refused() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client
         .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
@@ -361,7 +365,7 @@ async fn an_upgraded_connection_passes_bytes_both_ways_and_counts_until_it_ends(
         answer.header("upgrade", request.headers()["upgrade"].clone()).body(empty()).unwrap()
     })
     .await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client
         .write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n")
@@ -372,16 +376,16 @@ async fn an_upgraded_connection_passes_bytes_both_ways_and_counts_until_it_ends(
         client.write(word).await;
         assert_eq!(client.exactly(3).await, word.as_bytes());
     }
-    world.in_flight(0, 1).await;
+    world.in_flight(P0, 1).await;
     drop(client);
-    world.in_flight(0, 0).await;
+    world.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn an_upgrade_that_the_pod_declines_is_an_ordinary_answer() {
     let world = World::new();
     let pod = Pod::start(Speaks::Http1, echo).await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     let upgrade = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n";
     assert_eq!(client.ask(upgrade).await.status, 201);
@@ -392,7 +396,7 @@ async fn an_upgrade_that_the_pod_declines_is_an_ordinary_answer() {
 async fn what_a_pod_says_before_its_answer_is_passed_on_before_it() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     for round in 0..3 {
         client.write("GET /a HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
@@ -422,7 +426,7 @@ async fn who_knows_no_interim_answers_gets_none() {
     settings.forward.upstream.protocol = UpstreamProtocol::Http1;
     let world = World::with(settings);
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let (hints, ok) =
         ("HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let mut old = Plain::connect(world.address).await;
@@ -443,7 +447,7 @@ async fn who_knows_no_interim_answers_gets_none() {
 async fn a_body_that_waits_for_its_pod_goes_on_waiting_after_hints() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client
         .write("POST /a HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")

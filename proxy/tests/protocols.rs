@@ -8,12 +8,16 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
 use segue_proxy::metrics::Bounce;
 use support::client::{Body, Http2, Plain, data, empty, full, stream};
 use support::pod::{Pod, Script, Speaks};
 use support::{Settings, World, soon, until};
 use tokio::time::Instant;
+
+const P0: PartitionId = PartitionId::new(0);
+const P1: PartitionId = PartitionId::new(1);
 
 fn call(http2: &Http2, timeout: &str) -> http::request::Builder {
     let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc");
@@ -28,10 +32,10 @@ async fn a_held_call_whose_deadline_passes_is_told_so_at_once_and_never_sent() {
     let answer = http2.ask(call(&http2, "50m").body(empty()).unwrap()).await;
     assert_eq!((answer.header("grpc-status"), answer.header("segue-reason")), ("4", "deadline"));
     assert!((50..5000).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
-    assert_eq!(world.table.stashed(0), (0, 0));
+    assert_eq!(world.table.stashed(P0), (0, 0));
     // Were it still there, the pod would get it before this one.
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut plain = Plain::connect(world.address).await;
     plain.write("GET /other HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     assert!(pod.accept().await.head().await.starts_with("GET /other"));
@@ -50,10 +54,10 @@ async fn a_pod_is_told_what_is_left_of_a_calls_time() {
         let http2 = http2.clone();
         async move { http2.ask(call(&http2, "30S").body(empty()).unwrap()).await }
     });
-    world.held(0, 1).await;
+    world.held(P0, 1).await;
     let held = Duration::from_millis(100);
     tokio::time::sleep(held).await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let answer = asked.await.unwrap();
     let left: u64 = answer.header("x-left").strip_suffix('u').expect("microseconds").parse().unwrap();
     let most = (Duration::from_secs(30) - held).as_micros() as u64;
@@ -90,12 +94,12 @@ async fn a_call_that_its_pod_does_not_answer_in_time_is_told_so_and_the_pod_as_w
         }
     })
     .await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let http2 = Http2::connect(world.address).await;
     let answer = http2.ask(call(&http2, "50m").body(empty()).unwrap()).await;
     assert_eq!((answer.header("grpc-status"), answer.header("segue-reason")), ("4", "deadline"));
     soon(end.recv()).await.expect("the pod sees its stream reset");
-    world.in_flight(0, 0).await;
+    world.in_flight(P0, 0).await;
     let mut request = call(&http2, "200m").body(empty()).unwrap();
     *request.uri_mut() = format!("http://{}/svc/Stream", world.address).parse().unwrap();
     let mut body = http2.begin(request).await.unwrap().into_body();
@@ -104,7 +108,7 @@ async fn a_call_that_its_pod_does_not_answer_in_time_is_told_so_and_the_pod_as_w
     let reset = std::error::Error::source(&error).unwrap().downcast_ref::<h2::Error>().unwrap();
     assert_eq!(reset.reason(), Some(h2::Reason::CANCEL));
     soon(end.recv()).await.expect("the pod sees its stream reset");
-    world.in_flight(0, 0).await;
+    world.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
@@ -116,21 +120,21 @@ async fn a_call_without_body_weighs_little_and_a_body_what_has_arrived() {
         let http2 = http2.clone();
         async move { http2.ask(http2.request("POST", "/").body(body).unwrap()).await }
     });
-    world.held(0, 1).await;
-    let (_, head) = world.table.stashed(0);
+    world.held(P0, 1).await;
+    let (_, head) = world.table.stashed(P0);
     assert!(head < 4 << 10, "{head} bytes for a head");
     for _ in 0..3 {
         frames.send(data("0123456789")).unwrap();
     }
-    until(|| world.table.stashed(0).1 == head + 30, "what has arrived to be counted").await;
+    until(|| world.table.stashed(P0).1 == head + 30, "what has arrived to be counted").await;
     frames.send(None).unwrap();
     let pod = Pod::start(Speaks::Http2, |request| async move {
         Response::new(request.into_body().map_err(std::io::Error::other).boxed())
     })
     .await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     assert_eq!(asked.await.unwrap().text(), "0123456789".repeat(3));
-    assert_eq!(world.table.stashed(0), (0, 0));
+    assert_eq!(world.table.stashed(P0), (0, 0));
 }
 
 #[tokio::test]
@@ -140,15 +144,15 @@ async fn a_held_body_that_outgrows_the_stash_is_refused() {
     let world = World::with(settings);
     let mut client = Plain::connect(world.address).await;
     client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ntransfer-encoding: chunked\r\n\r\n").await;
-    world.held(0, 1).await;
+    world.held(P0, 1).await;
     client.write(format!("4000\r\n{}\r\n", "x".repeat(0x4000))).await;
     let answer = client.answer().await;
     assert_eq!((answer.status, answer.header("segue-reason")), (503, "stash-full"));
-    assert_eq!(world.table.stashed(0), (0, 0));
+    assert_eq!(world.table.stashed(P0), (0, 0));
     // Nor does it count in total any more.
     let mut other = Plain::connect(world.address).await;
     other.write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 1\r\n\r\n").await;
-    world.held(1, 1).await;
+    world.held(P1, 1).await;
 }
 
 #[tokio::test]
@@ -158,18 +162,18 @@ async fn a_421_that_is_marked_as_the_services_own_reaches_the_client() {
         Response::builder().status(421).header("segue-misdirected", "0").body(empty()).unwrap()
     })
     .await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     let answer = client.ask("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     assert_eq!((answer.status, answer.header("segue-misdirected")), (421, ""));
-    assert_eq!(world.metrics.bounces(Bounce::Misdirected), 0);
+    assert_eq!(world.metrics.requests_bounced(Bounce::Misdirected), 0);
 }
 
 #[tokio::test]
 async fn a_severed_websocket_is_closed_between_two_frames_towards_both_sides() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     let head = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
     client.write(head).await;
@@ -182,8 +186,8 @@ async fn a_severed_websocket_is_closed_between_two_frames_towards_both_sides() {
     assert_eq!(client.exactly(7).await, b"\x81\x06first");
     client.write(b"\x81\x82\0\0\0\0hi").await;
     assert_eq!(connection.exactly_bytes(8).await, b"\x81\x82\0\0\0\0hi");
-    world.hold(0, HoldCause::Handoff);
-    world.sever(0);
+    world.hold(P0, HoldCause::Handoff);
+    world.sever(P0);
     tokio::time::sleep(Duration::from_millis(50)).await;
     connection.write("!\x01\x03").await;
     assert_eq!(client.exactly(1).await, b"!", "the frame's end, and nothing of the next frame");
@@ -192,7 +196,29 @@ async fn a_severed_websocket_is_closed_between_two_frames_towards_both_sides() {
     let to_pod = connection.exactly_bytes(8).await;
     assert_eq!((to_pod[0], to_pod[1] & 0x80, u16::from_be_bytes([to_pod[6], to_pod[7]])), (0x88, 0x80, 1001));
     drop(connection);
-    world.in_flight(0, 0).await;
+    world.in_flight(P0, 0).await;
+}
+
+#[tokio::test]
+async fn a_websocket_is_closed_towards_both_sides_when_its_router_ends() {
+    let mut world = World::new();
+    let pod = Script::new().await;
+    world.lead(P0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    let head = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    client.write(head).await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    connection.write(answer).await;
+    assert_eq!(client.head().await.status, 101);
+    let ended = tokio::spawn(world.server.take().unwrap().shutdown(Instant::now() + Duration::from_secs(4)));
+    let to_client = client.exactly(4).await;
+    assert_eq!((to_client[0], u16::from_be_bytes([to_client[2], to_client[3]])), (0x88, 1012));
+    let to_pod = connection.exactly_bytes(8).await;
+    assert_eq!((to_pod[0], u16::from_be_bytes([to_pod[6], to_pod[7]])), (0x88, 1001));
+    drop(connection);
+    soon(ended).await.unwrap();
 }
 
 /// Rust's `h2` closes a connection, and with it everybody's exchanges, after a hundred empty frames that end nothing.
@@ -212,13 +238,18 @@ async fn clients_that_end_their_bodies_with_an_empty_frame_do_not_use_up_a_pods_
         }
     })
     .await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
+    // Requests that have all arrived and uploads have connections of their own, and there is a bystander on either.
     let bystander = Http2::connect(world.address).await;
-    let long = tokio::spawn({
+    let long = |body| {
         let bystander = bystander.clone();
-        async move { bystander.ask(bystander.request("GET", "/long").body(empty()).unwrap()).await }
-    });
-    world.in_flight(0, 1).await;
+        tokio::spawn(async move { bystander.ask(bystander.request("POST", "/long").body(body).unwrap()).await })
+    };
+    let (upload, uploaded) = stream();
+    upload.send(data("begun")).unwrap();
+    let whole = long(empty());
+    let uploading = long(uploaded);
+    world.in_flight(P0, 2).await;
     let http2 = Http2::connect(world.address).await;
     for _ in 0..150 {
         let (sender, body) = stream();
@@ -231,9 +262,13 @@ async fn clients_that_end_their_bodies_with_an_empty_frame_do_not_use_up_a_pods_
         let answer = answer.await.unwrap();
         assert_eq!((answer.status, answer.text()), (200, "a message"));
     }
-    answer_now.notify_one();
-    assert_eq!(long.await.unwrap().status, 200);
-    assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), 1);
+    upload.send(None).unwrap();
+    answer_now.notify_waiters();
+    for (long, text) in [(whole, ""), (uploading, "begun")] {
+        let answer = long.await.unwrap();
+        assert_eq!((answer.status, answer.text()), (200, text));
+    }
+    assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), 2);
 }
 
 /// The same for frames of a few bytes that wait for a client who does not read.
@@ -261,7 +296,7 @@ async fn a_client_that_does_not_read_small_frames_leaves_others_their_connection
         }
     })
     .await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let lazy = Http2::connect(world.address).await;
     let unread = lazy.begin(lazy.request("GET", "/many").body(empty()).unwrap()).await.unwrap();
     soon(all_written.recv()).await.unwrap();

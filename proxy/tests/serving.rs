@@ -7,12 +7,15 @@ mod support;
 use std::time::Duration;
 
 use http::Response;
+use segue_coordination::protocol::ids::PartitionId;
 use segue_proxy::server::{Server, ServerError};
 use segue_proxy::settings::ServerSettings;
 use support::client::{Http2, Plain, empty, full};
 use support::pod::{Pod, Script, Speaks};
 use support::{PATIENCE, Settings, World, soon, until};
 use tokio::time::Instant;
+
+const P0: PartitionId = PartitionId::new(0);
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 
@@ -44,7 +47,7 @@ async fn an_address_in_use_is_named_together_with_its_key() {
 async fn all_workers_serve_the_one_address() {
     let world = World::with(limits(|server| server.workers = 4));
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     for _ in 0..32 {
         assert_eq!(Plain::connect(world.address).await.ask(GET).await.status, 200);
     }
@@ -69,7 +72,7 @@ async fn a_head_that_is_too_large_is_refused() {
 async fn a_bound_beyond_all_memory_serves_as_any_other() {
     let world = World::with(limits(|server| server.max_header_bytes = usize::MAX));
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     let large = format!("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx: {}\r\n\r\n", "x".repeat(60 << 10));
     assert_eq!(client.ask(large).await.text(), "ok");
@@ -79,7 +82,7 @@ async fn a_bound_beyond_all_memory_serves_as_any_other() {
 async fn a_head_that_takes_too_long_is_refused() {
     let world = World::with(limits(|server| server.header_read_timeout = Duration::from_millis(80)));
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut slow = Plain::connect(world.address).await;
     slow.write("GET / HTTP/1.1\r\nhost").await;
     let answer = slow.answer().await;
@@ -95,10 +98,65 @@ async fn a_head_that_takes_too_long_is_refused() {
 }
 
 #[tokio::test]
+async fn a_head_that_begins_along_with_a_body_has_no_more_time_than_any_other() {
+    let world = World::with(limits(|server| server.header_read_timeout = Duration::from_millis(80)));
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
+    world.lead(P0, pod.address, 1);
+    let post = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n";
+    let (sized, chunked) =
+        ("content-length: 5\r\n\r\nhello", "transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n");
+    for body in [sized, chunked] {
+        let mut client = Plain::connect(world.address).await;
+        // As well for the second request of a connection; one that sends an empty line behind its body has not begun a head.
+        for ended in [body.to_owned(), format!("{body}\r\n"), body.to_owned()] {
+            assert_eq!(client.ask(format!("{post}{ended}")).await.status, 200);
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+        assert_eq!(client.ask(format!("{post}{body}GET / HT")).await.status, 200);
+        assert_eq!(client.answer().await.status, 408);
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_begins_before_the_last_answer_has_no_more_time_than_any_other() {
+    let world = World::with(limits(|server| server.header_read_timeout = Duration::from_millis(80)));
+    let pod = Script::new().await;
+    world.lead(P0, pod.address, 1);
+    let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    // Along with the request, and while that is being answered.
+    for (first, then) in [(format!("{GET}GET / HT"), ""), (GET.to_owned(), "GET / HT"), (format!("{GET}G"), "ET / H")] {
+        let mut client = Plain::connect(world.address).await;
+        client.write(first).await;
+        let mut connection = pod.accept().await;
+        connection.head().await;
+        client.write(then).await;
+        connection.write(ok).await;
+        assert_eq!(client.answer().await.status, 200);
+        assert_eq!(client.answer().await.status, 408);
+    }
+    // A whole request that waits behind another is served.
+    let mut client = Plain::connect(world.address).await;
+    client.write(GET.repeat(2)).await;
+    for _ in 0..2 {
+        let mut connection = pod.accept().await;
+        connection.head().await;
+        connection.write(ok).await;
+        assert_eq!(client.answer().await.status, 200);
+    }
+    // And a client that is between two requests may take its time.
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    client.write(GET).await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    connection.write(ok).await;
+    assert_eq!(client.answer().await.status, 200);
+}
+
+#[tokio::test]
 async fn beyond_the_most_connections_clients_are_told_so_while_all_others_are_busy() {
     let world = World::with(limits(|server| server.max_connections = 2));
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let (mut first, mut second) = (Plain::connect(world.address).await, Plain::connect(world.address).await);
     first.write(GET).await;
     second.write(GET).await;
@@ -127,7 +185,7 @@ async fn a_newcomer_takes_the_place_of_whoever_has_been_idle_for_longest() {
             server.header_read_timeout = Duration::from_millis(800);
         }));
         let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-        world.lead(0, pod.address, 1);
+        world.lead(P0, pod.address, 1);
         let mut idle = Plain::connect(world.address).await;
         idle.write(said).await;
         let mut busy = Plain::connect(world.address).await;
@@ -153,7 +211,7 @@ async fn a_newcomer_takes_the_place_of_whoever_has_been_idle_for_longest() {
 async fn a_shutdown_lets_what_is_under_way_end() {
     let mut world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let (mut busy, idle) = (Plain::connect(world.address).await, Plain::connect(world.address).await);
     let http2 = Http2::connect(world.address).await;
     busy.write(GET).await;
@@ -174,7 +232,7 @@ async fn a_shutdown_lets_what_is_under_way_end() {
 async fn a_shutdown_waits_for_pods_whose_client_has_left() {
     let mut world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client.write(GET).await;
     let mut connection = pod.accept().await;
@@ -185,14 +243,14 @@ async fn a_shutdown_waits_for_pods_whose_client_has_left() {
     assert!(!shutdown.is_finished());
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     soon(shutdown).await.unwrap();
-    assert_eq!(world.table.in_flight(0), 0);
+    assert_eq!(world.table.in_flight(P0), 0);
 }
 
 #[tokio::test]
 async fn a_shutdown_ends_at_its_deadline() {
     let mut world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
     client.write(GET).await;
     let mut connection = pod.accept().await;
@@ -201,5 +259,5 @@ async fn a_shutdown_ends_at_its_deadline() {
     soon(server.shutdown(Instant::now() + Duration::from_millis(50))).await;
     assert_eq!(connection.rest().await, "");
     assert_eq!(client.rest().await, "");
-    assert_eq!(world.table.in_flight(0), 0);
+    assert_eq!(world.table.in_flight(P0), 0);
 }

@@ -10,6 +10,7 @@ use super::{Failure, runtime};
 use crate::certificates::trusting;
 use crate::demo::Progress;
 use crate::demo::bench::{BenchOptions, bench};
+use crate::files;
 
 /// What to send where.
 #[derive(Debug, clap::Args)]
@@ -72,6 +73,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         log: args.log_dir.clone(),
         progress: if args.json { Progress::Quiet } else { Progress::Stderr },
     };
+    files::raise_limit();
     let report = runtime()?.block_on(bench(options))?;
     let mut out = std::io::stdout().lock();
     let text = if args.json { report.to_json() } else { report.to_string() };

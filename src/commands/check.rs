@@ -1,22 +1,75 @@
-//! `segue check`: is a configuration file good?
+//! `segue check`: are configuration files good, by themselves and together?
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{Failure, bad, load_with_certificates};
+use anyhow::Context as _;
+use segue_config::{Located, compare};
+use segue_coordination::planning::Assurance;
 
-/// Which file.
+use super::{Failure, bad, load_with_certificates};
+use crate::files;
+use crate::roles::pod::capabilities;
+
+/// Which files.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The configuration file.
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    /// The configuration files; several are checked against each other.
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    config: Vec<PathBuf>,
 }
 
 pub(super) fn check(args: &Args) -> Result<(), Failure> {
-    let (located, certificates) = load_with_certificates(&args.config)?;
+    let (good, problems): (Vec<_>, Vec<_>) = args.config.iter().map(|path| check_alone(path)).partition(Result::is_ok);
+    let problems: Vec<String> = problems.into_iter().filter_map(Result::err).map(text).collect::<Result<_, _>>()?;
+    if !problems.is_empty() {
+        return Err(Failure::BadInput(problems.join("\n")));
+    }
+    let files: Vec<Located> = good.into_iter().flatten().collect();
+    let found = compare(&files);
+    for warning in &found.warnings {
+        eprintln!("warning: {warning}");
+    }
+    if !found.problems.is_empty() {
+        let lines: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
+        return Err(Failure::BadInput(lines.join("\n")));
+    }
+    // One file is no site.
+    if files.len() > 1 {
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", assurance(&files)?).context("cannot write to standard output")?;
+    }
+    Ok(())
+}
+
+fn check_alone(path: &Path) -> Result<Located, Failure> {
+    let (located, certificates) = load_with_certificates(path)?;
     match certificates.expired(&located, SystemTime::now()) {
-        none if none.is_empty() => Ok(()),
+        none if none.is_empty() => {
+            if let Some(doubt) = files::doubt(&located) {
+                eprintln!("warning: {doubt}");
+            }
+            Ok(located)
+        }
         expired => Err(bad(located, expired)),
     }
+}
+
+/// Returns the text of a failure that is bad input, and any other failure as it is.
+fn text(failure: Failure) -> Result<String, Failure> {
+    match failure {
+        Failure::BadInput(text) => Ok(text),
+        other => Err(other),
+    }
+}
+
+/// How far the promise reaches with the pods of these files.
+fn assurance(files: &[Located]) -> anyhow::Result<String> {
+    let pods = files.iter().filter_map(|file| file.config.pod.as_ref());
+    let capabilities = pods.map(capabilities).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(match Assurance::with(capabilities) {
+        Some(row) => row.to_string(),
+        None => "no file has a section [pod]: how far the promise reaches depends on the pods' capabilities".to_owned(),
+    })
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{Failure, runtime};
 use crate::demo::{Options, Progress, Scenario};
+use crate::files;
 
 /// What to play.
 #[derive(Debug, clap::Args)]
@@ -60,6 +61,7 @@ pub(super) fn demo(args: &Args) -> Result<(), Failure> {
         progress: if args.json { Progress::Quiet } else { Progress::Stderr },
         ..Options::default()
     };
+    files::raise_limit();
     let report = runtime()?.block_on(crate::demo::run(options))?;
     let mut out = std::io::stdout().lock();
     let text = if args.json { report.to_json() } else { report.to_string() };

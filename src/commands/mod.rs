@@ -3,14 +3,18 @@
 mod bench;
 mod check;
 mod demo;
+mod forget;
 mod run;
 mod status;
 mod store;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use segue_config::{Located, Problem};
 
 use crate::certificates::Certificates;
+use crate::supervise;
 
 /// A router-side proxy that moves partitions between writer pods while clients keep sending, and loses nothing.
 #[derive(Debug, Parser)]
@@ -25,17 +29,24 @@ enum Command {
     /// Start every role that the file has a section for: [router], [coordinator], [pod].
     ///
     /// SIGTERM or SIGINT ends it gracefully: partitions are handed over, what is in flight is finished, then it exits 0.
-    /// With router.handover in the file, starting it a second time is a restart of a router: the new process takes over the
-    /// sockets of the running one once it is ready, and that one finishes its requests and exits 0. If the new one fails
-    /// before, it says why and exits 1, and the running one goes on.
+    /// With router.hot_restart_socket in the file, starting it a second time is a hot restart of the router: the new process
+    /// takes over the sockets of the running one once it is ready, and that one finishes its requests and exits 0. If the new
+    /// one fails before, it says why and exits 1, and the running one keeps serving.
     /// SIGHUP reads the file again and takes over what can change while running (the log level, what certificate files hold).
     Run(run::Args),
-    /// Validate a configuration file.
+    /// Validate configuration files, each by itself and several against each other.
     ///
-    /// Prints nothing and exits 0 if it is good; else prints every problem with its place and what was expected, and exits 2.
+    /// Prints every problem with its place and what was expected, and exits 2; else exits 0 and prints nothing, or of several
+    /// files how far the promise reaches with their pods. Warnings change no exit code.
     Check(check::Args),
     /// Show the keyspace at a glance: leader, pods, routers, balance, and what moves and waits for whom.
     Status(status::Args),
+    /// Delete the registration of a pod or router that is gone, where it does not end by itself.
+    ///
+    /// A registration that another hand wrote has lost its lease, and one that cannot be read may have: it stands for ever
+    /// if its process is gone, and `segue status` names it. To forget it says that the process is gone and its work is over.
+    /// Exits 0 if it was deleted, 1 if that was refused, 2 on bad usage, 3 if no store was reached.
+    Forget(forget::Args),
     /// Watch the main job: pods join, leave and crash in front of you while checked requests flow.
     ///
     /// One process, nothing installed: an embedded store, a coordinator and a standby, routers, writer pods and clients
@@ -43,6 +54,23 @@ enum Command {
     Demo(demo::Args),
     /// Send the demo's load to routers and check that nothing is lost, duplicated or reordered.
     Bench(bench::Args),
+    /// Hold the deadline of a service for a sidecar, which starts this.
+    #[command(hide = true)]
+    Supervise {
+        #[arg(long)]
+        files: Option<u64>,
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Become a supervised service; the supervisor starts this.
+    #[command(hide = true)]
+    BecomeService {
+        supervisor: i32,
+        #[arg(long)]
+        files: Option<u64>,
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
 }
 
 /// Why a command did not succeed.
@@ -52,8 +80,12 @@ pub enum Failure {
     BadInput(String),
     /// The work failed.
     Work(anyhow::Error),
+    /// No process that could have done it was reached.
+    Unreachable(anyhow::Error),
     /// The work failed, and the command has said so itself.
     Told,
+    /// It ends with this code, and has said why.
+    Exit(ExitCode),
 }
 
 impl From<anyhow::Error> for Failure {
@@ -69,8 +101,13 @@ impl Cli {
             Command::Run(args) => run::run(&args),
             Command::Check(args) => check::check(&args),
             Command::Status(args) => status::status(&args),
+            Command::Forget(args) => forget::forget(&args),
             Command::Demo(args) => demo::demo(&args),
             Command::Bench(args) => bench::run(&args),
+            Command::Supervise { files, command } => Err(Failure::Exit(supervise::supervise(&command, files)?)),
+            Command::BecomeService { supervisor, files, command } => {
+                Err(Failure::Exit(supervise::become_service(supervisor, &command, files)?))
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,9 +21,10 @@ use super::store::open;
 use super::{Failure, load_with_certificates, runtime};
 use crate::admin::{Admin, Part};
 use crate::certificates::{Certificates, Watching};
-use crate::handover::{Entry, Turn};
+use crate::files;
+use crate::hot_restart::{Exit, Startup};
 use crate::keyspace::KeyspacePart;
-use crate::metrics::{HandoverMetrics, ResyncMetrics};
+use crate::metrics::{HotRestartMetrics, ResyncMetrics, register_build_info};
 use crate::roles::coordinator::CoordinatorRole;
 use crate::roles::pod::BoundPod;
 use crate::roles::router::{BoundRouter, JoiningRouter, Leaving, RouterRole};
@@ -38,46 +40,65 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let (located, certificates) = load_with_certificates(&args.config)?;
+    let (mut located, certificates) = load_with_certificates(&args.config)?;
     let level = start_logging(&located.config);
-    Ok(runtime()?.block_on(serve(located.config, certificates, args, &level))?)
+    let files = files::raise_limit();
+    files::fit(&mut located.config, files)?;
+    match runtime()?.block_on(serve(located.config, files, certificates, args, &level))? {
+        0 => Ok(()),
+        code => Err(Failure::Exit(ExitCode::from(code))),
+    }
 }
 
-async fn serve(mut config: Config, certificates: Certificates, args: &Args, level: &LevelHandle) -> anyhow::Result<()> {
+/// Returns the code to exit with.
+async fn serve(
+    mut config: Config,
+    files: usize,
+    certificates: Certificates,
+    args: &Args,
+    level: &LevelHandle,
+) -> anyhow::Result<u8> {
     // What can be refused is refused before anything runs.
-    let mut entry = Entry::begin(&mut config).await?;
+    let mut startup = Startup::begin(&mut config).await?;
     let admin = match &config.admin {
-        Some(section) => Some(Admin::bind(section.listen, entry.admin_listener()).await?),
+        Some(section) => Some(Admin::bind(section.listen, startup.admin_listener())?),
         None => None,
     };
-    let listeners = entry.router_listeners();
-    let router =
-        config.router.as_ref().map(|section| BoundRouter::bind(section, &certificates, listeners)).transpose()?;
+    let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
+    let listeners = startup.router_listeners();
+    let router = match &config.router {
+        Some(section) => Some(BoundRouter::bind(section, advertised.clone(), &certificates, listeners)?),
+        None => None,
+    };
     let pod = match &config.pod {
-        Some(section) => Some(BoundPod::bind(section, &certificates).await?),
+        Some(section) => {
+            let files = files::share(&config, files);
+            Some(BoundPod::bind(section, files, advertised, &certificates).await?)
+        }
         None => None,
     };
     let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouter::duplicates)?;
     sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
-    entry.take_place()?;
+    startup.open_socket()?;
     let mut signals = Signals::new()?;
     let (store, keys) = open(&config)?;
 
     let mut registry = Registry::with_prefix("segue");
+    register_build_info(&mut registry);
     let resyncs = ResyncMetrics::new(&mut registry);
-    let handovers = HandoverMetrics::new(&mut registry);
+    let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
     let keyspace = &config.keyspace;
     let coordinator = config
         .coordinator
         .as_ref()
         .map(|section| CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, resyncs.clone()));
-    let handover = entry.status();
+    let hot_restart = startup.status();
     let router = router
-        .map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, resyncs, handover))
+        .map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, resyncs, hot_restart))
         .transpose()?;
     let router = match router {
-        Some(router) => match let_in(router, &mut entry, signals.ending(args, level, &watching)).await {
+        Some(router) => match let_in(router, &mut startup, signals.ending(args, level, &watching)).await {
             Ok(router) => Some(router),
             Err(error) => {
                 if let Some(coordinator) = coordinator {
@@ -96,30 +117,43 @@ async fn serve(mut config: Config, certificates: Certificates, args: &Args, leve
     parts.extend(pod.as_ref().map(|role| role.part()));
     let end_admin = CancellationToken::new();
     let admin = admin.map(|admin| tokio::spawn(admin.serve(parts, registry, end_admin.clone())));
-    let mut succession = entry.served(sockets, handovers).await;
+    let mut hot_restart = startup.serving(sockets, hot_restarts).await;
     info!(keyspace, "running");
 
-    let turn = tokio::select! {
-        () = signals.ending(args, level, &watching) => None,
-        turn = succession.turn() => Some(turn),
+    let service_ended = async {
+        match &pod {
+            Some(pod) => pod.service_ended().await,
+            None => std::future::pending().await,
+        }
     };
-    // Also lets go of the sockets: as long as anybody has them, clients can connect.
-    match turn {
-        None => succession.leave(),
+    let mut service = None;
+    let exit = tokio::select! {
+        () = signals.ending(args, level, &watching) => None,
+        exit = hot_restart.run() => Some(exit),
+        ended = service_ended => {
+            error!(code = ended.code, "the service has ended, and so does its sidecar");
+            cut_off_at_signal(1);
+            service = Some(ended);
+            None
+        }
+    };
+    // Also closes its duplicates of the sockets: as long as one is open, clients can connect.
+    match exit {
+        None => hot_restart.shutdown(),
         Some(_) => {
             cut_off_at_signal(2);
-            drop(succession);
+            drop(hot_restart);
             end_admin.cancel();
         }
     }
     // A pod hands over while routers and coordinator still run; a router is waited for until its last request is done.
     if let Some(pod) = pod {
         info!("handing partitions over");
-        pod.stop().await;
+        pod.stop(service.is_some()).await;
     }
     if let Some(router) = router {
         info!("finishing requests");
-        router.stop(if turn.is_some() { Leaving::HandsOver } else { Leaving::Ends }).await;
+        router.stop(if exit.is_some() { Leaving::Replaced } else { Leaving::Ends }).await;
     }
     if let Some(coordinator) = coordinator {
         coordinator.stop().await;
@@ -131,13 +165,13 @@ async fn serve(mut config: Config, certificates: Certificates, args: &Args, leve
             ended.context("the admin endpoint failed")??;
         }
     }
-    match turn {
-        Some(Turn::HandedOver(successor)) => successor.ended().await,
-        Some(Turn::Withdrawn(reason)) => bail!("the process that was to be succeeded goes on: {reason}"),
+    match exit {
+        Some(Exit::Replaced(successor)) => successor.ended().await,
+        Some(Exit::Withdrawn(reason)) => bail!("hot restart withdrawn; the old process keeps serving: {reason}"),
         None => {}
     }
     info!("ended");
-    Ok(())
+    Ok(service.map_or(0, |ended| ended.code))
 }
 
 /// How long the admin endpoint may take to end.
@@ -146,11 +180,11 @@ const ADMIN_ENDS: Duration = Duration::from_secs(5);
 /// Lets clients in; where another process still serves them, once this one could.
 async fn let_in(
     router: JoiningRouter,
-    entry: &mut Entry,
+    startup: &mut Startup,
     ending: impl Future<Output = ()>,
 ) -> anyhow::Result<RouterRole> {
     let joined = tokio::select! {
-        joined = entry.until(router.ready()) => joined,
+        joined = startup.until(router.ready()) => joined,
         () = ending => Err(anyhow!("told to end before it had taken over")),
     };
     match joined {

@@ -15,6 +15,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
+
 use super::clock::Nanos;
 use super::record::{Appended, Exchange, Key, Kind, Outcome, RequestId};
 
@@ -35,9 +37,9 @@ pub struct Evidence {
 /// Who owned each partition at each epoch.
 #[derive(Debug, Clone, Default)]
 pub struct Owners {
-    by_epoch: HashMap<(u32, u64), Vec<Ownership>>,
+    by_epoch: HashMap<(PartitionId, Epoch), Vec<Ownership>>,
     /// By partition and epoch: when it had surely begun.
-    begun: BTreeMap<(u32, u64), Nanos>,
+    begun: BTreeMap<(PartitionId, Epoch), Nanos>,
 }
 
 /// One ownership.
@@ -46,14 +48,14 @@ pub struct Ownership {
     /// The owning pod.
     pub pod: String,
     /// Which life of it.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// It cannot have begun earlier: the transaction that made it was not sent before.
     pub not_before: Nanos,
 }
 
 impl Owners {
     /// Notes an ownership. When several may be true, because the fate of a transaction is unknown, all are noted.
-    pub fn note(&mut self, partition: u32, epoch: u64, ownership: Ownership) {
+    pub fn note(&mut self, partition: PartitionId, epoch: Epoch, ownership: Ownership) {
         let known = self.by_epoch.entry((partition, epoch)).or_default();
         let same = |other: &&mut Ownership| other.pod == ownership.pod && other.incarnation == ownership.incarnation;
         match known.iter_mut().find(same) {
@@ -63,27 +65,29 @@ impl Owners {
     }
 
     /// Notes that the epoch had begun by then: the transaction was answered.
-    pub fn begun(&mut self, partition: u32, epoch: u64, by: Nanos) {
+    pub fn begun(&mut self, partition: PartitionId, epoch: Epoch, by: Nanos) {
         let known = self.begun.entry((partition, epoch)).or_insert(by);
         *known = by.min(*known);
     }
 
     /// When the epoch had surely ended, because a later one had begun.
-    fn ended_by(&self, partition: u32, epoch: u64) -> Nanos {
-        let later = self.begun.range((partition, epoch + 1)..=(partition, u64::MAX));
+    fn ended_by(&self, partition: PartitionId, epoch: Epoch) -> Nanos {
+        let later = self.begun.range((partition, epoch.next())..=(partition, Epoch::MAX));
         later.map(|(_, by)| *by).min().unwrap_or(Nanos::MAX)
     }
 
     /// When the pod's ownership can have begun at the earliest; `None` if it was not the owner at that epoch.
-    /// `incarnation` 0: any life.
-    fn began(&self, partition: u32, epoch: u64, pod: &str, incarnation: u64) -> Option<Nanos> {
+    /// Without an `incarnation`: any life.
+    fn began(&self, partition: PartitionId, epoch: Epoch, pod: &str, incarnation: Incarnation) -> Option<Nanos> {
         let owners = self.by_epoch.get(&(partition, epoch))?.iter();
-        let is_it = |owner: &&Ownership| owner.pod == pod && (incarnation == 0 || owner.incarnation == incarnation);
+        let is_it = |owner: &&Ownership| {
+            owner.pod == pod && (incarnation == Incarnation::NONE || owner.incarnation == incarnation)
+        };
         owners.filter(is_it).map(|owner| owner.not_before).min()
     }
 
     /// When the epoch can have begun at the earliest.
-    fn epoch_began(&self, partition: u32, epoch: u64) -> Option<Nanos> {
+    fn epoch_began(&self, partition: PartitionId, epoch: Epoch) -> Option<Nanos> {
         self.by_epoch.get(&(partition, epoch))?.iter().map(|owner| owner.not_before).min()
     }
 }
@@ -218,7 +222,7 @@ fn duplicated(evidence: &Evidence) -> Count {
 
 fn misrouted(evidence: &Evidence) -> Count {
     let mut count = Count::default();
-    let meant: HashMap<RequestId, u32> =
+    let meant: HashMap<RequestId, PartitionId> =
         evidence.exchanges.iter().map(|exchange| (exchange.request, exchange.partition)).collect();
     let mut logged = HashSet::new();
     for record in log(evidence) {
@@ -262,7 +266,7 @@ fn misrouted(evidence: &Evidence) -> Count {
         };
         let too_early = |began| exchange.ended_at < began;
         let too_late = exchange.sent_at > owners.ended_by(*partition, *epoch);
-        if owners.began(*partition, *epoch, pod, 0).is_none_or(too_early) || too_late {
+        if owners.began(*partition, *epoch, pod, Incarnation::NONE).is_none_or(too_early) || too_late {
             count.add(|| {
                 format!("{pod} answered {request} of key {key} at epoch {epoch} of partition {partition}: not its own")
             });
@@ -278,7 +282,7 @@ struct Line {
     latest: u64,
     burst: Option<u64>,
     /// Of the burst that is going on: (sequence, epoch) in the order of the log.
-    members: Vec<(u64, u64)>,
+    members: Vec<(u64, Epoch)>,
 }
 
 fn reordered(evidence: &Evidence) -> (Count, u64) {
@@ -321,7 +325,7 @@ fn reordered(evidence: &Evidence) -> (Count, u64) {
         let held = burst.taken_by.is_some_and(|taken| began.is_some_and(|began| taken < began));
         let pairs = line.members.iter().filter(|(_, other)| *other == epoch).count() as u64;
         held_pairs += if held { pairs } else { 0 };
-        let overtaken_by = |(later, other): &&(u64, u64)| *later > sequence && (*other != epoch || held);
+        let overtaken_by = |(later, other): &&(u64, Epoch)| *later > sequence && (*other != epoch || held);
         if let Some((later, other)) = line.members.iter().find(overtaken_by) {
             let key = &record.key;
             count.add(|| {
@@ -339,15 +343,15 @@ fn reordered(evidence: &Evidence) -> (Count, u64) {
 #[derive(Debug)]
 struct Reign<'a> {
     pod: &'a str,
-    incarnation: u64,
-    epoch: u64,
+    incarnation: Incarnation,
+    epoch: Epoch,
     times: (Nanos, Nanos),
     offsets: (u64, u64),
 }
 
 fn dual_writers(evidence: &Evidence) -> Count {
     let mut count = Count::default();
-    let mut partitions: BTreeMap<u32, Vec<Reign<'_>>> = BTreeMap::new();
+    let mut partitions: BTreeMap<PartitionId, Vec<Reign<'_>>> = BTreeMap::new();
     for record in log(evidence) {
         let reigns = partitions.entry(record.partition).or_default();
         let own = |reign: &&mut Reign<'_>| {

@@ -1,10 +1,10 @@
 //! The load: clients that send checked requests to routers over real sockets, and write down what they saw.
 //!
-//! Two kinds. A *steady* client ([`steady`]) owns some keys and sends a key's next request only after the answer to the
-//! one before; each goes by any of the routers. A *burst* client ([`burst`]) sends several writes of a key on one
+//! Two kinds. A *steady* client (`steady`) owns some keys and sends a key's next request only after the answer to the
+//! one before; each goes by any of the routers. A *burst* client (`burst`) sends several writes of a key on one
 //! HTTP/2 connection without waiting, which is what can be overtaken in a cutover.
 //!
-//! What is sound to conclude from their records is said in [`check`](super::check). Nothing is ever sent again, except
+//! What is sound to conclude from their records is said in [`check`](mod@super::check). Nothing is ever sent again, except
 //! what certainly was not looked at (its connection was closed before, or its router said so with a GOAWAY), and, for
 //! tests, by [`LoadSettings::repeats`].
 
@@ -24,6 +24,7 @@ use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
 use http_body_util::Full;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use segue_coordination::protocol::ids::{Epoch, PartitionId};
 use segue_proxy::tls::ClientTls;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -134,7 +135,7 @@ struct Common {
 #[derive(Debug, Clone)]
 struct KeyPlace {
     name: String,
-    partition: u32,
+    partition: PartitionId,
 }
 
 impl Load {
@@ -148,7 +149,11 @@ impl Load {
         let keys = (0..steady + bursts).map(|key| KeyPlace {
             name: format!("{:x}-{key}", run >> 40),
             // Each burst client has a key in each partition.
-            partition: if key < steady { (first + key) % partitions } else { (key - steady) % partitions },
+            partition: PartitionId::new(if key < steady {
+                (first + key) % partitions
+            } else {
+                (key - steady) % partitions
+            }),
         });
         let (gauge, stop) = (Arc::new(Gauge::default()), CancellationToken::new());
         let common = Arc::new(Common { keys: keys.collect(), gauge: gauge.clone(), stop: stop.clone(), run, settings });
@@ -195,7 +200,7 @@ impl Common {
             .header(names::REQUEST, id)
             .header(names::KEY, &place.name);
         if let Some(header) = &self.settings.partition_header {
-            request = request.header(header, place.partition);
+            request = request.header(header, place.partition.get());
         }
         let body = match kind {
             Kind::Read { .. } => String::new(),
@@ -221,7 +226,7 @@ fn target(path: &str, http2: bool) -> String {
 #[derive(Debug)]
 struct Said {
     outcome: Outcome,
-    answered_by: Option<(Arc<str>, u64)>,
+    answered_by: Option<(Arc<str>, Epoch)>,
     /// The newest write that the pod knew of.
     seen: u64,
 }
@@ -239,7 +244,8 @@ fn understand(status: StatusCode, headers: &HeaderMap) -> Said {
         421 => Outcome::Refused { code, reason },
         _ => Outcome::Unknown { code, reason },
     };
-    let answered_by = text(&names::WRITER).zip(number(&names::EPOCH)).map(|(pod, epoch)| (pod.into(), epoch));
+    let answered_by =
+        text(&names::WRITER).zip(number(&names::EPOCH)).map(|(pod, epoch)| (pod.into(), Epoch::new(epoch)));
     Said { outcome, answered_by, seen: number(&names::SEQUENCE).unwrap_or(0) }
 }
 

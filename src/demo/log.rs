@@ -13,6 +13,8 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use segue_coordination::protocol::ids::{Epoch, PartitionId};
+
 use super::clock;
 use super::record::Appended;
 
@@ -65,7 +67,7 @@ impl Log {
 
     /// Shuts out all earlier epochs: what they have not appended by now they never will. An error if a later one has
     /// claimed the log. Does nothing where the log is not fenced.
-    pub fn claim(&self, partition: u32, epoch: u64) -> io::Result<()> {
+    pub fn claim(&self, partition: PartitionId, epoch: Epoch) -> io::Result<()> {
         let Backend::Directory { folder, fenced: true } = &self.backend else { return Ok(()) };
         let file = lock_file(folder, partition)?;
         let fence = fence(folder, partition)?;
@@ -120,7 +122,7 @@ impl Log {
     }
 
     /// What was appended from offset `from` on.
-    pub fn read(&self, partition: u32, from: u64) -> io::Result<Tail> {
+    pub fn read(&self, partition: PartitionId, from: u64) -> io::Result<Tail> {
         match &self.backend {
             Backend::Memory(_) => {
                 let partition = self.partition(partition);
@@ -145,14 +147,15 @@ impl Log {
         Ok(all)
     }
 
-    fn partitions(&self) -> io::Result<Vec<u32>> {
+    fn partitions(&self) -> io::Result<Vec<PartitionId>> {
         match &self.backend {
-            Backend::Memory(partitions) => Ok((0..read(partitions).len() as u32).collect()),
+            Backend::Memory(partitions) => Ok(PartitionId::all(read(partitions).len() as u32).collect()),
             Backend::Directory { folder, .. } => {
                 let mut found = Vec::new();
                 for entry in fs::read_dir(folder)? {
                     let name = entry?.file_name();
-                    let number = name.to_str().and_then(|name| name.strip_suffix(".log")).map(str::parse::<u32>);
+                    let number =
+                        name.to_str().and_then(|name| name.strip_suffix(".log")).map(str::parse::<PartitionId>);
                     found.extend(number.and_then(Result::ok));
                 }
                 found.sort_unstable();
@@ -161,11 +164,11 @@ impl Log {
         }
     }
 
-    fn partition(&self, number: u32) -> Arc<Partition> {
+    fn partition(&self, number: PartitionId) -> Arc<Partition> {
         let Backend::Memory(partitions) = &self.backend else {
             return Arc::default();
         };
-        let index = number as usize;
+        let index = number.index();
         if let Some(partition) = read(partitions).get(index) {
             return partition.clone();
         }
@@ -185,12 +188,12 @@ fn lock(partition: &Partition) -> MutexGuard<'_, Vec<Appended>> {
     partition.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn path(directory: &Path, partition: u32) -> PathBuf {
+fn path(directory: &Path, partition: PartitionId) -> PathBuf {
     directory.join(format!("{partition}.log"))
 }
 
 /// The partition's file, for the caller alone until it is closed.
-fn lock_file(directory: &Path, partition: u32) -> io::Result<File> {
+fn lock_file(directory: &Path, partition: PartitionId) -> io::Result<File> {
     let file = OpenOptions::new().append(true).create(true).open(path(directory, partition))?;
     file.lock()?;
     Ok(file)
@@ -202,20 +205,20 @@ fn line(record: &Appended) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-fn fence_path(directory: &Path, partition: u32) -> PathBuf {
+fn fence_path(directory: &Path, partition: PartitionId) -> PathBuf {
     directory.join(format!("{partition}.fence"))
 }
 
 /// The last epoch that was claimed. Only while the partition's file is locked.
-fn fence(directory: &Path, partition: u32) -> io::Result<u64> {
+fn fence(directory: &Path, partition: PartitionId) -> io::Result<Epoch> {
     match fs::read_to_string(fence_path(directory, partition)) {
         Ok(text) => text.parse().map_err(io::Error::other),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Epoch::default()),
         Err(error) => Err(error),
     }
 }
 
-fn refuse_older(epoch: u64, fence: u64) -> io::Result<()> {
+fn refuse_older(epoch: Epoch, fence: Epoch) -> io::Result<()> {
     if epoch < fence {
         return Err(io::Error::other(format!("epoch {epoch} is over: {fence} has claimed the log")));
     }
@@ -243,15 +246,24 @@ fn read_file(mut file: File, from: u64) -> io::Result<Tail> {
 
 #[cfg(test)]
 mod tests {
+
+    use segue_coordination::protocol::ids::{Incarnation, Revision};
+
     use super::*;
 
-    fn record(partition: u32, request: u64) -> Appended {
+    const I3: Incarnation = Incarnation::registered_at(Revision::new(3));
+    const E1: Epoch = Epoch::new(1);
+    const P0: PartitionId = PartitionId::new(0);
+    const P2: PartitionId = PartitionId::new(2);
+    const P3: PartitionId = PartitionId::new(3);
+
+    fn record(partition: PartitionId, request: u64) -> Appended {
         Appended {
             partition,
             offset: 0,
-            epoch: 1,
+            epoch: E1,
             pod: "w".into(),
-            incarnation: 3,
+            incarnation: I3,
             request,
             key: "k".into(),
             sequence: request,
@@ -266,15 +278,15 @@ mod tests {
     }
 
     fn behaves_like_a_log(log: &Log, other: &Log) {
-        assert_eq!(log.read(2, 0).unwrap(), Tail { records: vec![], end: 0 });
-        let (_, end) = log.append(record(2, 1)).unwrap();
-        other.append(record(2, 2)).unwrap();
-        log.append(record(0, 3)).unwrap();
-        assert_eq!(requests(&log.read(2, 0).unwrap()), [1, 2]);
-        let tail = log.read(2, end).unwrap();
+        assert_eq!(log.read(P2, 0).unwrap(), Tail { records: vec![], end: 0 });
+        let (_, end) = log.append(record(P2, 1)).unwrap();
+        other.append(record(P2, 2)).unwrap();
+        log.append(record(P0, 3)).unwrap();
+        assert_eq!(requests(&log.read(P2, 0).unwrap()), [1, 2]);
+        let tail = log.read(P2, end).unwrap();
         assert_eq!(requests(&tail), [2]);
         assert_eq!(tail.records[0].offset, end);
-        assert!(log.read(2, tail.end).unwrap().records.is_empty());
+        assert!(log.read(P2, tail.end).unwrap().records.is_empty());
         let all: Vec<u64> = log.read_all().unwrap().iter().map(|record| record.request).collect();
         assert_eq!(all, [3, 1, 2]);
     }
@@ -296,20 +308,20 @@ mod tests {
     fn a_fenced_log_refuses_an_epoch_that_is_over_and_says_so() {
         let directory = tempfile::tempdir().unwrap();
         let [old, new] = [(); 2].map(|()| Log::fenced_in_directory(directory.path()).unwrap());
-        let at = |epoch, request| Appended { epoch, ..record(2, request) };
-        old.claim(2, 1).unwrap();
+        let at = |epoch: u64, request| Appended { epoch: epoch.into(), ..record(P2, request) };
+        old.claim(P2, E1).unwrap();
         old.append(at(1, 1)).unwrap();
-        new.claim(2, 2).unwrap();
+        new.claim(P2, Epoch::new(2)).unwrap();
         assert!(old.append(at(1, 2)).is_err());
-        assert!(old.claim(2, 1).is_err());
+        assert!(old.claim(P2, E1).is_err());
         new.append(at(2, 3)).unwrap();
-        old.append(Appended { epoch: 1, ..record(3, 4) }).unwrap();
-        assert_eq!(requests(&new.read(2, 0).unwrap()), [1, 3]);
+        old.append(Appended { epoch: E1, ..record(P3, 4) }).unwrap();
+        assert_eq!(requests(&new.read(P2, 0).unwrap()), [1, 3]);
         let refused: Vec<u64> = new.refused().unwrap().iter().map(|record| record.request).collect();
         assert_eq!(refused, [2]);
         let unfenced = Log::in_directory(directory.path()).unwrap();
         unfenced.append(at(1, 5)).unwrap();
-        assert_eq!(requests(&new.read(2, 0).unwrap()), [1, 3, 5]);
+        assert_eq!(requests(&new.read(P2, 0).unwrap()), [1, 3, 5]);
     }
 
     #[test]
@@ -319,10 +331,10 @@ mod tests {
             std::thread::scope(|scope| {
                 for writer in 0..4 {
                     let log = &log;
-                    scope.spawn(move || (0..50).for_each(|n| drop(log.append(record(0, writer * 50 + n)).unwrap())));
+                    scope.spawn(move || (0..50).for_each(|n| drop(log.append(record(P0, writer * 50 + n)).unwrap())));
                 }
             });
-            let tail = log.read(0, 0).unwrap();
+            let tail = log.read(P0, 0).unwrap();
             assert_eq!(tail.records.len(), 200);
             assert!(tail.records.is_sorted_by(|a, b| a.offset < b.offset && a.appended_at <= b.appended_at));
         }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use hdrhistogram::Histogram;
+use segue_coordination::protocol::ids::PartitionId;
 use serde::Serialize;
 
 use super::clock::Nanos;
@@ -51,7 +52,7 @@ pub struct Latencies {
 }
 
 /// Times in which a partition was held by some router, by partition.
-pub type Windows = HashMap<u32, Vec<(Nanos, Nanos)>>;
+pub type Windows = HashMap<PartitionId, Vec<(Nanos, Nanos)>>;
 
 /// Sorts what was answered by what it met.
 pub fn latencies(exchanges: &[Exchange], mut windows: Windows) -> Latencies {
@@ -83,7 +84,10 @@ mod tests {
     use super::super::record::Kind;
     use super::*;
 
-    fn exchange(partition: u32, sent_at: Nanos, ended_at: Nanos) -> Exchange {
+    const P1: PartitionId = PartitionId::new(1);
+    const P2: PartitionId = PartitionId::new(2);
+
+    fn exchange(partition: PartitionId, sent_at: Nanos, ended_at: Nanos) -> Exchange {
         let (request, key, outcome) = (0, 0, Outcome::Ok);
         let (due_at, answered_by, burst) = (sent_at, None, None);
         let kind = Kind::Write { sequence: 1 };
@@ -92,15 +96,15 @@ mod tests {
 
     #[test]
     fn a_request_meets_a_cutover_if_their_times_touch() {
-        let windows = Windows::from([(1, vec![(100_000, 120_000), (40_000, 50_000), (110_000, 130_000)])]);
+        let windows = Windows::from([(P1, vec![(100_000, 120_000), (40_000, 50_000), (110_000, 130_000)])]);
         let exchanges = [
-            exchange(1, 10_000, 39_000),
-            exchange(1, 10_000, 41_000),
-            exchange(1, 51_000, 99_000),
-            exchange(1, 45_000, 46_000),
-            exchange(1, 125_000, 200_000),
-            exchange(1, 131_000, 200_000),
-            exchange(2, 45_000, 46_000),
+            exchange(P1, 10_000, 39_000),
+            exchange(P1, 10_000, 41_000),
+            exchange(P1, 51_000, 99_000),
+            exchange(P1, 45_000, 46_000),
+            exchange(P1, 125_000, 200_000),
+            exchange(P1, 131_000, 200_000),
+            exchange(P2, 45_000, 46_000),
         ];
         let latencies = latencies(&exchanges, windows);
         assert_eq!((latencies.steady.count, latencies.during_cutovers.count), (4, 3));

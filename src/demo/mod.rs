@@ -2,11 +2,11 @@
 //! crash, and at the end a verdict that was measured.
 //!
 //! [`run`] is all of it. Clients and pods write down what they saw ([`record`]); nothing is judged while it runs. Then
-//! [`check`] holds what clients were told against what the logs say and against what the store's transactions say about
+//! [`check`](mod@check) holds what clients were told against what the logs say and against what the store's transactions say about
 //! who owned what ([`witness`]), and counts harm in five kinds. That each of them sees its harm is shown by
-//! `tests/demo_harm.rs`, which breaks the protocol on purpose ([`Sabotage`](options::Sabotage)).
+//! `tests/demo_harm.rs`, which breaks the protocol on purpose ([`Sabotage`]).
 //!
-//! The example writer ([`writer`]) is also a program of its own, `examples/writer.rs`; [`bench`] is the load with the
+//! The example writer ([`writer`]) is also a program of its own, `examples/writer.rs`; [`mod@bench`] is the load with the
 //! same checks against any URL.
 
 pub mod bench;

@@ -1,7 +1,8 @@
-//! What clients and pods write down while a demo runs; the checks ([`check`](super::check)) work on nothing else.
+//! What clients and pods write down while a demo runs; the checks ([`check`](mod@super::check)) work on nothing else.
 
 use std::sync::Arc;
 
+use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
 use serde::{Deserialize, Serialize};
 
 use super::clock::Nanos;
@@ -16,16 +17,16 @@ pub type Key = u32;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Appended {
     /// The log that it is in.
-    pub partition: u32,
+    pub partition: PartitionId,
     /// Where in the log. Grows with every record.
     #[serde(skip)]
     pub offset: u64,
     /// The epoch under which the pod accepted the request.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The pod that wrote it.
     pub pod: Arc<str>,
     /// Which life of the pod.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// The request.
     pub request: RequestId,
     /// The key.
@@ -48,7 +49,7 @@ pub struct Exchange {
     /// Whose value it was about.
     pub key: Key,
     /// Where the client sent it.
-    pub partition: u32,
+    pub partition: PartitionId,
     /// What it was.
     pub kind: Kind,
     /// When it was to be sent: earlier than `sent_at` if the client was behind its rate.
@@ -60,7 +61,7 @@ pub struct Exchange {
     /// What came of it.
     pub outcome: Outcome,
     /// Who says that it answered, and under which epoch.
-    pub answered_by: Option<(Arc<str>, u64)>,
+    pub answered_by: Option<(Arc<str>, Epoch)>,
     /// It was one of several that were sent without waiting for answers.
     pub burst: Option<Burst>,
 }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::{Phase, PodRecord};
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::{CutoverTimes, DataPlane};
-use segue_coordination::store::keys::Partition;
 use segue_proxy::table::Table;
 use tokio::time::Instant;
 
@@ -17,7 +17,7 @@ use super::witness::Witness;
 pub(super) struct EarlySwitch {
     table: Arc<Table>,
     witness: Witness,
-    early: Mutex<HashMap<Partition, Early>>,
+    early: Mutex<HashMap<PartitionId, Early>>,
 }
 
 /// A partition that was switched early.
@@ -35,12 +35,12 @@ impl EarlySwitch {
         EarlySwitch { table, witness, early: Mutex::default() }
     }
 
-    fn early(&self) -> MutexGuard<'_, HashMap<Partition, Early>> {
+    fn early(&self) -> MutexGuard<'_, HashMap<PartitionId, Early>> {
         self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Who is to get the partition.
-    fn planned(&self, partition: Partition, old: &Target) -> Option<Early> {
+    fn planned(&self, partition: PartitionId, old: &Target) -> Option<Early> {
         let seen = self.witness.seen();
         let handoff = seen.handoffs.get(&partition).filter(|handoff| handoff.phase < Phase::Switching)?;
         let pod = seen.pods.get(&handoff.new_owner)?.clone();
@@ -56,7 +56,7 @@ impl DataPlane for EarlySwitch {
         Table::set_partitions(&self.table, partitions);
     }
 
-    fn stage(&self, partition: Partition) -> (Stage, Option<Instant>) {
+    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
         let mut all = self.early();
         if let (Stage::Open(old), _) = self.table.stage(partition)
             && !all.contains_key(&partition)
@@ -73,14 +73,14 @@ impl DataPlane for EarlySwitch {
         (if early.held { Stage::Held } else { Stage::Open(early.old.clone()) }, None)
     }
 
-    fn stop(&self, partition: Partition, cause: HoldCause) {
+    fn stop(&self, partition: PartitionId, cause: HoldCause) {
         match self.early().get_mut(&partition) {
             Some(early) => early.held = true,
             None => Table::stop(&self.table, partition, cause),
         }
     }
 
-    fn switch(&self, partition: Partition, target: &Target, pod: &PodRecord, without_lease: bool) {
+    fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool) {
         match self.early().remove(&partition) {
             Some(early) if early.switched && early.new == *target => {}
             early => {
@@ -92,15 +92,15 @@ impl DataPlane for EarlySwitch {
         }
     }
 
-    fn name_cause(&self, partition: Partition, cause: HoldCause) {
+    fn name_cause(&self, partition: PartitionId, cause: HoldCause) {
         DataPlane::name_cause(&*self.table, partition, cause);
     }
 
-    fn retry_now(&self, partition: Partition) {
+    fn retry_now(&self, partition: PartitionId) {
         DataPlane::retry_now(&*self.table, partition);
     }
 
-    fn sever(&self, partition: Partition) -> u64 {
+    fn sever(&self, partition: PartitionId) -> u64 {
         DataPlane::sever(&*self.table, partition)
     }
 
@@ -108,7 +108,7 @@ impl DataPlane for EarlySwitch {
         Table::trust_until(&self.table, until);
     }
 
-    fn take_times(&self, partition: Partition) -> Option<CutoverTimes> {
+    fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes> {
         DataPlane::take_times(&*self.table, partition)
     }
 }

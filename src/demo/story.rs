@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
 use segue_coordination::router::CutoverTimes;
 use serde::Serialize;
 
@@ -28,7 +29,7 @@ pub struct Told {
     /// Every time that requests flowed again after a stop.
     pub holds: Vec<Hold>,
     /// Pods that were cut off, by name and incarnation: when.
-    pub crashed: HashMap<(String, u64), Nanos>,
+    pub crashed: HashMap<(String, Incarnation), Nanos>,
     /// Which coordinator leads.
     pub leader: Option<String>,
     /// Handoffs in flight.
@@ -65,11 +66,11 @@ pub struct Hold {
     /// Which router.
     pub router: u32,
     /// The partition.
-    pub partition: u32,
+    pub partition: PartitionId,
     /// Where it leads now.
     pub pod: String,
     /// Under which epoch.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// How it went.
     pub times: CutoverTimes,
     /// When that was known, a little after the fact.
@@ -128,7 +129,8 @@ impl Story {
         let Some(began) = told.steps.last().map(|step| self.began + step.at_ms * 1_000_000) else { return };
         let changes: Vec<_> =
             changes(&told, seen).filter(|(hold, change, _)| hold.at >= began && change.moved()).collect();
-        let moved: HashSet<(u32, u64)> = changes.iter().map(|(hold, ..)| (hold.partition, hold.epoch)).collect();
+        let moved: HashSet<(PartitionId, Epoch)> =
+            changes.iter().map(|(hold, ..)| (hold.partition, hold.epoch)).collect();
         let pauses: Vec<Duration> = changes.iter().map(|(.., pause)| *pause).collect();
         let handoffs = moved.len() as u64;
         if let Some(step) = told.steps.last_mut() {
@@ -153,7 +155,7 @@ impl Change {
 pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change, Duration)> {
     let mut newest = HashMap::new();
     told.holds.iter().map(move |hold| {
-        let known: &mut u64 = newest.entry((hold.router, hold.partition)).or_default();
+        let known: &mut Epoch = newest.entry((hold.router, hold.partition)).or_default();
         let is_new = hold.epoch > *known;
         *known = hold.epoch.max(*known);
         let pause = hold.times.pause;
@@ -183,20 +185,27 @@ pub fn windows(told: &Told) -> Windows {
 
 #[cfg(test)]
 mod tests {
+
+    use segue_coordination::protocol::ids::Revision;
+
     use super::*;
+
+    const I7: Incarnation = Incarnation::registered_at(Revision::new(7));
+    const I8: Incarnation = Incarnation::registered_at(Revision::new(8));
+    const P1: PartitionId = PartitionId::new(1);
 
     fn hold(router: u32, epoch: u64, at: Nanos) -> Hold {
         let times = CutoverTimes { pause: Duration::from_nanos(5), ..CutoverTimes::default() };
-        Hold { router, partition: 1, pod: "w".into(), epoch, times, at }
+        Hold { router, partition: P1, pod: "w".into(), epoch: epoch.into(), times, at }
     }
 
     #[test]
     fn a_cutover_stays_one_when_its_old_owner_is_cut_off_later() {
         let (mut told, mut seen) = (Told::default(), Seen::default());
-        seen.before.insert((1, 2), ("a".into(), 7));
-        seen.before.insert((1, 3), ("b".into(), 8));
-        told.crashed.insert(("a".into(), 7), 250);
-        told.crashed.insert(("b".into(), 8), 260);
+        seen.before.insert((P1, Epoch::new(2)), ("a".into(), I7));
+        seen.before.insert((P1, Epoch::new(3)), ("b".into(), I8));
+        told.crashed.insert(("a".into(), I7), 250);
+        told.crashed.insert(("b".into(), I8), 260);
         told.holds = vec![hold(0, 1, 100), hold(0, 2, 200), hold(1, 2, 201), hold(0, 2, 210), hold(0, 3, 300)];
         let found: Vec<(Change, u128)> =
             changes(&told, &seen).map(|(_, change, pause)| (change, pause.as_nanos())).collect();

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use segue_coordination::protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId, Revision};
 use segue_coordination::protocol::records::{Assignment, Handoff, PodRecord};
-use segue_coordination::store::data::{Keys, LeaseId, Op, Revision, Snapshot, Txn, TxnOutcome};
-use segue_coordination::store::keys::{KeyName, Keyspace, Partition};
+use segue_coordination::store::data::{Keys, Op, Snapshot, Txn, TxnOutcome};
+use segue_coordination::store::keys::{KeyName, Keyspace};
 use segue_coordination::store::{Store, StoreError, Watch};
 
 use super::check::{Owners, Ownership};
@@ -31,15 +32,15 @@ pub struct Seen {
     /// Who owned what.
     pub owners: Owners,
     /// The last word on each partition's owner.
-    pub assignments: HashMap<Partition, Assignment>,
+    pub assignments: HashMap<PartitionId, Assignment>,
     /// The last record of each partition's handoff, unless its deletion was seen after it.
-    pub handoffs: HashMap<Partition, Handoff>,
+    pub handoffs: HashMap<PartitionId, Handoff>,
     /// The last registration under each name.
     pub pods: HashMap<String, PodRecord>,
     /// How many partitions have changed from one owner to another.
     pub moved: u64,
     /// For each partition and epoch, the owner before it.
-    pub before: HashMap<(Partition, u64), (String, Revision)>,
+    pub before: HashMap<(PartitionId, Epoch), (String, Incarnation)>,
 }
 
 impl Witness {
@@ -163,16 +164,23 @@ impl Store for Witness {
 
 #[cfg(test)]
 mod tests {
-    use segue_coordination::protocol::records::{AssignmentStatus, encode};
+    use segue_coordination::protocol::records::encode;
     use segue_coordination::store::MemoryStore;
     use segue_coordination::store::data::Compare;
 
     use super::*;
 
+    const I10: Incarnation = Incarnation::registered_at(Revision::new(10));
+    const P4: PartitionId = PartitionId::new(4);
+
+    fn life(number: u64) -> Incarnation {
+        Incarnation::registered_at(Revision::new(number))
+    }
+
     fn flip(keys: &Keyspace, owner: &str, epoch: u64, guard: Compare) -> Txn {
-        let (partition, incarnation, status) = (4, epoch * 10, AssignmentStatus::Active);
-        let assignment = Assignment { partition, owner: owner.into(), incarnation, status, epoch };
-        let put = Op::Put { key: keys.assignment(4), value: encode(&assignment), lease: None };
+        let (partition, incarnation) = (P4, life(epoch * 10));
+        let assignment = Assignment::new(partition, owner, incarnation, epoch.into());
+        let put = Op::Put { key: keys.assignment(partition), value: encode(&assignment), lease: None };
         Txn { when: vec![guard], then: vec![put], otherwise: None }
     }
 
@@ -180,8 +188,8 @@ mod tests {
     async fn only_flips_that_took_place_are_owners() {
         let keys = Keyspace::new("/segue/", "default");
         let witness = Witness::new(Arc::new(MemoryStore::new()), keys.clone());
-        let absent = || Compare::created_at(keys.assignment(4), 0);
-        let present = || Compare::not_created_at(keys.assignment(4), 0);
+        let absent = || Compare::created_at(keys.assignment(P4), Revision::ZERO);
+        let present = || Compare::not_created_at(keys.assignment(P4), Revision::ZERO);
         witness.commit(flip(&keys, "a", 1, absent())).await.unwrap();
         witness.commit(flip(&keys, "never", 2, absent())).await.unwrap();
         let fallback =
@@ -189,8 +197,8 @@ mod tests {
         witness.commit(fallback).await.unwrap();
 
         let seen = witness.seen();
-        assert_eq!(seen.assignments[&4].owner, "b");
-        assert_eq!(seen.before[&(4, 2)], ("a".to_owned(), 10));
+        assert_eq!(seen.assignments[&P4].owner, "b");
+        assert_eq!(seen.before[&(P4, Epoch::new(2))], ("a".to_owned(), I10));
         assert_eq!(seen.moved, 1);
     }
 }

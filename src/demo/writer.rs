@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use segue_coordination::pod::PodState;
+use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use tokio::sync::watch;
 
 pub use service::{WriterService, names};
@@ -67,7 +68,7 @@ struct Inner {
     /// What is known of the pod that this writer is.
     pod: OnceLock<watch::Receiver<PodState>>,
     /// The state of each partition that it owns or is about to, with the handoff by which it comes.
-    caches: Mutex<HashMap<u32, (u64, SharedCache)>>,
+    caches: Mutex<HashMap<PartitionId, (HandoffId, SharedCache)>>,
     /// For [`Mishap`]s, which befall every so-manyth write.
     writes: AtomicU64,
 }
@@ -81,7 +82,7 @@ struct Cache {
     /// The log has been read up to here.
     read_to: u64,
     /// The last epoch at which it served; earlier ones are shut out of the log.
-    claimed: u64,
+    claimed: Epoch,
 }
 
 /// The state of a key.
@@ -101,9 +102,9 @@ pub struct Entry {
 #[derive(Debug, Clone)]
 pub struct Write {
     /// The partition and the epoch under which the request came.
-    pub partition: u32,
+    pub partition: PartitionId,
     /// See `partition`.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The request.
     pub request: RequestId,
     /// The key.
@@ -134,8 +135,8 @@ impl Writer {
         let _ = self.inner.pod.set(state);
     }
 
-    fn incarnation(&self) -> u64 {
-        self.inner.pod.get().map_or(0, |state| state.borrow().incarnation)
+    fn incarnation(&self) -> Incarnation {
+        self.inner.pod.get().map_or(Incarnation::NONE, |state| state.borrow().incarnation)
     }
 
     /// How it behaves.
@@ -144,7 +145,7 @@ impl Writer {
     }
 
     /// Reads the partition's log from its beginning. Whoever owns the partition still writes to it.
-    pub fn warm(&self, partition: u32, handoff: u64) -> io::Result<()> {
+    pub fn warm(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let mut cache = Cache::default();
         cache.apply(self.inner.log.read(partition, 0)?);
         lock(&self.inner.caches).insert(partition, (handoff, Arc::new(Mutex::new(cache))));
@@ -152,7 +153,7 @@ impl Writer {
     }
 
     /// Reads what was added to the log since. Nobody writes to it now.
-    pub fn sync(&self, partition: u32, handoff: u64) -> io::Result<()> {
+    pub fn sync(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let known = lock(&self.inner.caches).get(&partition).cloned();
         let Some((_, cache)) = known.filter(|(by, _)| *by == handoff) else { return self.warm(partition, handoff) };
         let mut cache = lock(&cache);
@@ -162,7 +163,7 @@ impl Writer {
     }
 
     /// Forgets the partition, unless it is on its way here again.
-    pub fn release(&self, partition: u32, handoff: u64) {
+    pub fn release(&self, partition: PartitionId, handoff: HandoffId) {
         let mut caches = lock(&self.inner.caches);
         if caches.get(&partition).is_some_and(|(by, _)| *by == handoff) {
             caches.remove(&partition);
@@ -171,7 +172,7 @@ impl Writer {
 
     /// Before anything is done at an epoch: shuts earlier ones out of the log, and reads what the last of them wrote until
     /// then. Once an epoch.
-    pub fn claim(&self, partition: u32, epoch: u64) -> io::Result<()> {
+    pub fn claim(&self, partition: PartitionId, epoch: Epoch) -> io::Result<()> {
         let Some(cache) = self.cache(partition) else { return Ok(()) };
         let mut cache = lock(&cache);
         if epoch > cache.claimed {
@@ -212,7 +213,7 @@ impl Writer {
     }
 
     /// The state of a key as this pod knows it. `None`: this pod has no state of the partition.
-    pub fn read(&self, partition: u32, key: &str) -> Option<Option<Entry>> {
+    pub fn read(&self, partition: PartitionId, key: &str) -> Option<Option<Entry>> {
         let cache = self.cache(partition)?;
         let entry = lock(&cache).entries.get(key).cloned();
         Some(entry)
@@ -229,7 +230,7 @@ impl Writer {
         if happens { self.inner.settings.mishap } else { Mishap::None }
     }
 
-    fn cache(&self, partition: u32) -> Option<SharedCache> {
+    fn cache(&self, partition: PartitionId) -> Option<SharedCache> {
         lock(&self.inner.caches).get(&partition).map(|(_, cache)| cache.clone())
     }
 }
@@ -250,55 +251,63 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+
+    use segue_coordination::protocol::ids::Revision;
+
     use super::*;
+
+    const H8: HandoffId = HandoffId::created_at(Revision::new(8));
+    const H9: HandoffId = HandoffId::created_at(Revision::new(9));
+    const P3: PartitionId = PartitionId::new(3);
 
     fn write(writer: &Writer, sequence: u64) -> Option<u64> {
         let (key, value) = ("k".into(), format!("v{sequence}").into());
-        let write = Write { partition: 3, epoch: 1, request: sequence, key, sequence, value, accepted_at: 0 };
+        let write =
+            Write { partition: P3, epoch: Epoch::new(1), request: sequence, key, sequence, value, accepted_at: 0 };
         writer.write(write).unwrap()
     }
 
     fn sees(writer: &Writer) -> u64 {
-        writer.read(3, "k").unwrap().map_or(0, |entry| entry.highest)
+        writer.read(P3, "k").unwrap().map_or(0, |entry| entry.highest)
     }
 
     #[test]
     fn a_new_owner_sees_all_writes_once_it_is_warm_and_has_read_the_tail() {
         let log = Log::in_memory();
         let [old, new] = ["old", "new"].map(|name| Writer::new(name, log.clone(), WriterSettings::default()));
-        old.warm(3, 9).unwrap();
+        old.warm(P3, H9).unwrap();
         write(&old, 1);
-        new.warm(3, 9).unwrap();
+        new.warm(P3, H9).unwrap();
         write(&old, 2);
         assert_eq!(sees(&new), 1, "the old owner went on");
-        new.sync(3, 9).unwrap();
+        new.sync(P3, H9).unwrap();
         assert_eq!(sees(&new), 2);
         write(&new, 3);
-        assert_eq!(new.read(3, "k").unwrap().unwrap().value, "v3".into());
+        assert_eq!(new.read(P3, "k").unwrap().unwrap().value, "v3".into());
     }
 
     #[test]
     fn two_writers_do_not_see_each_other() {
         let log = Log::in_memory();
         let [one, other] = ["one", "other"].map(|name| Writer::new(name, log.clone(), WriterSettings::default()));
-        one.warm(3, 9).unwrap();
-        other.warm(3, 9).unwrap();
+        one.warm(P3, H9).unwrap();
+        other.warm(P3, H9).unwrap();
         write(&one, 1);
         write(&other, 2);
         write(&one, 1);
         assert_eq!((sees(&one), sees(&other)), (1, 2));
-        assert_eq!(log.read(3, 0).unwrap().records.len(), 3);
+        assert_eq!(log.read(P3, 0).unwrap().records.len(), 3);
     }
 
     #[test]
     fn without_state_there_is_nothing_to_serve() {
         let writer = Writer::new("w", Log::in_memory(), WriterSettings::default());
         assert_eq!(write(&writer, 1), None);
-        writer.warm(3, 9).unwrap();
+        writer.warm(P3, H9).unwrap();
         assert_eq!(write(&writer, 1), Some(0));
-        writer.release(3, 8);
+        writer.release(P3, H8);
         assert_eq!(write(&writer, 2), Some(1), "that was another handoff's state");
-        writer.release(3, 9);
-        assert_eq!(writer.read(3, "k"), None);
+        writer.release(P3, H9);
+        assert_eq!(writer.read(P3, "k"), None);
     }
 }

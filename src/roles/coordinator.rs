@@ -98,3 +98,14 @@ impl Part for CoordinatorPart {
         json!({ "leads": status.leads, "not_ready": status.not_ready, "notices": status.notices })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_that_says_nothing_is_that_of_a_file_that_says_nothing() {
+        let config = config::parse("segue.toml", "[coordinator]\n", [], "host-1").unwrap();
+        assert_eq!(settings(&config.coordinator.unwrap()).policy, Policy::default());
+    }
+}

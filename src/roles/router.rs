@@ -2,12 +2,15 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use segue_config as config;
+use segue_coordination::participant::lease_now;
+use segue_coordination::protocol::ids::PartitionId;
+use segue_coordination::protocol::records::Partitioner;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss, Stage};
 use segue_coordination::router::{
     DataPlane as _, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
@@ -18,7 +21,7 @@ use segue_proxy::hash::KeyHash;
 use segue_proxy::metrics::Metrics;
 use segue_proxy::partition::{KeyFrom, Locator, PartitionSource, PathTemplate};
 use segue_proxy::server::{Server, ServerHandle};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings};
 use segue_proxy::table::{StashLimits, Table};
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
@@ -36,6 +39,7 @@ use crate::metrics::{ResyncMetrics, RouterMetrics};
 pub struct BoundRouter {
     server: Server,
     section: config::Router,
+    admin: Option<String>,
     pods: Option<ClientTls>,
 }
 
@@ -76,9 +80,11 @@ impl Control {
 }
 
 impl BoundRouter {
-    /// Binds the address that clients connect to, or takes over listeners that have it.
+    /// Binds the address that clients connect to, or takes over listeners that have it. `admin`: where others reach this
+    /// process's admin endpoint.
     pub fn bind(
         section: &config::Router,
+        admin: Option<String>,
         certificates: &Certificates,
         listeners: Vec<TcpListener>,
     ) -> anyhow::Result<Self> {
@@ -86,6 +92,8 @@ impl BoundRouter {
             listen: section.listen.to_string(),
             workers: section.workers.map_or(0, usize::from),
             max_connections: section.limits.max_connections,
+            max_streams_per_connection: section.limits.max_streams_per_connection,
+            max_in_flight_per_client: section.limits.max_in_flight_per_client,
             header_read_timeout: section.limits.header_read_timeout,
             max_header_bytes: section.limits.max_header_bytes,
             tls: certificates.router.clone(),
@@ -93,6 +101,7 @@ impl BoundRouter {
         Ok(BoundRouter {
             server: Server::adopt(settings, listeners)?,
             section: section.clone(),
+            admin,
             pods: certificates.upstream.clone(),
         })
     }
@@ -102,7 +111,7 @@ impl BoundRouter {
         self.server.duplicates()
     }
 
-    /// Starts its side of the protocol. `handover`: what its status says of taking over and being succeeded.
+    /// Starts its side of the protocol. `hot_restart`: what its status says of one.
     pub fn start(
         self,
         store: Arc<dyn Store>,
@@ -110,15 +119,15 @@ impl BoundRouter {
         keys: Keyspace,
         registry: &mut Registry,
         resyncs: ResyncMetrics,
-        handover: watch::Receiver<Option<String>>,
+        hot_restart: watch::Receiver<Option<String>>,
     ) -> anyhow::Result<JoiningRouter> {
         let section = self.section;
         let (table, notices) = Table::new(self.server.workers(), stash_limits(&section.stash));
         let forwarded = Metrics::new(self.server.workers());
         forwarded.register(registry);
         let metrics = Arc::new(RouterMetrics::new(registry, resyncs));
-        let (stash_depth, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
-        registry.register("stash_depth", "Requests that wait", stash_depth.clone());
+        let (stash_requests, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
+        registry.register("stash_requests", "Requests that wait", stash_requests.clone());
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
         let help = "Pods that take nothing they are sent; /status names them";
         registry.register("outlier_pods", help, outliers.clone());
@@ -126,11 +135,19 @@ impl BoundRouter {
         let (sender, status) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
         let observer: Arc<dyn RouterObserver> = metrics.clone();
-        let settings = router_settings(&section);
+        let settings = router_settings(&section, self.admin);
         let ports = RouterPorts { plane: table.clone(), notices, observer, status: sender };
         let shell = tokio::spawn(run_router(store, keys, settings, ports, shutdown.clone()));
-        let part =
-            RouterPart { name: section.name, table, status, metrics, stash_depth, stash_bytes, outliers, handover };
+        let part = RouterPart {
+            name: section.name,
+            table,
+            status,
+            metrics,
+            stash_requests,
+            stash_bytes,
+            outliers,
+            hot_restart,
+        };
         let control = Control { shutdown, shell };
         let drain_timeout = section.drain.timeout;
         Ok(JoiningRouter { server: self.server, forward, forwarded, part: Arc::new(part), control, drain_timeout })
@@ -178,7 +195,7 @@ pub enum Leaving {
     /// Nobody: connections on which nothing is asked are closed.
     Ends,
     /// Another process, which has the listeners: nobody is sent there before his next answer.
-    HandsOver,
+    Replaced,
 }
 
 impl RouterRole {
@@ -198,7 +215,7 @@ impl RouterRole {
         });
         match leaving {
             Leaving::Ends => self.server.shutdown(deadline).await,
-            Leaving::HandsOver => self.server.hand_over(deadline).await,
+            Leaving::Replaced => self.server.shutdown_replaced(deadline).await,
         }
         refusing.abort();
         self.control.end().await;
@@ -215,7 +232,7 @@ fn stash_limits(section: &config::Stash) -> StashLimits {
     }
 }
 
-fn router_settings(section: &config::Router) -> RouterSettings {
+fn router_settings(section: &config::Router, admin: Option<String>) -> RouterSettings {
     RouterSettings {
         name: section.name.clone(),
         lease_ttl: section.lease_ttl,
@@ -230,7 +247,36 @@ fn router_settings(section: &config::Router) -> RouterSettings {
             config::OnDrainTimeout::Sever => OnDrainTimeout::Sever,
             config::OnDrainTimeout::Cancel => OnDrainTimeout::Cancel,
         },
+        admin,
+        partitioner: Some(partitioner(&section.partition)),
+        request_timeout: section.upstream.request_timeout,
     }
+}
+
+/// How the section maps requests to partitions, in the form in which routers compare it.
+fn partitioner(section: &config::Partition) -> Partitioner {
+    let config::Partition::Key { source, hash } = section else {
+        return Partitioner::NUMBER;
+    };
+    let key = match source {
+        config::KeySource::Header(name) => format!("header:{name}"),
+        config::KeySource::Query(name) => format!("query:{name}"),
+        config::KeySource::Cookie(name) => format!("cookie:{name}"),
+        config::KeySource::Path(template) => format!("path:{}", path(template)),
+    };
+    let hash = match hash {
+        config::Hash::Murmur2 => "murmur2",
+        config::Hash::Crc32 => "crc32",
+        config::Hash::Fnv1a => "fnv1a",
+        config::Hash::Xxh3 => "xxh3",
+    };
+    Partitioner::Key { key, hash: hash.to_owned() }
+}
+
+fn path(template: &config::PathTemplate) -> String {
+    let before = template.before.iter().map(String::as_str);
+    let segments = before.chain(["{key}"]).chain(template.after.iter().map(String::as_str));
+    segments.fold(String::new(), |path, segment| path + "/" + segment)
 }
 
 fn forward_settings(
@@ -244,6 +290,7 @@ fn forward_settings(
         router: section.name.clone(),
         keyspace: keyspace.to_owned(),
         locator: locator(&section.partition)?,
+        trust_forwarded: section.trust_forwarded,
         max_body_bytes: section.limits.max_body_bytes,
         upstream: UpstreamSettings {
             protocol: match upstream.protocol {
@@ -254,8 +301,11 @@ fn forward_settings(
             connect_timeout: upstream.connect_timeout,
             request_timeout: upstream.request_timeout,
             idle_timeout: upstream.idle_timeout,
+            min_upload_rate: section.limits.min_upload_rate as u64,
+            upload_grace: UPLOAD_GRACE,
             max_idle_per_pod: upstream.max_idle_per_pod,
             max_in_flight_per_pod: upstream.max_in_flight_per_pod.div_ceil(workers),
+            max_header_bytes_http2: upstream.max_header_bytes_http2,
             tls: pods,
         },
     })
@@ -272,10 +322,11 @@ fn locator(section: &config::Partition) -> anyhow::Result<Locator> {
                 config::KeySource::Query(name) => KeyFrom::Query(name.clone()),
                 config::KeySource::Cookie(name) => KeyFrom::Cookie(name.clone()),
                 config::KeySource::Path(template) => {
-                    let segments = template.before.iter().map(String::as_str).chain(["{key}"]);
-                    let segments = segments.chain(template.after.iter().map(String::as_str));
-                    let path = segments.fold(String::new(), |path, segment| path + "/" + segment);
-                    KeyFrom::Path(path.parse::<PathTemplate>().context("router.partition.key.path")?)
+                    let parsed = path(template).parse::<PathTemplate>().context("router.partition.key.path")?;
+                    KeyFrom::Path(match template.ambiguous {
+                        config::AmbiguousPaths::Reject => parsed,
+                        config::AmbiguousPaths::Pass => parsed.passing_ambiguous(),
+                    })
                 }
             };
             let hash = match hash {
@@ -292,11 +343,11 @@ fn locator(section: &config::Partition) -> anyhow::Result<Locator> {
 #[derive(Debug)]
 struct RouterPart {
     name: String,
-    handover: watch::Receiver<Option<String>>,
+    hot_restart: watch::Receiver<Option<String>>,
     table: Arc<Table>,
     status: watch::Receiver<RouterStatus>,
     metrics: Arc<RouterMetrics>,
-    stash_depth: Gauge,
+    stash_requests: Gauge,
     stash_bytes: Gauge,
     outliers: Gauge,
 }
@@ -319,7 +370,7 @@ impl Part for RouterPart {
 
     fn status(&self) -> Value {
         let status = self.status.borrow();
-        let partitions = (0..self.table.partitions()).map(|partition| {
+        let partitions = PartitionId::all(self.table.partitions()).map(|partition| {
             let (stage, _) = self.table.stage(partition);
             let (stashed, stashed_bytes) = self.table.stashed(partition);
             let (stage, target) = match stage {
@@ -351,7 +402,7 @@ impl Part for RouterPart {
         });
         json!({
             "name": self.name,
-            "handover": *self.handover.borrow(),
+            "hot_restart": *self.hot_restart.borrow(),
             "outliers": outliers.collect::<Vec<_>>(),
             "not_ready": status.not_ready,
             "incarnation": status.incarnation,
@@ -362,16 +413,26 @@ impl Part for RouterPart {
     }
 
     fn refresh(&self) {
-        let (depth, bytes) = (0..self.table.partitions())
+        let (depth, bytes) = PartitionId::all(self.table.partitions())
             .map(|partition| self.table.stashed(partition))
             .fold((0, 0), |(depth, bytes), (waiting, size)| (depth + waiting, bytes + size));
-        self.stash_depth.set(depth as i64);
+        self.stash_requests.set(depth as i64);
         self.stash_bytes.set(bytes as i64);
         self.outliers.set(self.table.outliers().len() as i64);
-        self.metrics.set_lease_remaining(lease_remaining(&self.status.borrow()));
+        self.metrics.set_lease_trusted_until(lease_trusted_until(&self.status.borrow()));
+    }
+}
+
+/// Returns until when the lease may be trusted, in seconds of Unix time; 0 before the first lease.
+fn lease_trusted_until(status: &RouterStatus) -> f64 {
+    let Some(until) = status.trusted_until else { return 0.0 };
+    let (lease, unix) = (lease_now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
+    match until.checked_duration_since(lease) {
+        Some(left) => unix + left.as_secs_f64(),
+        None => unix - lease.saturating_duration_since(until).as_secs_f64(),
     }
 }
 
 fn lease_remaining(status: &RouterStatus) -> Duration {
-    status.trusted_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+    status.trusted_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(lease_now()))
 }

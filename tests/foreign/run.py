@@ -45,7 +45,7 @@ class World:
         self.nginx1 = site("nginx1", {name: ports[name, False] for name in "ab"}, protocol="http1")
         self.nginx2 = site("nginx2", {name: ports[name, True] for name in "ab"}, protocol="http2")
         # Nobody serves there, so that everything is held.
-        self.nobody = site("nobody", {}, limits='[router.stash]\nmax_wait = "1s"')
+        self.nobody = site("nobody", {}, limits='[router.stash]\nmax_wait = "2s"')
         served = (self.aiohttp, self.direct, self.grpc, self.websockets, self.nginx1, self.nginx2)
         await asyncio.gather(*(one.ready() for one in served))
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes the Dockerfile's base images on a machine that reaches no container registry: Debian by debootstrap, Rust from
-# that and the installed toolchain, each under the name that the Dockerfile gives it. An image that is there stays.
+# Makes the base images that the Dockerfiles name (of the image, and of the helpers of its test) on a machine that reaches
+# no container registry: Debian by debootstrap, Rust from that and the installed toolchain. An image that is there stays.
 #
 # With BASES=pull it does nothing: `docker build` pulls them.
 set -euo pipefail
 
 readonly here=${BASH_SOURCE[0]%/*}
-readonly dockerfile=$here/../../Dockerfile
+readonly dockerfiles=("$here/../../Dockerfile" "$here/Dockerfile")
 readonly label=dev.segue.made-by=tests/image/bases.sh
 
 say() { echo "bases: $*" >&2; }
@@ -15,13 +15,13 @@ die() { say "$*"; exit 1; }
 [ "${BASES:-make}" = pull ] && exit 0
 
 # `FROM rust:1.95-bookworm AS build` → `rust:1.95-bookworm`
-base_named() { sed -nE "s/^FROM ($1:[^ ]+).*/\1/p" "$dockerfile" | sort -u; }
+base_named() { sed -nE "s/^FROM ($1:[^ ]+).*/\1/p" "${dockerfiles[@]}" | sort -u; }
 there() { docker image inspect "$1" >/dev/null 2>&1; }
 
 debian=$(base_named debian)
 rust=$(base_named rust)
 if [ -z "$debian" ] || [ -z "$rust" ] || [ "$(wc -l <<<"$debian$rust")" != 1 ]; then
-  die "expected one 'debian:…' and one 'rust:…' in the Dockerfile, found '$debian' and '$rust'"
+  die "expected one 'debian:…' and one 'rust:…' in the Dockerfiles, found '$debian' and '$rust'"
 fi
 { there "$debian" && there "$rust"; } && exit 0
 
@@ -69,7 +69,7 @@ make_rust() {
   version=${version%%-*}
   case $(rustc --version) in
     "rustc $version".*) ;;
-    *) die "the Dockerfile wants $rust, the toolchain here is $(rustc --version)" ;;
+    *) die "the Dockerfiles want $rust, the toolchain here is $(rustc --version)" ;;
   esac
   say "making $rust from it and the installed toolchain"
 

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::certificates::Issued;
+use crate::process::send_signal;
 
 /// How long an etcd may take to answer. Two cores full of other tests have needed several seconds.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -158,7 +159,7 @@ impl Etcd {
 
     /// Stops it without closing a connection (SIGSTOP): the way a stuck machine looks from outside.
     pub fn pause(&self) {
-        let threads = PathBuf::from(format!("/proc/{}/task", self.signal("-STOP")));
+        let threads = PathBuf::from(format!("/proc/{}/task", self.signal("STOP")));
         // Each of its threads stops at its own next chance; until then it still answers.
         while fs::read_dir(&threads).is_ok_and(|mut all| all.any(|thread| thread.is_ok_and(|it| runs(&it.path())))) {
             thread::sleep(Duration::from_millis(1));
@@ -167,7 +168,7 @@ impl Etcd {
 
     /// Lets it go on after [`pause`](Self::pause).
     pub fn resume(&self) {
-        self.signal("-CONT");
+        self.signal("CONT");
     }
 
     /// One value of its Prometheus metrics; `None` if there is none of this name (labels included).
@@ -177,12 +178,11 @@ impl Etcd {
         line.rsplit(' ').next()?.trim().parse().ok()
     }
 
-    fn signal(&self, signal: &str) -> String {
+    fn signal(&self, signal: &str) -> u32 {
         let process = self.process();
-        let pid = process.as_ref().expect("etcd is running").etcd.id().to_string();
-        let status = Command::new("kill").args([signal, &pid]).status().unwrap();
-        assert!(status.success(), "kill {signal} {pid}: {status}");
-        pid
+        let etcd = &process.as_ref().expect("etcd is running").etcd;
+        send_signal(etcd, signal).unwrap_or_else(|error| panic!("cannot signal etcd: {error}"));
+        etcd.id()
     }
 
     fn process(&self) -> MutexGuard<'_, Option<Process>> {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// How long anything may take that happens at once on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -47,8 +49,7 @@ impl Process {
 
     /// Sends it a signal, by name.
     pub fn signal(&self, signal: &str) {
-        let sent = Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()).status();
-        assert!(sent.unwrap().success(), "cannot signal {}", self.name);
+        send_signal(&self.child, signal).unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.name));
     }
 
     /// Ends it the hard way.
@@ -94,6 +95,23 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Sends a signal, given by its name without `SIG`.
+pub(crate) fn send_signal(child: &Child, signal: &str) -> std::io::Result<()> {
+    let signal = match signal {
+        "CONT" => Signal::CONT,
+        "HUP" => Signal::HUP,
+        "INT" => Signal::INT,
+        "KILL" => Signal::KILL,
+        "QUIT" => Signal::QUIT,
+        "STOP" => Signal::STOP,
+        "TERM" => Signal::TERM,
+        "USR1" => Signal::USR1,
+        "USR2" => Signal::USR2,
+        _ => return Err(std::io::Error::other(format!("unknown signal {signal:?}"))),
+    };
+    Ok(kill_process(Pid::from_child(child), signal)?)
 }
 
 /// An address on loopback that was free a moment ago.

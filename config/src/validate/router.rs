@@ -7,6 +7,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use http::HeaderName;
 
@@ -15,27 +16,30 @@ use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
 use crate::validated::{
-    Drain, Hash, KeySource, Limits, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Protocol, Router, Stash,
-    Upstream,
+    AmbiguousPaths, Drain, Hash, KeySource, Limits, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Protocol,
+    Router, Stash, Upstream,
 };
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 pub(super) fn router(r: &mut Reader<'_>) -> Router {
+    let lease_ttl = r.lease("router.lease_ttl", seconds(15));
+    let stash = stash(r);
     let on_store_loss = [("auto", OnStoreLoss::Auto), ("fence", OnStoreLoss::Fence), ("serve", OnStoreLoss::Serve)];
     Router {
         name: r.role_name("router.name"),
         listen: r.listen("router.listen", local(8080)),
-        lease_ttl: r.lease("router.lease_ttl", seconds(15)),
+        lease_ttl,
         on_store_loss: r.choice("router.on_store_loss", &on_store_loss, OnStoreLoss::Auto),
         tls: tls::server(r, &TLS),
         workers: NonZeroUsize::new(r.integer("router.workers", 0..=1024, 0)),
-        handover: r.read(HANDOVER, |value| handover(text(value, EXPECTED_SOCKET)?)),
+        trust_forwarded: r.boolean("router.trust_forwarded", false),
+        hot_restart_socket: r.read(HOT_RESTART_SOCKET, |value| socket_path(text(value, EXPECTED_SOCKET)?)),
         partition: partition(r),
-        stash: stash(r),
-        drain: drain(r),
-        upstream: upstream(r),
+        drain: drain(r, &stash),
+        stash,
+        upstream: upstream(r, lease_ttl),
         limits: limits(r),
     }
 }
@@ -54,12 +58,12 @@ const UPSTREAM_TLS: tls::ClientKeys = tls::ClientKeys {
     server_name: Some("router.upstream.tls.server_name"),
 };
 
-pub(super) const HANDOVER: &str = "router.handover";
+pub(super) const HOT_RESTART_SOCKET: &str = "router.hot_restart_socket";
 const EXPECTED_SOCKET: &str = "expected the path of a Unix socket, such as \"/run/segue/router-0.sock\"";
 /// The system takes 107 bytes, and a socket has a longer name until it is in place.
 const LONGEST_SOCKET: usize = 90;
 
-fn handover(text: &str) -> Result<PathBuf, Wrong> {
+fn socket_path(text: &str) -> Result<PathBuf, Wrong> {
     let wrong = |why: &str| Err(Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_SOCKET));
     let path = Path::new(text);
     // Both processes must mean the same, wherever they were started.
@@ -82,16 +86,19 @@ const KEY_HEADER: &str = "router.partition.key.header";
 const KEY_PATH: &str = "router.partition.key.path";
 const KEY_QUERY: &str = "router.partition.key.query";
 const KEY_COOKIE: &str = "router.partition.key.cookie";
+const AMBIGUOUS_PATHS: &str = "router.partition.ambiguous_paths";
 
 fn partition(r: &mut Reader<'_>) -> Partition {
     let hashes = [("murmur2", Hash::Murmur2), ("crc32", Hash::Crc32), ("fnv1a", Hash::Fnv1a), ("xxh3", Hash::Xxh3)];
     let header = r.header(HEADER);
     let order_by = r.header(ORDER_BY);
     let hash = r.choice(HASH, &hashes, Hash::Murmur2);
+    let ambiguous = [("reject", AmbiguousPaths::Reject), ("pass", AmbiguousPaths::Pass)];
+    let ambiguous = r.choice(AMBIGUOUS_PATHS, &ambiguous, AmbiguousPaths::Reject);
     // Each is read, so that a mistake in any is found, before it is asked whether there are too many.
     let keys = [
         r.header(KEY_HEADER).map(KeySource::Header),
-        r.read(KEY_PATH, |value| path_template(text(value, EXPECTED_TEMPLATE)?)).map(KeySource::Path),
+        r.read(KEY_PATH, |value| path_template(text(value, EXPECTED_TEMPLATE)?, ambiguous)).map(KeySource::Path),
         r.text(KEY_QUERY).map(KeySource::Query),
         cookie(r).map(KeySource::Cookie),
     ];
@@ -127,6 +134,10 @@ fn one_source(r: &mut Reader<'_>) {
         let fact = "given without router.partition.key; the header's number is the partition, and nothing is hashed";
         r.report_key(HASH, Wrong::new(fact, "expected a key, or no hash"));
     }
+    if r.is_given(AMBIGUOUS_PATHS) && !r.is_given(KEY_PATH) {
+        let fact = format!("given without {KEY_PATH}; no path is looked at");
+        r.report_key(AMBIGUOUS_PATHS, Wrong::new(fact, "expected it only with a key in the path"));
+    }
     if r.is_given(ORDER_BY) && is_keyed {
         let fact = "given beside router.partition.key, which is what requests are ordered by";
         r.report_key(ORDER_BY, Wrong::new(fact, "expected it only with router.partition.header"));
@@ -135,7 +146,7 @@ fn one_source(r: &mut Reader<'_>) {
 
 const EXPECTED_TEMPLATE: &str = "expected a path with one segment {key}, such as \"/persons/{key}\"";
 
-fn path_template(text: &str) -> Result<PathTemplate, Wrong> {
+fn path_template(text: &str, ambiguous: AmbiguousPaths) -> Result<PathTemplate, Wrong> {
     let wrong = |why: &str| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_TEMPLATE);
     let path = text.strip_prefix('/').ok_or_else(|| wrong("does not begin with '/'"))?;
     let segments: Vec<&str> = path.split('/').collect();
@@ -151,8 +162,13 @@ fn path_template(text: &str) -> Result<PathTemplate, Wrong> {
     if !before.iter().chain(after).all(is_literal) {
         return Err(wrong("has a segment that no path has"));
     }
+    // Such a template would have each of its requests refused.
+    let is_ambiguous = |segment: &&str| matches!(*segment, "." | "..") || segment.contains([';', '\\']);
+    if ambiguous == AmbiguousPaths::Reject && before.iter().chain(after).any(is_ambiguous) {
+        return Err(wrong("has a segment that not all servers read alike"));
+    }
     let owned = |segments: &[&str]| segments.iter().map(|segment| (*segment).to_owned()).collect();
-    Ok(PathTemplate { before: owned(before), after: owned(after) })
+    Ok(PathTemplate { before: owned(before), after: owned(after), ambiguous })
 }
 
 fn cookie(r: &mut Reader<'_>) -> Option<String> {
@@ -179,34 +195,58 @@ fn stash(r: &mut Reader<'_>) -> Stash {
     stash
 }
 
-fn drain(r: &mut Reader<'_>) -> Drain {
+/// The requests that are held first must outlast a drain that is ended by force, or they are refused just before they could
+/// go.
+fn drain(r: &mut Reader<'_>, stash: &Stash) -> Drain {
+    const TIMEOUT: &str = "router.drain.timeout";
+    let timeout = r.duration(TIMEOUT, seconds(20).min(stash.max_wait * 2 / 3));
+    if r.is_given(TIMEOUT) {
+        r.ordered((TIMEOUT, timeout), ("router.stash.max_wait", stash.max_wait), true, show_duration);
+    }
     let on_timeout =
         [("auto", OnDrainTimeout::Auto), ("sever", OnDrainTimeout::Sever), ("cancel", OnDrainTimeout::Cancel)];
-    Drain {
-        timeout: r.duration("router.drain.timeout", seconds(30)),
-        on_timeout: r.choice("router.drain.on_timeout", &on_timeout, OnDrainTimeout::Auto),
-    }
+    Drain { timeout, on_timeout: r.choice("router.drain.on_timeout", &on_timeout, OnDrainTimeout::Auto) }
 }
 
-fn upstream(r: &mut Reader<'_>) -> Upstream {
+const CONNECT_TIMEOUT: &str = "router.upstream.connect_timeout";
+
+/// A connection that a request waits for must not come up after the router's lease may have ended: trust in it ends a third
+/// of its TTL earlier.
+fn connects_within_a_third_of_the_lease(r: &mut Reader<'_>, timeout: Duration, lease_ttl: Duration) {
+    const LEASE_TTL: &str = "router.lease_ttl";
+    if !r.is_given(CONNECT_TIMEOUT) || r.is_refused(LEASE_TTL) || timeout * 3 < lease_ttl {
+        return;
+    }
+    let (timeout, bound) = (show_duration(timeout), show_duration(lease_ttl / 3));
+    let ttl = show_duration(lease_ttl);
+    let fact = format!("{timeout} is not below a third of {LEASE_TTL}, which is {ttl} ({})", r.origin(LEASE_TTL));
+    r.report_value(CONNECT_TIMEOUT, Wrong::new(fact, format!("expected less than {bound}")));
+}
+
+fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> Upstream {
     let protocols = [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("http2", Protocol::Http2)];
     let upstream = Upstream {
         protocol: r.choice("router.upstream.protocol", &protocols, Protocol::Auto),
-        connect_timeout: r.duration("router.upstream.connect_timeout", seconds(1)),
+        connect_timeout: r.duration(CONNECT_TIMEOUT, seconds(1).min(lease_ttl / 4)),
         request_timeout: r.duration("router.upstream.request_timeout", seconds(60)),
         idle_timeout: r.duration("router.upstream.idle_timeout", seconds(300)),
         max_idle_per_pod: r.integer("router.upstream.max_idle_per_pod", 0..=i64::MAX, 256),
         max_in_flight_per_pod: r.integer("router.upstream.max_in_flight_per_pod", 1..=i64::MAX, 10_000),
+        max_header_bytes_http2: r.size("router.upstream.max_header_bytes_http2", 16 * KIB),
         tls: tls::client(r, &UPSTREAM_TLS),
     };
-    let connect = ("router.upstream.connect_timeout", upstream.connect_timeout);
+    let connect = (CONNECT_TIMEOUT, upstream.connect_timeout);
     r.ordered(connect, ("router.upstream.request_timeout", upstream.request_timeout), false, show_duration);
+    connects_within_a_third_of_the_lease(r, upstream.connect_timeout, lease_ttl);
     upstream
 }
 
 fn limits(r: &mut Reader<'_>) -> Limits {
     Limits {
         max_connections: r.integer("router.limits.max_connections", 1..=i64::MAX, 10_000),
+        max_streams_per_connection: r.integer("router.limits.max_streams_per_connection", 1..=10_000, 128),
+        max_in_flight_per_client: r.integer("router.limits.max_in_flight_per_client", 0..=i64::MAX, 1_000),
+        min_upload_rate: r.size_or_zero("router.limits.min_upload_rate", 100),
         header_read_timeout: r.duration("router.limits.header_read_timeout", seconds(10)),
         max_header_bytes: r.size("router.limits.max_header_bytes", 64 * KIB),
         max_body_bytes: r.size_if_given("router.limits.max_body_bytes"),

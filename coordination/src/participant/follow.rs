@@ -1,16 +1,19 @@
 //! Follows a keyspace: a snapshot, then every change after it, and a fresh snapshot whenever the thread is lost.
 //!
 //! One watch over the keyspace's root, so that all its keys are seen at one revision together. No event is ever believed
-//! lost: after any error, a compaction included, and on a slow tick, the state is taken anew.
+//! lost: after any error, a compaction included, and on a slow tick, the state is taken anew; and also when the store has
+//! moved on while the watch was silent, because a handoff waits for each participant and is cancelled before that tick.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
+use tracing::debug;
 
 use super::BackOff;
+use crate::protocol::ids::Revision;
 use crate::protocol::view::View;
 use crate::store::data::{Batch, Keys};
 use crate::store::keys::Keyspace;
@@ -18,6 +21,14 @@ use crate::store::{Store, StoreError};
 
 /// How often the state is taken anew although the watch is well.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long a watch may be silent before the store's revision is asked for. Doubled, up to [`RESYNC_INTERVAL`], by each
+/// snapshot that shows nothing new, since the writes of other keyspaces raise that revision too; halved by each interval
+/// without such a snapshot.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// How long a change may take to arrive.
+const ARRIVAL: Duration = Duration::from_secs(1);
 
 /// What following brings.
 #[derive(Debug)]
@@ -75,61 +86,227 @@ impl Follow {
 }
 
 async fn follow(store: Arc<dyn Store>, keys: Keyspace, updates: mpsc::Sender<Update>) {
-    let mut back_off = BackOff::default();
+    let mut following =
+        Following { store, keys, updates, back_off: BackOff::default(), patience: SILENCE, doubt: None };
     loop {
-        let error = match follow_once(&*store, &keys, &updates, &mut back_off).await {
+        let error = match following.once().await {
             Ok(()) => continue,
             Err(Some(error)) => error,
             Err(None) => return,
         };
-        if updates.send(Update::Lost(error)).await.is_err() {
+        if following.updates.send(Update::Lost(error)).await.is_err() {
             return;
         }
-        sleep(back_off.next()).await;
+        sleep(following.back_off.next()).await;
     }
 }
 
-/// One snapshot and the watch after it. `Ok`: time for a fresh snapshot. `Err(None)`: nobody listens any more.
-async fn follow_once(
-    store: &dyn Store,
-    keys: &Keyspace,
-    updates: &mpsc::Sender<Update>,
-    back_off: &mut BackOff,
-) -> Result<(), Option<StoreError>> {
-    let all = Keys::Prefix(keys.root().to_owned());
-    let snapshot = store.snapshot(&all).await.map_err(Some)?;
-    let from = snapshot.revision + 1;
-    let view = View::from_snapshot(keys.clone(), snapshot);
-    updates.send(Update::Snapshot(Box::new(view))).await.map_err(|_| None)?;
-    let mut watch = store.watch(&all, from).await.map_err(Some)?;
-    let resync_at = Instant::now() + RESYNC_INTERVAL;
-    while let Ok(batch) = timeout_at(resync_at, watch.next()).await {
-        let batch = batch.map_err(Some)?;
-        back_off.reset();
-        updates.send(Update::Batch(batch)).await.map_err(|_| None)?;
+struct Following {
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    updates: mpsc::Sender<Update>,
+    back_off: BackOff,
+    /// How long the watch may be silent before the store's revision is asked for.
+    patience: Duration,
+    /// Why the next snapshot is taken early: the watch has brought nothing after the first of these revisions, although the
+    /// store was at the second one for long enough.
+    doubt: Option<(Revision, Revision)>,
+}
+
+impl Following {
+    /// One snapshot and the watch after it. `Ok`: time for a fresh snapshot. `Err(None)`: nobody listens any more.
+    async fn once(&mut self) -> Result<(), Option<StoreError>> {
+        let all = Keys::Prefix(self.keys.root().to_owned());
+        let snapshot = self.store.snapshot(&all).await.map_err(Some)?;
+        if let Some((seen, reached)) = self.doubt.take() {
+            if snapshot.entries.iter().any(|entry| seen < entry.mod_revision && entry.mod_revision <= reached) {
+                self.patience = SILENCE;
+                let silent = StoreError::Unavailable(format!("the watch was silent after revision {seen}"));
+                self.send(Update::Lost(silent)).await?;
+            } else {
+                self.patience = (self.patience * 2).min(RESYNC_INTERVAL);
+            }
+        }
+        let mut seen = snapshot.revision;
+        let view = View::from_snapshot(self.keys.clone(), snapshot);
+        self.send(Update::Snapshot(Box::new(view))).await?;
+        let mut watch = self.store.watch(&all, seen.next()).await.map_err(Some)?;
+        let resync_at = Instant::now() + RESYNC_INTERVAL;
+        loop {
+            tokio::select! {
+                biased;
+                batch = watch.next() => {
+                    let batch = batch.map_err(Some)?;
+                    seen = batch.revision;
+                    self.back_off.reset();
+                    self.send(Update::Batch(batch)).await?;
+                }
+                reached = self.missed(seen) => {
+                    self.doubt = Some((seen, reached));
+                    return Ok(());
+                }
+                () = sleep_until(resync_at) => {
+                    self.patience = (self.patience / 2).max(SILENCE);
+                    return Ok(());
+                }
+            }
+        }
     }
-    Ok(())
+
+    /// Returns the store's revision if that is past `seen` and a watch would have brought by now what led there.
+    async fn missed(&self, seen: Revision) -> Revision {
+        let one = Keys::One(self.keys.config());
+        loop {
+            sleep(self.patience).await;
+            match self.store.snapshot(&one).await {
+                Ok(now) if now.revision > seen => {
+                    sleep(ARRIVAL).await;
+                    return now.revision;
+                }
+                Ok(_) => {}
+                // A store that does not answer is no reason to ask it for more. The lease tells how long it may last.
+                Err(error) => debug!(%error, "cannot ask for the store's revision"),
+            }
+        }
+    }
+
+    async fn send(&self, update: Update) -> Result<(), Option<StoreError>> {
+        self.updates.send(update).await.map_err(|_| None)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+
+    use async_trait::async_trait;
+    use tokio::time::timeout;
+
     use super::*;
+    use crate::protocol::ids::LeaseId;
+    use crate::store::data::{Op, Snapshot, Txn, TxnOutcome};
+    use crate::store::{MemoryStore, Watch};
+
+    /// A store that answers every call and whose watches may bring nothing.
+    #[derive(Debug, Default)]
+    struct Silent {
+        store: MemoryStore,
+        on: AtomicBool,
+        /// The senders, which keep silent watches open.
+        open: Mutex<Vec<mpsc::Sender<Result<Batch, StoreError>>>>,
+        /// How often one key was read.
+        looks: AtomicU32,
+        /// How often the keyspace was read.
+        snapshots: AtomicU32,
+    }
+
+    impl Silent {
+        async fn put(&self, key: String) -> Revision {
+            let then = vec![Op::Put { key, value: Vec::new(), lease: None }];
+            self.store.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
+        }
+    }
+
+    #[async_trait]
+    impl Store for Silent {
+        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+            let reads = if matches!(keys, Keys::One(_)) { &self.looks } else { &self.snapshots };
+            reads.fetch_add(1, SeqCst);
+            self.store.snapshot(keys).await
+        }
+        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+            if !self.on.load(SeqCst) {
+                return self.store.watch(keys, from).await;
+            }
+            let (open, batches) = mpsc::channel(1);
+            self.open.lock().unwrap().push(open);
+            Ok(Watch::new(batches))
+        }
+        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+            self.store.commit(txn).await
+        }
+        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+            self.store.grant(ttl).await
+        }
+        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+            self.store.keep_alive(lease).await
+        }
+        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+            self.store.revoke(lease).await
+        }
+    }
+
+    fn keyspace() -> Keyspace {
+        Keyspace::new("/segue/", "test")
+    }
+
+    async fn snapshot(follow: &mut Follow) -> Revision {
+        match follow.next().await {
+            Update::Snapshot(view) => view.revision,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_that_a_silent_watch_keeps_to_itself_are_seen_within_seconds_again_and_again() {
+        let store = Arc::new(Silent { on: true.into(), ..Silent::default() });
+        let mut follow = Follow::start(store.clone(), keyspace());
+        snapshot(&mut follow).await;
+        for _ in 0..5 {
+            // At rest for a while, which must not make it look less often.
+            assert!(timeout(Duration::from_secs(34), follow.next()).await.is_err());
+            let put = store.put(keyspace().config()).await;
+            let seen = timeout(Duration::from_secs(7), async {
+                assert!(matches!(follow.next().await, Update::Lost(_)), "it is counted, and logged");
+                snapshot(&mut follow).await
+            });
+            assert_eq!(seen.await.expect("the change is seen"), put);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_writes_of_other_keyspaces_cost_no_storm_of_snapshots() {
+        let store = Arc::new(Silent::default());
+        let mut follow = Follow::start(store.clone(), keyspace());
+        let hour = async {
+            for second in 0..3600 {
+                store.put("/another/key".to_owned()).await;
+                if second % 30 == 0 {
+                    store.put(keyspace().config()).await;
+                }
+                sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let nothing_lost = async {
+            loop {
+                assert!(!matches!(follow.next().await, Update::Lost(_)), "the watch is well");
+            }
+        };
+        tokio::select! {
+            () = hour => {}
+            () = nothing_lost => {}
+        }
+        let (looks, snapshots) = (store.looks.load(SeqCst), store.snapshots.load(SeqCst));
+        assert!(snapshots <= 100, "{snapshots} snapshots, where the slow tick alone takes 60");
+        assert!(looks <= 3600 / 5, "{looks} looks");
+    }
 
     #[tokio::test]
     async fn looking_for_batches_takes_nothing_else_away() {
         let (sender, updates) = mpsc::channel(8);
         let idle = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
         let mut follow = Follow { updates, next: None, _task: idle };
-        let batch = |revision| Update::Batch(Batch { revision, events: Vec::new() });
-        let view = || Box::new(View::empty(Keyspace::new("/segue/", "test")));
+        let batch = |revision: u64| Update::Batch(Batch { revision: revision.into(), events: Vec::new() });
+        let view = || Box::new(View::empty(keyspace()));
         for update in [batch(1), Update::Snapshot(view()), batch(2)] {
             sender.send(update).await.unwrap();
         }
-        assert_eq!(follow.try_next_batch().unwrap().revision, 1);
+        assert_eq!(follow.try_next_batch().unwrap().revision, Revision::new(1));
         assert!(follow.try_next_batch().is_none());
         assert!(follow.try_next_batch().is_none());
         assert!(matches!(follow.next().await, Update::Snapshot(_)));
-        assert_eq!(follow.try_next_batch().unwrap().revision, 2);
+        assert_eq!(follow.try_next_batch().unwrap().revision, Revision::new(2));
         assert!(follow.try_next_batch().is_none());
     }
 }

@@ -14,11 +14,12 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
+use super::clock::lease_now;
+use crate::protocol::ids::LeaseId;
 use crate::protocol::lease::{LeaseTimes, has_made_progress, keepalive_interval};
-use crate::store::data::LeaseId;
 use crate::store::{Store, StoreError};
 
-/// What is known of a lease.
+/// The known state of a lease. Its moments are on the clock of [`lease_now`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseState {
     /// New work may begin before this moment.
@@ -44,7 +45,7 @@ pub struct KeptLease {
 impl KeptLease {
     /// Gets a lease of `ttl` and keeps it alive.
     pub async fn grant(store: Arc<dyn Store>, ttl: Duration) -> Result<Self, StoreError> {
-        let base = Instant::now();
+        let base = lease_now();
         let id = store.grant(ttl).await?;
         let (sender, state) = watch::channel(state_of(base, 0, ttl));
         let progress = Arc::new(AtomicU64::new(0));
@@ -57,9 +58,14 @@ impl KeptLease {
         self.id
     }
 
+    /// The store that granted it.
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
     /// The holder's loop has come round.
     pub fn made_progress(&self) {
-        self.progress.store(micros(self.base, Instant::now()), Relaxed);
+        self.progress.store(micros(self.base, lease_now()), Relaxed);
     }
 
     /// What is known of the lease now, with a channel that tells of changes.
@@ -86,11 +92,11 @@ async fn keep(
     let mut due = Instant::now() + interval;
     loop {
         sleep_until(due).await;
+        let sent = micros(base, lease_now());
         let now = Instant::now();
         // Counted from when this one is sent, so that one which is not answered is followed by the next at once: were the
         // wait for its answer added to the interval, two lost ones would cost the trust.
         due = now + interval;
-        let sent = micros(base, now);
         let mut known = *state.borrow();
         if has_made_progress(sent, progress.load(Relaxed), ttl_micros) {
             // An answer later than the next turn would confirm no more than that turn's does.
@@ -104,7 +110,7 @@ async fn keep(
                 Err(_) => debug!("keepalive unanswered"),
             }
         } else {
-            warn!(lease = id, "this participant makes no progress: its lease is not kept alive");
+            warn!(lease = id.get(), "this participant makes no progress: its lease is not kept alive");
         }
         if known.lost {
             state.send_replace(known);
@@ -128,55 +134,111 @@ fn state_of(base: Instant, sent: u64, ttl: Duration) -> LeaseState {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::atomic::AtomicU32;
 
     use async_trait::async_trait;
     use tokio::time::sleep;
 
     use super::*;
-    use crate::store::data::{Keys, Revision, Snapshot, Txn, TxnOutcome};
+    use crate::participant::{count_by_tokio, suspend};
+    use crate::protocol::ids::Revision;
+    use crate::store::data::{Keys, Snapshot, Txn, TxnOutcome};
     use crate::store::{MemoryStore, Watch};
 
-    /// Leaves this many renewals without an answer.
-    #[derive(Debug)]
-    struct Hanging(MemoryStore, AtomicU32);
+    /// A store whose leases take their time.
+    #[derive(Debug, Default)]
+    struct Slow {
+        store: MemoryStore,
+        /// This many renewals get no answer.
+        unanswered: AtomicU32,
+        /// A grant or a renewal is carried out at once, and its answer takes so long.
+        takes: Duration,
+        /// When renewals have arrived.
+        renewals: Mutex<Vec<Instant>>,
+    }
 
     #[async_trait]
-    impl Store for Hanging {
+    impl Store for Slow {
         async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-            self.0.snapshot(keys).await
+            self.store.snapshot(keys).await
         }
         async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-            self.0.watch(keys, from).await
+            self.store.watch(keys, from).await
         }
         async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-            self.0.commit(txn).await
+            self.store.commit(txn).await
         }
         async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-            self.0.grant(ttl).await
+            let lease = self.store.grant(ttl).await;
+            sleep(self.takes).await;
+            lease
         }
         async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-            if self.1.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+            self.renewals.lock().unwrap().push(Instant::now());
+            if self.unanswered.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
                 std::future::pending::<()>().await;
             }
-            self.0.keep_alive(lease).await
+            let renewed = self.store.keep_alive(lease).await;
+            sleep(self.takes).await;
+            renewed
         }
         async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.0.revoke(lease).await
+            self.store.revoke(lease).await
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn two_renewals_without_an_answer_cost_no_trust() {
         for ttl in [3, 15].map(Duration::from_secs) {
-            let store: Arc<dyn Store> = Arc::new(Hanging(MemoryStore::new(), AtomicU32::new(2)));
+            let store: Arc<dyn Store> = Arc::new(Slow { unanswered: AtomicU32::new(2), ..Slow::default() });
             let lease = KeptLease::grant(store, ttl).await.unwrap();
             let granted = Instant::now();
             while granted.elapsed() < ttl * 2 {
                 lease.made_progress();
-                assert!(Instant::now() < lease.state().borrow().trusted_until, "after {:?}", granted.elapsed());
+                assert!(lease_now() < lease.state().borrow().trusted_until, "after {:?}", granted.elapsed());
                 sleep(ttl / 100).await;
             }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn trust_counts_from_when_a_renewal_was_sent_and_does_not_outlast_a_suspension() {
+        count_by_tokio();
+        let ttl = Duration::from_secs(15);
+        let lease = KeptLease::grant(Arc::new(MemoryStore::new()), ttl).await.unwrap();
+        let state = lease.state();
+        assert!(lease_now() < state.borrow().trusted_until);
+        suspend(ttl * 2 / 3);
+        assert!(lease_now() >= state.borrow().trusted_until, "no time has passed on any other clock");
+        // The next renewal is answered, and counts from after the suspension.
+        lease.made_progress();
+        sleep(ttl / 5).await;
+        assert!(lease_now() < state.borrow().trusted_until);
+    }
+
+    /// The times of a lease that was confirmed by a request sent at this moment.
+    fn believed(sent: Instant, ttl: Duration) -> (Instant, Instant) {
+        (sent + ttl / 3 * 2, sent + ttl)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lease_clock_counts_from_when_a_request_was_sent_and_not_from_its_answer() {
+        count_by_tokio();
+        let ttl = Duration::from_secs(15);
+        let slow = Arc::new(Slow { takes: Duration::from_secs(2), ..Slow::default() });
+        let asked = Instant::now();
+        let lease = KeptLease::grant(slow.clone(), ttl).await.unwrap();
+        let known = *lease.state().borrow();
+        assert_eq!((known.trusted_until, known.stands_until), believed(asked, ttl), "the grant");
+        let mut state = lease.state();
+        for renewal in 0..5 {
+            lease.made_progress();
+            state.changed().await.unwrap();
+            let known = *state.borrow();
+            let sent = slow.renewals.lock().unwrap()[renewal];
+            assert!(Instant::now() >= sent + slow.takes);
+            assert_eq!((known.trusted_until, known.stands_until), believed(sent, ttl), "renewal {renewal}");
         }
     }
 }

@@ -2,17 +2,21 @@
 //!
 //! Shells only; when a lease may be trusted is decided in [`protocol::lease`](crate::protocol::lease).
 
+mod clock;
 mod follow;
 mod jitter;
 mod lease;
 mod outbox;
+mod own_key;
 mod register;
 
+pub use clock::{boottime, count_by_tokio, lease_now, suspend, wakes_at};
 pub use follow::{Follow, Update};
 pub use jitter::seed_jitter;
 pub use lease::{KeptLease, LeaseState};
 pub(crate) use outbox::{Answers, Outbox};
-pub use register::{Registration, register};
+pub(crate) use own_key::OwnKey;
+pub use register::{Claim, Registration, register};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -13,7 +13,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::store::data::{Revision, Txn, TxnOutcome};
+use crate::protocol::ids::Revision;
+use crate::store::data::{Txn, TxnOutcome};
 use crate::store::{Store, StoreError};
 
 /// Most requests under way. With one, a word that is due a little after another would wait for all of that one's way.

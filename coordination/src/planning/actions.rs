@@ -8,10 +8,10 @@ use std::fmt;
 
 use super::budget::MoveCause;
 use crate::protocol::advance::{Waiting, delete_handoff, flip};
+use crate::protocol::ids::{PartitionId, Revision};
 use crate::protocol::records::{Handoff, KeyspaceConfig, Mode, Phase, encode};
 use crate::protocol::view::{Stamped, View};
-use crate::store::data::{Compare, Keys, Op, Revision, Txn};
-use crate::store::keys::Partition;
+use crate::store::data::{Compare, Keys, Op, Txn};
 
 /// A handoff as it was seen when something was decided about it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ pub struct Standing {
 
 impl Standing {
     /// The partition that it moves.
-    pub fn partition(&self) -> Partition {
+    pub fn partition(&self) -> PartitionId {
         self.handoff.value.partition
     }
 }
@@ -50,12 +50,14 @@ pub enum CancelReason {
         /// The router.
         router: String,
     },
-    /// A second router registered while an `independent` handoff was warming.
+    /// Another router registered while an `independent` handoff was warming.
     SecondRouter,
     /// The keyspace does not have this partition.
     BeyondConfig,
     /// The assignment is not the one that the handoff started from.
     AssignmentChanged,
+    /// Its place is needed for a partition that nobody alive owns.
+    MoreUrgent,
 }
 
 impl CancelReason {
@@ -70,6 +72,7 @@ impl CancelReason {
             CancelReason::SecondRouter => "second_router",
             CancelReason::BeyondConfig => "beyond_config",
             CancelReason::AssignmentChanged => "assignment_changed",
+            CancelReason::MoreUrgent => "more_urgent",
         }
     }
 }
@@ -85,12 +88,13 @@ impl fmt::Display for CancelReason {
             }
             CancelReason::GaveUp { router } => write!(out, "router {router} could not drain"),
             CancelReason::SecondRouter => {
-                out.write_str("independent mode needs a single router, and a second registered")
+                out.write_str("independent mode needs a single router, and another one registered")
             }
             CancelReason::BeyondConfig => out.write_str("the keyspace has no such partition"),
             CancelReason::AssignmentChanged => {
                 out.write_str("the assignment is not the one that the move started from")
             }
+            CancelReason::MoreUrgent => out.write_str("its place is needed for a partition that nobody alive owns"),
         }
     }
 }
@@ -143,13 +147,13 @@ pub enum Action {
     /// Delete acks whose handoff is gone.
     Sweep {
         /// Of this partition.
-        partition: Partition,
+        partition: PartitionId,
     },
 }
 
 impl Action {
     /// The partition that it is about, if it is about one.
-    pub fn partition(&self) -> Option<Partition> {
+    pub fn partition(&self) -> Option<PartitionId> {
         match self {
             Action::WriteConfig { .. } => None,
             Action::Create { handoff, .. } => Some(handoff.partition),
@@ -203,9 +207,9 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
         }
         Action::Create { handoff, assignment, seen, .. } => {
             // Never overwritten: a put over a standing record would keep its identity and inherit its acks.
-            when.push(Compare::unchanged_since(keys.handoff(handoff.partition), 0));
+            when.push(Compare::unchanged_since(keys.handoff(handoff.partition), Revision::ZERO));
             when.push(Compare::unchanged_since(keys.assignment(handoff.partition), *assignment));
-            when.push(Compare::created_at(keys.pod(&handoff.new_owner), handoff.new_incarnation));
+            when.push(Compare::created_at(keys.pod(&handoff.new_owner), handoff.new_incarnation.revision()));
             if handoff.mode == Mode::Independent {
                 when.push(Compare::none_created_after(keys.routers(), *seen));
             }
@@ -235,7 +239,7 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             delete_handoff(view, standing.partition())
         }
         Action::Sweep { partition } => {
-            when.push(Compare::unchanged_since(keys.handoff(*partition), 0));
+            when.push(Compare::unchanged_since(keys.handoff(*partition), Revision::ZERO));
             keys.acks_of(*partition).map(|prefix| Op::Delete(Keys::Prefix(prefix))).into()
         }
     };
@@ -255,7 +259,7 @@ fn still(view: &View, standing: &Standing) -> [Compare; 2] {
 /// No key of the new owner's incarnation stands. A later life under its name is no obstacle.
 fn new_owner_is_gone(view: &View, standing: &Standing) -> Compare {
     let handoff = &standing.handoff.value;
-    Compare::not_created_at(view.keys().pod(&handoff.new_owner), handoff.new_incarnation)
+    Compare::not_created_at(view.keys().pod(&handoff.new_owner), handoff.new_incarnation.revision())
 }
 
 fn put(key: String, value: Vec<u8>) -> Op {

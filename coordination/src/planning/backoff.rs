@@ -1,7 +1,9 @@
 //! What failed, how often, and how long it is left alone for that.
 //!
 //! A partition whose move was cancelled for a timeout or a drain that did not end waits before it is moved again. A pod
-//! that did not get ready in time (or did not read the tail in time) is shunned: it keeps what it has and gets no more.
+//! that did not get ready in time (or did not read the tail in time, or died over it) is shunned: it keeps what it has and
+//! gets no more. That belongs to the pod's name, so that one which crashes each time it warms does not begin anew with
+//! each life.
 //! Both waits double with each failure in a row, and a move that reaches `Switching` ends the row. A pod is shunned for
 //! twice as long as the partition waits, so that the next try goes elsewhere if there is an elsewhere.
 //! Must stay true: one handoff fails once, however often its cancel has to be tried, and failures of one pod that fall
@@ -13,9 +15,7 @@ use std::time::Duration;
 use super::actions::{Action, CancelReason};
 use super::notice::Notice;
 use crate::protocol::advance::Waiting;
-use crate::protocol::view::View;
-use crate::store::data::Revision;
-use crate::store::keys::Partition;
+use crate::protocol::ids::PartitionId;
 
 /// How long the first failure is waited out; each further one in a row doubles it. A partition that nobody alive owns
 /// never waits longer than this.
@@ -56,8 +56,8 @@ impl BackOff {
 /// All back-offs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct BackOffs {
-    partitions: BTreeMap<Partition, BackOff>,
-    pods: BTreeMap<(String, Revision), BackOff>,
+    partitions: BTreeMap<PartitionId, BackOff>,
+    pods: BTreeMap<String, BackOff>,
 }
 
 impl BackOffs {
@@ -72,39 +72,43 @@ impl BackOffs {
             CancelReason::PhaseTimeout { waiting, .. } => {
                 waiting.iter().any(|who| matches!(who, Waiting::PodSynced(_)))
             }
+            // The partition is planned anew at once, to another pod.
+            CancelReason::NewOwnerDead => return self.shun(&handoff.new_owner, now),
             CancelReason::GaveUp { .. } => false,
             // These are answered by planning anew, at once.
-            CancelReason::NewOwnerDead
-            | CancelReason::NewOwnerDraining
+            CancelReason::NewOwnerDraining
             | CancelReason::SecondRouter
             | CancelReason::BeyondConfig
-            | CancelReason::AssignmentChanged => return,
+            | CancelReason::AssignmentChanged
+            | CancelReason::MoreUrgent => return,
         };
         let partition = self.partitions.entry(handoff.partition).or_insert(BackOff::NONE);
         partition.fail(now, 1);
         if new_owner_is_slow {
-            let pod = (handoff.new_owner.clone(), handoff.new_incarnation);
-            self.pods.entry(pod).or_insert(BackOff::NONE).fail(now, SHUNNED_FOR);
+            self.shun(&handoff.new_owner, now);
         }
     }
 
+    fn shun(&mut self, pod: &str, now: Duration) {
+        self.pods.entry(pod.to_owned()).or_insert(BackOff::NONE).fail(now, SHUNNED_FOR);
+    }
+
     /// A handoff of the partition to this pod has reached `Switching`.
-    pub(super) fn succeeded(&mut self, partition: Partition, pod: &str, incarnation: Revision) {
+    pub(super) fn succeeded(&mut self, partition: PartitionId, pod: &str) {
         self.partitions.remove(&partition);
-        self.pods.remove(&(pod.to_owned(), incarnation));
+        self.pods.remove(pod);
     }
 
     /// Until when the partition is not to be moved, if that is later than `now`.
-    pub(super) fn partition_waits(&self, partition: Partition, urgent: bool, now: Duration) -> Option<Duration> {
+    pub(super) fn partition_waits(&self, partition: PartitionId, urgent: bool, now: Duration) -> Option<Duration> {
         let back_off = self.partitions.get(&partition)?;
         let until = if urgent { back_off.until.min(back_off.since + FIRST_BACK_OFF) } else { back_off.until };
         Some(until).filter(|until| *until > now)
     }
 
     /// Whether the pod is to get no more for now.
-    pub(super) fn is_shunned(&self, pod: &str, incarnation: Revision, now: Duration) -> bool {
-        !self.pods.is_empty()
-            && self.pods.get(&(pod.to_owned(), incarnation)).is_some_and(|back_off| back_off.until > now)
+    pub(super) fn is_shunned(&self, pod: &str, now: Duration) -> bool {
+        self.pods.get(pod).is_some_and(|back_off| back_off.until > now)
     }
 
     /// When the next pod may be given partitions again.
@@ -112,18 +116,16 @@ impl BackOffs {
         self.pods.values().map(|back_off| back_off.until).filter(|until| *until > now).min()
     }
 
-    /// Drops what is about pods that are gone or was long ago.
-    pub(super) fn forget_old(&mut self, view: &View, now: Duration) {
+    /// Drops what was long ago.
+    pub(super) fn forget_old(&mut self, now: Duration) {
         self.partitions.retain(|_, back_off| !back_off.is_forgotten(now));
-        self.pods.retain(|(pod, incarnation), back_off| {
-            view.live_pod(pod, *incarnation).is_some() && !back_off.is_forgotten(now)
-        });
+        self.pods.retain(|_, back_off| !back_off.is_forgotten(now));
     }
 
     /// Who is shunned.
     pub(super) fn notices(&self, now: Duration) -> impl Iterator<Item = Notice> {
         let shunned = self.pods.iter().filter(move |(_, back_off)| back_off.until > now);
-        shunned.map(|((pod, _), back_off)| Notice::Shunned { pod: pod.clone(), failures: back_off.failures })
+        shunned.map(|(pod, back_off)| Notice::Shunned { pod: pod.clone(), failures: back_off.failures })
     }
 }
 
@@ -131,29 +133,21 @@ impl BackOffs {
 mod tests {
     use super::*;
     use crate::planning::actions::Standing;
-    use crate::protocol::records::{Handoff, Mode, Phase};
+    use crate::protocol::ids::{Epoch, Incarnation, Revision};
+    use crate::protocol::records::{Handoff, Phase};
     use crate::protocol::view::Stamped;
-    use crate::store::keys::Keyspace;
 
-    const POD: (&str, Revision) = ("w-1", 7);
+    const E1: Epoch = Epoch::new(1);
+    const P0: PartitionId = PartitionId::new(0);
+
+    const POD: (&str, Incarnation) = ("w-1", Incarnation::registered_at(Revision::new(7)));
 
     /// A move of partition 0 to the pod is cancelled.
     fn cancel(reason: CancelReason) -> Action {
-        let handoff = Handoff {
-            partition: 0,
-            old_owner: None,
-            old_incarnation: 0,
-            new_owner: POD.0.into(),
-            new_incarnation: POD.1,
-            phase: Phase::Warming,
-            epoch: 1,
-            mode: Mode::Barrier,
-            started_at: 0,
-            phase_entered_at: 0,
-            reason: String::new(),
-        };
-        let handoff = Stamped { create_revision: 9, mod_revision: 9, value: handoff };
-        Action::Cancel { standing: Standing { handoff, assignment: 0 }, reason }
+        let handoff = Handoff::new(P0, POD.0, POD.1, E1);
+        let handoff =
+            Stamped { create_revision: Revision::new(9), mod_revision: Revision::new(9), lease: None, value: handoff };
+        Action::Cancel { standing: Standing { handoff, assignment: Revision::ZERO }, reason }
     }
 
     fn timed_out(who: Waiting) -> Action {
@@ -166,12 +160,12 @@ mod tests {
         let mut now = Duration::ZERO;
         for _ in 0..6 {
             backoffs.note(&cancel(CancelReason::GaveUp { router: "r".into() }), now);
-            now = backoffs.partition_waits(0, false, now).unwrap();
+            now = backoffs.partition_waits(P0, false, now).unwrap();
         }
         assert_eq!(now, Duration::from_secs(5 + 10 + 20 + 40 + 80 + 160));
         for _ in 0..3 {
             backoffs.note(&cancel(CancelReason::GaveUp { router: "r".into() }), now);
-            let until = backoffs.partition_waits(0, true, now).unwrap();
+            let until = backoffs.partition_waits(P0, true, now).unwrap();
             assert_eq!(until, now + FIRST_BACK_OFF, "also when it fails while it would otherwise wait");
             now = until;
         }
@@ -187,21 +181,30 @@ mod tests {
         ] {
             let mut backoffs = BackOffs::default();
             backoffs.note(&timed_out(who), now);
-            assert_eq!(backoffs.is_shunned(POD.0, POD.1, now), shunned);
-            assert!(!backoffs.is_shunned(POD.0, POD.1 + 1, now), "another life of it has failed nothing");
-            assert_eq!(backoffs.partition_waits(0, false, now), Some(FIRST_BACK_OFF));
+            assert_eq!(backoffs.is_shunned(POD.0, now), shunned);
+            assert_eq!(backoffs.partition_waits(P0, false, now), Some(FIRST_BACK_OFF));
         }
     }
 
     #[test]
-    fn a_success_and_the_end_of_the_pod_are_forgiven() {
+    fn a_success_is_forgiven_and_what_was_long_ago_forgotten() {
         let mut backoffs = BackOffs::default();
         backoffs.note(&cancel(CancelReason::WarmTimeout), Duration::ZERO);
         let mut forgotten = backoffs.clone();
-        backoffs.succeeded(0, POD.0, POD.1);
+        backoffs.succeeded(P0, POD.0);
         assert_eq!(backoffs, BackOffs::default());
-        forgotten.forget_old(&View::empty(Keyspace::new("/segue/", "default")), Duration::ZERO);
-        assert!(!forgotten.is_shunned(POD.0, POD.1, Duration::ZERO));
+        forgotten.forget_old(MAX_BACK_OFF);
+        assert!(forgotten != BackOffs::default());
+        forgotten.forget_old(MAX_BACK_OFF * 2);
+        assert_eq!(forgotten, BackOffs::default());
+    }
+
+    #[test]
+    fn a_pod_that_dies_over_its_warm_up_is_shunned_and_its_partition_waits_for_nothing() {
+        let mut backoffs = BackOffs::default();
+        backoffs.note(&cancel(CancelReason::NewOwnerDead), Duration::ZERO);
+        assert!(backoffs.is_shunned(POD.0, Duration::ZERO));
+        assert_eq!(backoffs.partition_waits(P0, false, Duration::ZERO), None);
     }
 
     #[test]

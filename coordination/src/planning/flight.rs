@@ -1,6 +1,7 @@
 //! Handoffs in flight: how long each has been in its phase, and which are given up.
 //!
-//! Time in a phase is measured from when this planner first saw the record's `mod_revision`, never from a timestamp in it.
+//! Time in a phase is measured from when this planner first saw the record in it, never from a timestamp in the record;
+//! `Ready` and `Syncing` count together, and the time that a dead owner's bound takes does not count.
 //! Must stay true: nothing is cancelled past the point of no return, and a record goes together with its acks or not
 //! at all. Moving a phase on is [`advance`](crate::protocol::advance)'s.
 
@@ -11,11 +12,10 @@ use super::actions::{Action, CancelReason, Standing};
 use super::backoff::BackOffs;
 use super::notice::Notice;
 use super::{Policy, is_dead};
-use crate::protocol::advance::waiting_for;
+use crate::protocol::advance::{Waiting, pending_bound, waiting_for};
+use crate::protocol::ids::{HandoffId, PartitionId, Revision};
 use crate::protocol::records::{Handoff, Mode, Phase, PodStatus};
 use crate::protocol::view::{Stamped, View};
-use crate::store::data::Revision;
-use crate::store::keys::Partition;
 
 /// Whether requests may have reached the new owner, so that there is no way back to the old one.
 pub fn past_no_return(handoff: &Handoff) -> bool {
@@ -27,7 +27,7 @@ pub fn past_no_return(handoff: &Handoff) -> bool {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Seen {
-    id: Revision,
+    id: HandoffId,
     mod_revision: Revision,
     phase: Phase,
     since: Duration,
@@ -37,7 +37,7 @@ struct Seen {
 /// Since when each handoff has been as it is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Flights {
-    seen: BTreeMap<Partition, Seen>,
+    seen: BTreeMap<PartitionId, Seen>,
 }
 
 impl Flights {
@@ -46,23 +46,25 @@ impl Flights {
         let before = self.seen.len();
         self.seen.retain(|partition, seen| {
             let stands = view.handoffs.get(partition);
-            stands.is_some_and(|handoff| handoff.create_revision == seen.id)
+            stands.is_some_and(|handoff| handoff.id() == seen.id)
         });
         let ended = self.seen.len() < before;
         for (partition, handoff) in &view.handoffs {
-            let same = self.seen.get(partition).is_some_and(|seen| seen.mod_revision == handoff.mod_revision);
-            if same {
+            let known = self.seen.get(partition).copied();
+            if known.is_some_and(|seen| seen.mod_revision == handoff.mod_revision) {
                 continue;
             }
             let record = &handoff.value;
             if record.phase >= Phase::Switching {
-                backoffs.succeeded(*partition, &record.new_owner, record.new_incarnation);
+                backoffs.succeeded(*partition, &record.new_owner);
             }
+            let pauses = |phase| matches!(phase, Phase::Ready | Phase::Syncing);
+            let goes_on = known.filter(|seen| pauses(seen.phase) && pauses(record.phase));
             let seen = Seen {
-                id: handoff.create_revision,
+                id: handoff.id(),
                 mod_revision: handoff.mod_revision,
                 phase: record.phase,
-                since: now,
+                since: goes_on.map_or(now, |seen| seen.since),
                 given_up: false,
             };
             self.seen.insert(*partition, seen);
@@ -71,12 +73,19 @@ impl Flights {
     }
 
     /// For how long the partition's handoff has been as it is.
-    pub(super) fn age(&self, partition: Partition, now: Duration) -> Duration {
+    pub(super) fn age(&self, partition: PartitionId, now: Duration) -> Duration {
         self.seen.get(&partition).map_or(Duration::ZERO, |seen| now.saturating_sub(seen.since))
     }
 
+    /// The time that has passed does not count.
+    pub(super) fn restart(&mut self, partition: PartitionId, now: Duration) {
+        if let Some(seen) = self.seen.get_mut(&partition) {
+            seen.since = now;
+        }
+    }
+
     /// Marks the partition's handoff as given up; whether that is new.
-    pub(super) fn gives_up(&mut self, partition: Partition) -> bool {
+    pub(super) fn gives_up(&mut self, partition: PartitionId) -> bool {
         let Some(seen) = self.seen.get_mut(&partition) else {
             return false;
         };
@@ -97,6 +106,13 @@ fn limit(policy: &Policy, phase: Phase) -> Duration {
     }
 }
 
+/// Whether a handoff waits for nothing but the bound of its dead old owner.
+pub(super) fn waits_for_bound(view: &View, handoff: &Stamped<Handoff>) -> bool {
+    let partition = handoff.value.partition;
+    pending_bound(view, partition).is_some()
+        && waiting_for(view, partition).iter().all(|wait| matches!(wait, Waiting::WorkEnds(_)))
+}
+
 /// What is to be done about a handoff.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -115,22 +131,18 @@ pub(super) fn verdict(
     age: Duration,
 ) -> Option<Verdict> {
     let record = &handoff.value;
-    if view.is_malformed(record.partition) {
-        return None;
-    }
-    let standing = || Standing {
-        handoff: handoff.clone(),
-        assignment: view.assignments.get(&record.partition).map_or(0, |assignment| assignment.mod_revision),
-    };
+    let standing = || Standing { handoff: handoff.clone(), assignment: view.assignment_revision(record.partition) };
     let overdue = age >= limit(policy, record.phase);
     if past_no_return(record) {
-        if is_dead(view, &record.new_owner, record.new_incarnation) {
+        // An unreadable assignment is owned, by whom nobody knows: nothing is written over it.
+        let may_end = !view.is_malformed(record.partition);
+        if may_end && is_dead(view, &record.new_owner, record.new_incarnation) {
             return Some(Verdict::End(Action::Abandon { standing: standing() }));
         }
         let waiting = if overdue { waiting_for(view, record.partition) } else { Vec::new() };
         return match record.phase {
             _ if waiting.is_empty() => None,
-            Phase::Complete => Some(Verdict::End(Action::Delete { standing: standing(), waiting })),
+            Phase::Complete if may_end => Some(Verdict::End(Action::Delete { standing: standing(), waiting })),
             phase => Some(Verdict::Overdue(Notice::Overdue { partition: record.partition, phase, waiting })),
         };
     }
@@ -149,7 +161,7 @@ fn cancel_reason(
     if is_dead(view, &record.new_owner, record.new_incarnation) {
         return Some(CancelReason::NewOwnerDead);
     }
-    if partitions.is_some_and(|partitions| record.partition >= partitions) {
+    if partitions.is_some_and(|partitions| record.partition.get() >= partitions) {
         return Some(CancelReason::BeyondConfig);
     }
     if belies(view, record) {
@@ -159,8 +171,12 @@ fn cancel_reason(
     if warming && new_owner.is_some_and(|pod| pod.status == PodStatus::Draining) {
         return Some(CancelReason::NewOwnerDraining);
     }
-    if warming && record.mode == Mode::Independent && record.old_owner.is_some() && view.routers.len() > 1 {
-        return Some(CancelReason::SecondRouter);
+    if warming && record.mode == Mode::Independent && record.old_owner.is_some() {
+        // Its new owner could never say that it is warm, also where the router only took the place of the first.
+        let registered_since = view.routers.values().any(|router| router.create_revision > handoff.create_revision);
+        if registered_since {
+            return Some(CancelReason::SecondRouter);
+        }
     }
     if let Some(router) = gave_up(view, handoff) {
         return Some(CancelReason::GaveUp { router });
@@ -190,7 +206,7 @@ fn belies(view: &View, handoff: &Handoff) -> bool {
 fn gave_up(view: &View, handoff: &Stamped<Handoff>) -> Option<String> {
     let acks = &view.acks.get(&handoff.value.partition)?.drained;
     let said = |(router, ack): &(&String, &crate::protocol::records::RouterDrainedAck)| {
-        ack.gave_up && ack.handoff == handoff.create_revision && view.routers.contains_key(*router)
+        ack.gave_up && ack.handoff == handoff.id() && view.routers.contains_key(*router)
     };
     acks.iter().find(said).map(|(router, _)| router.clone())
 }

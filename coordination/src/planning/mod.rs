@@ -24,13 +24,15 @@
 
 use std::time::Duration;
 
-use crate::protocol::records::{KeyspaceConfig, Mode};
-use crate::protocol::view::View;
-use crate::store::data::Revision;
+use crate::protocol::ids::{Incarnation, PartitionId, Revision};
+use crate::protocol::records::{KeyspaceConfig, Mode, Partitioner};
+use crate::protocol::view::{PodLife, View};
+use crate::store::keys::KeyName;
 
 mod actions;
 mod backoff;
 pub mod budget;
+mod departures;
 pub mod flight;
 pub mod jump;
 mod moves;
@@ -45,6 +47,7 @@ mod tests;
 pub use self::actions::{Action, CancelReason, Standing, txn};
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
+pub use self::departures::REBIRTH_GRACE;
 pub use self::notice::{Assurance, Notice};
 pub use self::round::RoundCause;
 
@@ -54,7 +57,8 @@ const MIN_RETRY: Duration = Duration::from_millis(100);
 /// What the operator wants of the coordinator: section `[coordinator]` of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Policy {
-    /// How many partitions the keyspace is to have. More than it has: it grows. Fewer: refused.
+    /// How many partitions the keyspace is to have. More than it has: it grows, if requests name their partition, and
+    /// this is refused otherwise. Fewer: refused.
     pub partitions: u32,
     /// Where partitions belong.
     pub strategy: Strategy,
@@ -70,11 +74,28 @@ pub struct Policy {
     pub heartbeat: Duration,
     /// How long a new owner may take to get warm.
     pub warm_timeout: Duration,
-    /// How long any later phase may take.
+    /// How long `Ready` and `Syncing` may take together, and each of the later phases.
     pub phase_timeout: Duration,
-    /// How many moves of one kind are in flight at a time: this many that nobody waits for, and, apart from them, this
-    /// many of partitions that nobody alive owns ([`budget`]).
+    /// How many moves are in flight at a time, in all ([`budget`]).
     pub max_concurrent_handoffs: usize,
+}
+
+/// The defaults of the file.
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            partitions: 64,
+            strategy: Strategy::default(),
+            mode: Mode::default(),
+            settle: Duration::from_secs(1),
+            settle_max: Duration::from_secs(5),
+            min_interval: Duration::from_secs(2),
+            heartbeat: Duration::from_secs(30),
+            warm_timeout: Duration::from_secs(300),
+            phase_timeout: Duration::from_secs(25),
+            max_concurrent_handoffs: 64,
+        }
+    }
 }
 
 /// Where partitions belong, by name.
@@ -115,9 +136,18 @@ impl Strategy {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
     rounds: round::Rounds,
+    departures: departures::Departures,
     flights: flight::Flights,
     backoffs: backoff::BackOffs,
     rest: moves::Rest,
+}
+
+impl Memory {
+    /// When the partition's handoff has waited out its dead owner's bound, by this process's own clock
+    /// ([`pending_bound`](crate::protocol::advance::pending_bound)). `None`: it waits for none.
+    pub fn bound_ends(&self, view: &View, partition: PartitionId) -> Option<Duration> {
+        self.departures.bound_ends(view, partition)
+    }
 }
 
 /// What to do now, and when to ask again.
@@ -140,19 +170,38 @@ pub struct Plan {
 pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) -> Plan {
     let mut plan = Plan { notices: notice::about(view, policy), ..Plan::default() };
     memory.rounds.observe(view, policy, now);
+    memory.departures.observe(view, now);
     if memory.flights.observe(view, &mut memory.backoffs, now) {
         memory.rest.a_handoff_ended();
     }
-    memory.backoffs.forget_old(view, now);
+    memory.backoffs.forget_old(now);
 
-    plan.actions.extend(write_config(view, policy));
+    match write_config(view, policy) {
+        Ok(action) => plan.actions.extend(action),
+        Err(notice) => plan.notices.push(notice),
+    }
     let ending = end_handoffs(view, policy, memory, now, &mut plan);
 
     let retry_at = now + retry_pause(policy);
     plan.round = memory.rounds.close(policy, now);
-    if plan.round.is_some() || (!memory.rounds.is_settling() && memory.rest.is_due(now)) {
+    let is_settling = memory.rounds.is_settling();
+    // Partitions of dead owners do not wait until changes have settled.
+    let owners_died = memory.departures.take_due(view, now);
+    let rest_is_due = memory.rest.is_due(now) && (!is_settling || memory.rest.has_dead_owners());
+    if plan.round.is_some() || owners_died || rest_is_due {
         memory.rest = match partitions(view) {
-            Some(count) => moves::create(view, policy, count, &memory.backoffs, now, retry_at, &mut plan.actions),
+            Some(count) => {
+                let context = moves::Context {
+                    view,
+                    policy,
+                    backoffs: &memory.backoffs,
+                    departures: &memory.departures,
+                    only_dead_owners: is_settling,
+                    now,
+                    retry_at,
+                };
+                context.create(count, &mut plan.actions)
+            }
             None => moves::Rest::default(),
         };
     }
@@ -168,25 +217,51 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     plan
 }
 
-/// How many partitions there are, if that is known. While the settings are absent or cannot be read no partition is
-/// planned, and none is "beyond" them either.
+/// How many partitions there are, if that is known. Until settings have been read no partition is planned, and none is
+/// "beyond" them either.
 fn partitions(view: &View) -> Option<u32> {
-    let readable = view.malformed.is_empty() || !view.malformed.contains_key(&view.keys().config());
-    let config = view.config.as_ref().filter(|_| readable)?;
-    Some(config.value.partitions)
+    Some(view.settings()?.partitions)
 }
 
-fn write_config(view: &View, policy: &Policy) -> Option<Action> {
+/// The settings that are to be written, or why those that the file asks for are not.
+fn write_config(view: &View, policy: &Policy) -> Result<Option<Action>, Notice> {
     let wanted = policy.partitions;
-    let seen = match &view.config {
-        _ if view.malformed.contains_key(&view.keys().config()) => return None,
-        Some(config) if config.value.partitions >= wanted => return None,
-        Some(config) => config.mod_revision,
-        // Settings that were deleted by hand must not come back smaller than what they were the settings of.
-        None if notice::assigned_beyond(view, wanted).is_some() => return None,
-        None => 0,
-    };
-    Some(Action::WriteConfig { config: KeyspaceConfig { partitions: wanted }, seen })
+    let write = |config, seen| Ok(Some(Action::WriteConfig { config, seen }));
+    if view.malformed.contains_key(&view.keys().config()) {
+        return Ok(None);
+    }
+    if let Some(standing) = &view.config {
+        let kept = standing.value.partitions;
+        return match &standing.value.partitioner {
+            _ if kept == wanted => Ok(None),
+            _ if kept > wanted => Err(Notice::ShrinkRefused { wanted, kept }),
+            Some(Partitioner::Number { number: true }) => {
+                write(KeyspaceConfig { partitions: wanted, ..standing.value.clone() }, standing.mod_revision)
+            }
+            partitioner => Err(Notice::GrowthRefused { wanted, kept, partitioner: partitioner.clone() }),
+        };
+    }
+    match (view.settings(), partitions_shown(view)) {
+        // Deleted by hand: they come back as they were.
+        (Some(known), _) => write(known.clone(), Revision::ZERO),
+        (None, Some(shown)) if shown != wanted => {
+            Err(Notice::ConfigMissing { wanted, shown, key: view.keys().config() })
+        }
+        (None, _) => write(KeyspaceConfig::new(wanted), Revision::ZERO),
+    }
+}
+
+/// How many partitions the keyspace must have had, going by what is assigned or moving.
+fn partitions_shown(view: &View) -> Option<u32> {
+    let keys = [
+        view.assignments.last_key_value().map(|(partition, _)| *partition),
+        view.handoffs.last_key_value().map(|(partition, _)| *partition),
+    ];
+    let unreadable = view.malformed.keys().filter_map(|key| match view.keys().parse(key)? {
+        KeyName::Assignment(partition) | KeyName::Handoff(partition) => Some(partition),
+        _ => None,
+    });
+    keys.into_iter().flatten().chain(unreadable).max().map(|last| last.get().saturating_add(1))
 }
 
 /// Gives up and tidies away what has to be, whatever the rounds do. Whether there was any.
@@ -194,6 +269,9 @@ fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, now: Duration
     let partitions = partitions(view);
     let mut ending = false;
     for (&partition, handoff) in &view.handoffs {
+        if flight::waits_for_bound(view, handoff) {
+            memory.flights.restart(partition, now);
+        }
         let age = memory.flights.age(partition, now);
         match flight::verdict(view, policy, partitions, handoff, age) {
             None => continue,
@@ -219,8 +297,9 @@ fn next_wake(policy: &Policy, memory: &Memory, now: Duration, acted: bool) -> Op
     [
         memory.rounds.next_wake(policy),
         memory.flights.next_wake(policy, now),
-        // While changes settle no move is created: the round that they make comes first.
-        memory.rest.next_wake().filter(|_| !memory.rounds.is_settling()),
+        // While changes settle only dead owners' partitions move: the round that they make comes first.
+        memory.rest.next_wake().filter(|_| !memory.rounds.is_settling() || memory.rest.has_dead_owners()),
+        memory.departures.next_wake(),
         retry,
     ]
     .into_iter()
@@ -230,10 +309,6 @@ fn next_wake(policy: &Policy, memory: &Memory, now: Duration, acted: bool) -> Op
 }
 
 /// Whether this life of a pod is over. A pod whose registration cannot be read is not taken for dead: it may well serve.
-fn is_dead(view: &View, pod: &str, incarnation: Revision) -> bool {
-    view.live_pod(pod, incarnation).is_none() && !is_unreadable(view, pod)
-}
-
-fn is_unreadable(view: &View, pod: &str) -> bool {
-    !view.malformed.is_empty() && view.malformed.contains_key(&view.keys().pod(pod))
+fn is_dead(view: &View, pod: &str, incarnation: Incarnation) -> bool {
+    view.life(pod, incarnation) == PodLife::Over
 }

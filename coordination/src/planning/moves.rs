@@ -7,13 +7,14 @@
 use std::time::Duration;
 
 use super::Policy;
-use super::actions::Action;
+use super::actions::{Action, CancelReason, Standing};
 use super::backoff::BackOffs;
-use super::budget::{Budget, MoveCause};
+use super::budget::{Budget, MoveCause, is_planned, make_room};
+use super::departures::Departures;
 use super::placement::{Hold, Intake, Layout, Member, layout};
-use crate::protocol::records::{Epoch, Handoff, Mode, Phase};
+use crate::protocol::ids::{Epoch, Incarnation, PartitionId, Revision};
+use crate::protocol::records::{Handoff, Mode, PodRecord};
 use crate::protocol::view::View;
-use crate::store::keys::Partition;
 
 /// What the last look at the placement left undone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -22,6 +23,7 @@ pub(super) struct Rest {
     ended: bool,
     retry_at: Option<Duration>,
     waiting: usize,
+    dead_owners: bool,
 }
 
 impl Rest {
@@ -46,6 +48,11 @@ impl Rest {
         self.retry_at.filter(|_| self.open)
     }
 
+    /// Whether a move from a dead owner is among what was left undone, or is to be checked.
+    pub(super) fn has_dead_owners(&self) -> bool {
+        self.dead_owners
+    }
+
     /// How many moves are wanted but not begun.
     pub(super) fn waiting(&self) -> usize {
         self.waiting
@@ -55,60 +62,93 @@ impl Rest {
 /// A move that the strategy wants.
 struct Wanted {
     cause: MoveCause,
-    partition: Partition,
+    partition: PartitionId,
     to: usize,
 }
 
-/// Begins the moves that the budget has room for. At `retry_at` it is checked whether they stand.
-pub(super) fn create(
-    view: &View,
-    policy: &Policy,
-    partitions: u32,
-    backoffs: &BackOffs,
-    now: Duration,
-    retry_at: Duration,
-    actions: &mut Vec<Action>,
-) -> Rest {
-    let shunned = |pod: &str, incarnation| backoffs.is_shunned(pod, incarnation, now);
-    let waits = |partition| backoffs.partition_waits(partition, false, now).is_some();
-    let layout = layout(view, partitions, shunned, waits);
-    let mut rest = Rest::default();
-    let mut wanted = wanted(view, policy, &layout, &mut rest);
-    wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
+/// Everything that moves are created from.
+pub(super) struct Context<'a> {
+    pub(super) view: &'a View,
+    pub(super) policy: &'a Policy,
+    pub(super) backoffs: &'a BackOffs,
+    pub(super) departures: &'a Departures,
+    /// Leave out all but the partitions of dead owners.
+    pub(super) only_dead_owners: bool,
+    pub(super) now: Duration,
+    /// When to check whether the moves that are begun stand.
+    pub(super) retry_at: Duration,
+}
 
-    let counts = layout.counts();
-    let mut budget = Budget::left(view, policy);
-    for Wanted { cause, partition, to } in wanted {
-        if let Some(until) = backoffs.partition_waits(partition, cause.is_urgent(), now) {
-            rest.try_again_at(until);
-            rest.waiting += 1;
-        } else if budget.take(cause) {
-            let reason = reason(&layout, &counts, cause, partition, to, view);
-            actions.push(begin(view, policy, partition, &layout.members[to], cause, reason));
-            rest.try_again_at(retry_at);
-        } else {
-            rest.open = true;
-            rest.waiting += 1;
+impl Context<'_> {
+    /// Begins the moves that the budget has room for, and makes room for urgent ones.
+    pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Rest {
+        let Context { view, policy, backoffs, now, .. } = *self;
+        let shunned = |pod: &str| backoffs.is_shunned(pod, now);
+        let waits = |partition| backoffs.partition_waits(partition, false, now).is_some();
+        let layout = layout(view, partitions, shunned, waits);
+        let mut rest = Rest::default();
+        let mut wanted = wanted(view, policy, &layout, &mut rest);
+        wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
+        wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
+
+        let counts = layout.counts();
+        let mut budget = Budget::left(view, policy);
+        let mut without_place = 0;
+        for Wanted { cause, partition, to } in wanted {
+            rest.dead_owners |= cause == MoveCause::DeadOwner;
+            let waits_until = backoffs.partition_waits(partition, cause.is_urgent(), now);
+            if let Some(until) = waits_until.or_else(|| self.grace_ends(&layout, cause, partition)) {
+                rest.try_again_at(until);
+                rest.waiting += 1;
+            } else if budget.take(cause) {
+                let reason = reason(&layout, &counts, cause, partition, to, view);
+                actions.push(begin(view, policy, partition, &layout.members[to], cause, reason));
+                rest.try_again_at(self.retry_at);
+            } else {
+                rest.open = true;
+                rest.waiting += 1;
+                without_place += usize::from(cause.is_urgent());
+            }
         }
+        let ends = |action: &Action, partition| action.partition() == Some(partition);
+        for handoff in make_room(view, without_place) {
+            let partition = handoff.value.partition;
+            // A handoff that ends anyway makes room as well.
+            if !actions.iter().any(|action| ends(action, partition)) {
+                let standing = Standing { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
+                actions.push(Action::Cancel { standing, reason: CancelReason::MoreUrgent });
+                rest.try_again_at(self.retry_at);
+            }
+        }
+        // A pod that may be given partitions again changes where partitions belong.
+        if let Some(until) = backoffs.next_pod(now) {
+            rest.try_again_at(until);
+        }
+        rest
     }
-    // A pod that may be given partitions again changes where partitions belong.
-    if let Some(until) = backoffs.next_pod(now) {
-        rest.try_again_at(until);
+
+    /// Until when a dead owner's partition waits for the next life of its name, which is preferred.
+    fn grace_ends(&self, layout: &Layout<'_>, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
+        let has_come_back = layout.slots[partition.index()].home.is_some();
+        let assignment = &self.view.assignments.get(&partition)?.value;
+        let is_waited_for = cause == MoveCause::DeadOwner && !has_come_back;
+        self.departures.grace_ends(&assignment.owner, assignment.incarnation, self.now).filter(|_| is_waited_for)
     }
-    rest
 }
 
 fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, rest: &mut Rest) -> Vec<Wanted> {
     let places = policy.strategy.placement().place(layout);
     let mut wanted = Vec::new();
-    for ((partition, slot), place) in (0..).zip(&layout.slots).zip(places) {
+    for ((partition, slot), place) in (0..).map(PartitionId::new).zip(&layout.slots).zip(places) {
         let Some(to) = place.filter(|to| slot.owner != Some(*to)) else {
             continue;
         };
         if slot.hold == Hold::Pinned {
-            let in_flight = view.handoffs.contains_key(&partition);
-            rest.open |= in_flight;
-            rest.waiting += usize::from(in_flight);
+            if let Some(handoff) = view.handoffs.get(&partition) {
+                rest.open = true;
+                rest.waiting += 1;
+                rest.dead_owners |= handoff.value.old_owner.is_some() && !is_planned(view, handoff);
+            }
             continue;
         }
         let cause = match slot.owner {
@@ -125,62 +165,57 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, rest: &mut Rest) ->
 fn begin(
     view: &View,
     policy: &Policy,
-    partition: Partition,
+    partition: PartitionId,
     to: &Member<'_>,
     cause: MoveCause,
     reason: String,
 ) -> Action {
     let assignment = view.assignments.get(&partition);
-    let mode = if may_be_independent(view, to.name) { policy.mode } else { Mode::Barrier };
+    let mode = if may_be_independent(view, partition, to.name) { policy.mode } else { Mode::Barrier };
+    let epoch = next_epoch(assignment.map(|assignment| assignment.value.epoch), view.revision);
     let handoff = Handoff {
-        partition,
         old_owner: assignment.map(|assignment| assignment.value.owner.clone()),
-        old_incarnation: assignment.map_or(0, |assignment| assignment.value.incarnation),
-        new_owner: to.name.to_owned(),
-        new_incarnation: to.incarnation,
-        phase: Phase::Warming,
-        epoch: next_epoch(assignment.map(|assignment| assignment.value.epoch)),
+        old_incarnation: assignment.map_or(Incarnation::NONE, |assignment| assignment.value.incarnation),
         mode,
-        started_at: 0,
-        phase_entered_at: 0,
         reason,
+        ..Handoff::new(partition, to.name, to.incarnation, epoch)
     };
     Action::Create {
         handoff,
         cause,
-        assignment: assignment.map_or(0, |assignment| assignment.mod_revision),
+        assignment: assignment.map_or(Revision::ZERO, |assignment| assignment.mod_revision),
         seen: view.revision,
     }
 }
 
 /// Whether a move to this pod is safe without the barrier: there is a single router, and the pod does not read the tail
 /// when it is told to. It would be told in `Ready`, while the router may still send to the old owner: what the old
-/// owner writes after that would be missing.
-fn may_be_independent(view: &View, to: &str) -> bool {
-    view.routers.len() < 2 && view.pods.get(to).is_some_and(|pod| !pod.value.capabilities.sync)
+/// owner writes after that would be missing. Neither pod has a bound on its work: the old owner's would have to be waited
+/// out before the new one begins, and the new owner's is known to the assignment only after the flip, which comes last.
+fn may_be_independent(view: &View, partition: PartitionId, to: &str) -> bool {
+    let old_is_bounded = view.assignments.get(&partition).is_some_and(|it| it.value.work_ends_within_ms.is_some());
+    let may_be = |pod: &PodRecord| !pod.capabilities.sync && pod.work_ends_within_ms.is_none();
+    view.routers.len() < 2 && !old_is_bounded && view.pods.get(to).is_some_and(|pod| may_be(&pod.value))
 }
 
-/// The epoch of the next ownership, given that of the last.
+/// The epoch of the next ownership, given that of the last and the revision that it is planned from.
 ///
-/// "Never reused" is true of epochs that anyone may have accepted a request under, not of the number in a record. The
-/// epoch of a handoff that was cancelled is named again by the next one: a handoff can only be cancelled while its
-/// epoch is no more than announced, since in `barrier` a pod serves under the assignment's epoch alone and in
-/// `independent` the announced one counts from `Ready` on, after which it always reaches the assignment, by the flip or by
-/// [`Action::Abandon`]. So a pod must not use an announced epoch as a token of authority (to write to the log,
-/// say) before it is told to serve. An assignment that is deleted by hand takes the memory of its epochs with it.
-fn next_epoch(last: Option<Epoch>) -> Epoch {
-    last.map_or(1, |last| last + 1)
+/// With the revision an epoch never comes back: not that of a handoff that was cancelled after it had announced it, and
+/// not after the assignment was deleted by hand. The last epoch is above the revision only where a hand has written it.
+fn next_epoch(last: Option<Epoch>, revision: Revision) -> Epoch {
+    let planned = Epoch::planned_at(revision);
+    last.map_or(planned, |last| planned.max(last.next()))
 }
 
 fn reason(
     layout: &Layout<'_>,
     counts: &[u32],
     cause: MoveCause,
-    partition: Partition,
+    partition: PartitionId,
     to: usize,
     view: &View,
 ) -> String {
-    let slot = &layout.slots[partition as usize];
+    let slot = &layout.slots[partition.index()];
     let assignment = view.assignments.get(&partition);
     let owner = assignment.map_or("nobody", |assignment| assignment.value.owner.as_str());
     match cause {

@@ -5,15 +5,18 @@ use std::fmt;
 use super::Policy;
 use super::actions::all;
 use crate::protocol::advance::Waiting;
-use crate::protocol::records::{Mode, Phase, PodStatus};
+use crate::protocol::ids::PartitionId;
+use crate::protocol::records::{Capabilities, Mode, Partitioner, Phase, PodStatus};
 use crate::protocol::view::View;
-use crate::store::keys::Partition;
+use crate::store::keys::KeyName;
 
 /// How far the promise reaches with the pods that are registered; the weakest pod decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Assurance {
     /// A pod cannot say that it has ended what it works on.
     WhileRoutersLive,
+    /// A pod's record cannot be read, and no other pod decides the row.
+    Unknown,
     /// Every pod has `drained`, not every one `fence`.
     UnlessLeaseAndRouterAreLost,
     /// Every pod has `drained` and `fence`.
@@ -23,12 +26,19 @@ pub enum Assurance {
 impl Assurance {
     /// The row of the protocol's table that the registered pods are in; `None` without pods.
     pub fn of(view: &View) -> Option<Self> {
-        let row = |have: crate::protocol::records::Capabilities| match (have.drained, have.fence) {
+        let is_pod = |key: &String| matches!(view.keys().parse(key), Some(KeyName::Pod(_)));
+        let unreadable = view.malformed.keys().any(is_pod).then_some(Assurance::Unknown);
+        Self::with(view.pods.values().map(|pod| pod.value.capabilities)).into_iter().chain(unreadable).min()
+    }
+
+    /// The row that pods with these capabilities are in; `None` without pods.
+    pub fn with(pods: impl IntoIterator<Item = Capabilities>) -> Option<Self> {
+        let row = |have: Capabilities| match (have.drained, have.fence) {
             (true, true) => Assurance::Full,
             (true, false) => Assurance::UnlessLeaseAndRouterAreLost,
             (false, _) => Assurance::WhileRoutersLive,
         };
-        view.pods.values().map(|pod| row(pod.value.capabilities)).min()
+        pods.into_iter().map(row).min()
     }
 }
 
@@ -37,12 +47,16 @@ impl fmt::Display for Assurance {
         out.write_str(match self {
             Assurance::Full => "all pods have drained and fence: a single writer and no lost request under all faults",
             Assurance::UnlessLeaseAndRouterAreLost => {
-                "not all pods have fence: a single writer and no lost request, unless a pod goes on working without its \
-                 lease and a router dies at the same time"
+                "not all pods have fence: a single writer and no lost request, unless a pod that lost its lease, or a \
+                 service whose sidecar died, goes on working and a router dies, or its exchange breaks or times out \
+                 (pod.exec, pod.hooks.lease or pod.work_ends_within gives a sidecar fence)"
+            }
+            Assurance::Unknown => {
+                "unknown: the record of a pod cannot be read, so what the pod is able to do is not known"
             }
             Assurance::WhileRoutersLive => {
                 "not all pods have drained: a single writer and no lost request as long as no router dies or loses its \
-                 lease, and no exchange breaks, with work still in a pod"
+                 lease, and no exchange breaks or times out, with work still in a pod"
             }
         })
     }
@@ -53,17 +67,35 @@ impl fmt::Display for Assurance {
 pub enum Notice {
     /// The file wants fewer partitions than there are.
     ShrinkRefused {
-        /// What the file says.
+        /// The number in the file.
         wanted: u32,
-        /// What stays in force.
+        /// The number that stays in force.
         kept: u32,
     },
-    /// The settings are gone, and the file's would be too small for what is assigned.
-    ConfigMissing {
-        /// What the file says.
+    /// The file wants more partitions than there are, and with this mapping keys would change their partition.
+    GrowthRefused {
+        /// The number in the file.
         wanted: u32,
-        /// A partition beyond it that is assigned.
-        assigned: Partition,
+        /// The number that stays in force.
+        kept: u32,
+        /// How requests map to partitions, if a router has said so.
+        partitioner: Option<Partitioner>,
+    },
+    /// The settings are gone, and the file's are not those of what is assigned.
+    ConfigMissing {
+        /// The number in the file.
+        wanted: u32,
+        /// The number that the assignments show.
+        shown: u32,
+        /// Where the settings stood.
+        key: String,
+    },
+    /// A registration, or the leader's key, stands without its lease: it outlives its writer.
+    Leaseless {
+        /// The key.
+        key: String,
+        /// The command that removes it once its writer is gone for good.
+        repair: Option<String>,
     },
     /// `independent` needs a single router; `barrier` is used.
     IndependentImpossible {
@@ -81,13 +113,15 @@ pub enum Notice {
         key: String,
         /// What is wrong with it.
         reason: String,
+        /// The command that removes it once its writer is gone for good.
+        repair: Option<String>,
     },
     /// No pod takes partitions.
     NoPod,
     /// A handoff waits for too long in a phase from which there is no way back.
     Overdue {
         /// Whose handoff.
-        partition: Partition,
+        partition: PartitionId,
         /// The phase.
         phase: Phase,
         /// Who is waited for.
@@ -111,11 +145,25 @@ impl fmt::Display for Notice {
                 out,
                 "the file has {wanted} partitions, the keyspace {kept}: partitions can grow but never shrink, {kept} stay"
             ),
-            Notice::ConfigMissing { wanted, assigned } => write!(
+            Notice::GrowthRefused { wanted, kept, partitioner } => {
+                write!(out, "the file has {wanted} partitions, the keyspace {kept}, and {kept} stay: ")?;
+                match partitioner {
+                    Some(mapping) => {
+                        write!(out, "requests map to partitions by {mapping}, so existing keys would move")
+                    }
+                    None => out.write_str("no router has said yet how requests map to partitions"),
+                }
+            }
+            Notice::ConfigMissing { wanted, shown, key } => write!(
                 out,
-                "the keyspace's settings are gone; they are not written anew with {wanted} partitions, since partition \
-                 {assigned} is assigned: set partitions to what it was"
+                "the keyspace's settings are gone; they are not written anew with {wanted} partitions, since {shown} are \
+                 assigned: set partitions to what it was, or, if some had no owner yet, write the settings with the number \
+                 N that it was: etcdctl put {key} '{{\"partitions\":N}}'"
             ),
+            Notice::Leaseless { key, repair } => {
+                write!(out, "{key} was put without its lease; handoffs wait until its writer has put it back")?;
+                or_forget(out, repair.as_deref())
+            }
             Notice::IndependentImpossible { routers } => write!(
                 out,
                 "{routers} routers are registered: barrier is used, since independent is only safe with a single router"
@@ -126,7 +174,10 @@ impl fmt::Display for Notice {
                  which it never is for certain in independent mode",
                 pods.join(", ")
             ),
-            Notice::Malformed { key, reason } => write!(out, "{key} cannot be read and is left alone: {reason}"),
+            Notice::Malformed { key, reason, repair } => {
+                write!(out, "{key} cannot be read and is left alone: {reason}")?;
+                or_forget(out, repair.as_deref())
+            }
             Notice::NoPod => out.write_str("no pod takes partitions"),
             Notice::Overdue { partition, phase, waiting } => write!(
                 out,
@@ -143,21 +194,30 @@ impl fmt::Display for Notice {
     }
 }
 
+fn or_forget(out: &mut fmt::Formatter<'_>, repair: Option<&str>) -> fmt::Result {
+    match repair {
+        Some(command) => write!(out, "; if it is gone for good: {command}"),
+        None => Ok(()),
+    }
+}
+
+/// The command by which an operator says that the owner of a registration is gone.
+fn repair(view: &View, key: &str) -> Option<String> {
+    match view.keys().parse(key)? {
+        KeyName::Pod(name) => Some(format!("segue forget pod {name}")),
+        KeyName::Router(name) => Some(format!("segue forget router {name}")),
+        _ => None,
+    }
+}
+
 /// What there is to say about the view as such.
 pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
     let mut notices: Vec<Notice> = view
         .malformed
         .iter()
-        .map(|(key, reason)| Notice::Malformed { key: key.clone(), reason: reason.clone() })
+        .map(|(key, reason)| Notice::Malformed { key: key.clone(), reason: reason.clone(), repair: repair(view, key) })
         .collect();
-    let wanted = policy.partitions;
-    notices.extend(match &view.config {
-        Some(config) if config.value.partitions > wanted => {
-            Some(Notice::ShrinkRefused { wanted, kept: config.value.partitions })
-        }
-        Some(_) => None,
-        None => assigned_beyond(view, wanted).map(|assigned| Notice::ConfigMissing { wanted, assigned }),
-    });
+    notices.extend(view.leaseless().map(|key| Notice::Leaseless { repair: repair(view, &key), key }));
     let routers = view.routers.len();
     if policy.mode == Mode::Independent && routers > 1 {
         notices.push(Notice::IndependentImpossible { routers });
@@ -172,11 +232,4 @@ pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
     }
     notices.extend(Assurance::of(view).map(Notice::Assurance));
     notices
-}
-
-/// A partition that is not among the first `partitions` and has an owner or is about to get one.
-pub(super) fn assigned_beyond(view: &View, partitions: u32) -> Option<Partition> {
-    let assigned = view.assignments.last_key_value().map(|(partition, _)| *partition);
-    let moving = view.handoffs.last_key_value().map(|(partition, _)| *partition);
-    assigned.max(moving).filter(|partition| *partition >= partitions)
 }

@@ -4,10 +4,9 @@
 //! strategy's answer depends on the layout alone, not on the order in which anything was learnt, and asking again about
 //! its own answer changes nothing.
 
+use crate::protocol::ids::{Incarnation, PartitionId};
 use crate::protocol::records::{PodStatus, Thousandths};
-use crate::protocol::view::View;
-use crate::store::data::Revision;
-use crate::store::keys::Partition;
+use crate::protocol::view::{PodLife, View};
 
 /// Whether a pod may be given partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,7 +25,7 @@ pub struct Member<'a> {
     /// Its name. Members are in the order of their names.
     pub name: &'a str,
     /// Which life of it.
-    pub incarnation: Revision,
+    pub incarnation: Incarnation,
     /// Its share relative to the others'.
     pub weight: Thousandths,
     /// Where it runs.
@@ -93,20 +92,21 @@ pub trait Placement {
 pub(super) fn layout<'a>(
     view: &'a View,
     partitions: u32,
-    shunned: impl Fn(&str, Revision) -> bool,
-    reluctant: impl Fn(Partition) -> bool,
+    shunned: impl Fn(&str) -> bool,
+    reluctant: impl Fn(PartitionId) -> bool,
 ) -> Layout<'a> {
     let members: Vec<Member<'a>> = view
         .pods
         .iter()
         .map(|(name, pod)| Member {
             name,
-            incarnation: pod.create_revision,
+            incarnation: pod.incarnation(),
             weight: pod.value.weight,
             zone: pod.value.zone.as_deref(),
             intake: match pod.value.status {
                 PodStatus::Draining => Intake::Leaving,
-                PodStatus::Ready if shunned(name, pod.create_revision) => Intake::Shunned,
+                // Another hand wrote a registration that stands without its lease.
+                PodStatus::Ready if shunned(name) || pod.lease.is_none() => Intake::Shunned,
                 PodStatus::Ready => Intake::Open,
             },
         })
@@ -123,12 +123,12 @@ pub(super) fn layout<'a>(
         };
         let same_name = named(name);
         let owner = same_name.filter(|index| members[*index].incarnation == incarnation);
-        // The key of an unreadable pod stands, so its partitions are not a dead owner's.
-        let unreadable = same_name.is_none() && super::is_unreadable(view, name);
-        let pinned = handoff.is_some() || unreadable || view.is_malformed(partition);
+        // Its key stands, so its partitions are not a dead owner's, and no handoff would get on.
+        let unclear = matches!(view.life(name, incarnation), PodLife::Unreadable | PodLife::Leaseless(_));
+        let pinned = handoff.is_some() || unclear || view.is_malformed(partition);
         Slot { owner, home: if owner.is_some() { None } else { same_name }, hold: hold(pinned, reluctant(partition)) }
     };
-    let slots = (0..partitions).map(slot).collect();
+    let slots = PartitionId::all(partitions).map(slot).collect();
     Layout { members, slots }
 }
 

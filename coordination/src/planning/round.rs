@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Policy, Strategy};
+use crate::protocol::ids::Incarnation;
 use crate::protocol::records::{PodRecord, PodStatus, Thousandths};
 use crate::protocol::view::{Stamped, View};
-use crate::store::data::Revision;
 
 /// Why a round was begun: the first cause, if several fell together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,7 +39,7 @@ impl RoundCause {
 /// What placement depends on. A pod's load, capabilities and heartbeats are no part of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Membership {
-    pods: BTreeMap<String, (Revision, PodStatus, Thousandths, Option<String>)>,
+    pods: BTreeMap<String, (Incarnation, PodStatus, Thousandths, Option<String>)>,
     partitions: Option<u32>,
     strategy: Strategy,
 }
@@ -48,7 +48,7 @@ impl Membership {
     fn of(view: &View, policy: &Policy) -> Self {
         let member = |(name, pod): (&String, &Stamped<PodRecord>)| {
             let record = &pod.value;
-            let facts = (pod.create_revision, record.status, record.weight, record.zone.clone());
+            let facts = (pod.incarnation(), record.status, record.weight, record.zone.clone());
             (name.clone(), facts)
         };
         Membership {

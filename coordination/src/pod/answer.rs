@@ -6,9 +6,10 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
 use super::ownership::Refusal;
-use crate::store::keys::Partition;
+use crate::protocol::ids::PartitionId;
 
 const MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
+const REASON: HeaderName = HeaderName::from_static("segue-reason");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
@@ -18,7 +19,7 @@ pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 /// `421`: nothing was done.
-pub(super) fn refused(why: Refusal, partition: Option<Partition>, grpc: bool) -> Response<Bytes> {
+pub(super) fn refused(why: Refusal, partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
     let message = match why {
         Refusal::Unstamped => {
             "the request names no partition and epoch of this keyspace: it must come through a router"
@@ -43,7 +44,7 @@ pub(super) fn mark_own<B>(response: &mut Response<B>) {
 
 /// `500`: the lease ran out while the request was worked on. Part of it may have been done, so never `421`, and no
 /// status either that invites a client to send it again.
-pub(super) fn lost(partition: Option<Partition>, grpc: bool) -> Response<Bytes> {
+pub(super) fn lost(partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
     let message = "the pod lost its lease while it worked on the request, which may have been applied or not";
     // 2 is UNKNOWN.
     answer(StatusCode::INTERNAL_SERVER_ERROR, "2", message, "lease-lost", partition, grpc)
@@ -54,10 +55,11 @@ fn answer(
     grpc_status: &'static str,
     message: &'static str,
     reason: &'static str,
-    partition: Option<Partition>,
+    partition: Option<PartitionId>,
     grpc: bool,
 ) -> Response<Bytes> {
     let mut answer = Response::new(Bytes::new());
+    answer.headers_mut().insert(REASON, HeaderValue::from_static(reason));
     if grpc {
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));

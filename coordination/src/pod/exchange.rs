@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 use super::ownership::InFlight;
 
@@ -17,11 +18,13 @@ pub(super) struct Exchange<F: Future + Send + 'static> {
     // In a box, so that it can move to a task of its own.
     future: Option<Pin<Box<F>>>,
     in_flight: Option<InFlight>,
+    /// Tells the service that nobody waits for it any more.
+    abandoned: CancellationToken,
 }
 
 impl<F: Future + Send + 'static> Exchange<F> {
-    pub(super) fn new(future: F, in_flight: InFlight) -> Self {
-        Exchange { future: Some(Box::pin(future)), in_flight: Some(in_flight) }
+    pub(super) fn new(future: F, in_flight: InFlight, abandoned: CancellationToken) -> Self {
+        Exchange { future: Some(Box::pin(future)), in_flight: Some(in_flight), abandoned }
     }
 
     pub(super) fn is_lost(&self) -> bool {
@@ -48,6 +51,7 @@ impl<F: Future + Send + 'static> Exchange<F> {
 impl<F: Future + Send + 'static> Drop for Exchange<F> {
     fn drop(&mut self) {
         let (Some(future), Some(in_flight)) = (self.future.take(), self.in_flight.take()) else { return };
+        self.abandoned.cancel();
         // Without a runtime, or with one that ends, the process ends too.
         if let Ok(runtime) = Handle::try_current()
             && !in_flight.is_lost()

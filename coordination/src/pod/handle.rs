@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::layer::OwnershipLayer;
 use super::ownership::Ownership;
+use super::service::{Service, Within};
 use super::shell::{NOT_REGISTERED, Shell, Wish};
 use super::{HandoffHandler, PodSettings, PodState};
 use crate::store::Store;
@@ -40,7 +41,19 @@ impl PodHandle {
         settings: PodSettings,
         handler: Arc<dyn HandoffHandler>,
     ) -> PodHandle {
-        let (handle, run) = Self::prepare(store, keyspace, keys, settings, handler);
+        Self::start_before(store, keyspace, keys, settings, handler, Arc::new(Within))
+    }
+
+    /// As [`start`](Self::start), for a pod that vouches for a service in another process.
+    pub fn start_before(
+        store: Arc<dyn Store>,
+        keyspace: &str,
+        keys: Keyspace,
+        settings: PodSettings,
+        handler: Arc<dyn HandoffHandler>,
+        service: Arc<dyn Service>,
+    ) -> PodHandle {
+        let (handle, run) = Self::prepare_before(store, keyspace, keys, settings, handler, service);
         tokio::spawn(run);
         handle
     }
@@ -53,11 +66,22 @@ impl PodHandle {
         settings: PodSettings,
         handler: Arc<dyn HandoffHandler>,
     ) -> (PodHandle, impl Future<Output = ()> + Send + use<>) {
+        Self::prepare_before(store, keyspace, keys, settings, handler, Arc::new(Within))
+    }
+
+    fn prepare_before(
+        store: Arc<dyn Store>,
+        keyspace: &str,
+        keys: Keyspace,
+        settings: PodSettings,
+        handler: Arc<dyn HandoffHandler>,
+        service: Arc<dyn Service>,
+    ) -> (PodHandle, impl Future<Output = ()> + Send + use<>) {
         let ownership = Arc::new(Ownership::new(keyspace));
         let (sender, state) =
             watch::channel(PodState { not_ready: Some(NOT_REGISTERED.into()), ..PodState::default() });
         let (wish, wishes) = watch::channel(Wish::Serve);
-        let shell = Shell::new(store, keys, settings, handler, ownership.clone(), sender, wishes);
+        let shell = Shell::new(store, keys, settings, (handler, service), ownership.clone(), sender, wishes);
         let (run, running) = abortable(shell.run());
         let handle = PodHandle { inner: Arc::new(Inner { ownership, state, wish, running }) };
         (handle, run.map(|_| ()))

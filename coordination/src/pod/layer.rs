@@ -19,7 +19,7 @@ use http::{Request, Response};
 use http_body::Body;
 use pin_project::pin_project;
 use tokio::time::Instant;
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -27,8 +27,8 @@ use super::answer;
 use super::body::OwnedBody;
 use super::exchange::Exchange;
 use super::ownership::{Entry, InFlight, Ownership, Refusal};
-use crate::protocol::records::Epoch;
-use crate::store::keys::Partition;
+use crate::participant::lease_now;
+use crate::protocol::ids::{Epoch, PartitionId};
 
 const PARTITION: HeaderName = HeaderName::from_static("segue-partition");
 const EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
@@ -83,7 +83,7 @@ where
             self.ownership.count_refused(Refusal::Unstamped);
             return OwnershipFuture { state: State::Refused(Refusal::Unstamped), partition: None, grpc };
         };
-        let state = match self.ownership.try_enter(partition, epoch, now) {
+        let state = match self.ownership.try_enter(partition, epoch, lease_now()) {
             Entry::In(in_flight) => State::running(&mut self.inner, request, partition, in_flight),
             Entry::Refused(why) => {
                 self.ownership.count_refused(why);
@@ -113,7 +113,7 @@ where
 {
     #[pin]
     state: State<S, B>,
-    partition: Option<Partition>,
+    partition: Option<PartitionId>,
     grpc: bool,
 }
 
@@ -146,9 +146,10 @@ where
     S: Service<Request<B>>,
     S::Future: Send + 'static,
 {
-    fn running(inner: &mut S, mut request: Request<B>, partition: Partition, in_flight: InFlight) -> Self {
-        request.extensions_mut().insert(in_flight.owned(partition));
-        State::Running { lost: in_flight.lost(), exchange: Exchange::new(inner.call(request), in_flight) }
+    fn running(inner: &mut S, mut request: Request<B>, partition: PartitionId, in_flight: InFlight) -> Self {
+        let abandoned = CancellationToken::new();
+        request.extensions_mut().insert(in_flight.owned(partition, abandoned.clone()));
+        State::Running { lost: in_flight.lost(), exchange: Exchange::new(inner.call(request), in_flight, abandoned) }
     }
 }
 
@@ -215,7 +216,7 @@ where
 }
 
 /// What the router stamped. `None`: a stamp is absent, doubled or unreadable, or another keyspace's.
-fn stamps(headers: &HeaderMap, keyspace: &str) -> Option<(Partition, Epoch)> {
+fn stamps(headers: &HeaderMap, keyspace: &str) -> Option<(PartitionId, Epoch)> {
     if headers.get(KEYSPACE).is_some_and(|stamp| stamp.as_bytes() != keyspace.as_bytes()) {
         return None;
     }

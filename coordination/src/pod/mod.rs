@@ -13,7 +13,9 @@ mod body;
 mod exchange;
 mod handle;
 mod layer;
+mod lent;
 mod ownership;
+mod service;
 mod shell;
 mod sidecar;
 mod sync;
@@ -23,7 +25,9 @@ mod work;
 pub use body::{LeaseLost, OwnedBody};
 pub use handle::PodHandle;
 pub use layer::{OwnershipFuture, OwnershipLayer, OwnershipService};
+pub use lent::{LentLease, boottime_millis};
 pub use ownership::{InFlight, Owned, Ownership, Refusal};
+pub use service::Service;
 pub use sidecar::{HookError, Hooks};
 
 use std::collections::BTreeMap;
@@ -32,9 +36,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use crate::protocol::records::{Capabilities, Epoch};
-use crate::store::data::Revision;
-use crate::store::keys::Partition;
+use crate::participant::lease_now;
+use crate::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
+use crate::protocol::records::Capabilities;
 
 /// What a callback of a [`HandoffHandler`] is about. State that was warmed is told apart by `epoch` and `handoff`: its
 /// `sync` and `release` carry the same two.
@@ -43,12 +47,12 @@ pub struct Move {
     /// The keyspace.
     pub keyspace: String,
     /// The partition.
-    pub partition: Partition,
+    pub partition: PartitionId,
     /// The epoch that begins (`warm`, `sync`) or ends (`drain`, `release`).
     pub epoch: Epoch,
     /// The handoff; in `drain` the one that takes the partition away, else the one by which it came. 0: an operator
     /// assigned the partition by hand.
-    pub handoff: Revision,
+    pub handoff: HandoffId,
 }
 
 /// Why a callback failed, in words. It is tried again, with a growing back-off, as long as it is due.
@@ -96,6 +100,13 @@ pub struct PodSettings {
     pub zone: Option<String>,
     /// What it can do in a handoff. Without `sync` a pause is one step shorter.
     pub capabilities: Capabilities,
+    /// Where its admin endpoint is reached: `host:port`.
+    pub admin: Option<String>,
+    /// The version of its rollout.
+    pub version: Option<String>,
+    /// No request's work lasts longer than this, counted from the last byte of the request. Once the pod is dead, its
+    /// partitions wait that long for their next owner.
+    pub work_ends_within: Option<Duration>,
 }
 
 impl PodSettings {
@@ -108,6 +119,9 @@ impl PodSettings {
             weight: 1.0,
             zone: None,
             capabilities: Capabilities::ALL,
+            admin: None,
+            version: None,
+            work_ends_within: None,
         }
     }
 }
@@ -118,14 +132,14 @@ pub struct PodState {
     /// Why it accepts nothing; `None`: it is registered, has seen the store and may trust its lease.
     pub not_ready: Option<String>,
     /// Its incarnation; 0 while it is not registered.
-    pub incarnation: Revision,
+    pub incarnation: Incarnation,
     /// It gives up what it has and gets no more: it was told to, or an operator wrote so.
     pub draining: bool,
     /// The partitions that it accepts requests of, with their epochs.
-    pub owned: BTreeMap<Partition, Epoch>,
+    pub owned: BTreeMap<PartitionId, Epoch>,
     /// It owns nothing, holds no state and nothing is being handed from it; if it was told to drain, the store knows.
     pub emptied: bool,
-    /// Until when it may trust its lease.
+    /// Until when it may trust its lease, on the clock of [`lease_now`].
     pub trusted_until: Option<Instant>,
     /// The lease stands at least until then.
     pub stands_until: Option<Instant>,
@@ -136,6 +150,6 @@ pub struct PodState {
 impl PodState {
     /// How long the lease may be trusted from now, if nothing renews it.
     pub fn lease_remaining(&self) -> Duration {
-        self.trusted_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+        self.trusted_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(lease_now()))
     }
 }

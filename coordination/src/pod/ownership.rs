@@ -11,14 +11,13 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::sync::{Mutex, MutexGuard, Notify, OwnedNotified, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::term::Term;
-use crate::participant::LeaseState;
+use crate::participant::{LeaseState, lease_now};
 use crate::protocol::door::{Answer, Door};
-use crate::protocol::records::Epoch;
-use crate::store::keys::Partition;
+use crate::protocol::ids::{Epoch, PartitionId};
 
 /// How long a request whose epoch is above the one known waits for this pod's view to catch up.
 const CATCH_UP: Duration = Duration::from_millis(250);
@@ -67,9 +66,9 @@ pub struct Ownership {
 #[derive(Debug)]
 struct Table {
     term: Arc<Term>,
-    slots: BTreeMap<Partition, Arc<Slot>>,
+    slots: BTreeMap<PartitionId, Arc<Slot>>,
     /// What was in flight when an ownership was lost, until its state has been let go.
-    lost: BTreeMap<Partition, Arc<Slot>>,
+    lost: BTreeMap<PartitionId, Arc<Slot>>,
     /// Nothing is ever accepted again.
     closed: bool,
 }
@@ -119,7 +118,7 @@ impl Ownership {
     }
 
     /// How many requests of a partition are in flight.
-    pub fn in_flight(&self, partition: Partition) -> u64 {
+    pub fn in_flight(&self, partition: PartitionId) -> u64 {
         self.slot(partition).map_or(0, |slot| slot.lock().in_flight)
     }
 
@@ -138,8 +137,8 @@ impl Ownership {
         self.refused[why as usize].fetch_add(1, Relaxed);
     }
 
-    /// Asks once.
-    pub(super) fn try_enter(&self, partition: Partition, epoch: Epoch, now: Instant) -> Entry {
+    /// Asks once. `now`: of [`lease_now`].
+    pub(super) fn try_enter(&self, partition: PartitionId, epoch: Epoch, now: Instant) -> Entry {
         let (term, slot) = {
             let table = self.read();
             let Some(slot) = table.slots.get(&partition) else {
@@ -170,14 +169,14 @@ impl Ownership {
     /// Asks again after each `change`, until this pod's view has caught up with the request or may take no longer.
     pub(super) async fn enter(
         self: Arc<Self>,
-        partition: Partition,
+        partition: PartitionId,
         epoch: Epoch,
         mut change: OwnedNotified,
         arrived: Instant,
     ) -> Result<InFlight, Refusal> {
         let deadline = arrived + CATCH_UP;
         while timeout_at(deadline, change).await.is_ok() {
-            match self.try_enter(partition, epoch, Instant::now()) {
+            match self.try_enter(partition, epoch, lease_now()) {
                 Entry::In(in_flight) => return Ok(in_flight),
                 Entry::Wait(next) => change = next,
                 Entry::Refused(why) => return Err(why),
@@ -187,7 +186,7 @@ impl Ownership {
     }
 
     /// Accepts one epoch of a partition, or none. `known`: the newest epoch that the view shows.
-    pub(super) fn set(&self, partition: Partition, accepted: Option<Epoch>, known: Epoch) {
+    pub(super) fn set(&self, partition: PartitionId, accepted: Option<Epoch>, known: Epoch) {
         let (slot, is_new) = match self.slot(partition) {
             Some(slot) => (slot, false),
             None => (self.write().slots.entry(partition).or_default().clone(), true),
@@ -225,14 +224,14 @@ impl Ownership {
             std::mem::take(&mut table.slots)
         };
         for slot in slots.values() {
-            slot.set(None, 0);
+            slot.set(None, Epoch::default());
         }
         self.write().lost.extend(slots.into_iter().filter(|(_, slot)| slot.lock().in_flight > 0));
         self.grown.notify_waiters();
     }
 
     /// Returns once nothing of a closed partition is in flight.
-    pub(super) async fn idle(&self, partition: Partition) {
+    pub(super) async fn idle(&self, partition: PartitionId) {
         let lost = self.read().lost.get(&partition).cloned();
         if let Some(slot) = lost {
             let _ = timeout(LOST_PATIENCE, slot.idle()).await;
@@ -243,7 +242,7 @@ impl Ownership {
         }
     }
 
-    fn slot(&self, partition: Partition) -> Option<Arc<Slot>> {
+    fn slot(&self, partition: PartitionId) -> Option<Arc<Slot>> {
         self.read().slots.get(&partition).cloned()
     }
 
@@ -300,7 +299,7 @@ impl InFlight {
     /// Whether the lease that this was accepted under is over, or so near its end that the work must stop: nothing of
     /// it may take effect or be acknowledged.
     pub fn is_lost(&self) -> bool {
-        self.term.is_over(Instant::now())
+        self.term.is_over(lease_now())
     }
 
     /// Returns when [`is_lost`](Self::is_lost) comes true.
@@ -308,8 +307,8 @@ impl InFlight {
         self.term.ended()
     }
 
-    pub(super) fn owned(&self, partition: Partition) -> Owned {
-        Owned { partition, epoch: self.epoch, slot: self.slot.clone(), term: self.term.clone() }
+    pub(super) fn owned(&self, partition: PartitionId, abandoned: CancellationToken) -> Owned {
+        Owned { partition, epoch: self.epoch, slot: self.slot.clone(), term: self.term.clone(), abandoned }
     }
 }
 
@@ -324,20 +323,26 @@ impl Drop for InFlight {
 #[derive(Debug, Clone)]
 pub struct Owned {
     /// The partition.
-    pub partition: Partition,
+    pub partition: PartitionId,
     /// The epoch under which this pod owns it.
     pub epoch: Epoch,
     slot: Arc<Slot>,
     term: Arc<Term>,
+    abandoned: CancellationToken,
 }
 
 impl Owned {
+    /// Returns once nobody waits for the answer any more, if that is before it has begun.
+    pub fn abandoned(&self) -> WaitForCancellationFutureOwned {
+        self.abandoned.clone().cancelled_owned()
+    }
+
     /// Keeps the partition in flight beyond the response: for an upgraded connection, or for work that a request began
     /// and that outlives it. `None`: too late, the partition is given up already.
     pub fn hold(&self) -> Option<InFlight> {
         let mut state = self.slot.lock();
         let stands = state.door.last == self.epoch && (state.door.accepted.is_some() || state.in_flight > 0);
-        if !stands || self.term.is_over(Instant::now()) {
+        if !stands || self.term.is_over(lease_now()) {
             return None;
         }
         state.in_flight += 1;
@@ -346,7 +351,7 @@ impl Owned {
     }
 }
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, segue_loom))]
 mod loom;
 #[cfg(test)]
 mod tests;

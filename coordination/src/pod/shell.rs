@@ -11,21 +11,22 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::{self, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use super::ownership::Ownership;
+use super::service::Service;
+use super::term::ends_at;
 use super::work::{Said, WRITE_AGAIN, Work};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
-use crate::participant::{Follow, LeaseState, Outbox, Registration, Update, register, unix_millis};
+use crate::participant::{
+    Claim, Follow, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, register, unix_millis, wakes_at,
+};
+use crate::protocol::ids::{Incarnation, LeaseId, PartitionId};
 use crate::protocol::records::{PodRecord, PodStatus, encode};
 use crate::protocol::view::{Touched, View};
 use crate::store::Store;
-use crate::store::data::{LeaseId, Revision};
-use crate::store::keys::{Keyspace, Partition};
-
-/// How long the store may take to end the lease of a pod that shuts down.
-const DEREGISTER: Duration = Duration::from_secs(2);
+use crate::store::keys::Keyspace;
 
 /// Why a pod accepts nothing before it has registered.
 pub(super) const NOT_REGISTERED: &str = "not registered";
@@ -41,6 +42,21 @@ pub(super) enum Wish {
 enum End {
     Shutdown,
     RegistrationGone,
+    /// The service is down, and nothing that it was given can take effect any more.
+    ServiceDown,
+}
+
+/// The state of the service, by the event that is awaited next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    /// It takes requests, until it is down.
+    Up,
+    /// The service is down. The pod cannot vouch for the end of its work, so it stays and hands over until the service is up.
+    Sick,
+    /// The service is down, and has to end its work.
+    Settling,
+    /// It has to end its work, since the pod ends.
+    Parting,
 }
 
 pub(super) struct Shell {
@@ -48,23 +64,28 @@ pub(super) struct Shell {
     pub(super) keys: Keyspace,
     pub(super) settings: PodSettings,
     pub(super) handler: Arc<dyn HandoffHandler>,
+    pub(super) service: Arc<dyn Service>,
     pub(super) ownership: Arc<Ownership>,
     pub(super) state: watch::Sender<PodState>,
     pub(super) wish: watch::Receiver<Wish>,
     pub(super) view: View,
     /// 0: not registered, and the view is empty.
-    pub(super) incarnation: Revision,
+    pub(super) incarnation: Incarnation,
     pub(super) lease: Option<LeaseId>,
     /// The view is a snapshot of after the registration, and what came after it.
     pub(super) synced: bool,
     /// Hands nothing over any more: what is left is refused.
     pub(super) ending: bool,
-    pub(super) work: HashMap<Partition, Work>,
+    /// The service is down: no request is let in.
+    pub(super) refusing: bool,
+    /// The own record says `Draining` only because the service is down.
+    pub(super) drains_for_service: bool,
+    pub(super) work: HashMap<PartitionId, Work>,
     pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
-    pub(super) running: HashMap<task::Id, Partition>,
+    pub(super) running: HashMap<task::Id, PartitionId>,
     pub(super) said: Outbox<Said>,
     /// When to look at a partition again; without one, at the own record.
-    pub(super) timers: BTreeSet<(Instant, Option<Partition>)>,
+    pub(super) timers: BTreeSet<(Instant, Option<PartitionId>)>,
 }
 
 impl Shell {
@@ -72,7 +93,7 @@ impl Shell {
         store: Arc<dyn Store>,
         keys: Keyspace,
         settings: PodSettings,
-        handler: Arc<dyn HandoffHandler>,
+        (handler, service): (Arc<dyn HandoffHandler>, Arc<dyn Service>),
         ownership: Arc<Ownership>,
         state: watch::Sender<PodState>,
         wish: watch::Receiver<Wish>,
@@ -84,13 +105,16 @@ impl Shell {
             keys,
             settings,
             handler,
+            service,
             ownership,
             state,
             wish,
-            incarnation: 0,
+            incarnation: Incarnation::NONE,
             lease: None,
             synced: false,
             ending: false,
+            refusing: false,
+            drains_for_service: false,
             work: HashMap::new(),
             callbacks: JoinSet::new(),
             running: HashMap::new(),
@@ -100,7 +124,9 @@ impl Shell {
 
     pub(super) async fn run(mut self) {
         self.publish(None);
-        while let Some(registration) = self.registered().await {
+        let mut ended = Incarnation::NONE;
+        while let Some(registration) = self.registered(ended).await {
+            ended = registration.incarnation;
             match self.live(&registration).await {
                 End::Shutdown => {
                     self.ownership.close();
@@ -108,28 +134,37 @@ impl Shell {
                     break;
                 }
                 End::RegistrationGone => {
-                    // Fenced already. The old key is gone or ends by itself: this process lets its lease go.
+                    // Fenced already. The next life vouches for nothing that was begun in this one.
+                    self.service.settle(Instant::now()).await;
+                    // The old key is gone or ends by itself: this process lets its lease go.
                     self.deregister(registration).await;
                 }
+                End::ServiceDown => self.deregister(registration).await,
             }
         }
         self.ownership.close();
+        self.service.settle(self.ends_by()).await;
         self.state.send_modify(|state| state.not_ready = Some("shut down".to_owned()));
         info!(pod = self.settings.name, "ended");
     }
 
     async fn deregister(&self, registration: Registration) {
-        let result = timeout(DEREGISTER, registration.lease.revoke()).await;
-        if !matches!(result, Ok(Ok(()))) {
-            warn!("could not deregister; the registration ends with its lease");
+        if let Err(error) = registration.withdraw().await {
+            warn!(%error, "could not deregister; the registration ends with its lease");
         }
     }
 
-    /// Registers, and meanwhile lets go of what an earlier life has left. `None`: ends instead.
-    async fn registered(&mut self) -> Option<Registration> {
+    /// Registers, and meanwhile lets go of what an earlier life has left. `ended`: this process's earlier life. `None`: ends
+    /// instead.
+    async fn registered(&mut self, ended: Incarnation) -> Option<Registration> {
         let (store, key, ttl) = (self.store.clone(), self.keys.pod(&self.settings.name), self.settings.lease_ttl);
         let (settings, draining) = (self.settings.clone(), self.is_draining());
-        let mut registered = pin!(register(&store, &key, |_| record(&settings, draining), ttl));
+        let claim = Claim::new(key, ttl).after(ended);
+        let service = self.service.clone();
+        let mut registered = pin!(async {
+            service.up().await;
+            register(&store, &claim, |_| encode(&timed(record(&settings, draining)))).await
+        });
         loop {
             let until = match *self.wish.borrow_and_update() {
                 Wish::End { until, .. } if self.work.is_empty() || until <= Instant::now() => return None,
@@ -152,8 +187,13 @@ impl Shell {
         let mut lease_state = lease.state();
         (self.incarnation, self.lease) = (registration.incarnation, Some(lease.id()));
         let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut own_key = OwnKey::of(self.store.clone(), registration);
         let tick = self.settings.lease_ttl / 6;
         let mut sighted = true;
+        let service = self.service.clone();
+        let (mut watched, mut turn) = (Watched::Up, service.down());
+        self.refusing = false;
+        let mut lent = None;
         loop {
             // One that cannot see does not act: were its lease kept alive all the same, every handoff would wait for it.
             if sighted {
@@ -163,7 +203,13 @@ impl Shell {
             if state.lost {
                 return self.registration_gone("the lease is gone");
             }
+            if lent.replace(ends_at(state)) != Some(ends_at(state)) {
+                service.lend(ends_at(state));
+            }
             if self.synced {
+                if !self.keep_key(&mut own_key) {
+                    return self.registration_gone("the registration is gone or replaced");
+                }
                 self.ownership.trust(state);
             }
             self.publish(Some(state));
@@ -171,14 +217,19 @@ impl Shell {
             let now = Instant::now();
             let mut wake = now + tick;
             if let Some(ends_at) = match self.may_end(now) {
-                Some(until) if until <= now => return End::Shutdown,
+                Some(until) if until <= now => {
+                    if watched != Watched::Parting {
+                        (watched, turn) = (Watched::Parting, service.settle(self.ends_by()));
+                    }
+                    None
+                }
                 until => until,
             } {
                 wake = wake.min(ends_at);
             }
             wake = self.timers.first().map_or(wake, |(at, _)| wake.min(*at));
-            if state.trusted_until > now {
-                wake = wake.min(state.trusted_until);
+            if lease_now() < state.trusted_until {
+                wake = wake.min(wakes_at(state.trusted_until));
             }
             tokio::select! {
                 biased;
@@ -187,7 +238,7 @@ impl Shell {
                         self.view = *view;
                         self.synced = true;
                         sighted = true;
-                        if !self.is_registered() {
+                        if !self.keep_key(&mut own_key) {
                             return self.registration_gone("the registration is gone or replaced");
                         }
                         self.ownership.trust(state);
@@ -202,7 +253,7 @@ impl Shell {
                             touched.partitions.extend(more.partitions);
                             touched.membership |= more.membership;
                         }
-                        if !self.is_registered() {
+                        if !self.keep_key(&mut own_key) {
                             return self.registration_gone("the registration is gone or replaced");
                         }
                         self.react(touched);
@@ -215,7 +266,27 @@ impl Shell {
                     }
                 },
                 Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
+                () = &mut turn => match watched {
+                    Watched::Up if self.settings.capabilities.fence => {
+                        self.refuse(true, "the service is down: giving the registration up once its work has ended");
+                        (watched, turn) = (Watched::Settling, service.settle(now));
+                    }
+                    Watched::Up => {
+                        self.refuse(true, "the service is down: handing over");
+                        (watched, turn) = (Watched::Sick, service.up());
+                    }
+                    Watched::Sick => {
+                        self.refuse(false, "the service is up again");
+                        (watched, turn) = (Watched::Up, service.down());
+                    }
+                    Watched::Settling => {
+                        self.registration_gone("the service is down");
+                        return End::ServiceDown;
+                    }
+                    Watched::Parting => return End::Shutdown,
+                },
                 answers = self.said.answered() => self.written(answers),
+                () = own_key.written() => {}
                 changed = self.wish.changed() => match changed {
                     Ok(()) => self.keep_record(),
                     Err(_) => return End::Shutdown,
@@ -248,11 +319,26 @@ impl Shell {
         Some(if is_done { now } else { until })
     }
 
+    fn refuse(&mut self, refusing: bool, why: &str) {
+        warn!("{why}");
+        self.refusing = refusing;
+        self.drains_for_service |= self.is_sick() && !self.is_draining();
+        self.reconcile_all();
+    }
+
+    /// Until when what is left may end by itself.
+    fn ends_by(&self) -> Instant {
+        match *self.wish.borrow() {
+            Wish::End { until, .. } => until,
+            Wish::Serve | Wish::Drain => Instant::now(),
+        }
+    }
+
     fn registration_gone(&mut self, why: &str) -> End {
         warn!(why, "fencing, and registering again");
         // The order matters: nothing may be accepted, or acknowledged, once the registration is given up.
         self.ownership.fence();
-        (self.incarnation, self.lease, self.synced) = (0, None, false);
+        (self.incarnation, self.lease, self.synced) = (Incarnation::NONE, None, false);
         self.view = View::empty(self.keys.clone());
         self.said.clear();
         for work in self.work.values_mut() {
@@ -263,8 +349,25 @@ impl Shell {
         End::RegistrationGone
     }
 
-    fn is_registered(&self) -> bool {
-        self.view.live_pod(&self.settings.name, self.incarnation).is_some()
+    /// Returns `false` if the registration is gone or another life's.
+    fn keep_key(&self, own_key: &mut OwnKey) -> bool {
+        let mut own = record(&self.settings, self.is_draining());
+        let key = self.view.pod_key(&self.settings.name);
+        let is_attached = key.as_ref().is_some_and(|key| key.lease == self.lease);
+        let seen = self.view.live_pod(&self.settings.name, self.incarnation);
+        // A status that was written with the lease is an operator's wish, and obeyed.
+        if let Some(seen) = seen.filter(|_| is_attached) {
+            own.status = seen.status;
+        }
+        let intact = seen.is_some_and(|seen| untimed(seen) == own);
+        own_key.keep(key.as_ref(), intact, self.view.revision, || encode(&timed(own)))
+    }
+
+    /// Whether this pod's own record stands and cannot be read for the moment.
+    pub(super) fn is_unreadable(&self) -> bool {
+        self.view.live_pod(&self.settings.name, self.incarnation).is_none()
+            && self.incarnation != Incarnation::NONE
+            && self.view.incarnation_of(&self.settings.name) == self.incarnation
     }
 
     fn is_draining(&self) -> bool {
@@ -319,14 +422,16 @@ impl Shell {
     }
 
     fn publish(&self, lease: Option<LeaseState>) {
-        let now = Instant::now();
+        let now = lease_now();
         let not_ready = match lease {
             None => Some(NOT_REGISTERED),
             Some(_) if !self.synced => Some("the store's state is not loaded yet"),
             Some(lease) if now >= lease.trusted_until => Some("the store has not confirmed the lease in time"),
             Some(_) => None,
         };
-        let own = self.view.live_pod(&self.settings.name, self.incarnation);
+        let lease_id = self.lease;
+        let attached = self.view.pods.get(&self.settings.name).filter(|own| own.lease == lease_id);
+        let own = attached.filter(|own| own.incarnation() == self.incarnation).map(|own| &own.value);
         let (emptied, incarnation) = (self.is_emptied(), self.incarnation);
         self.state.send_if_modified(|state| {
             let facts = |state: &PodState| {
@@ -342,7 +447,7 @@ impl Shell {
             state.stands_until = lease.map(|lease| lease.stands_until);
             if state.not_ready != before.0 {
                 match &state.not_ready {
-                    None => info!(incarnation, "ready"),
+                    None => info!(incarnation = incarnation.get(), "ready"),
                     Some(reason) => info!(reason, "not ready"),
                 }
             }
@@ -351,18 +456,35 @@ impl Shell {
     }
 }
 
-/// The value of a pod's registration.
-fn record(settings: &PodSettings, draining: bool) -> Vec<u8> {
-    let now = unix_millis();
-    encode(&PodRecord {
+/// A pod's registration, without the times in it.
+fn record(settings: &PodSettings, draining: bool) -> PodRecord {
+    PodRecord {
         pod_name: settings.name.clone(),
         address: settings.address.clone(),
         status: if draining { PodStatus::Draining } else { PodStatus::Ready },
-        registered_at: now,
-        last_heartbeat: now,
+        registered_at: 0,
+        last_heartbeat: 0,
         weight: settings.weight.into(),
         zone: settings.zone.clone(),
         load: None,
         capabilities: settings.capabilities,
-    })
+        admin: settings.admin.clone(),
+        version: settings.version.clone(),
+        work_ends_within_ms: settings.work_ends_within.map(millis),
+    }
+}
+
+fn timed(record: PodRecord) -> PodRecord {
+    let now = unix_millis();
+    PodRecord { registered_at: now, last_heartbeat: now, ..record }
+}
+
+/// The record without what its writer does not compare.
+fn untimed(record: &PodRecord) -> PodRecord {
+    PodRecord { registered_at: 0, last_heartbeat: 0, load: None, ..record.clone() }
+}
+
+/// Rounded up: a bound must not end early.
+fn millis(bound: Duration) -> u64 {
+    u64::try_from(bound.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

@@ -3,7 +3,7 @@
 //! Each hook is a `POST` with `{"keyspace","partition","epoch","handoff"}`; any 2xx means that it is done, anything else
 //! that it failed and is due again, so a hook must bear being called twice. One without a URL has nothing to do. Not here:
 //! the proxy in front of the service, and `drained`, which the layer can say by itself for a service that answers a
-//! request only when it is done with it.
+//! request only when it is done with it. Nor the lease that a service is lent ([`LentLease`](super::LentLease)).
 
 use std::time::Duration;
 
@@ -86,9 +86,10 @@ impl Hooks {
         Ok(Hooks { warm, sync, release })
     }
 
-    /// What a pod with these hooks can do: `sync` only if there is a hook for it.
-    pub fn capabilities(&self) -> Capabilities {
-        Capabilities { sync: self.sync.is_some(), ..Capabilities::ALL }
+    /// The capabilities of a pod with these hooks: `sync` only if there is a hook for it. `fence`: something ends the service's work
+    /// in time even if the sidecar is dead.
+    pub fn capabilities(&self, fence: bool) -> Capabilities {
+        Capabilities { sync: self.sync.is_some(), fence, ..Capabilities::ALL }
     }
 }
 
@@ -109,26 +110,31 @@ impl HandoffHandler for Hooks {
 
 async fn call(url: Option<&Uri>, part: &Move, limit: Duration) -> Result<(), HandlerError> {
     let Some(url) = url else { return Ok(()) };
-    let status = timeout(limit, post(url, part)).await;
+    let Move { keyspace, partition, epoch, handoff } = part;
+    let body = serde_json::json!({
+        "keyspace": keyspace, "partition": partition, "epoch": epoch, "handoff": handoff,
+    });
+    Ok(post(url, &body, limit).await?)
+}
+
+/// Has the service do what `url` stands for.
+pub(super) async fn post(url: &Uri, body: &serde_json::Value, limit: Duration) -> Result<(), HookError> {
+    let status = timeout(limit, exchange(url, body)).await;
     let status = status.map_err(|_| HookError::Timeout { url: url.clone(), limit })??;
     if !status.is_success() {
-        return Err(HookError::Answer { url: url.clone(), status }.into());
+        return Err(HookError::Answer { url: url.clone(), status });
     }
     Ok(())
 }
 
 /// On a connection of its own: hooks are rare, and a fresh one is not one that the service has just closed.
-async fn post(url: &Uri, part: &Move) -> Result<StatusCode, HookError> {
+async fn exchange(url: &Uri, body: &serde_json::Value) -> Result<StatusCode, HookError> {
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
     let stream = TcpStream::connect((host, url.port_u16().unwrap_or(80))).await;
     let stream = stream.map_err(|source| HookError::Connect { url: url.clone(), source })?;
     let broke = |source| HookError::Exchange { url: url.clone(), source };
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broke)?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
-    let Move { keyspace, partition, epoch, handoff } = part;
-    let body = serde_json::json!({
-        "keyspace": keyspace, "partition": partition, "epoch": epoch, "handoff": handoff,
-    });
     let mut request = Request::post(url.path_and_query().map_or("/", |path| path.as_str()));
     if let Some(authority) = url.authority() {
         request = request.header(HOST, authority.as_str());

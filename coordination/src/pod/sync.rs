@@ -3,18 +3,18 @@
 //! What two threads hand each other there goes through these, so that the models (`make loom`) see every race. Loom takes
 //! `SeqCst` for `AcqRel`; that is enough here, since nobody writes one word and then reads another's.
 
-#[cfg(feature = "loom")]
+#[cfg(segue_loom)]
 mod modelled;
 
-#[cfg(feature = "loom")]
+#[cfg(segue_loom)]
 pub(super) use loom::sync::atomic::AtomicU64;
-#[cfg(feature = "loom")]
+#[cfg(segue_loom)]
 pub(super) use loom::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-#[cfg(feature = "loom")]
+#[cfg(segue_loom)]
 pub(super) use modelled::{Notify, OwnedNotified};
-#[cfg(not(feature = "loom"))]
+#[cfg(not(segue_loom))]
 pub(super) use std::sync::atomic::AtomicU64;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(segue_loom))]
 pub(super) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-#[cfg(not(feature = "loom"))]
+#[cfg(not(segue_loom))]
 pub(super) use tokio::sync::{Notify, futures::OwnedNotified};

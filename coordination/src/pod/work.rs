@@ -17,10 +17,10 @@ use crate::participant::{Answers, BackOff, unix_millis};
 use crate::protocol::advance::{Ack, acknowledge};
 use crate::protocol::agree::{Act, Callback, Done, Next, Task, Word, next};
 use crate::protocol::door::known_epoch;
+use crate::protocol::ids::{Epoch, HandoffId, PartitionId};
 use crate::protocol::pod::{Duty, duty, warmed};
-use crate::protocol::records::{Epoch, PodAck, PodAckKind, PodRecord, PodStatus, encode};
-use crate::store::data::{Compare, Op, Revision, Txn};
-use crate::store::keys::Partition;
+use crate::protocol::records::{PodAck, PodAckKind, PodRecord, PodStatus, encode};
+use crate::store::data::{Compare, Op, Txn};
 
 /// How long a write that was refused or failed waits for its next try.
 pub(super) const WRITE_AGAIN: Duration = Duration::from_millis(100);
@@ -52,25 +52,26 @@ impl Work {
 /// Something that is written to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Said {
-    Word(Partition, Revision, Word),
-    Draining,
+    Word(PartitionId, HandoffId, Word),
+    Status,
 }
 
 impl Said {
-    fn partition(self) -> Option<Partition> {
+    fn partition(self) -> Option<PartitionId> {
         match self {
             Said::Word(partition, ..) => Some(partition),
-            Said::Draining => None,
+            Said::Status => None,
         }
     }
 }
 
 impl Shell {
     /// Makes what is done about a partition agree with what is to be done.
-    pub(super) fn reconcile(&mut self, partition: Partition) {
+    pub(super) fn reconcile(&mut self, partition: PartitionId) {
         let duty = self.duty(partition);
         let work = self.work.entry(partition).or_default();
         let Next { accept, act } = next(duty, &work.done, self.settings.capabilities.sync);
+        let accept = accept.filter(|_| !self.refusing);
         self.accept(partition, duty, accept);
         let work = self.work.entry(partition).or_default();
         if accept.is_some() {
@@ -91,10 +92,10 @@ impl Shell {
         }
     }
 
-    fn duty(&self, partition: Partition) -> Duty {
-        if self.view.is_malformed(partition) {
+    fn duty(&self, partition: PartitionId) -> Duty {
+        if self.view.is_malformed(partition) || self.is_unreadable() {
             // Whose it is cannot be read now: accept nothing, and lose nothing either.
-            return Duty::Stand { handoff: 0, epoch: 0 };
+            return Duty::Stand { handoff: HandoffId::NONE, epoch: Epoch::default() };
         }
         match duty(&self.view, &self.settings.name, self.incarnation, partition) {
             // At its end a pod only gives.
@@ -103,7 +104,7 @@ impl Shell {
         }
     }
 
-    fn accept(&mut self, partition: Partition, duty: Duty, accept: Option<Epoch>) {
+    fn accept(&mut self, partition: PartitionId, duty: Duty, accept: Option<Epoch>) {
         let assigned = self.view.assignments.get(&partition).map(|assignment| assignment.value.epoch);
         self.ownership.set(partition, accept, known_epoch(accept, duty, assigned));
         self.state.send_if_modified(|state| {
@@ -112,15 +113,17 @@ impl Shell {
                 None => state.owned.remove(&partition),
             };
             match (before, accept) {
-                (before, Some(epoch)) if before != accept => info!(partition, epoch, "serving"),
-                (Some(epoch), None) => info!(partition, epoch, ?duty, "refusing"),
+                (before, Some(epoch)) if before != accept => {
+                    info!(partition = partition.get(), epoch = epoch.get(), "serving")
+                }
+                (Some(epoch), None) => info!(partition = partition.get(), epoch = epoch.get(), ?duty, "refusing"),
                 _ => {}
             }
             before != accept
         });
     }
 
-    fn start(&mut self, partition: Partition, task: Task) {
+    fn start(&mut self, partition: PartitionId, task: Task) {
         let now = Instant::now();
         let has_tail = self.view.handoffs.get(&partition).is_some_and(|it| it.value.old_owner.is_some());
         let work = self.work.entry(partition).or_default();
@@ -167,43 +170,67 @@ impl Shell {
         let (callback, took) = (task.callback.as_str(), since.elapsed());
         match result {
             Some(Ok(())) => {
-                info!(partition, epoch = task.epoch, handoff = task.handoff, ?took, "{callback}: done");
+                info!(
+                    partition = partition.get(),
+                    epoch = task.epoch.get(),
+                    handoff = task.handoff.get(),
+                    ?took,
+                    "{callback}: done"
+                );
                 work.failed = None;
                 work.done.end(task);
             }
             Some(Err(error)) => {
                 let again = work.back_off.next();
-                warn!(partition, epoch = task.epoch, handoff = task.handoff, %error, ?again, "{callback}: failed");
+                warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, ?again, "{callback}: failed");
                 work.failed = Some((task, Instant::now() + again));
             }
-            None => info!(partition, epoch = task.epoch, handoff = task.handoff, ?took, "{callback}: not due any more"),
+            None => info!(
+                partition = partition.get(),
+                epoch = task.epoch.get(),
+                handoff = task.handoff.get(),
+                ?took,
+                "{callback}: not due any more"
+            ),
         }
         self.reconcile(partition);
     }
 
-    fn say(&mut self, partition: Partition, handoff: Revision, word: Word) {
+    fn say(&mut self, partition: PartitionId, handoff: HandoffId, word: Word) {
         let said = word.ack().is_some_and(|kind| self.has_said(partition, kind, handoff));
         if !said {
             self.write(Said::Word(partition, handoff, word));
         }
     }
 
-    fn has_said(&self, partition: Partition, kind: PodAckKind, handoff: Revision) -> bool {
+    fn has_said(&self, partition: PartitionId, kind: PodAckKind, handoff: HandoffId) -> bool {
         self.view.pod_ack(partition, &self.settings.name, kind, handoff).is_some()
     }
 
-    /// Has the own record say that the pod is draining, if it is to.
+    /// Has the own record say whether the pod is draining.
     pub(super) fn keep_record(&mut self) {
-        if self.draining().is_some() {
-            self.write(Said::Draining);
+        let own = self.view.live_pod(&self.settings.name, self.incarnation);
+        if own.is_some_and(|own| own.status == PodStatus::Ready) {
+            // Also if an operator has just undone a drain: what makes it drain now is the service.
+            self.drains_for_service = self.is_sick();
+        }
+        if self.status_change().is_some() {
+            self.write(Said::Status);
         }
     }
 
-    fn draining(&self) -> Option<Txn> {
+    fn status_change(&self) -> Option<Txn> {
         let key = self.keys.pod(&self.settings.name);
-        let own = self.view.pods.get(&self.settings.name).filter(|own| own.create_revision == self.incarnation);
-        let own = own.filter(|own| *self.wish.borrow() != Wish::Serve && own.value.status != PodStatus::Draining)?;
-        let value = PodRecord { status: PodStatus::Draining, last_heartbeat: unix_millis(), ..own.value.clone() };
+        let own = self.view.pods.get(&self.settings.name).filter(|own| own.incarnation() == self.incarnation)?;
+        // An operator's drain is not undone.
+        let status = match own.value.status {
+            PodStatus::Ready if *self.wish.borrow() != Wish::Serve || self.is_sick() => PodStatus::Draining,
+            PodStatus::Draining if self.drains_for_service && *self.wish.borrow() == Wish::Serve && !self.is_sick() => {
+                PodStatus::Ready
+            }
+            _ => return None,
+        };
+        let value = PodRecord { status, last_heartbeat: unix_millis(), ..own.value.clone() };
         Some(Txn {
             // Implies that it is this life's, and that nothing that an operator has written is undone.
             when: vec![Compare::unchanged_since(key.clone(), own.mod_revision)],
@@ -212,7 +239,12 @@ impl Shell {
         })
     }
 
-    fn word(&self, partition: Partition, handoff: Revision, word: Word) -> Option<Txn> {
+    /// The service is down, and the pod cannot vouch for the end of its work: its partitions must be handed over.
+    pub(super) fn is_sick(&self) -> bool {
+        self.refusing && !self.settings.capabilities.fence
+    }
+
+    fn word(&self, partition: PartitionId, handoff: HandoffId, word: Word) -> Option<Txn> {
         let (me, now) = (&self.settings.name, unix_millis());
         let Some(ack) = word.ack() else {
             return warmed(&self.view, me, self.incarnation, handoff, partition, now);
@@ -233,7 +265,7 @@ impl Shell {
             .iter()
             .map(|what| match *what {
                 Said::Word(partition, handoff, word) => self.word(partition, handoff, word),
-                Said::Draining => self.draining(),
+                Said::Status => self.status_change(),
             })
             .collect();
         self.said.send(due.into_iter().zip(txns));
@@ -250,9 +282,9 @@ impl Shell {
         let view = &self.view;
         self.said.forget(|said| match said {
             Said::Word(partition, handoff, _) => {
-                view.handoffs.get(partition).is_none_or(|record| record.create_revision != *handoff)
+                view.handoffs.get(partition).is_none_or(|record| record.id() != *handoff)
             }
-            Said::Draining => false,
+            Said::Status => false,
         });
         for (what, _) in answers {
             match what.partition() {

@@ -2,15 +2,19 @@
 //!
 //! Pure, and the same for everyone: the coordinator's loop, and the router or pod whose ack is the last one needed (the
 //! *fast commit*). All safety is in the transaction's guards, so it does not matter who commits it or how stale the
-//! view was: a router that registered since, a record that changed, an owner that came back make it fail.
+//! view was: a router that registered since, a record that changed, an owner that came back make it fail. One condition
+//! is in no guard: a dead old owner's bound on its work ([`pending_bound`]). Whoever commits such a move has seen the
+//! owner's key gone for that long ([`advance_past_bound`]).
 //! Not here: timeouts and cancels ([`planning`](crate::planning)).
 
+use std::time::Duration;
+
 use super::records::{
-    Assignment, AssignmentStatus, Handoff, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, encode,
+    Assignment, Handoff, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, encode,
 };
-use super::view::{Stamped, View};
-use crate::store::data::{Compare, Field, Keys, Op, Relation, Revision, Txn};
-use crate::store::keys::Partition;
+use super::view::{PodLife, Stamped, View};
+use crate::protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
+use crate::store::data::{Compare, Field, Keys, Op, Relation, Txn};
 
 /// Most acks that a transaction assumes to stand without having seen them; etcd takes 128 guards in one.
 const MOST_ASSUMED: usize = 32;
@@ -34,6 +38,28 @@ pub enum Waiting {
     PodReleased(String),
     /// The new owner is dead; the coordinator has to cancel or begin anew.
     NewOwner(String),
+    /// The old owner is dead, and what it was working on has a bound that has not passed yet.
+    WorkEnds(String),
+    /// This key cannot be read, or stands without its lease.
+    Repair(String),
+}
+
+impl Waiting {
+    /// The kind and the name of the participant, or of the key that has to be repaired.
+    pub fn party(&self) -> (&'static str, &str) {
+        match self {
+            Waiting::RouterDrained(name) | Waiting::RouterGaveUp(name) | Waiting::RouterCutover(name) => {
+                ("router", name)
+            }
+            Waiting::Warm(name)
+            | Waiting::PodDrained(name)
+            | Waiting::PodSynced(name)
+            | Waiting::PodReleased(name)
+            | Waiting::NewOwner(name)
+            | Waiting::WorkEnds(name) => ("pod", name),
+            Waiting::Repair(key) => ("key", key),
+        }
+    }
 }
 
 impl std::fmt::Display for Waiting {
@@ -47,6 +73,8 @@ impl std::fmt::Display for Waiting {
             Waiting::RouterCutover(router) => write!(out, "router {router} to cut over"),
             Waiting::PodReleased(pod) => write!(out, "pod {pod} to release"),
             Waiting::NewOwner(pod) => write!(out, "the coordinator: pod {pod} is dead"),
+            Waiting::WorkEnds(pod) => write!(out, "the end of what dead pod {pod} may still be working on"),
+            Waiting::Repair(key) => write!(out, "the repair of {key}"),
         }
     }
 }
@@ -74,14 +102,40 @@ pub struct Advance {
 }
 
 /// Who the partition's handoff is waiting for. Empty: the phase can move on, or there is no handoff.
-pub fn waiting_for(view: &View, partition: Partition) -> Vec<Waiting> {
-    view.handoffs.get(&partition).map_or_else(Vec::new, |handoff| waiting(view, handoff, None))
+pub fn waiting_for(view: &View, partition: PartitionId) -> Vec<Waiting> {
+    view.handoffs.get(&partition).map_or_else(Vec::new, |handoff| waiting(view, handoff, None, false))
 }
 
 /// The next move of the partition's handoff, if nothing is being waited for. `now` is written for people.
-pub fn advance(view: &View, partition: Partition, now: u64) -> Option<Advance> {
+pub fn advance(view: &View, partition: PartitionId, now: u64) -> Option<Advance> {
     let handoff = view.handoffs.get(&partition)?;
-    if waiting(view, handoff, None).is_empty() { moved(view, handoff, now) } else { None }
+    if waiting(view, handoff, None, false).is_empty() { moved(view, handoff, now) } else { None }
+}
+
+/// As [`advance`], for a committer that has itself seen the key of the dead old owner's incarnation gone for its
+/// [`pending_bound`]. In `Syncing` it first marks the record, so that the new owner begins to read the tail.
+pub fn advance_past_bound(view: &View, partition: PartitionId, now: u64) -> Option<Advance> {
+    let handoff = view.handoffs.get(&partition)?;
+    pending_bound(view, partition)?;
+    let record = Handoff { work_has_ended: true, ..handoff.value.clone() };
+    let marked = Stamped { value: record, ..handoff.clone() };
+    match (waiting(view, &marked, None, true), marked.value.phase) {
+        (waits, _) if waits.is_empty() => moved(view, &marked, now),
+        (waits, Phase::Syncing)
+            if !waits.iter().any(|wait| matches!(wait, Waiting::Repair(_) | Waiting::NewOwner(_))) =>
+        {
+            let put = Op::Put { key: view.keys().handoff(partition), value: encode(&marked.value), lease: None };
+            let txn = Txn { when: unchanged(view, &marked), then: vec![put], otherwise: None };
+            Some(Advance { from: Phase::Syncing, to: Some(Phase::Syncing), txn })
+        }
+        _ => None,
+    }
+}
+
+/// The bound that the partition's handoff has to wait out before it leaves its phase: its old owner died without saying
+/// that it had ended, and had one.
+pub fn pending_bound(view: &View, partition: PartitionId) -> Option<Duration> {
+    pending(view, view.handoffs.get(&partition)?)
 }
 
 /// The transaction that writes `ack`, and with it the move that it was the last to be waited for.
@@ -92,7 +146,7 @@ pub fn advance(view: &View, partition: Partition, now: u64) -> Option<Advance> {
 ///
 /// `writer` is the key of the acknowledging participant's registration, `incarnation` its `create_revision`: one whose
 /// registration is gone cannot acknowledge. The ack also requires the very record that it is for.
-pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Revision, now: u64) -> Txn {
+pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Incarnation, now: u64) -> Txn {
     let keys = view.keys();
     let (partition, handoff, key, value) = match ack {
         Ack::RouterDrained(ack) => {
@@ -104,13 +158,16 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Revision
         Ack::Pod(ack) => (ack.partition, ack.handoff, keys.pod_ack(ack.partition, &ack.pod_name, ack.ack), encode(ack)),
     };
     let alone = Txn {
-        when: vec![Compare::created_at(keys.handoff(partition), handoff), Compare::created_at(writer, incarnation)],
+        when: vec![
+            Compare::created_at(keys.handoff(partition), handoff.revision()),
+            Compare::created_at(writer, incarnation.revision()),
+        ],
         then: vec![Op::Put { key, value, lease: None }],
         otherwise: None,
     };
-    let record = view.handoffs.get(&partition).filter(|record| record.create_revision == handoff);
+    let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff);
     let together = record.and_then(|record| {
-        let assumed = stand(view, record, &waiting(view, record, Some(ack)))?;
+        let assumed = stand(view, record, &waiting(view, record, Some(ack), false))?;
         Some((moved(view, record, now)?, assumed))
     });
     match together {
@@ -126,7 +183,7 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Revision
 
 /// Guards that hold once all that is waited for has been said, if it is only acks of routers.
 fn stand(view: &View, handoff: &Stamped<Handoff>, waits: &[Waiting]) -> Option<Vec<Compare>> {
-    let (keys, partition, id) = (view.keys(), handoff.value.partition, handoff.create_revision);
+    let (keys, partition, id) = (view.keys(), handoff.value.partition, handoff.id());
     let mut guards = Vec::new();
     for wait in waits {
         let (key, starts) = match wait {
@@ -150,7 +207,7 @@ fn stand(view: &View, handoff: &Stamped<Handoff>, waits: &[Waiting]) -> Option<V
 }
 
 /// The writes that end a handoff: its record and all acks, at once.
-pub(crate) fn delete_handoff(view: &View, partition: Partition) -> Vec<Op> {
+pub(crate) fn delete_handoff(view: &View, partition: PartitionId) -> Vec<Op> {
     let record = Op::Delete(Keys::One(view.keys().handoff(partition)));
     let acks = view.keys().acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
     std::iter::once(record).chain(acks).collect()
@@ -173,13 +230,7 @@ fn moved(view: &View, handoff: &Stamped<Handoff>, now: u64) -> Option<Advance> {
         (Phase::Switching, _) => Some(Phase::Complete),
         (Phase::Complete, _) => None,
     };
-    let mut when = vec![Compare::unchanged_since(keys.handoff(record.partition), handoff.mod_revision)];
-    // A router that registered since this view has acknowledged nothing; one that left is not waited for.
-    when.push(Compare::none_created_after(keys.routers(), view.revision));
-    if let Some(old) = &record.old_owner {
-        // Whether the old owner lives decides whether its `drained` or `released` is waited for.
-        when.push(Compare::created_at(keys.pod(old), view.incarnation_of(old)));
-    }
+    let mut when = unchanged(view, handoff);
     let Some(to) = to else {
         return Some(Advance {
             from: record.phase,
@@ -192,7 +243,7 @@ fn moved(view: &View, handoff: &Stamped<Handoff>, now: u64) -> Option<Advance> {
     let flips = to == Phase::Switching
         || (to == Phase::Complete && record.mode == Mode::Independent && record.phase == Phase::Ready);
     if flips {
-        when.push(Compare::created_at(keys.pod(&record.new_owner), record.new_incarnation));
+        when.push(Compare::created_at(keys.pod(&record.new_owner), record.new_incarnation.revision()));
         let (assigned, flip) = flip(view, record);
         when.push(assigned);
         then.push(flip);
@@ -200,16 +251,29 @@ fn moved(view: &View, handoff: &Stamped<Handoff>, now: u64) -> Option<Advance> {
     Some(Advance { from: record.phase, to: Some(to), txn: Txn { when, then, otherwise: None } })
 }
 
-/// The change of owner, and the guard that the assignment is still the one that was seen.
+/// The guards of every move: the record, the routers and the old owner are as the view has them.
+fn unchanged(view: &View, handoff: &Stamped<Handoff>) -> Vec<Compare> {
+    let (keys, record) = (view.keys(), &handoff.value);
+    let mut when = vec![Compare::unchanged_since(keys.handoff(record.partition), handoff.mod_revision)];
+    // A router that registered since this view has acknowledged nothing; one that left is not waited for.
+    when.push(Compare::none_created_after(keys.routers(), view.revision));
+    if let Some(old) = &record.old_owner {
+        // Whether the old owner lives, and what it says of itself, decides whether its `drained` or `released` is waited for.
+        when.push(Compare::unchanged_since(keys.pod(old), view.pod_revision(old)));
+    }
+    when
+}
+
+/// The change of owner, and the guard that the assignment is still the one that was seen. A first placement replaces none.
 pub(crate) fn flip(view: &View, handoff: &Handoff) -> (Compare, Op) {
     let key = view.keys().assignment(handoff.partition);
-    let seen = view.assignments.get(&handoff.partition).map_or(0, |assignment| assignment.mod_revision);
+    let seen = match &handoff.old_owner {
+        Some(_) => view.assignment_revision(handoff.partition),
+        None => Revision::ZERO,
+    };
     let assignment = Assignment {
-        partition: handoff.partition,
-        owner: handoff.new_owner.clone(),
-        incarnation: handoff.new_incarnation,
-        status: AssignmentStatus::Active,
-        epoch: handoff.epoch,
+        work_ends_within_ms: view.live_new_owner(handoff).and_then(|pod| pod.work_ends_within_ms),
+        ..Assignment::new(handoff.partition, handoff.new_owner.clone(), handoff.new_incarnation, handoff.epoch)
     };
     (Compare::unchanged_since(key.clone(), seen), Op::Put { key, value: encode(&assignment), lease: None })
 }
@@ -229,12 +293,52 @@ fn new_syncs(view: &View, handoff: &Handoff) -> bool {
     view.live_new_owner(handoff).is_some_and(|pod| pod.capabilities.sync)
 }
 
-fn waiting(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>) -> Vec<Waiting> {
-    let (id, record) = (handoff.create_revision, &handoff.value);
-    let new_owner_lives = view.live_new_owner(record).is_some();
-    if record.phase != Phase::Complete && !new_owner_lives {
+/// The keys of a handoff's parties that cannot be read, or that stand without their lease: as long as there is one, the
+/// handoff stays in its phase.
+pub(crate) fn in_need_of_repair(view: &View, handoff: &Handoff) -> Vec<String> {
+    let keys = view.keys();
+    let is_broken = |pod: &str, life| matches!(view.life(pod, life), PodLife::Leaseless(_) | PodLife::Unreadable);
+    let old = handoff.old_owner.iter().map(|old| (old, handoff.old_incarnation));
+    let pods = old.chain([(&handoff.new_owner, handoff.new_incarnation)]);
+    let pods = pods.filter(|(pod, life)| is_broken(pod, *life)).map(|(pod, _)| keys.pod(pod));
+    let assignment = Some(handoff.partition).filter(|partition| view.is_malformed(*partition));
+    pods.chain(assignment.map(|partition| keys.assignment(partition))).collect()
+}
+
+fn pending(view: &View, handoff: &Stamped<Handoff>) -> Option<Duration> {
+    let record = &handoff.value;
+    let old = record.old_owner.as_deref()?;
+    let is_due = matches!(record.phase, Phase::Ready | Phase::Syncing) && !record.work_has_ended;
+    if !is_due || view.life(old, record.old_incarnation) != PodLife::Over {
+        return None;
+    }
+    let assignment = &view.assignments.get(&record.partition)?.value;
+    let is_owner = assignment.owner == old && assignment.incarnation == record.old_incarnation;
+    let bound = assignment.work_ends_within_ms.filter(|_| is_owner)?;
+    // Its own word is worth more than its bound.
+    let said = view.pod_ack(record.partition, old, PodAckKind::Drained, handoff.id());
+    said.is_none().then_some(Duration::from_millis(bound))
+}
+
+/// `past_bound`: a dead old owner's bound has been waited out.
+fn waiting(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>, past_bound: bool) -> Vec<Waiting> {
+    let (id, record) = (handoff.id(), &handoff.value);
+    let new_owner_is_dead = view.life(&record.new_owner, record.new_incarnation) == PodLife::Over;
+    if record.phase != Phase::Complete && new_owner_is_dead {
         return vec![Waiting::NewOwner(record.new_owner.clone())];
     }
+    let broken = in_need_of_repair(view, record);
+    if !broken.is_empty() {
+        return broken.into_iter().map(Waiting::Repair).collect();
+    }
+    let bounded = record.old_owner.iter().filter(|_| !past_bound && pending(view, handoff).is_some());
+    let mut waits: Vec<Waiting> = bounded.map(|old| Waiting::WorkEnds(old.clone())).collect();
+    waits.extend(acks_missing(view, handoff, id, plus));
+    waits
+}
+
+fn acks_missing(view: &View, handoff: &Stamped<Handoff>, id: HandoffId, plus: Option<&Ack>) -> Vec<Waiting> {
+    let record = &handoff.value;
     match (record.phase, record.mode) {
         (Phase::Warming, _) => vec![Waiting::Warm(record.new_owner.clone())],
         (Phase::Ready, _) if record.old_owner.is_none() => Vec::new(),
@@ -271,7 +375,13 @@ fn waiting(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>) -> Vec<W
     }
 }
 
-fn not_drained(view: &View, partition: Partition, router: &str, id: Revision, plus: Option<&Ack>) -> Option<Waiting> {
+fn not_drained(
+    view: &View,
+    partition: PartitionId,
+    router: &str,
+    id: HandoffId,
+    plus: Option<&Ack>,
+) -> Option<Waiting> {
     let own = match plus {
         Some(Ack::RouterDrained(ack)) if ack.router_name == router => Some(ack),
         _ => None,
@@ -283,17 +393,17 @@ fn not_drained(view: &View, partition: Partition, router: &str, id: Revision, pl
     }
 }
 
-fn has_cut_over(view: &View, partition: Partition, router: &str, id: Revision, plus: Option<&Ack>) -> bool {
+fn has_cut_over(view: &View, partition: PartitionId, router: &str, id: HandoffId, plus: Option<&Ack>) -> bool {
     matches!(plus, Some(Ack::RouterCutover(ack)) if ack.router_name == router)
         || view.cutover_ack(partition, router, id).is_some()
 }
 
 fn pod_has_said(
     view: &View,
-    partition: Partition,
+    partition: PartitionId,
     pod: &str,
     kind: PodAckKind,
-    id: Revision,
+    id: HandoffId,
     plus: Option<&Ack>,
 ) -> bool {
     matches!(plus, Some(Ack::Pod(ack)) if ack.pod_name == pod && ack.ack == kind)

@@ -6,8 +6,8 @@
 //! given only after what it says has been done for that very handoff.
 
 use super::pod::Duty;
-use super::records::{Epoch, PodAckKind};
-use crate::store::data::Revision;
+use super::records::PodAckKind;
+use crate::protocol::ids::{Epoch, HandoffId};
 
 /// What this process has done about a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -15,14 +15,14 @@ pub struct Done {
     /// The state that is here.
     pub held: Option<Held>,
     /// Everything of the partition has ended for this handoff.
-    pub drained: Option<Revision>,
+    pub drained: Option<HandoffId>,
 }
 
 /// State of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Held {
     /// The handoff by which it came; 0 if it came by none.
-    pub handoff: Revision,
+    pub handoff: HandoffId,
     /// The epoch that it is for.
     pub epoch: Epoch,
     /// Whether an old owner may have written more after it was warmed.
@@ -50,7 +50,7 @@ pub struct Task {
     /// Which one.
     pub callback: Callback,
     /// The handoff that it is about; 0 if the state came by none.
-    pub handoff: Revision,
+    pub handoff: HandoffId,
     /// The epoch that it is about.
     pub epoch: Epoch,
 }
@@ -111,7 +111,7 @@ pub enum Act {
     /// Run a callback.
     Run(Task),
     /// Write this word about this handoff.
-    Say(Word, Revision),
+    Say(Word, HandoffId),
 }
 
 /// What is to be done now; the first before the second.
@@ -129,7 +129,12 @@ impl Done {
         let Task { callback, handoff, epoch } = task;
         match callback {
             Callback::Warm if self.held.is_none() => {
-                self.held = Some(Held { handoff, epoch, has_tail: has_tail && handoff != 0, stage: Stage::Warming });
+                self.held = Some(Held {
+                    handoff,
+                    epoch,
+                    has_tail: has_tail && handoff != HandoffId::NONE,
+                    stage: Stage::Warming,
+                });
             }
             // From here on it may be half gone.
             Callback::Release => self.leave(),
@@ -197,10 +202,10 @@ fn release(done: &Done) -> Option<Task> {
 
 /// What is missing until the state of this epoch is here. Without a `handoff` any will do, and if no state came by one
 /// the assignment was made by hand: it is warmed then.
-fn have(done: &Done, handoff: Option<Revision>, epoch: Epoch, synced: bool) -> Option<Task> {
+fn have(done: &Done, handoff: Option<HandoffId>, epoch: Epoch, synced: bool) -> Option<Task> {
     let warm = |handoff| Some(Task { callback: Callback::Warm, handoff, epoch });
     let Some(held) = done.held else {
-        return warm(handoff.unwrap_or(0));
+        return warm(handoff.unwrap_or(HandoffId::NONE));
     };
     if held.epoch != epoch || handoff.is_some_and(|handoff| handoff != held.handoff) {
         return release(done);
@@ -216,49 +221,56 @@ fn have(done: &Done, handoff: Option<Revision>, epoch: Epoch, synced: bool) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::ids::Revision;
+
+    const H7: HandoffId = HandoffId::created_at(Revision::new(7));
+    const H8: HandoffId = HandoffId::created_at(Revision::new(8));
+    const H9: HandoffId = HandoffId::created_at(Revision::new(9));
+    const E3: Epoch = Epoch::new(3);
+    const E4: Epoch = Epoch::new(4);
 
     fn held(stage: Stage) -> Done {
-        Done { held: Some(Held { handoff: 7, epoch: 3, has_tail: true, stage }), drained: None }
+        Done { held: Some(Held { handoff: H7, epoch: E3, has_tail: true, stage }), drained: None }
     }
 
     fn run(callback: Callback) -> Option<Act> {
-        Some(Act::Run(Task { callback, handoff: 7, epoch: 3 }))
+        Some(Act::Run(Task { callback, handoff: H7, epoch: E3 }))
     }
 
     #[test]
     fn readiness_is_said_only_after_the_state_was_warmed_for_that_very_handoff() {
-        let duty = Duty::Warm { handoff: 7, epoch: 3 };
+        let duty = Duty::Warm { handoff: H7, epoch: E3 };
         assert_eq!(next(duty, &Done::default(), true).act, run(Callback::Warm));
         assert_eq!(next(duty, &held(Stage::Warming), true).act, run(Callback::Warm));
-        assert_eq!(next(duty, &held(Stage::Warm), true).act, Some(Act::Say(Word::Ready, 7)));
-        let later = Duty::Warm { handoff: 9, epoch: 3 };
+        assert_eq!(next(duty, &held(Stage::Warm), true).act, Some(Act::Say(Word::Ready, H7)));
+        let later = Duty::Warm { handoff: H9, epoch: E3 };
         assert_eq!(next(later, &held(Stage::Warm), true).act, run(Callback::Release));
     }
 
     #[test]
     fn an_epoch_is_accepted_only_with_its_own_state_and_its_tail() {
         let accept = |duty, done: &Done, syncs| next(duty, done, syncs).accept;
-        let serve = Duty::Serve { epoch: 3 };
+        let serve = Duty::Serve { epoch: E3 };
         assert_eq!(accept(serve, &Done::default(), false), None);
         assert_eq!(accept(serve, &held(Stage::Warming), false), None);
         assert_eq!(accept(serve, &held(Stage::Left), false), None);
-        assert_eq!(accept(serve, &held(Stage::Warm), false), Some(3));
+        assert_eq!(accept(serve, &held(Stage::Warm), false), Some(E3));
         assert_eq!(accept(serve, &held(Stage::Warm), true), None);
         assert_eq!(next(serve, &held(Stage::Warm), true).act, run(Callback::Sync));
-        assert_eq!(accept(serve, &held(Stage::Synced), true), Some(3));
-        assert_eq!(accept(Duty::Serve { epoch: 4 }, &held(Stage::Synced), true), None);
+        assert_eq!(accept(serve, &held(Stage::Synced), true), Some(E3));
+        assert_eq!(accept(Duty::Serve { epoch: E4 }, &held(Stage::Synced), true), None);
     }
 
     #[test]
     fn no_duty_but_serving_accepts_anything() {
-        let done = Done { drained: Some(9), ..held(Stage::Synced) };
+        let done = Done { drained: Some(H9), ..held(Stage::Synced) };
         for duty in [
             Duty::Idle,
-            Duty::Release { handoff: 9 },
-            Duty::Stand { handoff: 9, epoch: 4 },
-            Duty::Drain { handoff: 9, epoch: 3 },
-            Duty::Warm { handoff: 7, epoch: 3 },
-            Duty::Sync { handoff: 7, epoch: 3 },
+            Duty::Release { handoff: H9 },
+            Duty::Stand { handoff: H9, epoch: E4 },
+            Duty::Drain { handoff: H9, epoch: E3 },
+            Duty::Warm { handoff: H7, epoch: E3 },
+            Duty::Sync { handoff: H7, epoch: E3 },
         ] {
             assert_eq!(next(duty, &done, true).accept, None, "{duty:?}");
         }
@@ -266,18 +278,18 @@ mod tests {
 
     #[test]
     fn state_is_let_go_before_it_is_said_and_only_once() {
-        let duty = Duty::Release { handoff: 9 };
+        let duty = Duty::Release { handoff: H9 };
         assert_eq!(next(duty, &held(Stage::Synced), true).act, run(Callback::Release));
-        assert_eq!(next(duty, &Done::default(), true).act, Some(Act::Say(Word::Released, 9)));
+        assert_eq!(next(duty, &Done::default(), true).act, Some(Act::Say(Word::Released, H9)));
         assert_eq!(next(Duty::Idle, &held(Stage::Warming), true).act, run(Callback::Release));
         assert_eq!(next(Duty::Idle, &Done::default(), true).act, None);
     }
 
     #[test]
     fn a_drain_for_an_earlier_handoff_says_nothing_about_this_one() {
-        let done = Done { drained: Some(8), ..held(Stage::Synced) };
-        let drain = Some(Act::Run(Task { callback: Callback::Drain, handoff: 9, epoch: 3 }));
-        assert_eq!(next(Duty::Drain { handoff: 9, epoch: 3 }, &done, true).act, drain);
-        assert_eq!(next(Duty::Drain { handoff: 8, epoch: 3 }, &done, true).act, Some(Act::Say(Word::Drained, 8)));
+        let done = Done { drained: Some(H8), ..held(Stage::Synced) };
+        let drain = Some(Act::Run(Task { callback: Callback::Drain, handoff: H9, epoch: E3 }));
+        assert_eq!(next(Duty::Drain { handoff: H9, epoch: E3 }, &done, true).act, drain);
+        assert_eq!(next(Duty::Drain { handoff: H8, epoch: E3 }, &done, true).act, Some(Act::Say(Word::Drained, H8)));
     }
 }

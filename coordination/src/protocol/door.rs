@@ -5,7 +5,7 @@
 //! has seen pass.
 
 use super::pod::Duty;
-use super::records::Epoch;
+use crate::protocol::ids::Epoch;
 
 /// What a pod knows of the epochs of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -58,7 +58,7 @@ pub fn known_epoch(accepted: Option<Epoch>, duty: Duty, assigned: Option<Epoch>)
     match (accepted, duty) {
         (Some(epoch), _) => epoch,
         // Its own, but not ready yet: worth waiting for.
-        (None, Duty::Serve { epoch }) => epoch.saturating_sub(1),
-        _ => assigned.unwrap_or(0),
+        (None, Duty::Serve { epoch }) => Epoch::new(epoch.get().saturating_sub(1)),
+        _ => assigned.unwrap_or_default(),
     }
 }

@@ -4,8 +4,11 @@
 pub mod advance;
 pub mod agree;
 pub mod door;
+pub mod ids;
 pub mod lease;
+pub mod mapping;
 pub mod pod;
 pub mod records;
+pub mod registration;
 pub mod router;
 pub mod view;

@@ -4,11 +4,11 @@
 //! makes the two agree. Promise: at any revision at most one pod is told to serve a partition, and an old owner is told
 //! to refuse before a new one is told to serve.
 
-use super::advance::old_confirms;
-use super::records::{Epoch, Handoff, Mode, Phase, PodAckKind};
-use super::view::{Stamped, View};
-use crate::store::data::{Compare, Op, Revision, Txn};
-use crate::store::keys::Partition;
+use super::advance::{in_need_of_repair, old_confirms, pending_bound};
+use super::records::{Handoff, Mode, Phase, PodAckKind};
+use super::view::{PodLife, View};
+use crate::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
+use crate::store::data::{Compare, Op, Txn};
 
 /// What a pod has to do with a partition now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,21 +18,21 @@ pub enum Duty {
     /// Copy the state, then move the handoff to `Ready` ([`warmed`]).
     Warm {
         /// The handoff.
-        handoff: Revision,
+        handoff: HandoffId,
         /// The epoch that the pod will have.
         epoch: Epoch,
     },
     /// Keep what was copied; others are at work.
     Stand {
         /// The handoff.
-        handoff: Revision,
+        handoff: HandoffId,
         /// The epoch that the pod will have.
         epoch: Epoch,
     },
     /// The log is at rest: read what is missing, then say `synced`.
     Sync {
         /// The handoff.
-        handoff: Revision,
+        handoff: HandoffId,
         /// The epoch that the pod will have.
         epoch: Epoch,
     },
@@ -44,19 +44,19 @@ pub enum Duty {
     /// Refuse new requests, let what goes on end, then say `drained`.
     Drain {
         /// The handoff.
-        handoff: Revision,
+        handoff: HandoffId,
         /// The epoch that ends.
         epoch: Epoch,
     },
     /// Let go of the state, then say `released`.
     Release {
         /// The handoff.
-        handoff: Revision,
+        handoff: HandoffId,
     },
 }
 
 /// What the pod `me`, in the life `incarnation`, has to do with a partition.
-pub fn duty(view: &View, me: &str, incarnation: Revision, partition: Partition) -> Duty {
+pub fn duty(view: &View, me: &str, incarnation: Incarnation, partition: PartitionId) -> Duty {
     let Some(record) = view.live_pod(me, incarnation) else {
         return Duty::Idle;
     };
@@ -68,10 +68,11 @@ pub fn duty(view: &View, me: &str, incarnation: Revision, partition: Partition) 
         .get(&partition)
         .map(|assignment| &assignment.value)
         .filter(|assignment| assignment.owner == me && assignment.incarnation == incarnation);
-    let Some(Stamped { create_revision: handoff, value, .. }) = view.handoffs.get(&partition) else {
+    let Some(standing) = view.handoffs.get(&partition) else {
         return assigned.map_or(Duty::Idle, |assignment| Duty::Serve { epoch: assignment.epoch });
     };
-    let (handoff, epoch) = (*handoff, value.epoch);
+    let (handoff, value) = (standing.id(), &standing.value);
+    let epoch = value.epoch;
     let is_new = value.new_owner == me && value.new_incarnation == incarnation;
     let is_old = value.old_owner.as_deref() == Some(me) && value.old_incarnation == incarnation;
     let said = |kind| view.pod_ack(partition, me, kind, handoff).is_some();
@@ -96,35 +97,45 @@ pub fn duty(view: &View, me: &str, incarnation: Revision, partition: Partition) 
     }
 }
 
-/// The transaction by which a new owner says that it is warm: `Warming` → `Ready`. `None` if there is no such handoff.
+/// The transaction by which a new owner says that it is warm: `Warming` → `Ready`. `None` if there is no such handoff, or
+/// one of its parties cannot be read.
 pub fn warmed(
     view: &View,
     me: &str,
-    incarnation: Revision,
-    handoff: Revision,
-    partition: Partition,
+    incarnation: Incarnation,
+    handoff: HandoffId,
+    partition: PartitionId,
     now: u64,
 ) -> Option<Txn> {
-    let record = view.handoffs.get(&partition).filter(|record| record.create_revision == handoff)?;
-    if record.value.phase != Phase::Warming {
+    let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff)?;
+    if record.value.phase != Phase::Warming || !in_need_of_repair(view, &record.value).is_empty() {
         return None;
     }
     let ready = Handoff { phase: Phase::Ready, phase_entered_at: now, ..record.value.clone() };
     let key = view.keys().handoff(partition);
-    Some(Txn {
-        when: vec![
-            Compare::unchanged_since(key.clone(), record.mod_revision),
-            Compare::created_at(view.keys().pod(me), incarnation),
-        ],
-        then: vec![Op::Put { key, value: super::records::encode(&ready), lease: None }],
-        otherwise: None,
-    })
+    let mut when = vec![
+        Compare::unchanged_since(key.clone(), record.mod_revision),
+        Compare::created_at(view.keys().pod(me), incarnation.revision()),
+    ];
+    if record.value.mode == Mode::Independent && record.value.old_owner.is_some() {
+        // It would still send to the old owner after the first one has switched. The coordinator cancels such a move.
+        when.push(Compare::none_created_after(view.keys().routers(), handoff.revision()));
+    }
+    Some(Txn { when, then: vec![Op::Put { key, value: super::records::encode(&ready), lease: None }], otherwise: None })
 }
 
-/// Whether nobody appends to the partition's log any more: the old owner has said so, is dead, or cannot say.
-fn log_at_rest(view: &View, handoff: &Handoff, id: Revision) -> bool {
-    let Some(old) = handoff.old_owner.as_deref().filter(|_| old_confirms(view, handoff)) else {
+/// Whether nobody appends to the partition's log any more: the old owner has said so, cannot say, or is dead and has
+/// nothing left to work on.
+fn log_at_rest(view: &View, handoff: &Handoff, id: HandoffId) -> bool {
+    let Some(old) = handoff.old_owner.as_deref() else {
         return true;
     };
-    view.pod_ack(handoff.partition, old, PodAckKind::Drained, id).is_some()
+    if view.pod_ack(handoff.partition, old, PodAckKind::Drained, id).is_some() {
+        return true;
+    }
+    match view.life(old, handoff.old_incarnation) {
+        PodLife::Over => pending_bound(view, handoff.partition).is_none(),
+        PodLife::Unreadable => false,
+        PodLife::Registered(_) | PodLife::Leaseless(_) => !old_confirms(view, handoff),
+    }
 }

@@ -6,10 +6,11 @@
 //! Promise: a request goes to a pod only under the owner and epoch that the view names, and never to an old owner once
 //! its handoff is in `Ready` and this router has stopped ([`may_stop_later`]). Elsewhere: gate and stash (`segue-proxy`), who is waited for ([`advance`](super::advance)).
 
-use super::records::{Epoch, Handoff, Mode, Phase};
-use super::view::{Stamped, View};
-use crate::store::data::Revision;
-use crate::store::keys::Partition;
+use std::time::Duration;
+
+use super::records::{Handoff, Mode, Phase};
+use super::view::View;
+use crate::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 
 /// Where a partition's requests go: this life of a pod, under this epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -17,7 +18,7 @@ pub struct Target {
     /// The pod's name.
     pub pod: String,
     /// Which life of it.
-    pub incarnation: Revision,
+    pub incarnation: Incarnation,
     /// The epoch that requests are stamped with.
     pub epoch: Epoch,
 }
@@ -86,13 +87,13 @@ pub enum Step {
     /// Route to this target and flush the stash there. (`Held`, or `Draining` from the same target → `Flushing`)
     Switch(Target),
     /// Write the `RouterDrainedAck` for this handoff.
-    AckDrained(Revision),
+    AckDrained(HandoffId),
     /// Write the `RouterCutoverAck` for this handoff.
-    AckCutover(Revision),
+    AckCutover(HandoffId),
 }
 
 /// Where the partition's requests go, as this view has it.
-pub fn route(view: &View, partition: Partition, trust: Trust) -> Route {
+pub fn route(view: &View, partition: PartitionId, trust: Trust) -> Route {
     if trust == Trust::Gone {
         return Route::Hold(HoldCause::Fenced);
     }
@@ -136,7 +137,7 @@ pub fn route(view: &View, partition: Partition, trust: Trust) -> Route {
 pub fn next_step(
     view: &View,
     me: &str,
-    partition: Partition,
+    partition: PartitionId,
     trust: Trust,
     stage: &Stage,
     backing_off: bool,
@@ -157,7 +158,7 @@ pub fn next_step(
 /// Since which revision a partition could be stopped that need not be stopped at once: its handoff waits for this router,
 /// which says when it has drained, and until then may route on to the old owner. To stop later is the same as to see the
 /// handoff later. `None`: it must not go on.
-pub fn may_stop_later(view: &View, partition: Partition, trust: Trust, stage: &Stage) -> Option<Revision> {
+pub fn may_stop_later(view: &View, partition: PartitionId, trust: Trust, stage: &Stage) -> Option<Revision> {
     let handoff = view.handoffs.get(&partition)?;
     let record = &handoff.value;
     let waits = record.phase == Phase::Ready && record.mode == Mode::Barrier && !view.is_malformed(partition);
@@ -171,21 +172,23 @@ pub fn may_stop_later(view: &View, partition: Partition, trust: Trust, stage: &S
     (waits && serves && trust == Trust::Held).then_some(handoff.mod_revision)
 }
 
-fn drained_due(view: &View, me: &str, partition: Partition) -> Option<Revision> {
-    let Stamped { create_revision: id, value: handoff, .. } = view.handoffs.get(&partition)?;
+fn drained_due(view: &View, me: &str, partition: PartitionId) -> Option<HandoffId> {
+    let standing = view.handoffs.get(&partition)?;
+    let (id, handoff) = (standing.id(), &standing.value);
     let due = handoff.phase == Phase::Ready && handoff.mode == Mode::Barrier && handoff.old_owner.is_some();
-    let said = view.drained_ack(partition, me, *id).is_some_and(|ack| !ack.gave_up);
-    (due && !said).then_some(*id)
+    let said = view.drained_ack(partition, me, id).is_some_and(|ack| !ack.gave_up);
+    (due && !said).then_some(id)
 }
 
-fn cutover_due(view: &View, me: &str, partition: Partition, at: &Target) -> Option<Revision> {
-    let Stamped { create_revision: id, value: handoff, .. } = view.handoffs.get(&partition)?;
+fn cutover_due(view: &View, me: &str, partition: PartitionId, at: &Target) -> Option<HandoffId> {
+    let standing = view.handoffs.get(&partition)?;
+    let (id, handoff) = (standing.id(), &standing.value);
     let due = match handoff.mode {
         Mode::Barrier => handoff.phase == Phase::Switching,
         Mode::Independent => matches!(handoff.phase, Phase::Ready | Phase::Switching),
     };
     let switched = at.pod == handoff.new_owner && at.incarnation == handoff.new_incarnation;
-    (due && switched && view.cutover_ack(partition, me, *id).is_none()).then_some(*id)
+    (due && switched && view.cutover_ack(partition, me, id).is_none()).then_some(id)
 }
 
 /// What a router whose drain has not ended in time may do about it.
@@ -195,7 +198,7 @@ pub enum DrainTimeout {
     Sever,
     /// Ask for the handoff to be cancelled.
     GiveUp,
-    /// Wait on: the exchanges end with their request timeout.
+    /// Wait on, until [`dead_owner_patience`] is over.
     Wait,
 }
 
@@ -211,9 +214,24 @@ pub enum OnDrainTimeout {
     Cancel,
 }
 
+/// How long exchanges with an owner that fences itself are waited for once its key is gone. Its work ended before the
+/// lease did, so nothing but an answer that is on its way can still arrive.
+const FENCED_OWNER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long after its key is gone a router severs what it still has in flight towards an owner. An owner without `fence`
+/// may still be at work, so its exchanges get all the time that an answer may take.
+pub fn dead_owner_patience(had_fence: bool, request_timeout: Duration) -> Duration {
+    if had_fence { FENCED_OWNER_PATIENCE } else { request_timeout }
+}
+
 /// What to do about a drain that has lasted `drain.timeout`. Severing stops no pod: only an old owner that can say
 /// `drained` makes it safe, or a dead one that fenced itself (`old_had_fence`, from when it was last seen alive).
-pub fn drain_timed_out(view: &View, partition: Partition, policy: OnDrainTimeout, old_had_fence: bool) -> DrainTimeout {
+pub fn drain_timed_out(
+    view: &View,
+    partition: PartitionId,
+    policy: OnDrainTimeout,
+    old_had_fence: bool,
+) -> DrainTimeout {
     let Some(handoff) = view.handoffs.get(&partition).map(|handoff| &handoff.value) else {
         // The owner is gone and nothing is planned yet.
         return if old_had_fence || policy == OnDrainTimeout::Sever { DrainTimeout::Sever } else { DrainTimeout::Wait };

@@ -2,18 +2,20 @@
 //!
 //! Pure. Built from one snapshot and moved on by whole batches of one watch over the keyspace's root, so registry,
 //! handoffs and assignments are always seen together. A value that cannot be read is kept apart as malformed, never
-//! taken for absent: a partition with such a record is left alone by planning and held by routers.
+//! taken for absent: a partition with such a record is left alone by planning and held by routers, and a handoff whose
+//! parties cannot be read stays in its phase. The settings that were read last stay known without a readable `config`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::DeserializeOwned;
 
 use super::records::{
-    Assignment, Epoch, Handoff, KeyspaceConfig, Leader, MAX_PARTITIONS, PodAck, PodAckKind, PodRecord,
-    RouterCutoverAck, RouterDrainedAck, RouterRecord,
+    Assignment, Handoff, KeyspaceConfig, Leader, MAX_PARTITIONS, PodAck, PodAckKind, PodRecord, RouterCutoverAck,
+    RouterDrainedAck, RouterRecord,
 };
-use crate::store::data::{Batch, Event, KeyValue, Revision, Snapshot};
-use crate::store::keys::{KeyName, Keyspace, Partition};
+use crate::protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
+use crate::store::data::{Batch, Event, KeyValue, Snapshot};
+use crate::store::keys::{KeyName, Keyspace};
 
 /// A record with the revisions of its key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -22,8 +24,39 @@ pub struct Stamped<T> {
     pub create_revision: Revision,
     /// When it was last written.
     pub mod_revision: Revision,
+    /// The lease that the key goes with. A registration without one was put by another hand than its owner's.
+    pub lease: Option<LeaseId>,
     /// The record.
     pub value: T,
+}
+
+impl<T> Stamped<T> {
+    /// The key without its record.
+    pub fn key(&self) -> Stamped<()> {
+        let Stamped { create_revision, mod_revision, lease, .. } = *self;
+        Stamped { create_revision, mod_revision, lease, value: () }
+    }
+}
+
+impl Stamped<PodRecord> {
+    /// Which life of the pod this is.
+    pub fn incarnation(&self) -> Incarnation {
+        Incarnation::registered_at(self.create_revision)
+    }
+}
+
+impl Stamped<RouterRecord> {
+    /// Which life of the router this is.
+    pub fn incarnation(&self) -> Incarnation {
+        Incarnation::registered_at(self.create_revision)
+    }
+}
+
+impl Stamped<Handoff> {
+    /// Which handoff this is.
+    pub fn id(&self) -> HandoffId {
+        HandoffId::created_at(self.create_revision)
+    }
 }
 
 /// What routers and pods have said about a partition's handoff.
@@ -47,7 +80,7 @@ impl Acks {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Touched {
     /// Partitions whose assignment, handoff or acks changed.
-    pub partitions: BTreeSet<Partition>,
+    pub partitions: BTreeSet<PartitionId>,
     /// A pod or router came, went or changed, or the settings of the keyspace did: every partition may be concerned.
     pub membership: bool,
 }
@@ -58,8 +91,10 @@ pub struct View {
     keys: Keyspace,
     /// The revision that this is the state of.
     pub revision: Revision,
-    /// The keyspace's settings, once a leader has written them.
+    /// The keyspace's settings, as they stand. For what to go by see [`settings`](Self::settings).
     pub config: Option<Stamped<KeyspaceConfig>>,
+    /// The settings that were read last.
+    known_config: Option<KeyspaceConfig>,
     /// Who leads.
     pub leader: Option<Stamped<Leader>>,
     /// The registered pods.
@@ -67,16 +102,30 @@ pub struct View {
     /// The registered routers.
     pub routers: BTreeMap<String, Stamped<RouterRecord>>,
     /// Who owns what.
-    pub assignments: BTreeMap<Partition, Stamped<Assignment>>,
+    pub assignments: BTreeMap<PartitionId, Stamped<Assignment>>,
     /// What moves.
-    pub handoffs: BTreeMap<Partition, Stamped<Handoff>>,
+    pub handoffs: BTreeMap<PartitionId, Stamped<Handoff>>,
     /// What was acknowledged, also for handoffs that are gone. A partition is here while any ack of it stands, even if
     /// none can be read.
-    pub acks: BTreeMap<Partition, Acks>,
+    pub acks: BTreeMap<PartitionId, Acks>,
     /// Keys whose value this version cannot read, with the reason.
     pub malformed: BTreeMap<String, String>,
-    /// The incarnations of pods whose registration cannot be read: they are there all the same.
-    unreadable_pods: BTreeMap<String, Revision>,
+    /// Unreadable values by key: they are there all the same.
+    unreadable: BTreeMap<String, Stamped<()>>,
+}
+
+/// One life of a pod as a view shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodLife<'a> {
+    /// Its registration stands.
+    Registered(&'a PodRecord),
+    /// Its registration stands without its lease, so another hand put it. Requests are routed to it, and handoffs wait
+    /// until it has put its registration back.
+    Leaseless(&'a PodRecord),
+    /// Its registration stands and cannot be read.
+    Unreadable,
+    /// No registration of this life stands.
+    Over,
 }
 
 impl View {
@@ -84,8 +133,9 @@ impl View {
     pub fn empty(keys: Keyspace) -> Self {
         View {
             keys,
-            revision: 0,
+            revision: Revision::ZERO,
             config: None,
+            known_config: None,
             leader: None,
             pods: BTreeMap::new(),
             routers: BTreeMap::new(),
@@ -93,7 +143,7 @@ impl View {
             handoffs: BTreeMap::new(),
             acks: BTreeMap::new(),
             malformed: BTreeMap::new(),
-            unreadable_pods: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
         }
     }
 
@@ -106,6 +156,16 @@ impl View {
         }
         view.revision = snapshot.revision;
         view
+    }
+
+    /// Goes on from a fresh snapshot of the same keyspace. What was known of its settings stays known if the snapshot
+    /// shows none that can be read.
+    pub fn resync(&mut self, fresh: View) {
+        let known = self.known_config.take();
+        *self = fresh;
+        if self.known_config.is_none() {
+            self.known_config = known;
+        }
     }
 
     /// The names of this keyspace's keys.
@@ -136,23 +196,31 @@ impl View {
         };
         touched.note(&name);
         self.malformed.remove(&entry.key);
+        self.unreadable.remove(&entry.key);
         let read = Reading { entry: &entry };
         let result = match name {
-            KeyName::Config => read.config().map(|value| self.config = Some(value)),
-            KeyName::Leader => read.stamped().map(|value| self.leader = Some(value)),
-            KeyName::Pod(pod) => {
-                let result = read.put_into(&mut self.pods, pod.clone());
-                match &result {
-                    Ok(()) => drop(self.unreadable_pods.remove(&pod)),
-                    Err(_) => drop(self.unreadable_pods.insert(pod, entry.create_revision)),
-                }
-                result
+            KeyName::Config => {
+                self.config = None;
+                read.config().map(|config| {
+                    self.known_config = Some(config.value.clone());
+                    self.config = Some(config);
+                })
             }
+            KeyName::Leader => {
+                let result = read.stamped();
+                // Whatever it says, nobody else can be elected while it stands.
+                let nameless = || read.stamp(Leader { holder: "unreadable".to_owned(), lease_id: LeaseId::NONE });
+                let leader = result.as_ref().map_or_else(|_| nameless(), Stamped::clone);
+                self.leader = Some(leader);
+                result.map(drop)
+            }
+            KeyName::Pod(pod) => read.put_into(&mut self.pods, pod),
             KeyName::Router(router) => {
                 let result = read.put_into(&mut self.routers, router.clone());
                 if result.is_err() {
                     // Whatever it says of itself, it may route: it must be waited for.
-                    let value = RouterRecord { router_name: router.clone(), registered_at: 0, last_heartbeat: 0 };
+                    let router_name = router.clone();
+                    let value = RouterRecord::new(router_name);
                     self.routers.insert(router, read.stamp(value));
                 }
                 result
@@ -176,6 +244,7 @@ impl View {
             }
         };
         if let Err(reason) = result {
+            self.unreadable.insert(entry.key.clone(), read.stamp(()));
             self.malformed.insert(entry.key, reason);
         }
     }
@@ -184,13 +253,11 @@ impl View {
         let Some(name) = self.keys.parse(key) else { return };
         touched.note(&name);
         self.malformed.remove(key);
+        self.unreadable.remove(key);
         let partition = match name {
             KeyName::Config => return self.config = None,
             KeyName::Leader => return self.leader = None,
-            KeyName::Pod(pod) => {
-                self.unreadable_pods.remove(&pod);
-                return drop(self.pods.remove(&pod));
-            }
+            KeyName::Pod(pod) => return drop(self.pods.remove(&pod)),
             KeyName::Router(router) => return drop(self.routers.remove(&router)),
             KeyName::Assignment(partition) => return drop(self.assignments.remove(&partition)),
             KeyName::Handoff(partition) => return drop(self.handoffs.remove(&partition)),
@@ -217,24 +284,83 @@ impl View {
         }
     }
 
-    /// How many partitions the keyspace has; 0 until a leader has written its settings.
+    /// The keyspace's settings to go by: those that were read last, also while they are gone or cannot be read.
+    pub fn settings(&self) -> Option<&KeyspaceConfig> {
+        self.known_config.as_ref()
+    }
+
+    /// How many partitions the keyspace has; 0 as long as no settings have been read.
     pub fn partitions(&self) -> u32 {
-        self.config.as_ref().map_or(0, |config| config.value.partitions)
+        self.settings().map_or(0, |settings| settings.partitions)
+    }
+
+    /// One life of a pod as this view shows it.
+    pub fn life(&self, pod: &str, incarnation: Incarnation) -> PodLife<'_> {
+        match self.pods.get(pod) {
+            Some(record) if record.incarnation() != incarnation => PodLife::Over,
+            Some(record) if record.lease.is_none() => PodLife::Leaseless(&record.value),
+            Some(record) => PodLife::Registered(&record.value),
+            None if incarnation != Incarnation::NONE && self.incarnation_of(pod) == incarnation => PodLife::Unreadable,
+            None => PodLife::Over,
+        }
     }
 
     /// The registration of this very life of a pod.
-    pub fn live_pod(&self, pod: &str, incarnation: Revision) -> Option<&PodRecord> {
-        self.pods.get(pod).filter(|record| record.create_revision == incarnation).map(|record| &record.value)
+    pub fn live_pod(&self, pod: &str, incarnation: Incarnation) -> Option<&PodRecord> {
+        self.pods.get(pod).filter(|record| record.incarnation() == incarnation).map(|record| &record.value)
     }
 
-    /// The incarnation that stands under a pod's name; 0 if none does. What a guard "still as I saw it" compares.
-    pub fn incarnation_of(&self, pod: &str) -> Revision {
-        let unreadable = || self.unreadable_pods.get(pod).copied().unwrap_or(0);
-        self.pods.get(pod).map_or_else(unreadable, |record| record.create_revision)
+    /// The incarnation that stands under a pod's name; none if it is not registered. What a guard "still as I saw it" compares.
+    pub fn incarnation_of(&self, pod: &str) -> Incarnation {
+        self.pod_key(pod).map_or(Incarnation::NONE, |key| Incarnation::registered_at(key.create_revision))
+    }
+
+    /// The lives of pods whose registrations stand, whether or not they can be read.
+    pub(crate) fn pod_lives(&self) -> BTreeMap<String, Incarnation> {
+        let readable = self.pods.iter().map(|(name, pod)| (name.clone(), pod.incarnation()));
+        let unreadable = self.unreadable.iter().filter_map(|(key, entry)| match self.keys.parse(key)? {
+            KeyName::Pod(name) => Some((name, Incarnation::registered_at(entry.create_revision))),
+            _ => None,
+        });
+        readable.chain(unreadable).collect()
+    }
+
+    /// The key of a pod's registration, whether or not its value can be read.
+    pub fn pod_key(&self, pod: &str) -> Option<Stamped<()>> {
+        self.pods.get(pod).map(Stamped::key).or_else(|| self.unreadable_key(|keys| keys.pod(pod)))
+    }
+
+    /// When a pod's registration was last put; 0 if none stands.
+    pub(crate) fn pod_revision(&self, pod: &str) -> Revision {
+        self.pod_key(pod).map_or(Revision::ZERO, |key| key.mod_revision)
+    }
+
+    /// When a partition's assignment was last put; 0 if none stands.
+    pub(crate) fn assignment_revision(&self, partition: PartitionId) -> Revision {
+        let unreadable = || self.unreadable_key(|keys| keys.assignment(partition));
+        self.assignments
+            .get(&partition)
+            .map(Stamped::key)
+            .or_else(unreadable)
+            .map_or(Revision::ZERO, |key| key.mod_revision)
+    }
+
+    /// A key whose value cannot be read, if it stands.
+    fn unreadable_key(&self, key: impl FnOnce(&Keyspace) -> String) -> Option<Stamped<()>> {
+        // Nearly always there is none, and nothing to be spelled out.
+        if self.unreadable.is_empty() { None } else { self.unreadable.get(&key(&self.keys)).cloned() }
+    }
+
+    /// Registrations that stand without their lease, and so outlive their writer, and the key of a leader that does.
+    pub fn leaseless(&self) -> impl Iterator<Item = String> {
+        let pods = self.pods.iter().filter(|(_, pod)| pod.lease.is_none()).map(|(name, _)| self.keys.pod(name));
+        let routers = self.routers.iter().filter(|(_, it)| it.lease.is_none()).map(|(name, _)| self.keys.router(name));
+        let leader = self.leader.iter().filter(|leader| leader.lease.is_none()).map(|_| self.keys.leader());
+        pods.chain(routers).chain(leader)
     }
 
     /// The partition's assignment together with its owner's registration, if that very owner lives.
-    pub fn live_owner(&self, partition: Partition) -> Option<(&Assignment, &PodRecord)> {
+    pub fn live_owner(&self, partition: PartitionId) -> Option<(&Assignment, &PodRecord)> {
         let assignment = &self.assignments.get(&partition)?.value;
         Some((assignment, self.live_pod(&assignment.owner, assignment.incarnation)?))
     }
@@ -250,23 +376,23 @@ impl View {
     }
 
     /// The router's word that it has drained for this very handoff.
-    pub fn drained_ack(&self, partition: Partition, router: &str, handoff: Revision) -> Option<&RouterDrainedAck> {
+    pub fn drained_ack(&self, partition: PartitionId, router: &str, handoff: HandoffId) -> Option<&RouterDrainedAck> {
         self.acks.get(&partition)?.drained.get(router).filter(|ack| ack.handoff == handoff)
     }
 
     /// The router's word that it has cut over in this very handoff.
-    pub fn cutover_ack(&self, partition: Partition, router: &str, handoff: Revision) -> Option<&RouterCutoverAck> {
+    pub fn cutover_ack(&self, partition: PartitionId, router: &str, handoff: HandoffId) -> Option<&RouterCutoverAck> {
         self.acks.get(&partition)?.cutover.get(router).filter(|ack| ack.handoff == handoff)
     }
 
     /// The pod's word about this very handoff.
-    pub fn pod_ack(&self, partition: Partition, pod: &str, kind: PodAckKind, handoff: Revision) -> Option<&PodAck> {
+    pub fn pod_ack(&self, partition: PartitionId, pod: &str, kind: PodAckKind, handoff: HandoffId) -> Option<&PodAck> {
         let acks = &self.acks.get(&partition)?.pods;
         acks.get(&(pod.to_owned(), kind)).filter(|ack| ack.handoff == handoff)
     }
 
     /// Whether a record of this partition stands that this version cannot read. Nothing is decided about it then.
-    pub fn is_malformed(&self, partition: Partition) -> bool {
+    pub fn is_malformed(&self, partition: PartitionId) -> bool {
         !self.malformed.is_empty()
             && (self.malformed.contains_key(&self.keys.assignment(partition))
                 || self.malformed.contains_key(&self.keys.handoff(partition)))
@@ -299,7 +425,8 @@ impl Reading<'_> {
     }
 
     fn stamp<T>(&self, value: T) -> Stamped<T> {
-        Stamped { create_revision: self.entry.create_revision, mod_revision: self.entry.mod_revision, value }
+        let KeyValue { create_revision, mod_revision, lease, .. } = *self.entry;
+        Stamped { create_revision, mod_revision, lease, value }
     }
 
     fn stamped<T: DeserializeOwned>(&self) -> Result<Stamped<T>, String> {
@@ -328,9 +455,9 @@ impl Reading<'_> {
     /// that another can follow.
     fn put_numbered<T: DeserializeOwned>(
         &self,
-        map: &mut BTreeMap<Partition, Stamped<T>>,
-        partition: Partition,
-        named: impl Fn(&T) -> (Partition, Epoch),
+        map: &mut BTreeMap<PartitionId, Stamped<T>>,
+        partition: PartitionId,
+        named: impl Fn(&T) -> (PartitionId, Epoch),
     ) -> Result<(), String> {
         map.remove(&partition);
         let record = self.stamped()?;
@@ -356,17 +483,26 @@ impl Reading<'_> {
 mod tests {
     use super::*;
 
-    fn entry(key: &str, value: &str, create: Revision, modified: Revision) -> KeyValue {
+    const L1: LeaseId = LeaseId::new(1);
+    const I2: Incarnation = Incarnation::registered_at(Revision::new(2));
+    const I3: Incarnation = Incarnation::registered_at(Revision::new(3));
+    const H10: HandoffId = HandoffId::created_at(Revision::new(10));
+    const H12: HandoffId = HandoffId::created_at(Revision::new(12));
+    const P0: PartitionId = PartitionId::new(0);
+    const P1: PartitionId = PartitionId::new(1);
+
+    fn entry(key: &str, value: &str, create: u64, modified: u64) -> KeyValue {
         KeyValue {
             key: format!("/segue/default/{key}"),
             value: value.as_bytes().to_vec(),
-            create_revision: create,
-            mod_revision: modified,
+            create_revision: create.into(),
+            mod_revision: modified.into(),
             lease: None,
         }
     }
 
-    fn view(entries: Vec<KeyValue>, revision: Revision) -> View {
+    fn view(entries: Vec<KeyValue>, revision: u64) -> View {
+        let revision = revision.into();
         View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision, entries })
     }
 
@@ -376,15 +512,16 @@ mod tests {
     #[test]
     fn a_pod_of_the_same_name_with_another_incarnation_is_not_the_owner() {
         let seen = view(vec![entry("pods/w", POD, 3, 3), entry("assignments/0", OWNED, 4, 4)], 4);
-        assert!(seen.live_owner(0).is_some());
+        assert!(seen.live_owner(P0).is_some());
         let seen = view(vec![entry("pods/w", POD, 9, 9), entry("assignments/0", OWNED, 4, 4)], 9);
-        assert!(seen.live_owner(0).is_none());
+        assert!(seen.live_owner(P0).is_none());
     }
 
     #[test]
     fn a_repeated_batch_changes_nothing() {
         let mut seen = view(vec![entry("pods/w", POD, 3, 3)], 5);
-        let batch = Batch { revision: 4, events: vec![Event::Delete { key: "/segue/default/pods/w".into() }] };
+        let batch =
+            Batch { revision: Revision::new(4), events: vec![Event::Delete { key: "/segue/default/pods/w".into() }] };
         assert_eq!(seen.apply(batch), Touched::default());
         assert_eq!(seen.pods.len(), 1);
     }
@@ -392,34 +529,37 @@ mod tests {
     #[test]
     fn a_value_that_cannot_be_read_is_kept_apart_and_not_taken_for_absent() {
         let mut seen = view(vec![entry("assignments/0", OWNED, 4, 4)], 4);
-        let batch = Batch { revision: 5, events: vec![Event::Put(entry("assignments/0", "{", 4, 5))] };
+        let batch = Batch { revision: Revision::new(5), events: vec![Event::Put(entry("assignments/0", "{", 4, 5))] };
         let touched = seen.apply(batch);
-        assert!(touched.partitions.contains(&0));
-        assert!(seen.is_malformed(0) && seen.assignments.is_empty());
-        seen.apply(Batch { revision: 6, events: vec![Event::Put(entry("assignments/0", OWNED, 4, 6))] });
-        assert!(!seen.is_malformed(0) && seen.assignments.len() == 1);
+        assert!(touched.partitions.contains(&P0));
+        assert!(seen.is_malformed(P0) && seen.assignments.is_empty());
+        seen.apply(Batch { revision: Revision::new(6), events: vec![Event::Put(entry("assignments/0", OWNED, 4, 6))] });
+        assert!(!seen.is_malformed(P0) && seen.assignments.len() == 1);
     }
 
     #[test]
     fn a_router_whose_registration_cannot_be_read_is_still_there() {
         let mut seen = view(vec![entry("routers/r", "[]", 3, 3)], 3);
-        assert_eq!(seen.routers["r"].create_revision, 3);
+        assert_eq!(seen.routers["r"].create_revision, Revision::new(3));
         assert_eq!(seen.malformed.len(), 1);
-        seen.apply(Batch { revision: 4, events: vec![Event::Delete { key: "/segue/default/routers/r".into() }] });
+        seen.apply(Batch {
+            revision: Revision::new(4),
+            events: vec![Event::Delete { key: "/segue/default/routers/r".into() }],
+        });
         assert!(seen.routers.is_empty() && seen.malformed.is_empty());
     }
 
     #[test]
     fn a_pod_whose_registration_cannot_be_read_has_its_incarnation_and_is_no_owner() {
         let seen = view(vec![entry("pods/w", "[]", 3, 3), entry("assignments/0", OWNED, 4, 4)], 4);
-        assert_eq!(seen.incarnation_of("w"), 3);
-        assert!(seen.live_owner(0).is_none());
+        assert_eq!(seen.incarnation_of("w"), I3);
+        assert!(seen.live_owner(P0).is_none());
     }
 
     #[test]
     fn a_record_that_names_another_partition_than_its_key_is_malformed() {
         let seen = view(vec![entry("assignments/1", OWNED, 4, 4)], 4);
-        assert!(seen.is_malformed(1) && seen.assignments.is_empty());
+        assert!(seen.is_malformed(P1) && seen.assignments.is_empty());
     }
 
     #[test]
@@ -428,18 +568,54 @@ mod tests {
         let entries = vec![entry("handoff_drains/0/r", ack, 11, 11), entry("handoff_acks/0/r", "{", 12, 12)];
         let mut seen = view(entries, 12);
         let delete = |key: &str| vec![Event::Delete { key: format!("/segue/default/{key}") }];
-        seen.apply(Batch { revision: 13, events: delete("handoff_drains/0/r") });
+        seen.apply(Batch { revision: Revision::new(13), events: delete("handoff_drains/0/r") });
         assert_eq!(seen, view(vec![entry("handoff_acks/0/r", "{", 12, 12)], 13));
-        assert!(seen.acks.contains_key(&0));
-        seen.apply(Batch { revision: 14, events: delete("handoff_acks/0/r") });
+        assert!(seen.acks.contains_key(&P0));
+        seen.apply(Batch { revision: Revision::new(14), events: delete("handoff_acks/0/r") });
         assert_eq!(seen, view(Vec::new(), 14));
+    }
+
+    #[test]
+    fn settings_stay_known_until_others_are_read() {
+        let mut seen = view(vec![entry("config", r#"{"partitions":8}"#, 3, 3)], 3);
+        seen.apply(Batch { revision: Revision::new(4), events: vec![Event::Put(entry("config", "{", 3, 4))] });
+        assert_eq!((seen.config.is_some(), seen.partitions()), (false, 8));
+        seen.resync(view(vec![entry("config", "{", 3, 4)], 5));
+        assert_eq!((seen.config.is_some(), seen.partitions()), (false, 8));
+        seen.apply(Batch {
+            revision: Revision::new(6),
+            events: vec![Event::Delete { key: "/segue/default/config".into() }],
+        });
+        seen.resync(view(Vec::new(), 7));
+        assert_eq!(seen.partitions(), 8);
+        seen.resync(view(vec![entry("config", r#"{"partitions":16}"#, 8, 8)], 8));
+        assert_eq!(seen.partitions(), 16);
+    }
+
+    #[test]
+    fn a_life_of_a_pod_is_over_only_when_no_key_of_it_stands() {
+        let leased = KeyValue { lease: Some(L1), ..entry("pods/w", POD, 3, 3) };
+        let mut seen = view(vec![leased], 3);
+        assert!(matches!(seen.life("w", I3), PodLife::Registered(_)));
+        assert_eq!(seen.life("w", I2), PodLife::Over);
+        seen.apply(Batch { revision: Revision::new(4), events: vec![Event::Put(entry("pods/w", POD, 3, 4))] });
+        assert!(matches!(seen.life("w", I3), PodLife::Leaseless(_)));
+        assert!(seen.leaseless().eq(["/segue/default/pods/w"]));
+        seen.apply(Batch { revision: Revision::new(5), events: vec![Event::Put(entry("pods/w", "{", 3, 5))] });
+        assert_eq!((seen.life("w", I3), seen.life("w", I2)), (PodLife::Unreadable, PodLife::Over));
+        assert_eq!(seen.pod_revision("w"), Revision::new(5));
+        seen.apply(Batch {
+            revision: Revision::new(6),
+            events: vec![Event::Delete { key: "/segue/default/pods/w".into() }],
+        });
+        assert_eq!((seen.life("w", I3), seen.life("w", Incarnation::NONE)), (PodLife::Over, PodLife::Over));
     }
 
     #[test]
     fn numbers_that_nobody_could_go_on_from_are_malformed() {
         let last = r#"{"partition":0,"owner":"w","incarnation":3,"epoch":18446744073709551615}"#;
         let seen = view(vec![entry("assignments/0", last, 4, 4)], 4);
-        assert!(seen.is_malformed(0) && seen.assignments.is_empty());
+        assert!(seen.is_malformed(P0) && seen.assignments.is_empty());
         for (partitions, readable) in [(65_536, true), (65_537, false), (u32::MAX, false)] {
             let seen = view(vec![entry("config", &format!(r#"{{"partitions":{partitions}}}"#), 4, 4)], 4);
             assert_eq!((seen.config.is_some(), seen.malformed.is_empty()), (readable, readable), "{partitions}");
@@ -450,7 +626,7 @@ mod tests {
     fn an_ack_of_another_handoff_is_no_ack() {
         let ack = r#"{"router_name":"r","partition":0,"handoff":10}"#;
         let seen = view(vec![entry("handoff_drains/0/r", ack, 11, 11)], 11);
-        assert!(seen.drained_ack(0, "r", 10).is_some());
-        assert!(seen.drained_ack(0, "r", 12).is_none());
+        assert!(seen.drained_ack(P0, "r", H10).is_some());
+        assert!(seen.drained_ack(P0, "r", H12).is_none());
     }
 }

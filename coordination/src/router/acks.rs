@@ -7,9 +7,9 @@ use tracing::info;
 use super::Router;
 use crate::participant::{Answers, unix_millis};
 use crate::protocol::advance::{Ack, acknowledge};
+use crate::protocol::ids::{HandoffId, PartitionId};
 use crate::protocol::records::{RouterCutoverAck, RouterDrainedAck};
-use crate::store::data::{Revision, Txn};
-use crate::store::keys::Partition;
+use crate::store::data::Txn;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum AckKind {
@@ -19,7 +19,7 @@ pub(super) enum AckKind {
 }
 
 /// Of which partition, for which handoff.
-pub(super) type AckId = (Partition, Revision, AckKind);
+pub(super) type AckId = (PartitionId, HandoffId, AckKind);
 
 impl Router {
     /// Has an ack written, unless it is being written already.
@@ -73,12 +73,12 @@ impl Router {
                     self.severed.remove(&id.0);
                 }
                 Ok(_) => {}
-                Err(error) => info!(partition = id.0, %error, "could not write an acknowledgement; trying again"),
+                Err(error) => info!(partition = id.0.get(), %error, "could not write an acknowledgement; trying again"),
             }
         }
         let view = &self.view;
         self.acks.forget(|(partition, handoff, _)| {
-            view.handoffs.get(partition).is_none_or(|record| record.create_revision != *handoff)
+            view.handoffs.get(partition).is_none_or(|record| record.id() != *handoff)
         });
         for (id, _) in answers {
             self.reconcile(id.0);

@@ -8,10 +8,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use crate::protocol::ids::{PartitionId, Revision};
 
-use crate::store::data::Revision;
-use crate::store::keys::Partition;
+use tokio::time::Instant;
 
 /// How many are stopped at a time. More make the pauses longer and the whole hardly shorter.
 const PLACES: usize = 2;
@@ -22,13 +21,13 @@ const AT_MOST: Duration = Duration::from_millis(8);
 /// Who is stopped, and who waits.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    taken: HashMap<Partition, Instant>,
-    waiting: BTreeSet<(Revision, Partition)>,
+    taken: HashMap<PartitionId, Instant>,
+    waiting: BTreeSet<(Revision, PartitionId)>,
 }
 
 impl Turns {
     /// Whether this partition, which could be stopped since then, may be stopped now. If not, it waits.
-    pub(super) fn take(&mut self, partition: Partition, since: Revision, now: Instant) -> bool {
+    pub(super) fn take(&mut self, partition: PartitionId, since: Revision, now: Instant) -> bool {
         let is_next = self.waiting.first().is_none_or(|first| (since, partition) <= *first);
         let may = self.taken.contains_key(&partition) || (is_next && self.has_place(now));
         if may {
@@ -41,12 +40,12 @@ impl Turns {
     }
 
     /// The partition's requests flow again.
-    pub(super) fn over(&mut self, partition: Partition) {
+    pub(super) fn over(&mut self, partition: PartitionId) {
         self.taken.remove(&partition);
     }
 
     /// Who has waited and has a place now. It waits no longer.
-    pub(super) fn next(&mut self, now: Instant) -> Option<Partition> {
+    pub(super) fn next(&mut self, now: Instant) -> Option<PartitionId> {
         if self.waiting.is_empty() || !self.has_place(now) {
             return None;
         }
@@ -71,30 +70,41 @@ impl Turns {
 mod tests {
     use super::*;
 
+    const P0: PartitionId = PartitionId::new(0);
+    const P77: PartitionId = PartitionId::new(77);
+
+    fn since(revision: u32) -> Revision {
+        Revision::new(revision.into())
+    }
+
     #[test]
     fn partitions_take_their_turns_in_the_order_in_which_they_got_ready() {
         let (mut turns, now) = (Turns::default(), Instant::now());
         let (few, many) = (PLACES as u32, PLACES as u32 + 3);
-        assert!((0..few).all(|partition| turns.take(partition, 100, now)));
-        assert!((few..many).rev().all(|partition| !turns.take(partition, u64::from(200 - partition), now)));
-        assert!(turns.take(few - 1, 100, now), "it has its turn");
+        assert!(PartitionId::all(few).all(|partition| turns.take(partition, since(100), now)));
+        assert!((few..many).rev().all(|partition| !turns.take(
+            PartitionId::new(partition),
+            since(200 - partition),
+            now
+        )));
+        assert!(turns.take(PartitionId::new(few - 1), since(100), now), "it has its turn");
         assert_eq!(turns.next(now), None);
-        turns.over(0);
-        assert!(!turns.take(many, 300, now), "others have waited for longer");
+        turns.over(P0);
+        assert!(!turns.take(PartitionId::new(many), since(300), now), "others have waited for longer");
         let next = turns.next(now).unwrap();
-        assert_eq!(next, many - 1);
-        assert!(turns.take(next, u64::from(200 - next), now));
+        assert_eq!(next, PartitionId::new(many - 1));
+        assert!(turns.take(next, since(200 - next.get()), now));
         assert_eq!(turns.next(now), None);
     }
 
     #[test]
     fn a_partition_that_stays_stopped_keeps_nobody_waiting_for_long() {
         let (mut turns, now) = (Turns::default(), Instant::now());
-        assert!((0..PLACES as u32).all(|partition| turns.take(partition, 100, now)));
-        assert!(!turns.take(77, 200, now));
+        assert!(PartitionId::all(PLACES as u32).all(|partition| turns.take(partition, since(100), now)));
+        assert!(!turns.take(P77, since(200), now));
         assert_eq!(turns.due(), Some(now + AT_MOST));
-        assert_eq!(turns.next(now + AT_MOST), Some(77));
-        assert!(turns.take(77, 200, now + AT_MOST));
+        assert_eq!(turns.next(now + AT_MOST), Some(P77));
+        assert!(turns.take(P77, since(200), now + AT_MOST));
         assert_eq!(turns.due(), None, "nobody waits");
     }
 }

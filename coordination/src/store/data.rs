@@ -3,13 +3,9 @@
 //! Pure: decisions build these values, a `Store` carries them out. The meaning is etcd's own, to the
 //! letter, because every guard of the protocol leans on it; `tests/store_conformance` holds both stores to it.
 
+use crate::protocol::ids::{LeaseId, Revision};
+
 use serde::{Deserialize, Serialize};
-
-/// A revision of the whole store. Every write that changes something makes the next one; 0 is before all of them.
-pub type Revision = u64;
-
-/// The store's name for a lease.
-pub type LeaseId = i64;
 
 /// One key with its value and the revisions that identify this life of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -67,6 +63,8 @@ pub enum Field {
     CreateRevision(Revision),
     /// The revision of the last put.
     ModRevision(Revision),
+    /// The lease that the key goes with; none if it goes with none, or is absent.
+    Lease(LeaseId),
 }
 
 /// One guard of a transaction. Over a prefix it must hold for every key there; over no key at all it is held against
@@ -97,11 +95,16 @@ impl Compare {
         Compare { keys: Keys::One(key.into()), field: Field::ModRevision(revision), relation: Relation::Equal }
     }
 
+    /// The key goes with no lease, or is absent.
+    pub fn without_lease(key: impl Into<String>) -> Self {
+        Compare { keys: Keys::One(key.into()), field: Field::Lease(LeaseId::NONE), relation: Relation::Equal }
+    }
+
     /// No key below `prefix` was created after `revision`.
     pub fn none_created_after(prefix: impl Into<String>, revision: Revision) -> Self {
         Compare {
             keys: Keys::Prefix(prefix.into()),
-            field: Field::CreateRevision(revision + 1),
+            field: Field::CreateRevision(revision.next()),
             relation: Relation::Less,
         }
     }

@@ -24,8 +24,9 @@ use tokio::time::{Instant, timeout_at};
 use self::batches::batches;
 use self::connection::{Connection, Connections};
 pub use self::tls::EtcdTls;
-use super::data::{Keys, LeaseId, Revision, Snapshot, Txn, TxnOutcome};
+use super::data::{Keys, Snapshot, Txn, TxnOutcome};
 use super::{Store, StoreError, Watch};
+use crate::protocol::ids::{LeaseId, Revision};
 
 /// Where etcd is and how long to wait for it.
 #[derive(Clone)]
@@ -135,7 +136,7 @@ impl EtcdStore {
         let keeper = self.connections.call(deadline, |connection| async move {
             // Renews as well: etcd-client sends the first request itself and waits for its answer.
             let unanswered = connection.broken.clone().drop_guard();
-            let renewed = connection.lease.clone().keep_alive(lease).await;
+            let renewed = connection.lease.clone().keep_alive(lease.get()).await;
             unanswered.disarm();
             let (requests, answers) = renewed?;
             Ok(Keeper { connection, requests, answers })
@@ -221,7 +222,7 @@ impl Store for EtcdStore {
         let response = self.connections.call(self.connections.deadline(), |connection| async move {
             connection.lease.clone().grant(seconds, None).await
         });
-        Ok(response.await?.id())
+        Ok(LeaseId::new(response.await?.id()))
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
@@ -240,7 +241,7 @@ impl Store for EtcdStore {
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
         self.keepers().remove(&lease);
         let response = self.connections.call(self.connections.deadline(), |connection| async move {
-            connection.lease.clone().revoke(lease).await
+            connection.lease.clone().revoke(lease.get()).await
         });
         match response.await {
             Ok(_) | Err(StoreError::LeaseNotFound) => Ok(()),

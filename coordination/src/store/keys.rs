@@ -1,9 +1,7 @@
 //! The names of a keyspace's keys, and what a name stands for. The layout is the protocol's and fixed.
 
+use crate::protocol::ids::PartitionId;
 use crate::protocol::records::PodAckKind;
-
-/// A partition's number within its keyspace.
-pub type Partition = u32;
 
 /// Builds and reads the keys of one keyspace: everything below `{prefix}{keyspace}/`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -21,15 +19,15 @@ pub enum KeyName {
     /// `routers/{router}`
     Router(String),
     /// `assignments/{partition}`
-    Assignment(Partition),
+    Assignment(PartitionId),
     /// `handoffs/{partition}`
-    Handoff(Partition),
+    Handoff(PartitionId),
     /// `handoff_drains/{partition}/{router}`
-    RouterDrained(Partition, String),
+    RouterDrained(PartitionId, String),
     /// `handoff_acks/{partition}/{router}`
-    RouterCutover(Partition, String),
+    RouterCutover(PartitionId, String),
     /// `pod_acks/{partition}/{pod}/{ack}`
-    PodAck(Partition, String, PodAckKind),
+    PodAck(PartitionId, String, PodAckKind),
     /// `coordinator/leader`
     Leader,
 }
@@ -71,32 +69,32 @@ impl Keyspace {
     }
 
     /// The record of who owns a partition.
-    pub fn assignment(&self, partition: Partition) -> String {
+    pub fn assignment(&self, partition: PartitionId) -> String {
         format!("{}assignments/{partition}", self.root)
     }
 
     /// The record of a partition's handoff.
-    pub fn handoff(&self, partition: Partition) -> String {
+    pub fn handoff(&self, partition: PartitionId) -> String {
         format!("{}handoffs/{partition}", self.root)
     }
 
     /// A router's word that it has drained.
-    pub fn router_drained(&self, partition: Partition, router: &str) -> String {
+    pub fn router_drained(&self, partition: PartitionId, router: &str) -> String {
         format!("{}handoff_drains/{partition}/{router}", self.root)
     }
 
     /// A router's word that it has cut over.
-    pub fn router_cutover(&self, partition: Partition, router: &str) -> String {
+    pub fn router_cutover(&self, partition: PartitionId, router: &str) -> String {
         format!("{}handoff_acks/{partition}/{router}", self.root)
     }
 
     /// A pod's word.
-    pub fn pod_ack(&self, partition: Partition, pod: &str, kind: PodAckKind) -> String {
+    pub fn pod_ack(&self, partition: PartitionId, pod: &str, kind: PodAckKind) -> String {
         format!("{}pod_acks/{partition}/{pod}/{}", self.root, kind.as_str())
     }
 
     /// The prefixes below which all acks of a partition's handoff lie.
-    pub fn acks_of(&self, partition: Partition) -> [String; 3] {
+    pub fn acks_of(&self, partition: PartitionId) -> [String; 3] {
         ["handoff_drains", "handoff_acks", "pod_acks"].map(|kind| format!("{}{kind}/{partition}/", self.root))
     }
 
@@ -129,7 +127,7 @@ fn name(part: &str) -> Option<String> {
 }
 
 /// The canonical decimal form alone, so that two keys never mean one partition.
-fn number(part: &str) -> Option<Partition> {
+fn number(part: &str) -> Option<PartitionId> {
     let canonical = part == "0" || (!part.starts_with('0') && part.bytes().all(|byte| byte.is_ascii_digit()));
     canonical.then(|| part.parse().ok())?
 }
@@ -137,6 +135,10 @@ fn number(part: &str) -> Option<Partition> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const P0: PartitionId = PartitionId::new(0);
+    const P7: PartitionId = PartitionId::new(7);
+    const P1023: PartitionId = PartitionId::new(1023);
 
     #[test]
     fn every_key_reads_back_as_what_it_was_built_from() {
@@ -146,11 +148,11 @@ mod tests {
             (keys.leader(), KeyName::Leader),
             (keys.pod("w-0"), KeyName::Pod("w-0".into())),
             (keys.router("r"), KeyName::Router("r".into())),
-            (keys.assignment(0), KeyName::Assignment(0)),
-            (keys.handoff(1023), KeyName::Handoff(1023)),
-            (keys.router_drained(7, "r"), KeyName::RouterDrained(7, "r".into())),
-            (keys.router_cutover(7, "r"), KeyName::RouterCutover(7, "r".into())),
-            (keys.pod_ack(7, "w", PodAckKind::Released), KeyName::PodAck(7, "w".into(), PodAckKind::Released)),
+            (keys.assignment(P0), KeyName::Assignment(P0)),
+            (keys.handoff(P1023), KeyName::Handoff(P1023)),
+            (keys.router_drained(P7, "r"), KeyName::RouterDrained(P7, "r".into())),
+            (keys.router_cutover(P7, "r"), KeyName::RouterCutover(P7, "r".into())),
+            (keys.pod_ack(P7, "w", PodAckKind::Released), KeyName::PodAck(P7, "w".into(), PodAckKind::Released)),
         ] {
             assert_eq!(keys.parse(&key), Some(name), "{key}");
         }

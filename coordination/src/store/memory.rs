@@ -22,8 +22,9 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 
 use self::state::{Read, State};
-use super::data::{Batch, Keys, LeaseId, Revision, Snapshot, Txn, TxnOutcome};
+use super::data::{Batch, Keys, Snapshot, Txn, TxnOutcome};
 use super::{Store, StoreError, Watch};
+use crate::protocol::ids::{LeaseId, Revision};
 
 /// How many batches wait in a watch's buffer. What does not fit stays in the history.
 const BUFFERED_BATCHES: usize = 16;

@@ -26,7 +26,8 @@ mod client {
     use async_trait::async_trait;
     use tokio::sync::mpsc;
 
-    use super::data::{Batch, Keys, LeaseId, Revision, Snapshot, Txn, TxnOutcome};
+    use super::data::{Batch, Keys, Snapshot, Txn, TxnOutcome};
+    use crate::protocol::ids::{LeaseId, Revision};
 
     /// Why the store did not do what it was asked.
     #[derive(Debug, Clone, thiserror::Error)]

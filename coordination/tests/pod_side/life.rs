@@ -5,27 +5,34 @@ use std::time::Duration;
 
 use http_body_util::BodyExt as _;
 use segue_coordination::pod::{Move, PodSettings};
-use segue_coordination::protocol::records::{Phase, PodStatus};
+use segue_coordination::protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
+use segue_coordination::protocol::records::{Capabilities, Phase, PodRecord, PodStatus, encode};
+use segue_coordination::protocol::view::View;
 use segue_coordination::store::data::{Keys, Op};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::world::{Call, Conduct, Flaky, Pod, TTL, World, whole};
 
+const E1: Epoch = Epoch::new(1);
+const E2: Epoch = Epoch::new(2);
+const P0: PartitionId = PartitionId::new(0);
+const P1: PartitionId = PartitionId::new(1);
+
 #[tokio::test(start_paused = true)]
 async fn a_restart_under_the_same_name_waits_for_the_earlier_lease_and_owns_nothing() {
     let (world, _) = World::new();
     let mut first = Pod::start(&world, "w").await;
-    world.place(0, &first, 1).await;
+    world.place(P0, &first, 1).await;
     let earlier = first.incarnation();
     let crashed = Instant::now();
     first.handle.crash();
-    assert_eq!(first.status_of(0, 1).await, 421);
+    assert_eq!(first.status_of(P0, 1).await, 421);
 
     let mut second = Pod::start(&world, "w").await;
     assert!(crashed.elapsed() > TTL / 2, "the key of the earlier life is left to its lease");
     assert!(second.incarnation() > earlier);
     assert!(second.state().owned.is_empty());
-    assert_eq!(second.status_of(0, 1).await, 421);
+    assert_eq!(second.status_of(P0, 1).await, 421);
     assert!(second.calls.try_recv().is_err());
 }
 
@@ -33,17 +40,17 @@ async fn a_restart_under_the_same_name_waits_for_the_earlier_lease_and_owns_noth
 async fn past_its_lease_clock_a_zombie_refuses_and_before_the_lease_can_end_it_stops_its_work() {
     let (world, memory) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
-    let sent = pod.send(0, 1);
+    world.place(P0, &pod, 1).await;
+    let sent = pod.send(P0, 1);
     let mut working = pod.arrival().await;
     let state = pod.state();
     memory.set_available(false);
     let (trusted, stands) = (state.trusted_until.unwrap(), state.stands_until.unwrap());
 
     tokio::time::sleep_until(trusted - Duration::from_millis(5)).await;
-    assert_eq!(pod.status_of(0, 1).await, 200, "a short outage costs nothing");
+    assert_eq!(pod.status_of(P0, 1).await, 200, "a short outage costs nothing");
     tokio::time::sleep_until(trusted).await;
-    assert_eq!(pod.status_of(0, 1).await, 421);
+    assert_eq!(pod.status_of(P0, 1).await, 421);
     assert!(!working.answer.is_closed(), "what was accepted has the last third of the TTL to end");
 
     let answer = timeout(TTL, sent).await.expect("never stopped").unwrap();
@@ -61,15 +68,15 @@ async fn past_its_lease_clock_a_zombie_refuses_and_before_the_lease_can_end_it_s
     let before = state.incarnation;
     let state = pod.until("it is ready", |state| state.not_ready.is_none()).await;
     assert!(state.incarnation > before);
-    assert_eq!(pod.status_of(0, 1).await, 421);
+    assert_eq!(pod.status_of(P0, 1).await, 421);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_flows_is_cut_off_when_the_lease_runs_out() {
     let (world, memory) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
-    let sent = pod.send(0, 1);
+    world.place(P0, &pod, 1).await;
+    let sent = pod.send(P0, 1);
     let working = pod.arrival().await;
     let endless = http_body_util::StreamBody::new(futures_util::stream::pending());
     assert!(working.answer.send(http::Response::new(endless.boxed())).is_ok());
@@ -87,9 +94,9 @@ async fn an_answer_that_flows_is_cut_off_when_the_lease_runs_out() {
 async fn an_outage_shorter_than_the_lease_clock_costs_nothing() {
     let (world, memory) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
+    world.place(P0, &pod, 1).await;
     let before = pod.incarnation();
-    let sent = pod.send(0, 1);
+    let sent = pod.send(P0, 1);
     let working = pod.arrival().await;
     for _ in 0..5 {
         memory.set_available(false);
@@ -100,7 +107,7 @@ async fn an_outage_shorter_than_the_lease_clock_costs_nothing() {
     assert!(working.answer.send(whole("done")).is_ok());
     assert_eq!(sent.await.unwrap().status(), 200);
     assert_eq!(pod.incarnation(), before);
-    assert_eq!(pod.status_of(0, 1).await, 200);
+    assert_eq!(pod.status_of(P0, 1).await, 200);
     assert!(pod.state().resyncs >= 5);
 }
 
@@ -108,48 +115,48 @@ async fn an_outage_shorter_than_the_lease_clock_costs_nothing() {
 async fn a_pod_whose_key_is_deleted_fences_at_once_lets_go_and_registers_again() {
     let (world, _) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
+    world.place(P0, &pod, 1).await;
     while pod.calls.try_recv().is_ok() {}
     let before = pod.incarnation();
-    let sent = pod.send(0, 1);
+    let sent = pod.send(P0, 1);
     let mut working = pod.arrival().await;
     let deleted = Instant::now();
     world.commit(vec![], vec![Op::Delete(Keys::One(world.keys.pod("w")))]).await;
     assert_eq!(sent.await.unwrap().status(), 500, "what was accepted is stopped");
     working.answer.closed().await;
     assert_eq!(deleted.elapsed(), Duration::ZERO, "at once");
-    assert!(matches!(pod.call().await, Call::Began("release", Move { epoch: 1, .. })));
+    assert!(matches!(pod.call().await, Call::Began("release", Move { epoch: E1, .. })));
     let state = pod.until("it is ready", |state| state.incarnation > before && state.not_ready.is_none()).await;
     assert!(state.owned.is_empty());
-    assert_eq!(pod.status_of(0, 1).await, 421, "the assignment is an earlier life's");
+    assert_eq!(pod.status_of(P0, 1).await, 421, "the assignment is an earlier life's");
 
     // It takes part again, with fresh state.
     assert!(matches!(pod.call().await, Call::Ended("release", _)));
-    world.place(0, &pod, 2).await;
-    assert_eq!(pod.status_of(0, 2).await, 200);
-    assert!(matches!(pod.call().await, Call::Began("warm", Move { epoch: 2, .. })));
+    world.place(P0, &pod, 2).await;
+    assert_eq!(pod.status_of(P0, 2).await, 200);
+    assert!(matches!(pod.call().await, Call::Began("warm", Move { epoch: E2, .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_does_not_let_go_keeps_the_next_life_from_warming_that_partition_only() {
     let (world, _) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
+    world.place(P0, &pod, 1).await;
     let before = pod.incarnation();
     pod.service.let_it("release", Conduct::Fail);
     world.commit(vec![], vec![Op::Delete(Keys::One(world.keys.pod("w")))]).await;
     pod.until("it is ready", |state| state.incarnation > before && state.not_ready.is_none()).await;
-    world.begin(0, None, &pod, 2).await;
-    world.place(1, &pod, 1).await;
+    world.begin(P0, None, &pod, 2).await;
+    world.place(P1, &pod, 1).await;
     sleep(Duration::from_secs(30)).await;
-    assert_eq!(world.handoff(0).await.unwrap().phase, Phase::Warming);
+    assert_eq!(world.handoff(P0).await.unwrap().phase, Phase::Warming);
     pod.service.let_it("release", Conduct::Succeed);
-    world.in_phase(0, Phase::Ready).await;
+    world.in_phase(P0, Phase::Ready).await;
     while let Ok(call) = pod.calls.try_recv() {
-        if matches!(call, Call::Began("warm", Move { partition: 0, epoch: 2, .. })) {
+        if matches!(call, Call::Began("warm", Move { partition: P0, epoch: E2, .. })) {
             return;
         }
-        assert!(!matches!(call, Call::Ended("release", Move { partition: 1, .. })));
+        assert!(!matches!(call, Call::Ended("release", Move { partition: P1, .. })));
     }
     panic!("not warmed");
 }
@@ -160,7 +167,7 @@ async fn a_pod_that_is_told_to_drain_says_so_and_still_goes_with_its_lease() {
     let pod = Pod::start(&world, "w").await;
     pod.handle.set_draining();
     let view = world.until("draining", |view| is_draining(view, "w")).await;
-    assert_eq!(view.pods["w"].create_revision, pod.incarnation(), "the same life");
+    assert_eq!(view.pods["w"].incarnation(), pod.incarnation(), "the same life");
     pod.until("it knows", |state| state.draining).await;
     pod.handle.emptied().await;
     pod.handle.crash();
@@ -179,7 +186,7 @@ async fn a_drain_that_an_operator_wrote_outlives_a_lost_registration() {
     assert!(is_draining(&view, "w"), "from its first moment on");
 }
 
-fn is_draining(view: &segue_coordination::protocol::view::View, pod: &str) -> bool {
+fn is_draining(view: &View, pod: &str) -> bool {
     view.pods.get(pod).is_some_and(|record| record.value.status == PodStatus::Draining)
 }
 
@@ -188,27 +195,49 @@ async fn a_shutdown_hands_over_then_deregisters() {
     let (world, _) = World::new();
     let mut old = Pod::start(&world, "old").await;
     let new = Pod::start(&world, "new").await;
-    world.place(0, &old, 1).await;
+    world.place(P0, &old, 1).await;
     let began = Instant::now();
     let ending = tokio::spawn({
         let handle = old.handle.clone();
         async move { handle.shutdown(Duration::from_secs(100)).await }
     });
     world.until("draining", |view| is_draining(view, "old")).await;
-    assert_eq!(old.status_of(0, 1).await, 200, "it serves until another has taken over");
-    world.begin(0, Some(&old), &new, 2).await;
-    world.in_phase(0, Phase::Ready).await;
-    world.move_to(0, Phase::Syncing).await;
-    world.in_phase(0, Phase::Switching).await;
+    assert_eq!(old.status_of(P0, 1).await, 200, "it serves until another has taken over");
+    world.begin(P0, Some(&old), &new, 2).await;
+    world.in_phase(P0, Phase::Ready).await;
+    world.move_to(P0, Phase::Syncing).await;
+    world.in_phase(P0, Phase::Switching).await;
     assert!(world.view().await.pods.contains_key("old"));
-    world.move_to(0, Phase::Complete).await;
-    world.until("released", |view| !view.acks.is_empty() && view.acks[&0].pods.len() == 3).await;
+    world.move_to(P0, Phase::Complete).await;
+    world.until("released", |view| !view.acks.is_empty() && view.acks[&P0].pods.len() == 3).await;
     assert!(!ending.is_finished());
-    world.delete(0).await;
+    world.delete(P0).await;
     ending.await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(1), "and no longer than it takes");
     assert!(!world.view().await.pods.contains_key("old"), "the lease is revoked, not left to end");
-    assert_eq!(old.status_of(0, 1).await, 421);
+    assert_eq!(old.status_of(P0, 1).await, 421);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_has_lost_sight_of_the_store_gives_up_its_lease() {
+    let (mut world, memory) = World::new();
+    let flaky = Arc::new(Flaky::new(memory));
+    world.pods_store = flaky.clone();
+    let mut pod = Pod::start(&world, "w").await;
+    world.place(P0, &pod, 1).await;
+    let before = pod.incarnation();
+
+    // Its keepalives would still arrive.
+    flaky.set_blind(true).await;
+    let blind_since = Instant::now();
+    world.until("its registration is gone", |view| !view.pods.contains_key("w")).await;
+    // Half a TTL without progress, then a whole one from the last keepalive on.
+    assert!(blind_since.elapsed() <= TTL * 3 / 2 + TTL / 6, "gone after {:?}", blind_since.elapsed());
+    assert_eq!(pod.status_of(P0, 1).await, 421);
+
+    flaky.set_blind(false).await;
+    let state = pod.until("it lives again", |state| state.not_ready.is_none()).await;
+    assert!(state.incarnation > before);
 }
 
 #[tokio::test(start_paused = true)]
@@ -234,8 +263,8 @@ async fn a_shutdown_with_nothing_to_hand_over_is_announced_all_the_same() {
 async fn a_shutdown_that_cannot_hand_over_ends_in_time_and_lets_requests_end_before_it_deregisters() {
     let (world, _) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
-    let sent = pod.send(0, 1);
+    world.place(P0, &pod, 1).await;
+    let sent = pod.send(P0, 1);
     let working = pod.arrival().await;
     let began = Instant::now();
     let ending = tokio::spawn({
@@ -244,7 +273,7 @@ async fn a_shutdown_that_cannot_hand_over_ends_in_time_and_lets_requests_end_bef
     });
     pod.until("it refuses", |state| state.owned.is_empty()).await;
     assert_eq!(began.elapsed(), Duration::from_secs(16));
-    assert_eq!(pod.status_of(0, 1).await, 421);
+    assert_eq!(pod.status_of(P0, 1).await, 421);
     sleep(Duration::from_secs(1)).await;
     assert!(world.view().await.pods.contains_key("w"), "not while it works on something");
     assert!(working.answer.send(whole("done")).is_ok());
@@ -266,8 +295,8 @@ async fn a_shutdown_that_cannot_hand_over_ends_in_time_and_lets_requests_end_bef
 async fn a_shutdown_stops_what_does_not_end() {
     let (world, _) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
-    let sent = pod.send(0, 1);
+    world.place(P0, &pod, 1).await;
+    let sent = pod.send(P0, 1);
     let _working = pod.arrival().await;
     let began = Instant::now();
     pod.handle.shutdown(Duration::from_secs(20)).await;
@@ -296,4 +325,102 @@ async fn a_pod_whose_last_handle_is_dropped_is_gone() {
     drop(pod);
     world.until("gone", |view| view.pods.is_empty()).await;
     drop(layer);
+}
+
+/// Waits until the pod's key stands with this lease and says what its own writer says.
+async fn stands_again(world: &World, lease: Option<LeaseId>, incarnation: Incarnation) {
+    let own = |view: &View| {
+        let record = view.pods.get("w").filter(|record| record.lease == lease && record.incarnation() == incarnation);
+        record.is_some_and(|it| {
+            it.value.status == PodStatus::Ready
+                && it.value.capabilities == Capabilities::ALL
+                && view.malformed.is_empty()
+        })
+    };
+    world.until("the registration stands again", own).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registration_that_another_hand_detached_from_its_lease_is_put_back_and_ends_with_it() {
+    let (world, _) = World::new();
+    let mut pod = Pod::start(&world, "w").await;
+    world.place(P0, &pod, 1).await;
+    let seen = world.view().await.pods["w"].clone();
+    let by_hand =
+        PodRecord { status: PodStatus::Draining, capabilities: Capabilities::default(), ..seen.value.clone() };
+    world.put(world.keys.pod("w"), encode(&by_hand)).await;
+    stands_again(&world, seen.lease, pod.incarnation()).await;
+    assert_eq!(pod.incarnation(), seen.incarnation(), "the same life");
+    assert_eq!(pod.status_of(P0, 1).await, 200, "which serves on");
+    let crashed = Instant::now();
+    pod.handle.crash();
+    world.until("gone", |view| view.pods.is_empty()).await;
+    assert!(crashed.elapsed() <= TTL);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registration_that_another_hand_made_unreadable_is_put_back_and_no_state_is_lost() {
+    let (world, _) = World::new();
+    let mut pod = Pod::start(&world, "w").await;
+    world.place(P0, &pod, 1).await;
+    while pod.calls.try_recv().is_ok() {}
+    let seen = world.view().await.pods["w"].clone();
+    world.put(world.keys.pod("w"), b"{".to_vec()).await;
+    stands_again(&world, seen.lease, seen.incarnation()).await;
+    pod.until("it serves again", |state| state.owned.contains_key(&P0)).await;
+    assert_eq!(pod.status_of(P0, 1).await, 200);
+    assert!(pod.calls.try_recv().is_err(), "nothing was released or warmed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_that_an_operator_wrote_stands_after_the_registration_was_put_back() {
+    let (world, _) = World::new();
+    let pod = Pod::start(&world, "w").await;
+    let seen = world.view().await.pods["w"].clone();
+    let drains = PodRecord { status: PodStatus::Draining, ..seen.value.clone() };
+    let put = Op::Put { key: world.keys.pod("w"), value: encode(&drains), lease: seen.lease };
+    world.commit(vec![], vec![put]).await;
+    pod.until("it drains", |state| state.draining).await;
+    world.put(world.keys.pod("w"), b"{".to_vec()).await;
+    world.until("the registration stands again", |view| view.pods.contains_key("w")).await;
+    let view = world.view().await;
+    assert!(is_draining(&view, "w") && view.pods["w"].lease == seen.lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn capabilities_that_another_hand_took_from_a_registration_are_put_back_and_its_drain_is_obeyed() {
+    let (world, _) = World::new();
+    let pod = Pod::start(&world, "w").await;
+    let seen = world.view().await.pods["w"].clone();
+    let by_hand =
+        PodRecord { status: PodStatus::Draining, capabilities: Capabilities::default(), ..seen.value.clone() };
+    let put = Op::Put { key: world.keys.pod("w"), value: encode(&by_hand), lease: seen.lease };
+    world.commit(vec![], vec![put]).await;
+    let own = |view: &View| view.pods.get("w").is_some_and(|it| it.value.capabilities == Capabilities::ALL);
+    world.until("its capabilities are back", own).await;
+    pod.until("it drains", |state| state.draining).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_lost_its_lease_deletes_its_own_key_that_outlived_the_lease() {
+    let (mut world, memory) = World::new();
+    let flaky = Arc::new(Flaky::new(memory));
+    world.pods_store = flaky.clone();
+    let pod = Pod::start(&world, "w").await;
+    let seen = world.view().await.pods["w"].clone();
+    // Nothing that it writes arrives.
+    flaky.fail_next(u32::MAX, false);
+    world.put(world.keys.pod("w"), encode(&seen.value)).await;
+    world.store.revoke(seen.lease.unwrap()).await.unwrap();
+    pod.until("it has fenced", |state| state.incarnation == Incarnation::NONE).await;
+    sleep(TTL * 3).await;
+    assert_eq!(
+        world.view().await.incarnation_of("w"),
+        Incarnation::registered_at(seen.create_revision),
+        "the key has outlived its lease"
+    );
+    flaky.fail_next(0, false);
+    pod.until("it is ready", |state| state.not_ready.is_none()).await;
+    let next = world.view().await.pods["w"].clone();
+    assert!(next.create_revision > seen.create_revision && next.lease.is_some());
 }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod behind;
 mod etcd;
 mod handoffs;
 mod life;

@@ -8,19 +8,23 @@ use http_body_util::{BodyExt as _, Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use segue_coordination::pod::{Owned, Refusal};
+use segue_coordination::protocol::ids::{Epoch, PartitionId};
 use segue_coordination::protocol::records::{Phase, PodAckKind};
 use tokio::time::{Instant, sleep};
 use tower::{Layer as _, service_fn};
 
 use crate::world::{Pod, World, whole};
 
+const E1: Epoch = Epoch::new(1);
+const P0: PartitionId = PartitionId::new(0);
+const P9: PartitionId = PartitionId::new(9);
 #[tokio::test(start_paused = true)]
 async fn a_request_of_an_earlier_epoch_is_refused_at_once() {
     let (world, _) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 3).await;
+    world.place(P0, &pod, 3).await;
     let now = Instant::now();
-    let response = pod.send(0, 2).await.unwrap();
+    let response = pod.send(P0, 2).await.unwrap();
     assert_eq!(now.elapsed(), Duration::ZERO);
     assert_eq!(response.status(), 421);
     let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -35,14 +39,14 @@ async fn a_request_ahead_of_the_view_waits_for_it_and_is_served() {
     let (world, _) = World::new();
     let mut pod = Pod::start(&world, "w").await;
     // One partition that it has never heard of, and one whose epoch is about to change.
-    world.begin(0, None, &pod, 1).await;
-    world.in_phase(0, Phase::Ready).await;
-    let early = pod.send(0, 1);
+    world.begin(P0, None, &pod, 1).await;
+    world.in_phase(P0, Phase::Ready).await;
+    let early = pod.send(P0, 1);
     sleep(Duration::from_millis(200)).await;
     assert!(!early.is_finished() && pod.arrived.try_recv().is_err());
-    world.flip(0, Phase::Switching).await;
+    world.flip(P0, Phase::Switching).await;
     let arrival = pod.arrival().await;
-    assert_eq!((arrival.owned.partition, arrival.owned.epoch), (0, 1));
+    assert_eq!((arrival.owned.partition, arrival.owned.epoch), (P0, E1));
     assert!(arrival.answer.send(whole("done")).is_ok());
     assert_eq!(early.await.unwrap().status(), 200);
     assert_eq!(pod.handle.ownership().refused(Refusal::NotOwner), 0);
@@ -52,8 +56,8 @@ async fn a_request_ahead_of_the_view_waits_for_it_and_is_served() {
 async fn a_request_ahead_of_the_view_is_refused_after_a_quarter_of_a_second() {
     let (world, _) = World::new();
     let pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
-    for (partition, epoch) in [(0, 2), (9, 1)] {
+    world.place(P0, &pod, 1).await;
+    for (partition, epoch) in [(P0, 2), (P9, 1)] {
         let now = Instant::now();
         assert_eq!(pod.send(partition, epoch).await.unwrap().status(), 421);
         assert_eq!(now.elapsed(), Duration::from_millis(250));
@@ -64,7 +68,7 @@ async fn a_request_ahead_of_the_view_is_refused_after_a_quarter_of_a_second() {
 async fn a_request_without_readable_stamps_or_of_another_keyspace_is_refused() {
     let (world, _) = World::new();
     let pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
+    world.place(P0, &pod, 1).await;
     let stamps: [&[(&str, &str)]; 8] = [
         &[],
         &[("segue-partition", "0")],
@@ -87,7 +91,7 @@ async fn a_request_without_readable_stamps_or_of_another_keyspace_is_refused() {
 async fn a_grpc_request_is_refused_in_grpcs_own_words() {
     let (world, _) = World::new();
     let pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 3).await;
+    world.place(P0, &pod, 3).await;
     let request = Request::post("/svc/Method")
         .header("content-type", "application/grpc+proto")
         .header("segue-partition", 0)
@@ -105,19 +109,19 @@ async fn a_request_whose_caller_goes_away_is_worked_on_and_counted_until_it_has_
     let (world, _) = World::new();
     let mut old = Pod::start(&world, "old").await;
     let new = Pod::start(&world, "new").await;
-    world.place(0, &old, 1).await;
-    let sent = old.send(0, 1);
+    world.place(P0, &old, 1).await;
+    let sent = old.send(P0, 1);
     let working = old.arrival().await;
     sent.abort();
     assert!(sent.await.is_err());
-    let handoff = world.begin(0, Some(&old), &new, 2).await;
-    world.in_phase(0, Phase::Ready).await;
-    world.move_to(0, Phase::Syncing).await;
+    let handoff = world.begin(P0, Some(&old), &new, 2).await;
+    world.in_phase(P0, Phase::Ready).await;
+    world.move_to(P0, Phase::Syncing).await;
     sleep(Duration::from_secs(60)).await;
     assert!(!working.answer.is_closed(), "its write may be on the way already");
-    assert!(!world.has_said(0, "old", PodAckKind::Drained, handoff).await);
+    assert!(!world.has_said(P0, "old", PodAckKind::Drained, handoff).await);
     assert!(working.answer.send(whole("done")).is_ok());
-    world.in_phase(0, Phase::Switching).await;
+    world.in_phase(P0, Phase::Switching).await;
     assert_eq!(old.handle.ownership().total_in_flight(), 0);
 }
 
@@ -125,8 +129,8 @@ async fn a_request_whose_caller_goes_away_is_worked_on_and_counted_until_it_has_
 async fn a_request_that_goes_on_without_its_caller_is_stopped_with_the_lease() {
     let (world, memory) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
-    let sent = pod.send(0, 1);
+    world.place(P0, &pod, 1).await;
+    let sent = pod.send(P0, 1);
     let mut working = pod.arrival().await;
     sent.abort();
     let stands = pod.state().stands_until.unwrap();
@@ -140,18 +144,18 @@ async fn a_request_that_goes_on_without_its_caller_is_stopped_with_the_lease() {
 async fn an_answer_counts_until_it_is_read_or_dropped() {
     let (world, _) = World::new();
     let mut pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
-    let sent = pod.send(0, 1);
+    world.place(P0, &pod, 1).await;
+    let sent = pod.send(P0, 1);
     assert!(pod.arrival().await.answer.send(whole("done")).is_ok());
     let mut response = sent.await.unwrap();
-    assert_eq!(pod.handle.ownership().in_flight(0), 1);
+    assert_eq!(pod.handle.ownership().in_flight(P0), 1);
     assert!(response.body_mut().frame().await.unwrap().is_ok());
-    assert_eq!(pod.handle.ownership().in_flight(0), 0, "that was all of it");
+    assert_eq!(pod.handle.ownership().in_flight(P0), 0, "that was all of it");
 
-    let sent = pod.send(0, 1);
+    let sent = pod.send(P0, 1);
     assert!(pod.arrival().await.answer.send(whole("done")).is_ok());
     drop(sent.await.unwrap());
-    assert_eq!(pod.handle.ownership().in_flight(0), 0);
+    assert_eq!(pod.handle.ownership().in_flight(P0), 0);
 }
 
 /// Real sockets: what the sidecar and any hyper server do with the layer.
@@ -159,7 +163,7 @@ async fn an_answer_counts_until_it_is_read_or_dropped() {
 async fn the_layer_stands_in_front_of_a_hyper_service() {
     let (world, _) = World::new();
     let pod = Pod::start(&world, "w").await;
-    world.place(0, &pod, 1).await;
+    world.place(P0, &pod, 1).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let service = pod.handle.layer().layer(service_fn(|request: Request<hyper::body::Incoming>| async move {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,18 +12,17 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Empty, Full};
-use segue_coordination::participant::{Follow, Update};
+use segue_coordination::participant::{Follow, Update, count_by_tokio};
 use segue_coordination::pod::{HandlerError, HandoffHandler, Move, Owned, OwnedBody, PodHandle, PodSettings, PodState};
-use segue_coordination::protocol::records::{
-    Assignment, AssignmentStatus, Epoch, Handoff, Mode, Phase, PodAckKind, encode,
-};
+use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
+use segue_coordination::protocol::records::{Assignment, Handoff, Mode, Phase, PodAckKind, encode};
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Compare, Keys, LeaseId, Op, Revision, Snapshot, Txn, TxnOutcome};
-use segue_coordination::store::keys::{Keyspace, Partition};
+use segue_coordination::store::data::{Compare, Keys, Op, Snapshot, Txn, TxnOutcome};
+use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 pub(crate) const TTL: Duration = Duration::from_secs(15);
@@ -40,6 +40,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> (World, MemoryStore) {
+        count_by_tokio();
         let memory = MemoryStore::new();
         (World::on(Arc::new(memory.clone())), memory)
     }
@@ -81,46 +82,52 @@ impl World {
         self.until("anything", |_| true).await
     }
 
-    pub(crate) async fn handoff(&self, partition: Partition) -> Option<Handoff> {
+    pub(crate) async fn handoff(&self, partition: PartitionId) -> Option<Handoff> {
         self.view().await.handoffs.get(&partition).map(|record| record.value.clone())
     }
 
-    pub(crate) async fn has_said(&self, partition: Partition, pod: &str, kind: PodAckKind, handoff: Revision) -> bool {
+    pub(crate) async fn has_said(
+        &self,
+        partition: PartitionId,
+        pod: &str,
+        kind: PodAckKind,
+        handoff: HandoffId,
+    ) -> bool {
         self.view().await.pod_ack(partition, pod, kind, handoff).is_some()
     }
 
     /// Creates a handoff; its identity.
-    pub(crate) async fn begin(&self, partition: Partition, from: Option<&Pod>, to: &Pod, epoch: Epoch) -> Revision {
+    pub(crate) async fn begin(
+        &self,
+        partition: PartitionId,
+        from: Option<&Pod>,
+        to: &Pod,
+        epoch: impl Into<Epoch>,
+    ) -> HandoffId {
         self.begin_in(Mode::Barrier, partition, from, to, epoch).await
     }
 
     pub(crate) async fn begin_in(
         &self,
         mode: Mode,
-        partition: Partition,
+        partition: PartitionId,
         from: Option<&Pod>,
         to: &Pod,
-        epoch: Epoch,
-    ) -> Revision {
+        epoch: impl Into<Epoch>,
+    ) -> HandoffId {
         let record = Handoff {
-            partition,
             old_owner: from.map(|pod| pod.name.clone()),
-            old_incarnation: from.map_or(0, Pod::incarnation),
-            new_owner: to.name.clone(),
-            new_incarnation: to.incarnation(),
-            phase: Phase::Warming,
-            epoch,
+            old_incarnation: from.map_or(Incarnation::NONE, Pod::incarnation),
             mode,
-            started_at: 0,
-            phase_entered_at: 0,
             reason: "the test wants it".to_owned(),
+            ..Handoff::new(partition, to.name.clone(), to.incarnation(), epoch.into())
         };
         let key = self.keys.handoff(partition);
         let create = Op::Put { key: key.clone(), value: encode(&record), lease: None };
-        self.commit(vec![Compare::created_at(key, 0)], vec![create]).await
+        HandoffId::created_at(self.commit(vec![Compare::created_at(key, Revision::ZERO)], vec![create]).await)
     }
 
-    pub(crate) async fn in_phase(&self, partition: Partition, phase: Phase) {
+    pub(crate) async fn in_phase(&self, partition: PartitionId, phase: Phase) {
         self.until(phase.as_str(), |view| view.handoffs.get(&partition).is_some_and(|it| it.value.phase == phase))
             .await;
     }
@@ -130,34 +137,40 @@ impl World {
         Op::Put { key, value: encode(&Handoff { phase, ..record }), lease: None }
     }
 
-    pub(crate) async fn move_to(&self, partition: Partition, phase: Phase) {
+    pub(crate) async fn move_to(&self, partition: PartitionId, phase: Phase) {
         let record = self.handoff(partition).await.unwrap();
         self.commit(vec![], vec![self.moved(record, phase)]).await;
     }
 
     /// Moves a handoff to this phase and flips the assignment with it.
-    pub(crate) async fn flip(&self, partition: Partition, phase: Phase) {
+    pub(crate) async fn flip(&self, partition: PartitionId, phase: Phase) {
         let record = self.handoff(partition).await.unwrap();
         let (owner, incarnation, epoch) = (record.new_owner.clone(), record.new_incarnation, record.epoch);
         let assign = self.assignment(partition, &owner, incarnation, epoch);
         self.commit(vec![], vec![self.moved(record, phase), assign]).await;
     }
 
-    pub(crate) fn assignment(&self, partition: Partition, owner: &str, incarnation: Revision, epoch: Epoch) -> Op {
-        let value =
-            Assignment { partition, owner: owner.to_owned(), incarnation, status: AssignmentStatus::Active, epoch };
+    pub(crate) fn assignment(
+        &self,
+        partition: PartitionId,
+        owner: &str,
+        incarnation: Incarnation,
+        epoch: impl Into<Epoch>,
+    ) -> Op {
+        let value = Assignment::new(partition, owner, incarnation, epoch.into());
         Op::Put { key: self.keys.assignment(partition), value: encode(&value), lease: None }
     }
 
     /// Deletes a handoff with its acks: cancelled, or over.
-    pub(crate) async fn delete(&self, partition: Partition) {
+    pub(crate) async fn delete(&self, partition: PartitionId) {
         let acks = self.keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
         let record = Op::Delete(Keys::One(self.keys.handoff(partition)));
         self.commit(vec![], acks.into_iter().chain([record]).collect()).await;
     }
 
     /// Has a pod own a partition, by a first placement.
-    pub(crate) async fn place(&self, partition: Partition, on: &Pod, epoch: Epoch) {
+    pub(crate) async fn place(&self, partition: PartitionId, on: &Pod, epoch: impl Into<Epoch>) {
+        let epoch = epoch.into();
         self.begin(partition, None, on, epoch).await;
         self.in_phase(partition, Phase::Ready).await;
         self.flip(partition, Phase::Switching).await;
@@ -172,11 +185,26 @@ pub(crate) struct Flaky {
     inner: MemoryStore,
     /// How many, and whether they are carried out nevertheless.
     failing: Mutex<(u32, bool)>,
+    /// Nothing can be seen through it.
+    blind: AtomicBool,
 }
 
 impl Flaky {
     pub(crate) fn new(inner: MemoryStore) -> Self {
-        Flaky { inner, failing: Mutex::default() }
+        Flaky { inner, failing: Mutex::default(), blind: AtomicBool::new(false) }
+    }
+
+    /// Breaks off what is being watched as well; leases and writes are not touched.
+    pub(crate) async fn set_blind(&self, blind: bool) {
+        self.blind.store(blind, SeqCst);
+        self.inner.set_available(false);
+        sleep(Duration::from_millis(10)).await;
+        self.inner.set_available(true);
+    }
+
+    fn sees(&self) -> Result<(), StoreError> {
+        let unseen = || StoreError::Unavailable("the test wants it unseen".to_owned());
+        if self.blind.load(SeqCst) { Err(unseen()) } else { Ok(()) }
     }
 
     pub(crate) fn fail_next(&self, writes: u32, carried_out: bool) {
@@ -187,10 +215,12 @@ impl Flaky {
 #[async_trait]
 impl Store for Flaky {
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+        self.sees()?;
         self.inner.snapshot(keys).await
     }
 
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+        self.sees()?;
         self.inner.watch(keys, from).await
     }
 
@@ -267,7 +297,7 @@ impl Pod {
         self.handle.status().borrow().clone()
     }
 
-    pub(crate) fn incarnation(&self) -> Revision {
+    pub(crate) fn incarnation(&self) -> Incarnation {
         self.state().incarnation
     }
 
@@ -283,10 +313,10 @@ impl Pod {
     }
 
     /// Sends a request as a router would.
-    pub(crate) fn send(&self, partition: Partition, epoch: Epoch) -> JoinHandle<Received> {
+    pub(crate) fn send(&self, partition: PartitionId, epoch: impl Into<Epoch>) -> JoinHandle<Received> {
         let request = Request::post("/")
-            .header("segue-partition", partition)
-            .header("segue-epoch", epoch)
+            .header("segue-partition", partition.get())
+            .header("segue-epoch", epoch.into().get())
             .header("segue-router", "router-0")
             .header("segue-keyspace", "default");
         self.send_request(request.body(Empty::new()).unwrap())
@@ -308,7 +338,7 @@ impl Pod {
     }
 
     /// The status of a request that the service, if it gets it, answers at once.
-    pub(crate) async fn status_of(&mut self, partition: Partition, epoch: Epoch) -> u16 {
+    pub(crate) async fn status_of(&mut self, partition: PartitionId, epoch: impl Into<Epoch>) -> u16 {
         let mut sent = self.send(partition, epoch);
         loop {
             tokio::select! {

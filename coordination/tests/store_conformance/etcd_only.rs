@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::Revision;
 use segue_coordination::store::data::{Event, Keys, Op, Txn};
 use segue_coordination::store::{EtcdOptions, EtcdStore, EtcdTls, Store, StoreError};
 use segue_tests::certificates::{Authority, Issued};
@@ -33,7 +34,7 @@ async fn a_dead_member_costs_no_call() {
         for call in 0..3 {
             store.commit(put(&format!("{number}/{call}"))).await.unwrap();
         }
-        store.watch(&everything(), 1).await.unwrap().next().await.unwrap();
+        store.watch(&everything(), Revision::new(1)).await.unwrap().next().await.unwrap();
     }
     assert_eq!(etcd_store([etcd.endpoint()]).snapshot(&everything()).await.unwrap().entries.len(), 18);
 }
@@ -118,7 +119,7 @@ async fn a_dropped_watch_ends_in_etcd_too() {
     let watchers = || etcd.metric("etcd_debugging_mvcc_watcher_total").unwrap();
     let mut watches = Vec::new();
     for _ in 0..5 {
-        watches.push(store.watch(&everything(), 1).await.unwrap());
+        watches.push(store.watch(&everything(), Revision::new(1)).await.unwrap());
     }
     assert_eq!(watchers(), 5.0);
     drop(watches);
@@ -134,11 +135,11 @@ async fn a_watch_whose_reader_is_slow_leaves_nothing_unread_on_the_connection() 
     let etcd = Etcd::start();
     let store = etcd_store([etcd.endpoint()]);
     let watchers = || etcd.metric("etcd_debugging_mvcc_watcher_total").unwrap();
-    let mut slow = store.watch(&everything(), 1).await.unwrap();
+    let mut slow = store.watch(&everything(), Revision::new(1)).await.unwrap();
     // How many events etcd puts into one message is up to it, so how many it takes until the reader is behind is as well.
     let deadline = Instant::now() + PATIENCE;
-    let mut last = 1;
-    while last == 1 || watchers() > 0.0 {
+    let mut last = Revision::new(1);
+    while last == Revision::new(1) || watchers() > 0.0 {
         assert!(Instant::now() < deadline, "after {last} revisions it still waits with its stream open");
         for _ in 0..100 {
             last = store.commit(put("a")).await.unwrap().revision;
@@ -148,12 +149,12 @@ async fn a_watch_whose_reader_is_slow_leaves_nothing_unread_on_the_connection() 
     while revisions.last() != Some(&last) {
         revisions.extend(slow.next().await.unwrap().events.iter().map(|event| match event {
             Event::Put(entry) => entry.mod_revision,
-            Event::Delete { .. } => 0,
+            Event::Delete { .. } => Revision::ZERO,
         }));
     }
-    assert_eq!(revisions, (2..=last).collect::<Vec<_>>());
+    assert_eq!(revisions, (2..=last.get()).map(Revision::new).collect::<Vec<_>>());
     store.commit(put("a")).await.unwrap();
-    assert_eq!(slow.next().await.unwrap().revision, last + 1);
+    assert_eq!(slow.next().await.unwrap().revision, last.next());
     assert_eq!(watchers(), 1.0);
 }
 
@@ -222,7 +223,7 @@ async fn credentials_are_used_and_wrong_ones_refused() {
     for refused in [
         store("root", "wrong").commit(put("a")).await.unwrap_err(),
         guest.commit(put("a")).await.unwrap_err(),
-        guest.watch(&everything(), 1).await.unwrap_err(),
+        guest.watch(&everything(), Revision::new(1)).await.unwrap_err(),
         etcd_store([etcd.endpoint()]).commit(put("a")).await.unwrap_err(),
     ] {
         assert!(matches!(refused, StoreError::Refused(_)), "{refused}");

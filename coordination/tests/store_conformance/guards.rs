@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use segue_coordination::protocol::ids::{LeaseId, Revision};
 use segue_coordination::store::StoreError;
 use segue_coordination::store::data::{Compare, Field, Keys, Op, Relation, Txn};
 
-use crate::site::Site;
+use crate::site::{Site, TTL};
 
-use Field::{CreateRevision as Created, ModRevision as Modified};
+use Field::{CreateRevision as Created, Lease, ModRevision as Modified};
 use Relation::{Equal, Greater, Less, NotEqual};
 
 fn value(value: &str) -> Field {
@@ -22,22 +23,22 @@ pub(crate) async fn a_compare_means_the_same_to_both_stores(site: Site) {
     let (absent, empty) = (site.one("absent"), site.below("absent/"));
     let cases = [
         // An absent key has revision 0 and no value: nothing that is said of its value holds.
-        (&absent, Created(0), Equal, true),
-        (&absent, Created(0), NotEqual, false),
-        (&absent, Created(1), Less, true),
-        (&absent, Created(0), Greater, false),
-        (&absent, Modified(0), Equal, true),
+        (&absent, Created(Revision::ZERO), Equal, true),
+        (&absent, Created(Revision::ZERO), NotEqual, false),
+        (&absent, Created(Revision::new(1)), Less, true),
+        (&absent, Created(Revision::ZERO), Greater, false),
+        (&absent, Modified(Revision::ZERO), Equal, true),
         (&absent, Modified(old), NotEqual, true),
         (&absent, value(""), Equal, false),
         (&absent, value("m"), NotEqual, false),
         (&absent, value("m"), Less, false),
         (&absent, value(""), Greater, false),
         // A range without keys is held against an absent key.
-        (&empty, Created(0), Equal, true),
-        (&empty, Created(0), NotEqual, false),
-        (&empty, Created(1), Less, true),
-        (&empty, Created(0), Greater, false),
-        (&empty, Modified(0), Greater, false),
+        (&empty, Created(Revision::ZERO), Equal, true),
+        (&empty, Created(Revision::ZERO), NotEqual, false),
+        (&empty, Created(Revision::new(1)), Less, true),
+        (&empty, Created(Revision::ZERO), Greater, false),
+        (&empty, Modified(Revision::ZERO), Greater, false),
         (&empty, Modified(new), Less, true),
         (&empty, value(""), Equal, false),
         (&empty, value("m"), NotEqual, false),
@@ -46,10 +47,10 @@ pub(crate) async fn a_compare_means_the_same_to_both_stores(site: Site) {
         (&a, Created(middle), Equal, false),
         (&a, Created(old), NotEqual, false),
         (&a, Created(old), Less, false),
-        (&a, Created(old + 1), Less, true),
+        (&a, Created(old.next()), Less, true),
         (&a, Created(old), Greater, false),
-        (&a, Created(old - 1), Greater, true),
-        (&a, Created(u64::MAX), Less, true),
+        (&a, Created(Revision::new(old.get() - 1)), Greater, true),
+        (&a, Created(Revision::new(u64::MAX)), Less, true),
         (&b, Created(middle), Equal, true),
         (&b, Modified(new), Equal, true),
         (&b, Modified(middle), Equal, false),
@@ -63,19 +64,19 @@ pub(crate) async fn a_compare_means_the_same_to_both_stores(site: Site) {
         (&a, value("m"), Less, false),
         (&a, value("é"), Less, true),
         // A range: every key must do.
-        (&set, Created(middle + 1), Less, true),
+        (&set, Created(middle.next()), Less, true),
         (&set, Created(middle), Less, false),
         (&set, Created(old), Equal, false),
-        (&set, Created(old - 1), Greater, true),
+        (&set, Created(Revision::new(old.get() - 1)), Greater, true),
         (&set, Created(old), Greater, false),
         (&set, Created(new), NotEqual, true),
         (&set, Created(middle), NotEqual, false),
         (&set, Modified(new), Less, false),
-        (&set, Modified(new + 1), Less, true),
+        (&set, Modified(new.next()), Less, true),
         (&set, value("m"), Equal, true),
         (&set, value("n"), NotEqual, true),
         (&set, value("m"), NotEqual, false),
-        (&Keys::Prefix(String::new()), Modified(0), Greater, true),
+        (&Keys::Prefix(String::new()), Modified(Revision::ZERO), Greater, true),
         (&Keys::Prefix(String::new()), Created(old), Less, false),
     ];
     for (keys, field, relation, expected) in cases {
@@ -85,9 +86,33 @@ pub(crate) async fn a_compare_means_the_same_to_both_stores(site: Site) {
         assert_eq!(outcome.committed(), expected, "{text}");
     }
     // All guards must hold, and none at all do.
-    let (holds, fails) = (Compare::created_at(site.key("set/a"), old), Compare::created_at(site.key("set/a"), 1));
+    let (holds, fails) =
+        (Compare::created_at(site.key("set/a"), old), Compare::created_at(site.key("set/a"), Revision::new(1)));
     assert!(!site.commit([holds.clone(), fails], []).await.unwrap().committed());
     assert!(site.commit([holds.clone(), holds], []).await.unwrap().committed());
+}
+
+pub(crate) async fn a_key_that_was_put_without_its_lease_can_be_told_apart(site: Site) {
+    let lease = site.store.grant(TTL).await.unwrap();
+    site.write([site.leased_op("leader", "", Some(lease))]).await;
+    let holds = async |field, relation| {
+        let compare = site.compare(site.one("leader"), field, relation);
+        site.commit([compare], []).await.unwrap().committed()
+    };
+    assert!(
+        holds(Lease(lease), Equal).await
+            && holds(Lease(LeaseId::NONE), NotEqual).await
+            && holds(Lease(LeaseId::NONE), Greater).await
+    );
+    assert!(!holds(Lease(LeaseId::NONE), Equal).await && !holds(Lease(lease), NotEqual).await);
+    let without_lease = || Compare::without_lease(site.key("leader"));
+    assert!(!site.commit([without_lease()], []).await.unwrap().committed());
+    site.put("leader", "by hand").await;
+    assert!(site.commit([without_lease()], []).await.unwrap().committed());
+    assert!(!holds(Lease(lease), Equal).await);
+    site.delete(site.one("leader")).await;
+    assert!(site.commit([without_lease()], []).await.unwrap().committed(), "an absent key goes with no lease");
+    assert!(!holds(Lease(LeaseId::NONE), NotEqual).await);
 }
 
 pub(crate) async fn a_range_compare_tells_new_keys_from_old_ones(site: Site) {
@@ -112,7 +137,8 @@ pub(crate) async fn a_range_compare_tells_new_keys_from_old_ones(site: Site) {
 
 pub(crate) async fn the_branch_whose_guards_hold_first_is_the_only_one_carried_out(site: Site) {
     let now = site.put("state", "0").await;
-    let txn = |guards: [u64; 3]| {
+    let first = Revision::new(1);
+    let txn = |guards: [Revision; 3]| {
         let mut txn = None;
         for (branch, guard) in guards.into_iter().enumerate().rev() {
             txn = Some(Box::new(Txn {
@@ -124,11 +150,11 @@ pub(crate) async fn the_branch_whose_guards_hold_first_is_the_only_one_carried_o
         *txn.unwrap()
     };
     for (guards, expected) in [
-        ([now, 1, 1], Some(0)),
+        ([now, first, first], Some(0)),
         ([now, now, now], Some(0)),
-        ([1, now, now], Some(1)),
-        ([1, 1, now], Some(2)),
-        ([1, 1, 1], None),
+        ([first, now, now], Some(1)),
+        ([first, first, now], Some(2)),
+        ([first, first, first], None),
     ] {
         site.delete(site.one("branch")).await;
         let outcome = site.store.commit(txn(guards)).await.unwrap();
@@ -188,7 +214,7 @@ pub(crate) async fn a_key_written_twice_in_one_branch_is_refused(site: Site) {
 
 pub(crate) async fn what_etcd_has_no_room_for_is_refused(site: Site) {
     let ops = |count: usize| (0..count).map(|number| site.put_op(&number.to_string(), "")).collect::<Vec<_>>();
-    let guards = |count: usize| vec![Compare::created_at(site.key("absent"), 0); count];
+    let guards = |count: usize| vec![Compare::created_at(site.key("absent"), Revision::ZERO); count];
     let nested = |above: usize, below: usize| Txn {
         when: guards(1),
         then: ops(above),
@@ -211,7 +237,11 @@ pub(crate) async fn what_etcd_has_no_room_for_is_refused(site: Site) {
             Some("key is not provided"),
         ),
         ("no key to delete", plain(vec![], vec![Op::Delete(Keys::One(String::new()))]), Some("key is not provided")),
-        ("no key to compare", plain(vec![Compare::created_at("", 0)], vec![]), Some("key is not provided")),
+        (
+            "no key to compare",
+            plain(vec![Compare::created_at("", Revision::ZERO)], vec![]),
+            Some("key is not provided"),
+        ),
     ] {
         match (site.store.commit(txn).await, refused) {
             (Ok(_), None) => {}
@@ -222,7 +252,7 @@ pub(crate) async fn what_etcd_has_no_room_for_is_refused(site: Site) {
 }
 
 pub(crate) async fn transactions_that_go_together_are_each_carried_out_by_itself(site: Site) {
-    let absent = |name: &str| Compare::created_at(site.key(name), 0);
+    let absent = |name: &str| Compare::created_at(site.key(name), Revision::ZERO);
     let create = |name: &str, value: &str| Txn {
         when: vec![absent(name)],
         then: vec![site.put_op(name, value)],

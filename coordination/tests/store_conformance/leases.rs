@@ -3,20 +3,21 @@
 use std::future::Future;
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::{LeaseId, Revision};
 use segue_coordination::store::StoreError;
-use segue_coordination::store::data::{Compare, Revision, Txn};
+use segue_coordination::store::data::{Compare, Txn};
 use tokio::time::{Instant, sleep};
 
 use crate::site::{PATIENCE, Site, TTL, collect, next};
 
-const UNKNOWN: i64 = 0x5e60e;
+const UNKNOWN: LeaseId = LeaseId::new(0x5e60e);
 
 /// `end` ends a lease: the keys go in one batch, and at one revision, which a watch of each key alone tells.
 async fn all_go_at_once(site: &Site, last: Revision, names: [&str; 3], end: impl Future<Output = ()>) {
-    let mut together = site.watch(site.all(), last + 1).await;
+    let mut together = site.watch(site.all(), last.next()).await;
     let mut alone = Vec::new();
     for name in names {
-        alone.push((name, site.watch(site.one(name), last + 1).await));
+        alone.push((name, site.watch(site.one(name), last.next()).await));
     }
     end.await;
     let batch = next(&mut together).await;
@@ -33,7 +34,7 @@ pub(crate) async fn an_expired_lease_takes_all_its_keys_in_one_batch(site: Site)
     let lease = site.store.grant(TTL).await.unwrap();
     site.put("stays", "").await;
     // Put in several transactions and out of order.
-    let mut last = 0;
+    let mut last = Revision::ZERO;
     for name in ["c", "a", "b"] {
         last = site.write([site.leased_op(name, "", Some(lease))]).await;
     }
@@ -52,7 +53,7 @@ pub(crate) async fn a_lease_that_is_kept_alive_outlives_its_ttl(site: Site) {
     let other = site.store.grant(TTL).await.unwrap();
     site.write([site.leased_op("kept", "", Some(lease))]).await;
     let last = site.write([site.leased_op("left", "", Some(other))]).await;
-    let mut watch = site.watch(site.all(), last + 1).await;
+    let mut watch = site.watch(site.all(), last.next()).await;
 
     // Beyond its own TTL, and until the other lease, which nobody renews, has ended.
     let began = Instant::now();
@@ -110,7 +111,7 @@ pub(crate) async fn a_put_with_a_dead_lease_writes_nothing(site: Site) {
     }
     // A branch that is not carried out may name what it likes.
     let elsewhere = Txn {
-        when: vec![Compare::created_at(site.key("a"), 1)],
+        when: vec![Compare::created_at(site.key("a"), Revision::new(1))],
         then: vec![site.leased_op("b", "", Some(lease))],
         otherwise: Some(Box::new(Txn { then: vec![site.put_op("a", "")], ..Txn::default() })),
     };
@@ -130,7 +131,7 @@ pub(crate) async fn a_key_goes_with_the_lease_of_its_last_put(site: Site) {
     let leases: Vec<_> = site.snapshot().await.entries.iter().map(|entry| entry.lease).collect();
     assert_eq!(leases, [Some(first), None, Some(second), None]);
 
-    let mut watch = site.watch(site.all(), start + 1).await;
+    let mut watch = site.watch(site.all(), start.next()).await;
     collect(&mut watch, 5).await;
     site.store.revoke(first).await.unwrap();
     assert_eq!(site.short(&next(&mut watch).await.events), ["-again"]);

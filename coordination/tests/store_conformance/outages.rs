@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::{LeaseId, Revision};
 use segue_coordination::store::{StoreError, Watch};
 use tokio::time::{Instant, timeout};
 
@@ -33,7 +34,7 @@ async fn read_on(watch: &mut Watch) -> Result<Infallible, StoreError> {
     }
 }
 
-async fn everything_is_unavailable(site: &Site, lease: i64, watch: Watch) {
+async fn everything_is_unavailable(site: &Site, lease: LeaseId, watch: Watch) {
     let began = Instant::now();
     is_unavailable("a commit", site.commit([], [site.put_op("b", "lost?")])).await;
     // The failed call condemns the connection, and the watch on it.
@@ -43,13 +44,13 @@ async fn everything_is_unavailable(site: &Site, lease: i64, watch: Watch) {
     tokio::join!(
         is_unavailable("a snapshot", site.store.snapshot(&all)),
         is_unavailable("a keepalive", site.store.keep_alive(lease)),
-        is_unavailable("a new watch", site.store.watch(&all, 1)),
+        is_unavailable("a new watch", site.store.watch(&all, Revision::new(1))),
         is_unavailable("a grant", site.store.grant(Duration::from_secs(1))),
-        is_unavailable("a revoke", site.store.revoke(lease + 1)),
+        is_unavailable("a revoke", site.store.revoke(LeaseId::new(lease.get() + 1))),
     );
 }
 
-async fn everything_works(site: &Site, lease: i64) {
+async fn everything_works(site: &Site, lease: LeaseId) {
     // What was asked for during the outage may have been done or not.
     assert_eq!(site.get("a").await.unwrap().value, b"1");
     site.store.keep_alive(lease).await.unwrap();

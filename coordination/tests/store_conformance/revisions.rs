@@ -1,42 +1,43 @@
 //! What makes a revision, and what a snapshot holds.
 
+use segue_coordination::protocol::ids::Revision;
 use segue_coordination::store::data::{Compare, Op, Txn};
 
 use crate::site::{Site, TTL};
 
 pub(crate) async fn a_change_makes_one_revision_and_nothing_else_makes_any(site: Site) {
-    assert_eq!(site.snapshot().await.revision, 1, "an untouched store");
+    assert_eq!(site.snapshot().await.revision, Revision::new(1), "an untouched store");
 
-    assert_eq!(site.put("a", "1").await, 2);
-    assert_eq!(site.put("a", "1").await, 3, "the same value again is a change");
+    assert_eq!(site.put("a", "1").await, Revision::new(2));
+    assert_eq!(site.put("a", "1").await, Revision::new(3), "the same value again is a change");
     let three = ["b", "c", "d"].map(|name| site.put_op(name, ""));
-    assert_eq!(site.write(three).await, 4, "a transaction has one revision");
-    assert_eq!(site.delete(site.one("absent")).await, 4);
-    assert_eq!(site.delete(site.below("absent/")).await, 4);
-    assert_eq!(site.delete(site.one("b")).await, 5);
-    assert_eq!(site.write([]).await, 5);
+    assert_eq!(site.write(three).await, Revision::new(4), "a transaction has one revision");
+    assert_eq!(site.delete(site.one("absent")).await, Revision::new(4));
+    assert_eq!(site.delete(site.below("absent/")).await, Revision::new(4));
+    assert_eq!(site.delete(site.one("b")).await, Revision::new(5));
+    assert_eq!(site.write([]).await, Revision::new(5));
 
-    let failed = site.commit([Compare::created_at(site.key("a"), 1)], [site.put_op("a", "2")]).await;
+    let failed = site.commit([Compare::created_at(site.key("a"), Revision::new(1))], [site.put_op("a", "2")]).await;
     let failed = failed.unwrap();
-    assert_eq!((failed.revision, failed.branch), (5, None));
+    assert_eq!((failed.revision, failed.branch), (Revision::new(5), None));
     let too_late = Txn {
-        when: vec![Compare::created_at(site.key("a"), 1)],
+        when: vec![Compare::created_at(site.key("a"), Revision::new(1))],
         then: vec![],
         otherwise: Some(Box::new(Txn { when: vec![], then: vec![Op::Delete(site.one("absent"))], otherwise: None })),
     };
     let outcome = site.store.commit(too_late).await.unwrap();
-    assert_eq!((outcome.revision, outcome.branch), (5, Some(1)));
+    assert_eq!((outcome.revision, outcome.branch), (Revision::new(5), Some(1)));
 
     let lease = site.store.grant(TTL).await.unwrap();
     site.store.keep_alive(lease).await.unwrap();
     site.store.revoke(lease).await.unwrap();
-    assert_eq!(site.snapshot().await.revision, 5, "a lease without keys");
+    assert_eq!(site.snapshot().await.revision, Revision::new(5), "a lease without keys");
     let lease = site.store.grant(TTL).await.unwrap();
     site.write(["x", "y"].map(|name| site.leased_op(name, "", Some(lease)))).await;
     site.store.revoke(lease).await.unwrap();
-    assert_eq!(site.snapshot().await.revision, 7, "a lease's keys go at one revision");
+    assert_eq!(site.snapshot().await.revision, Revision::new(7), "a lease's keys go at one revision");
 
-    assert_eq!(site.delete(site.all()).await, 8);
+    assert_eq!(site.delete(site.all()).await, Revision::new(8));
     assert_eq!(site.snapshot().await.entries, []);
 }
 
@@ -77,7 +78,7 @@ pub(crate) async fn a_large_keyspace_loads_in_one_snapshot(site: Site) {
     // More than the 4 MiB at which gRPC clients stop by default.
     let value = "v".repeat(1024);
     let names: Vec<String> = (0..5_000).map(|number| format!("{number:04}")).collect();
-    let mut last = 0;
+    let mut last = Revision::ZERO;
     for chunk in names.chunks(128) {
         last = site.write(chunk.iter().map(|name| site.put_op(name, &value))).await;
     }

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::{LeaseId, Revision};
 use segue_coordination::store::data::{
-    Batch, Compare, Event, Field, KeyValue, Keys, LeaseId, Op, Relation, Revision, Snapshot, Txn, TxnOutcome,
+    Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn, TxnOutcome,
 };
 use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore, Store, StoreError, Watch};
 use segue_tests::etcd::Etcd;
@@ -153,7 +154,7 @@ impl Site {
             Behind::Memory(store) => store.compact(revision).unwrap(),
             Behind::Own(etcd) => {
                 let mut client = etcd_client::Client::connect([etcd.endpoint()], None).await.unwrap();
-                client.compact(i64::try_from(revision).unwrap(), None).await.unwrap();
+                client.compact(i64::try_from(revision.get()).unwrap(), None).await.unwrap();
             }
             Behind::Shared => unreachable!("other cases would see it"),
         }

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
+use segue_coordination::protocol::ids::Revision;
 use segue_coordination::store::StoreError;
-use segue_coordination::store::data::{Event, Op, Revision};
+use segue_coordination::store::data::{Event, Op};
 
 use crate::site::{Site, collect, next, try_next};
 
@@ -28,9 +30,9 @@ pub(crate) async fn a_watch_from_the_past_replays_what_happened(site: Site) {
     assert_eq!(site.short(&events), ["a=1", "b=1", "a=2", "-a", "a=3"]);
     assert_eq!((put_revision(&events[0]), put_revision(&events[4])), (first, last));
 
-    let mut always = site.watch(site.all(), 0).await;
+    let mut always = site.watch(site.all(), Revision::ZERO).await;
     assert_eq!(site.short(&collect(&mut always, 5).await), ["a=1", "b=1", "a=2", "-a", "a=3"]);
-    let mut later = site.watch(site.all(), first + 1).await;
+    let mut later = site.watch(site.all(), first.next()).await;
     assert_eq!(site.short(&collect(&mut later, 4).await), ["b=1", "a=2", "-a", "a=3"]);
 
     // They go on with what comes.
@@ -42,14 +44,15 @@ pub(crate) async fn a_watch_from_the_past_replays_what_happened(site: Site) {
 
 pub(crate) async fn a_watch_from_the_future_waits_for_its_revision(site: Site) {
     let now = site.put("a", "1").await;
-    let mut next_one = site.watch(site.all(), now + 1).await;
+    let mut next_one = site.watch(site.all(), now.next()).await;
     // Other cases write to the same etcd: the revisions of this one's writes are not known before.
-    let far = now + 10_000;
+    let far = Revision::new(now.get() + 10_000);
     let mut far_one = site.watch(site.all(), far).await;
     let soon = site.put("a", "2").await;
     let batch = next(&mut next_one).await;
     assert_eq!((batch.revision, site.short(&batch.events)), (soon, vec!["a=2".to_owned()]));
-    assert!(far_one.try_next().is_none());
+    let early = tokio::time::timeout(Duration::from_millis(200), far_one.next()).await;
+    assert!(early.is_err(), "{early:?}");
 }
 
 pub(crate) async fn a_watch_sees_its_own_keys_only(site: Site) {
@@ -66,11 +69,11 @@ pub(crate) async fn a_watch_sees_its_own_keys_only(site: Site) {
 
 pub(crate) async fn a_transaction_arrives_in_one_batch_in_its_own_order(site: Site) {
     let start = site.write(["d/1", "d/2", "z"].map(|name| site.put_op(name, "0"))).await;
-    let mut live = site.watch(site.all(), start + 1).await;
+    let mut live = site.watch(site.all(), start.next()).await;
     let ops =
         [site.put_op("z", "1"), Op::Delete(site.below("d/")), site.put_op("a", "1"), Op::Delete(site.one("absent"))];
     let revision = site.write(ops).await;
-    let mut replayed = site.watch(site.all(), start + 1).await;
+    let mut replayed = site.watch(site.all(), start.next()).await;
     for watch in [&mut live, &mut replayed] {
         let batch = next(watch).await;
         assert_eq!(batch.revision, revision);
@@ -81,7 +84,7 @@ pub(crate) async fn a_transaction_arrives_in_one_batch_in_its_own_order(site: Si
 pub(crate) async fn no_batch_ends_within_a_revision(site: Site) {
     const SIZE: usize = 100;
     const REVISIONS: usize = 60;
-    let start = site.put("x", "").await + 1;
+    let start = site.put("x", "").await.next();
     let mut live = site.watch(site.all(), start).await;
     // 4 MiB in all: a server that splits by size would do it.
     let value = "v".repeat(700);
@@ -91,7 +94,7 @@ pub(crate) async fn no_batch_ends_within_a_revision(site: Site) {
     let mut replayed = site.watch(site.all(), start).await;
     for watch in [&mut live, &mut replayed] {
         let mut seen = 0;
-        let mut last = 0;
+        let mut last = Revision::ZERO;
         while seen < SIZE * REVISIONS {
             let batch = next(watch).await;
             assert_eq!(batch.events.len() % SIZE, 0);
@@ -111,7 +114,7 @@ pub(crate) async fn a_batch_is_at_the_revision_of_its_last_change(site: Site) {
     // newest one in the answer.
     const ROUNDS: usize = 12;
     const EACH: usize = 100;
-    let start = site.put("x", "").await + 1;
+    let start = site.put("x", "").await.next();
     for _ in 0..ROUNDS {
         join_all((0..EACH).map(|number| site.put(if number % 2 == 0 { "a" } else { "b" }, ""))).await;
     }
@@ -144,7 +147,7 @@ pub(crate) async fn a_write_between_snapshot_and_watch_is_seen(site: Site) {
         let snapshot = site.snapshot().await;
         // Room for a write between the two.
         tokio::task::yield_now().await;
-        let watch = site.watch(site.all(), snapshot.revision + 1).await;
+        let watch = site.watch(site.all(), snapshot.revision.next()).await;
         views.push((snapshot, watch));
     }
     let end = writer.await.unwrap();
@@ -173,7 +176,7 @@ pub(crate) async fn a_write_between_snapshot_and_watch_is_seen(site: Site) {
 
 pub(crate) async fn a_slow_watch_loses_nothing(site: Site) {
     const WRITES: usize = 600;
-    let start = site.put("x", "").await + 1;
+    let start = site.put("x", "").await.next();
     let mut slow = site.watch(site.all(), start).await;
     for number in 0..WRITES {
         site.put("a", &number.to_string()).await;
@@ -194,14 +197,14 @@ pub(crate) async fn a_watch_from_a_compacted_revision_fails_as_such(site: Site) 
     assert_eq!(site.short(&collect(&mut running, 2).await), ["a=2", "a=3"]);
     site.compact(kept).await;
 
-    let compacted = match site.store.watch(&site.all(), kept - 1).await {
+    let compacted = match site.store.watch(&site.all(), Revision::new(kept.get() - 1)).await {
         Ok(mut watch) => try_next(&mut watch).await.unwrap_err(),
         Err(error) => error,
     };
     let StoreError::Compacted { requested, oldest } = compacted else {
         panic!("{compacted}");
     };
-    assert_eq!((requested, oldest), (kept - 1, kept));
+    assert_eq!((requested, oldest), (Revision::new(kept.get() - 1), kept));
 
     let mut fresh = site.watch(site.all(), oldest).await;
     site.put("a", "4").await;

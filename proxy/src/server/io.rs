@@ -6,18 +6,74 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use crate::interim::Interim;
+use crate::presence::Presence;
 use crate::respond::{Own, SEGUE_REASON};
 use crate::tls::Stream;
 
 /// Up to this size an answer is written as one piece.
 const JOINED: usize = 1 << 10;
+/// Bounds of what is read of an upload that was answered before its end. A client that looks at what it is told stops
+/// within a round trip.
+const LINGER: Duration = Duration::from_secs(5);
+const LINGER_BYTES: usize = 8 << 20;
+
+/// What has arrived from a client by HTTP/1.1, shared with its connection.
+#[derive(Debug, Default)]
+pub(super) struct Arrived {
+    /// It ends in the middle of a head, if it is heads.
+    in_head: AtomicBool,
+    /// How much has come behind the head of the request that is being served.
+    behind: AtomicU64,
+}
+
+/// The end of the next head has not been seen.
+const UNSEEN: u64 = u64::MAX;
+
+impl Arrived {
+    pub(super) fn is_in_head(&self) -> bool {
+        self.in_head.load(Relaxed)
+    }
+
+    pub(super) fn set_in_head(&self, in_head: bool) {
+        self.in_head.store(in_head, Relaxed);
+    }
+
+    /// What comes next is a request.
+    pub(super) fn await_head(&self) {
+        self.behind.store(UNSEEN, Relaxed);
+    }
+
+    /// A request has been served whose body has this length: what has come last is of it, unless there is more. Bodies in
+    /// chunks end with an empty line, as heads do, and some clients send one behind any body.
+    pub(super) fn end_body(&self, length: u64) {
+        let behind = self.behind.load(Relaxed);
+        if behind == UNSEEN || behind <= length.saturating_add(2) {
+            self.set_in_head(false);
+        }
+    }
+
+    fn note(&self, bytes: &[u8], ends_with_empty_line: bool) {
+        self.set_in_head(!ends_with_empty_line);
+        let behind = match self.behind.load(Relaxed) {
+            UNSEEN if ends_with_empty_line => 0,
+            UNSEEN => match bytes.windows(3).position(|three| three == b"\n\r\n") {
+                Some(at) => (bytes.len() - at - 3) as u64,
+                // An end that comes in two pieces is missed, and what has come last taken for a body.
+                None => return,
+            },
+            behind => behind + bytes.len() as u64,
+        };
+        self.behind.store(behind, Relaxed);
+    }
+}
 
 pub(super) struct ClientIo {
     stream: Stream,
@@ -25,16 +81,65 @@ pub(super) struct ClientIo {
     ahead: Bytes,
     /// What replaces the write that is being asked for, and how long that is.
     instead: Option<(Bytes, usize)>,
-    /// Set when bytes arrive. It goes along with a connection that is upgraded, hence no `Rc`.
-    arrived: Arc<AtomicBool>,
+    /// It goes along with a connection that is upgraded, hence no `Rc`.
+    arrived: Arc<Arrived>,
+    /// The last bytes that have arrived.
+    last: [u8; 3],
     interim: Interim,
+    presence: Presence,
     /// Of those, what is being written.
     between: Bytes,
 }
 
 impl ClientIo {
-    pub(super) fn new(stream: Stream, ahead: Bytes, arrived: Arc<AtomicBool>, interim: Interim) -> Self {
-        ClientIo { stream, ahead, instead: None, arrived, interim, between: Bytes::new() }
+    pub(super) fn new(
+        stream: Stream,
+        ahead: Bytes,
+        arrived: Arc<Arrived>,
+        interim: Interim,
+        presence: Presence,
+    ) -> Self {
+        let mut io = ClientIo {
+            stream,
+            ahead: Bytes::new(),
+            instead: None,
+            arrived,
+            last: [0; 3],
+            interim,
+            presence,
+            between: Bytes::new(),
+        };
+        io.note(&ahead);
+        io.ahead = ahead;
+        io
+    }
+
+    /// Behind an empty line nothing of a head has arrived.
+    fn note(&mut self, bytes: &[u8]) {
+        match bytes {
+            [] => return,
+            [.., a, b, c] => self.last = [*a, *b, *c],
+            short => {
+                self.last.rotate_left(short.len());
+                self.last[3 - short.len()..].copy_from_slice(short);
+            }
+        }
+        self.arrived.note(bytes, matches!(self.last, [b'\n', b'\r', b'\n'] | [_, b'\n', b'\n']));
+    }
+
+    /// Reads for a while what the client still sends on a connection that is shut down on this side: closed with bytes
+    /// unread, it would be reset, and with it an answer that the client has not read yet.
+    pub(super) async fn linger(mut self) {
+        let read_on = async {
+            let (mut unread, mut left) = ([0; 4 << 10], LINGER_BYTES);
+            while left > 0 {
+                match self.stream.read(&mut unread).await {
+                    Ok(0) | Err(_) => break,
+                    Ok(bytes) => left = left.saturating_sub(bytes),
+                }
+            }
+        };
+        let _ = tokio::time::timeout(LINGER, read_on).await;
     }
 
     fn poll_write_between(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -89,8 +194,9 @@ impl AsyncRead for ClientIo {
             buffer.put_slice(&self.ahead.split_to(length));
             return Poll::Ready(Ok(()));
         }
+        let filled = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        self.arrived.store(true, Relaxed);
+        self.note(&buffer.filled()[filled..]);
         Poll::Ready(Ok(()))
     }
 }
@@ -98,6 +204,7 @@ impl AsyncRead for ClientIo {
 impl AsyncWrite for ClientIo {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
+        this.presence.answer(|| this.stream.is_closed_by_peer());
         ready!(this.poll_write_between(context))?;
         if this.instead.is_none() && is_bare_431(bytes) {
             this.instead = Some((own_answer(Own::HeadTooLarge), bytes.len()));
@@ -142,6 +249,7 @@ impl AsyncWrite for ClientIo {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.presence.answer(|| self.stream.is_closed_by_peer());
         // hyper flushes once it has written all that it had.
         if self.between.is_empty()
             && let Some(heads) = self.interim.take()

@@ -2,7 +2,7 @@
 //!
 //! Each worker is a thread with a runtime, a listener and connections to pods of its own, so that a request never leaves
 //! its thread; the kernel spreads connections over the listeners (`SO_REUSEPORT`).
-//! The listeners may come from a process that this one succeeds; a worker may have several then.
+//! In a hot restart the listeners come from another process; a worker may have several then.
 //! What must stay true: an address that cannot be had is reported before anything runs; what was accepted is answered,
 //! also while shutting down, up to the deadline; nobody connects to a listener that nobody accepts from.
 
@@ -27,15 +27,18 @@ use tokio::time::Instant;
 use crate::forward::{self, Forward, InvalidName};
 use crate::metrics::{Metrics, WorkerMetrics};
 use crate::settings::{ForwardSettings, ServerSettings};
+use crate::shortage::is_shortage;
 use crate::table::Table;
+use crate::upgrade::CLOSING_WEBSOCKETS;
 use client::{ClientTerms, Clients};
 use surplus::Surplus;
 
 /// Connections that the kernel has accepted and no worker has yet.
 const BACKLOG: i32 = 4096;
-/// How long accepting rests after an error such as "too many open files"; doubles up to the second.
-const FIRST_REST: Duration = Duration::from_millis(10);
-const LONGEST_REST: Duration = Duration::from_secs(1);
+/// How long accepting rests after an error, or until a client leaves if there are no files left.
+const REST: Duration = Duration::from_millis(10);
+/// How often such an error is logged at most.
+const LOG_EVERY: Duration = Duration::from_secs(10);
 /// How long a newcomer waits for a place that is being made for it.
 const MAKING_ROOM: Duration = Duration::from_millis(20);
 
@@ -143,6 +146,7 @@ impl Server {
         }
         let (stop, stopped) = watch::channel(None);
         let most = self.settings.max_connections.div_ceil(self.workers).max(1);
+        let most_requests = max_requests(&self.settings, self.workers);
         let mut workers = Vec::new();
         for (index, listeners) in deal(self.listeners, self.workers).into_iter().enumerate() {
             let (ended, end) = oneshot::channel();
@@ -153,6 +157,7 @@ impl Server {
                 table: table.clone(),
                 metrics: metrics.worker(index),
                 max_connections: most,
+                max_requests: most_requests,
                 terms: terms(&self.settings, forward.upstream.idle_timeout),
                 stop: stopped.clone(),
             };
@@ -178,8 +183,18 @@ fn terms(settings: &ServerSettings, unread_timeout: Duration) -> ClientTerms {
     ClientTerms {
         header_read_timeout: settings.header_read_timeout,
         max_header_bytes: settings.max_header_bytes,
+        max_streams: settings.max_streams_per_connection,
         unread_timeout,
         tls: settings.tls.clone(),
+    }
+}
+
+/// How many requests of one client address a worker takes: its share, but no less than one connection may bring, as a
+/// connection stays with its worker. 0: no limit.
+fn max_requests(settings: &ServerSettings, workers: usize) -> usize {
+    match settings.max_in_flight_per_client {
+        0 => 0,
+        most => most.div_ceil(workers).max(most.min(settings.max_streams_per_connection as usize)),
     }
 }
 
@@ -255,7 +270,7 @@ impl ServerHandle {
 
     /// The same for a server whose listeners another process serves by now: a connection on which nothing is asked just
     /// then is left open until its next answer, as its client's next request may be on the way.
-    pub async fn hand_over(self, deadline: Instant) {
+    pub async fn shutdown_replaced(self, deadline: Instant) {
         self.end(Stop { deadline, idle: Idle::AnsweredOnceMore }).await;
     }
 
@@ -283,6 +298,7 @@ struct WorkerPlan {
     table: Arc<Table>,
     metrics: Arc<WorkerMetrics>,
     max_connections: usize,
+    max_requests: usize,
     terms: ClientTerms,
     stop: watch::Receiver<Option<Stop>>,
 }
@@ -299,7 +315,7 @@ impl WorkerPlan {
         let look_every = (self.terms.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let secure = self.terms.tls.is_some();
         let door = Door { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
-        let clients = Rc::new(Clients::new(self.terms, self.metrics.clone()));
+        let clients = Rc::new(Clients::new(self.terms, self.max_requests, self.metrics.clone()));
         let watched = clients.clone();
         tokio::task::spawn_local(async move {
             loop {
@@ -326,9 +342,9 @@ impl WorkerPlan {
         let stop = *self.stop.borrow();
         let Stop { deadline, idle } = stop.unwrap_or(Stop { deadline: Instant::now(), idle: Idle::Closed });
         clients.finish(idle);
-        let done = async {
+        let done = async || {
             loop {
-                if clients.count() == 0 && self.metrics.in_flight() == 0 {
+                if clients.count() == 0 && self.metrics.requests_in_flight() == 0 {
                     break;
                 }
                 // Exchanges without a client end without a sign.
@@ -338,7 +354,13 @@ impl WorkerPlan {
                 }
             }
         };
-        if tokio::time::timeout_at(deadline, done).await.is_err() {
+        // WebSockets last for as long as they are let. Closing them takes a moment.
+        let notice = deadline.checked_sub(CLOSING_WEBSOCKETS).unwrap_or(deadline);
+        if tokio::time::timeout_at(notice, done()).await.is_ok() {
+            return;
+        }
+        forward.end_websockets();
+        if tokio::time::timeout_at(deadline, done()).await.is_err() {
             clients.close();
             // One turn for each of them to close properly.
             tokio::task::yield_now().await;
@@ -363,7 +385,7 @@ impl Door {
         if clients.count() < self.most {
             return true;
         }
-        if clients.close_one(self.idle) {
+        if clients.close_one(self.idle, self.most) {
             let leaves = async {
                 while clients.count() >= self.most {
                     clients.left.notified().await;
@@ -385,11 +407,10 @@ async fn accept_all(listeners: &[TcpListener], clients: &Rc<Clients>, forward: &
 
 /// Accepts for ever, at most so many at once.
 async fn accept(listener: &TcpListener, clients: &Rc<Clients>, forward: &Forward, door: &Door, surplus: &Surplus) {
-    let mut rest = FIRST_REST;
+    let mut logged: Option<Instant> = None;
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                rest = FIRST_REST;
                 if door.has_room(clients).await {
                     serve(clients, forward, stream, peer);
                 } else {
@@ -398,18 +419,25 @@ async fn accept(listener: &TcpListener, clients: &Rc<Clients>, forward: &Forward
             }
             Err(error) => {
                 // One client's trouble, or ours (no file descriptors left): neither ends the server.
-                if error.kind() != std::io::ErrorKind::ConnectionAborted {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(rest).await;
-                    rest = (2 * rest).min(LONGEST_REST);
+                if error.kind() == std::io::ErrorKind::ConnectionAborted {
+                    continue;
                 }
+                let closes_idle = is_shortage(&error);
+                if logged.is_none_or(|logged| logged.elapsed() > LOG_EVERY) {
+                    logged = Some(Instant::now());
+                    tracing::warn!(%error, closes_idle, "cannot accept connections; trying again");
+                }
+                if closes_idle && forward.close_idle() == 0 {
+                    clients.close_one(Duration::ZERO, 0);
+                }
+                let _ = tokio::time::timeout(REST, clients.left.notified()).await;
             }
         }
     }
 }
 
 fn serve(clients: &Rc<Clients>, forward: &Forward, stream: TcpStream, peer: SocketAddr) {
-    let served = clients.seat().serve(stream, address_of(peer.ip()), forward.clone());
+    let served = clients.seat(peer.ip()).serve(stream, address_of(peer.ip()), forward.clone());
     tokio::task::spawn_local(served);
 }
 
@@ -419,7 +447,7 @@ fn address_of(ip: IpAddr) -> HeaderValue {
 }
 
 /// Serves one client to its end on the caller's thread, without a listener. To be called inside a set of local tasks.
-#[cfg(feature = "fuzzing")]
+#[cfg(fuzzing)]
 pub async fn serve_client(
     stream: TcpStream,
     peer: HeaderValue,
@@ -427,5 +455,6 @@ pub async fn serve_client(
     metrics: Arc<WorkerMetrics>,
     settings: &ServerSettings,
 ) {
-    Rc::new(Clients::new(terms(settings, forward.idle_timeout()), metrics)).seat().serve(stream, peer, forward).await;
+    let clients = Rc::new(Clients::new(terms(settings, forward.idle_timeout()), 0, metrics));
+    clients.seat(std::net::Ipv4Addr::UNSPECIFIED.into()).serve(stream, peer, forward).await;
 }

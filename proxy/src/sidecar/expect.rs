@@ -4,7 +4,7 @@
 //! hyper ends the body of a stream that was reset with `CANCEL` as if it were complete, as a router resets what it severs.
 //! And its client would read a body at once, which its server takes for leave to tell the client to go on. What must stay
 //! true: a body that was cut off is never handed out as a complete one; no client is told to go on before the service has
-//! said so, or has had the time to.
+//! said so, or has had the time to; nothing is handed out once the pod's lease is lost, also after the exchange's own task.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,32 +17,60 @@ use http::header::EXPECT;
 use http::{Request, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::BoxError;
 
 /// How long a service that was told `Expect: 100-continue` may stay silent before it is sent the body all the same.
 const CONTINUE_WAIT: Duration = Duration::from_secs(1);
 
-/// The router has reset the stream before its end.
+/// The router has reset the stream before its end, or the lease is lost.
 #[derive(Debug, thiserror::Error)]
 #[error("the request was cut off")]
 struct CutOff;
+
+/// How a request's way to the service has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Upload {
+    /// All of it was taken for the service.
+    Whole,
+    /// It was cut off on this side: the service may work on what it has.
+    CutOff,
+    /// The service took no more of it: its stream was reset, or its connection is gone.
+    Refused,
+}
 
 pub(super) struct RequestBody {
     incoming: Incoming,
     http2: bool,
     /// Ends when the service has said so, or has had the time to.
     asked_for: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    lost: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// If it is dropped now.
+    outcome: Upload,
+    ended: Option<oneshot::Sender<Upload>>,
 }
 
 impl RequestBody {
-    pub(super) fn of(request: Request<Incoming>) -> Request<Self> {
+    /// Makes the request one to the service, and tells how its upload ends. `lost`: the lease is.
+    pub(super) fn of(
+        request: Request<Incoming>,
+        lost: WaitForCancellationFutureOwned,
+    ) -> (Request<Self>, oneshot::Receiver<Upload>) {
         let asks = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
         // By HTTP/2 hyper tells of no informational answer; there the body follows its head.
         let expects = request.version() != Version::HTTP_2 && request.headers().get(EXPECT).is_some_and(asks);
         let http2 = request.version() == Version::HTTP_2;
-        let mut request = request.map(|incoming| RequestBody { incoming, http2, asked_for: None });
+        let (ended, upload) = oneshot::channel();
+        let mut request = request.map(|incoming| RequestBody {
+            incoming,
+            http2,
+            asked_for: None,
+            lost: Box::pin(lost),
+            outcome: Upload::Refused,
+            ended: Some(ended),
+        });
         if expects {
             let told = Arc::new(Notify::new());
             let tell = told.clone();
@@ -55,7 +83,14 @@ impl RequestBody {
                 let _ = tokio::time::timeout(CONTINUE_WAIT, told.notified()).await;
             }));
         }
-        request
+        (request, upload)
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        let outcome = if self.incoming.is_end_stream() { Upload::Whole } else { self.outcome };
+        let _ = self.ended.take().map(|ended| ended.send(outcome));
     }
 }
 
@@ -64,15 +99,25 @@ impl Body for RequestBody {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.lost.as_mut().poll(context).is_ready() {
+            self.outcome = Upload::CutOff;
+            return Poll::Ready(Some(Err(CutOff.into())));
+        }
         if let Some(asked_for) = &mut self.asked_for {
             ready!(asked_for.as_mut().poll(context));
             self.asked_for = None;
         }
         let frame = ready!(Pin::new(&mut self.incoming).poll_frame(context));
-        if frame.is_none() && self.http2 && !self.incoming.is_end_stream() {
-            return Poll::Ready(Some(Err(CutOff.into())));
+        let frame = match frame {
+            None if self.http2 && !self.incoming.is_end_stream() => Some(Err(CutOff.into())),
+            frame => frame.map(|frame| frame.map_err(Into::into)),
+        };
+        match &frame {
+            None => self.outcome = Upload::Whole,
+            Some(Err(_)) => self.outcome = Upload::CutOff,
+            Some(Ok(_)) => {}
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

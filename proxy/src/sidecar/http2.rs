@@ -1,9 +1,14 @@
 //! The connection to a service by HTTP/2: one, which all exchanges share and which is made anew when it has closed.
 //!
 //! hyper-util's client would do, were the host that a request names not also its address there: services refuse a request
-//! whose `host` differs from its `:authority`. What must stay true: a request is sent again only if hyper hands it back.
+//! whose `host` differs from its `:authority`.
+//!
+//! # Invariants
+//! * A request is sent again only if hyper hands it back.
+//! * Nothing was sent of a request while it has no [`Used`] connection.
+//! * One attempt to connect serves all who wait for it, also if it fails.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use http::uri::Authority;
@@ -13,11 +18,12 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+use super::connection::{Line, ServiceStream};
 use super::expect::RequestBody;
-use super::{BoxError, CONNECT_TIMEOUT};
-use crate::upstream::{CONNECTION_WINDOW, says_unprocessed};
+use super::{BoxError, CONNECT_TIMEOUT, Traffic};
+use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES, says_unprocessed};
 
 /// A service that does not answer a ping for so long while it owes answers is gone.
 const PING_EVERY: Duration = Duration::from_secs(10);
@@ -26,8 +32,28 @@ const PING_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub(super) struct Http2 {
     upstream: Authority,
-    session: Arc<Mutex<Option<SendRequest<RequestBody>>>>,
+    traffic: Arc<Traffic>,
+    session: Arc<Mutex<Shared>>,
 }
+
+#[derive(Debug, Default)]
+struct Shared {
+    open: Option<Session>,
+    /// When the last attempt to connect failed, and why.
+    failed: Option<(Instant, String)>,
+}
+
+/// A connection that exchanges share.
+#[derive(Debug, Clone)]
+struct Session {
+    sender: SendRequest<RequestBody>,
+    line: Arc<Line>,
+    /// Made for the exchange that holds this.
+    fresh: bool,
+}
+
+/// The connection that an exchange may have been sent on.
+pub(super) type Used = std::sync::Mutex<Option<Arc<Line>>>;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -44,36 +70,60 @@ pub(super) enum Failure {
 }
 
 impl Http2 {
-    pub(super) fn new(upstream: Authority) -> Self {
-        Http2 { upstream, session: Arc::default() }
+    pub(super) fn new(upstream: Authority, traffic: Arc<Traffic>) -> Self {
+        Http2 { upstream, traffic, session: Arc::default() }
     }
 
-    pub(super) async fn request(self, mut request: Request<RequestBody>) -> Result<Response<Incoming>, Failure> {
+    pub(super) async fn request(
+        &self,
+        mut request: Request<RequestBody>,
+        used: &Used,
+    ) -> Result<Response<Incoming>, Failure> {
         loop {
-            let (mut sender, fresh) = self.sender().await.map_err(Failure::Unreachable)?;
-            let mut error = match sender.try_send_request(request).await {
+            let mut session = self.session().await.map_err(Failure::Unreachable)?;
+            *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.line.clone());
+            let mut error = match session.sender.try_send_request(request).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             match error.take_message() {
-                Some(unsent) if !fresh => request = unsent,
-                Some(_) => return Err(Failure::Unreachable(error.into_error().into())),
+                Some(unsent) if !session.fresh => {
+                    used.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    request = unsent;
+                }
+                Some(_) => return Err(Failure::Unprocessed),
                 None if says_unprocessed(error.error()) => return Err(Failure::Unprocessed),
                 None => return Err(Failure::Broken(error.into_error().into())),
             }
         }
     }
 
-    /// Whether it was made for this request stands beside it.
-    async fn sender(&self) -> Result<(SendRequest<RequestBody>, bool), BoxError> {
-        let mut session = self.session.lock().await;
-        if let Some(open) = session.as_ref().filter(|open| !open.is_closed()) {
-            return Ok((open.clone(), false));
+    /// The connection that stands, or a new one.
+    async fn session(&self) -> Result<Session, BoxError> {
+        let asked = Instant::now();
+        let mut shared = self.session.lock().await;
+        if let Some(open) = shared.open.as_ref().filter(|open| !open.sender.is_closed()) {
+            return Ok(open.clone());
         }
+        if let Some((_, why)) = shared.failed.as_ref().filter(|(at, _)| *at >= asked) {
+            return Err(why.clone().into());
+        }
+        let made = self.connect().await;
+        match &made {
+            Ok(made) => shared.open = Some(Session { fresh: false, ..made.clone() }),
+            Err(error) => shared.failed = Some((Instant::now(), error.to_string())),
+        }
+        made
+    }
+
+    async fn connect(&self) -> Result<Session, BoxError> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.upstream.as_str())).await??;
         stream.set_nodelay(true)?;
+        let stream = ServiceStream::http2(stream, self.traffic.clone());
+        let line = stream.line();
         let mut builder = Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
+        builder.max_header_list_size(MAX_HEAD_BYTES as u32);
         builder.keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_WITHIN);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
@@ -81,7 +131,36 @@ impl Http2 {
                 tracing::debug!(%error, "a connection to the service has ended");
             }
         });
-        *session = Some(sender.clone());
-        Ok((sender, true))
+        Ok(Session { sender, line, fresh: true })
+    }
+
+    /// Has later exchanges use another connection than the one used here, so that it closes when its last exchange has
+    /// ended.
+    pub(super) async fn retire(&self, used: &Used) -> Option<Arc<Line>> {
+        let line = used.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let mut shared = self.session.lock().await;
+        if shared.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.line, &line)) {
+            shared.open = None;
+        }
+        Some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sidecar::tests::deaf;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_to_connect_fails_for_all_who_wait_for_it() {
+        let (_listener, _queued, address) = deaf().await;
+        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default());
+        let begun = Instant::now();
+        let all = futures_util::future::join_all((0..5).map(|_| client.session())).await;
+        assert!(all.iter().all(Result::is_err));
+        assert_eq!(begun.elapsed().as_secs(), CONNECT_TIMEOUT.as_secs());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(client.session().await.is_err());
+        assert_eq!(begun.elapsed().as_secs(), 2 * CONNECT_TIMEOUT.as_secs(), "a later one is another attempt");
     }
 }

@@ -9,6 +9,7 @@ use segue_coordination::router::CutoverTimes;
 use tokio::time::Instant;
 
 use super::Way;
+use super::refusals::{Refusals, TRIES};
 use crate::stash::Stash;
 use crate::sync::oneshot;
 
@@ -26,14 +27,22 @@ pub(super) struct Closed {
     pub(super) switched_at: Option<Instant>,
     pub(super) stashed: u64,
     bounces: u32,
+    /// How many requests a pod that has refused gets at a time.
+    places: usize,
+    /// How many requests the pod has taken that had waited.
+    pub(super) taken: u32,
     pub(super) retry_at: Option<Instant>,
-    /// Set when the gate opens, for the acknowledgement.
+    /// Requests flow, although the gate may not be open yet: those that still wait do so behind slow ones of their key.
+    flows: bool,
+    /// Set when requests flow again, for the acknowledgement.
     pub(super) times: Option<CutoverTimes>,
 }
 
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) worker: usize,
+    /// What has become of it so far.
+    pub(super) refusals: Option<Refusals>,
     /// Where it may go, once it may.
     pub(super) granted: oneshot::Sender<Way>,
 }
@@ -48,7 +57,10 @@ impl Closed {
             switched_at: None,
             stashed: 0,
             bounces: 0,
+            places: 1,
+            taken: 0,
             retry_at: None,
+            flows: false,
             times: None,
         }
     }
@@ -70,15 +82,71 @@ impl Closed {
         self.bounces = 0;
     }
 
-    /// The gate has opened: what the cutover was like, for the acknowledgement.
-    pub(super) fn opened(&mut self) {
-        self.times = Some(self.times_until(Instant::now()));
-        self.bounces = 0;
+    /// The pod has taken a request that had waited: it is no longer tried out by one at a time.
+    pub(super) fn took(&mut self, flush_concurrency: usize) {
+        self.taken = self.taken.saturating_add(1);
+        if self.is_refused() {
+            self.forgive();
+            self.stash.limit_flush(flush_concurrency);
+        }
+    }
+
+    /// Begins to let those go who wait. A pod that has refused gets one request, and more once it has taken one. After
+    /// [`TRIES`] it is every other time the newest that is tried, so that many requests which are refused for what they
+    /// are cannot keep the others from being tried.
+    pub(super) fn begin_flush(&mut self, concurrency: usize) {
+        self.stash.begin_flush(concurrency);
+        self.places = 1;
+        if self.is_refused() {
+            self.stash.probe(self.bounces >= TRIES && self.bounces % 2 == 1);
+        }
+    }
+
+    /// A request waits at a pod that has refused others. One that takes nothing says so sooner, so a few more may go: were
+    /// it one at a time, slow requests would hold up the others for as long as they take together.
+    pub(super) fn was_not_refused_at_once(&mut self, flush_concurrency: usize) {
+        if self.is_refused() {
+            self.places = (4 * self.places).min(flush_concurrency);
+            self.stash.limit_flush(self.places);
+        }
+    }
+
+    pub(super) fn flows(&self) -> bool {
+        self.flows
+    }
+
+    /// Notes that requests flow if they do. Returns whether they begin to just now.
+    pub(super) fn begins_to_flow(&mut self) -> bool {
+        let begins = !self.flows && !self.is_refused() && self.stash.is_under_way();
+        if begins {
+            self.flows = true;
+            self.times = Some(self.times_until(Instant::now()));
+        }
+        begins
+    }
+
+    /// The gate has opened. Returns whether requests did not flow before.
+    pub(super) fn opened(&mut self) -> bool {
+        self.forgive();
+        let begins = self.begins_to_flow();
+        self.stash.end_flush();
+        begins
+    }
+
+    /// The gate has been closed, if `was_open`, or else in the middle of a flush.
+    pub(super) fn closed(&mut self, was_open: bool) {
+        if was_open || self.flows {
+            self.restart();
+        } else {
+            // The pod that it led to refused, or is the wrong one by now: the pause goes on until it leads to another.
+            self.switched_at = None;
+        }
+        self.flows = false;
         self.stash.end_flush();
     }
 
     /// Another pause begins.
-    pub(super) fn restart(&mut self) {
+    fn restart(&mut self) {
         self.stopped_at = Instant::now();
         self.drained_at = None;
         self.switched_at = None;

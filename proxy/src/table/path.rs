@@ -4,11 +4,13 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use segue_coordination::participant::boottime;
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
 use tokio_util::sync::CancellationToken;
 
 use super::closed::{Closed, Waiter};
-use super::{Refusal, Table, Way};
+use super::{Refusal, Refusals, Returned, Table, Way, whole_nanos};
 use crate::gate::{Position, Severs};
 use crate::stash::Place;
 use crate::sync::oneshot;
@@ -18,14 +20,27 @@ use crate::sync::oneshot;
 pub(crate) enum Turn {
     /// It is inside now: the gate has opened meanwhile.
     Now(Way),
+    /// It is inside now, and its line waits for its outcome: the gate is not open yet, but nobody is before it.
+    First(Way),
     /// It waits for this.
     Later(oneshot::Receiver<Way>),
+}
+
+/// A request that is inside and that no pod has acted on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ComesBack {
+    pub(crate) worker: usize,
+    pub(crate) place: Place,
+    /// Its line waits for its outcome.
+    pub(crate) is_tried: bool,
+    pub(crate) bytes: usize,
+    pub(crate) refusals: Option<Refusals>,
 }
 
 impl Table {
     /// Tries to pass the open gate. On success the caller is inside, and where the gate leads is returned.
     #[inline]
-    pub(crate) fn try_pass(&self, worker: usize, partition: u32, now: u64) -> Option<Way> {
+    pub(crate) fn try_pass(&self, worker: usize, partition: PartitionId, now: u64) -> Option<Way> {
         let cell = self.cell(partition);
         let inside = self.inside(worker, partition);
         if let Some(severs) = cell.gate.enter(inside) {
@@ -46,12 +61,18 @@ impl Table {
     /// Whether the router's lease may be trusted at `now`, or need not be towards that pod.
     #[inline]
     pub(crate) fn may_pass(&self, slot: u32, now: u64) -> bool {
-        now < self.trusted_until.load(Relaxed) || self.pod(slot).serves_without_lease
+        self.pod(slot).serves_without_lease || self.is_trusted(now)
+    }
+
+    /// Asks the clock that counts suspended time as well: the first request after a suspension must see it.
+    #[inline]
+    fn is_trusted(&self, now: u64) -> bool {
+        now < self.trusted_until.load(Relaxed) && whole_nanos(boottime()) < self.trusted_until_boottime.load(Relaxed)
     }
 
     /// Counts the caller out.
     #[inline]
-    pub(crate) fn leave(&self, worker: usize, partition: u32) {
+    pub(crate) fn leave(&self, worker: usize, partition: PartitionId) {
         let cell = self.cell(partition);
         if cell.gate.leave(self.inside(worker, partition)) && self.in_flight(partition) == 0 {
             let mut closed = Self::lock(cell);
@@ -65,7 +86,7 @@ impl Table {
     pub(crate) fn wait(
         &self,
         worker: usize,
-        partition: u32,
+        partition: PartitionId,
         place: Place,
         bytes: usize,
         now: u64,
@@ -83,6 +104,16 @@ impl Table {
             self.close(partition, cell, &mut guard, HoldCause::Fenced);
         }
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
+        if cell.gate.position() == Position::Flushing
+            && self.may_pass(cell.slot.load(Relaxed), now)
+            && closed.stash.start_at_once(place)
+        {
+            cell.gate.admit(self.inside(worker, partition));
+            let way = cell.way(cell.gate.severs());
+            // Its start may have released lines, whose requests were there before the next newcomer.
+            self.flush(partition, cell, closed);
+            return Ok(Turn::First(way));
+        }
         let limits = &self.limits;
         if closed.stash.waiting() >= limits.max_requests || closed.stash.bytes() + bytes > limits.max_bytes {
             return Err(Refusal::Full);
@@ -92,14 +123,14 @@ impl Table {
             return Err(Refusal::Full);
         }
         let (granted, grant) = oneshot::channel();
-        closed.stash.insert(place, bytes, Waiter { worker, granted });
+        closed.stash.insert(place, bytes, Waiter { worker, refusals: None, granted });
         closed.stashed += 1;
         self.flush(partition, cell, closed);
         Ok(Turn::Later(grant))
     }
 
     /// A request that waits has come to take up so much more. One that was let in meanwhile no longer counts.
-    pub(crate) fn grow(&self, partition: u32, place: Place, bytes: usize) -> Result<(), Refusal> {
+    pub(crate) fn grow(&self, partition: PartitionId, place: Place, bytes: usize) -> Result<(), Refusal> {
         let mut guard = Self::lock(self.cell(partition));
         let Some(closed) = guard.as_mut() else { return Ok(()) };
         let before = closed.stash.bytes();
@@ -113,31 +144,35 @@ impl Table {
     }
 
     /// Puts a request back that is inside and that no pod has acted on, and holds the partition: other requests
-    /// would be refused as well, or overtake this one. `is_tried`: it had waited before it was let in. `cause`: why it
-    /// cannot go on, if not because its pod refused.
+    /// would be refused as well, or overtake this one. `returned`: by whom; `None`: the router's lease is not to be
+    /// trusted. Also says what its refusals have come to.
     pub(crate) fn put_back(
         &self,
-        worker: usize,
-        partition: u32,
-        place: Place,
-        is_tried: bool,
-        bytes: usize,
-        cause: Option<HoldCause>,
-    ) -> oneshot::Receiver<Way> {
+        partition: PartitionId,
+        request: ComesBack,
+        way: Way,
+        returned: Option<Returned>,
+    ) -> (oneshot::Receiver<Way>, Option<Refusals>) {
+        let ComesBack { worker, place, is_tried, bytes, mut refusals } = request;
+        let cause = returned.map_or(Some(HoldCause::Fenced), |_| None);
         let cell = self.cell(partition);
         let (granted, grant) = oneshot::channel();
         let mut guard = Self::lock(cell);
         let was_passing = matches!(cell.gate.position(), Position::Open | Position::Flushing);
         self.close(partition, cell, &mut guard, cause.unwrap_or(HoldCause::NoOwner));
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
-        if was_passing && cause.is_none() {
-            closed.back_off();
+        if let Some(returned) = returned {
+            refusals = Refusals::after(refusals, way, returned, closed.taken);
+            if was_passing {
+                closed.back_off();
+            }
         }
         // Once nobody waits any more, the sender is dropped, which refuses it.
         if !self.shutting_down.load(Relaxed) {
             // Limits do not apply: it was let in before.
             self.stashed_bytes.fetch_add(bytes, Relaxed);
-            closed.stash.insert(place, bytes, Waiter { worker, granted });
+            let rank = refusals.map_or(0, |refusals| refusals.rank());
+            closed.stash.insert_ranked(place, rank, bytes, Waiter { worker, refusals, granted });
         }
         if is_tried {
             // Not earlier: ending the try first could let the next of the line start.
@@ -146,26 +181,38 @@ impl Table {
         drop(guard);
         self.leave(worker, partition);
         self.notify(partition);
-        grant
+        (grant, refusals)
     }
 
-    /// The outcome of a request that had waited is definite.
-    pub(crate) fn done(&self, partition: u32, place: Place) {
+    /// The outcome of a request that had waited is definite. `taken`: its pod has acted on it.
+    pub(crate) fn done(&self, partition: PartitionId, place: Place, taken: bool) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut() {
             closed.stash.done(place);
-            if closed.is_refused() {
-                closed.forgive();
-                closed.stash.limit_flush(self.limits.flush_concurrency);
+            if taken {
+                closed.took(self.limits.flush_concurrency);
             }
             self.flush(partition, cell, closed);
         }
         Self::forget(cell, &mut guard);
     }
 
+    /// A request that had waited waits again, for its client or its pod: its place in the flush goes to another.
+    #[cold]
+    pub(crate) fn give_way(&self, partition: PartitionId, place: Place) {
+        let cell = self.cell(partition);
+        let mut guard = Self::lock(cell);
+        if let Some(closed) = guard.as_mut()
+            && closed.stash.give_way(place)
+        {
+            closed.was_not_refused_at_once(self.limits.flush_concurrency);
+            self.flush(partition, cell, closed);
+        }
+    }
+
     /// Takes a request out that waits no longer; why it was held. `None`: it has been let in.
-    pub(crate) fn give_up(&self, partition: u32, place: Place) -> Option<HoldCause> {
+    pub(crate) fn give_up(&self, partition: PartitionId, place: Place) -> Option<HoldCause> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         let closed = guard.as_mut()?;
@@ -190,7 +237,7 @@ impl Table {
     }
 
     /// Cancelled when the partition's exchanges are severed, or since `began` were.
-    pub(crate) fn sever_token(&self, worker: usize, partition: u32, began: Severs) -> CancellationToken {
+    pub(crate) fn sever_token(&self, worker: usize, partition: PartitionId, began: Severs) -> CancellationToken {
         let mut tokens = self.severing[worker].lock().unwrap_or_else(PoisonError::into_inner);
         // Whoever severed counted it before it took the tokens, under this lock.
         if self.cell(partition).gate.severs() != began {

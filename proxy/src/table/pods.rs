@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use dashmap::DashMap;
+use segue_coordination::protocol::ids::Incarnation;
 
 use super::health::Health;
 
@@ -17,7 +18,7 @@ pub struct Pod {
     /// The pod's name.
     pub name: String,
     /// Which life of it.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// `host:port`.
     pub address: String,
     /// Whether it takes what it is sent.
@@ -30,12 +31,18 @@ pub struct Pod {
 #[derive(Default)]
 pub(super) struct Pods {
     pods: boxcar::Vec<Arc<Pod>>,
-    slots: DashMap<(String, u64, String, bool), u32>,
+    slots: DashMap<(String, Incarnation, String, bool), u32>,
 }
 
 impl Pods {
     /// The pod of this life at this address; the same one each time.
-    pub(super) fn intern(&self, name: &str, incarnation: u64, address: &str, serves_without_lease: bool) -> u32 {
+    pub(super) fn intern(
+        &self,
+        name: &str,
+        incarnation: Incarnation,
+        address: &str,
+        serves_without_lease: bool,
+    ) -> u32 {
         let key = (name.to_owned(), incarnation, address.to_owned(), serves_without_lease);
         *self.slots.entry(key).or_insert_with(|| {
             self.pods.push_with(|slot| {

@@ -7,6 +7,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
@@ -14,7 +15,15 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_rustls::TlsStream;
 use tokio_util::either::Either;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+
 use super::HTTP2;
+
+/// Where the kernel cannot say that the other side has closed its direction, it says that both are.
+#[cfg(target_os = "linux")]
+const CLOSED: PollFlags = PollFlags::RDHUP;
+#[cfg(not(target_os = "linux"))]
+const CLOSED: PollFlags = PollFlags::HUP;
 
 /// What is read at most of what somebody sends who was refused.
 const DISCARDED: usize = 64 << 10;
@@ -84,11 +93,14 @@ impl Stream {
 
     /// Whether nothing lies in the kernel's buffer.
     pub(crate) fn is_silent(&self) -> bool {
-        let socket = match self {
-            Stream::Plain(stream) => stream,
-            Stream::Tls(stream) => &stream.get_ref().0.io,
-        };
-        would_block(socket2::SockRef::from(socket).peek(&mut [MaybeUninit::uninit()]))
+        would_block(socket2::SockRef::from(self.socket()).peek(&mut [MaybeUninit::uninit()]))
+    }
+
+    /// Whether the other side has closed its direction, as far as the kernel knows.
+    pub(crate) fn is_closed_by_peer(&self) -> bool {
+        let mut asked = [PollFd::new(self.socket(), CLOSED)];
+        // Errors and hang-ups are told unasked.
+        rustix::event::poll(&mut asked, Some(&Timespec::default())).is_ok_and(|told| told > 0)
     }
 
     /// Writes as much as takes no waiting.
@@ -102,6 +114,19 @@ impl Stream {
                     let _ = stream.poll_shutdown(&mut context);
                 }
             }
+        }
+    }
+
+    /// Lets the kernel throw away what it has not sent when the connection is closed, which ends with a reset then.
+    pub(crate) fn throw_away(&self) {
+        // Fails only for a socket that is gone.
+        let _ = socket2::SockRef::from(self.socket()).set_linger(Some(Duration::ZERO));
+    }
+
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => &stream.get_ref().0.io,
         }
     }
 
@@ -134,6 +159,36 @@ pub(crate) fn forget(half: WriteHalf) {
     if let Either::Left(half) = half {
         half.forget();
     }
+}
+
+/// Closes a half, and in clear text has the kernel throw away what it has not sent. Below TLS the socket is out of reach;
+/// what it has not sent there is no whole request.
+pub(crate) fn throw_away(half: WriteHalf) {
+    if let Either::Left(half) = &half {
+        let stream: &TcpStream = half.as_ref();
+        let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+    }
+}
+
+/// Whether the other side has said that it does not accept this side's certificate. It says so before it looks at anything
+/// that is sent once the handshake is over.
+pub(crate) fn refuses_certificate(error: &io::Error) -> bool {
+    use rustls::AlertDescription as Alert;
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    matches!(
+        cause,
+        Some(rustls::Error::AlertReceived(
+            Alert::CertificateRequired
+                | Alert::NoCertificate
+                | Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::UnknownCA
+                | Alert::AccessDenied
+        ))
+    )
 }
 
 impl AsyncRead for Stream {
@@ -232,8 +287,6 @@ impl AsyncWrite for Counted {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use segue_tests::certificates::Authority;
     use tokio::net::TcpListener;
 

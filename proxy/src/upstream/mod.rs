@@ -8,6 +8,7 @@ mod backoff;
 mod http1;
 mod http2;
 mod pool;
+mod rest;
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -19,39 +20,45 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
 use http::{Response, Version};
-use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
+use http_body::{Frame, SizeHint};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::headers::{Stamps, clean_answer, clean_trailers};
+use crate::flight::Flight;
+use crate::headers::{Stamps, clean_answer, clean_answer_trailers};
 use crate::noted::Noted;
 use crate::request_body::Attempt;
+use crate::respond::Own;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
+use crate::shortage::is_shortage;
 use crate::table::Pod;
 use crate::tls::{Offer, Stream};
 use crate::watch::Watch;
 use backoff::BackOff;
-pub(crate) use http1::AnswerHead;
 use http1::Connection;
-#[cfg(feature = "fuzzing")]
+#[cfg(fuzzing)]
 pub(crate) use http1::fuzzing;
+pub(crate) use http1::{AnswerHead, MAX_HEAD_BYTES};
 use http2::{Agreed, Lease, Leased, Sessions};
 pub(crate) use http2::{CONNECTION_WINDOW, says_unprocessed};
 use pool::Pool;
+use rest::Rest;
 
 /// How many connections a worker makes to a pod at a time. Servers usually let 128 wait to be accepted; what comes on top
 /// is dropped without a word, and the pod would look as if it could not be reached.
 const CONNECTING: usize = 16;
 /// How often idle connections are looked at.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
+const NOTE_SHORTAGE_EVERY: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
 #[derive(Debug)]
 pub(crate) enum SendError {
     /// It is certain that no pod acted on the request.
     NotSent(io::Error),
+    /// It is certain here too, but the pod has ended the whole connection with an error, and the request may be the cause.
+    Rejected(io::Error),
     /// A pod may have.
     Failed(Broken),
 }
@@ -62,6 +69,9 @@ pub(crate) enum Broken {
     /// The client did not send its whole request.
     #[error("the client cut its request off")]
     CutOff,
+    /// The request's trailers are larger than pods take.
+    #[error("the request's trailers are too large")]
+    TrailersTooLarge,
     /// The pod closed the connection before the end.
     #[error("the pod closed the connection before the end of the exchange")]
     Closed,
@@ -75,6 +85,12 @@ pub(crate) enum Broken {
 #[error("a connection has just failed; not tried again yet")]
 struct Spared;
 
+impl From<Spared> for io::Error {
+    fn from(spared: Spared) -> Self {
+        io::Error::new(io::ErrorKind::ResourceBusy, spared)
+    }
+}
+
 /// Whether the pod was not even tried.
 pub(crate) fn was_spared(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Spared>())
@@ -86,14 +102,40 @@ pub(crate) struct Upstream {
     watch: Watch,
     pods: RefCell<Vec<Option<Rc<Lines>>>>,
     swept: RefCell<Instant>,
-    /// Whether pods were spoken to by HTTP/1.1 or by HTTP/2 so far.
-    spoken: [Cell<bool>; 2],
+    /// In which ways pods were spoken to so far, in the order of [`Wanted::ALL`].
+    spoken: [Cell<bool>; 3],
+    shortage_noted: Cell<Option<Instant>>,
+}
+
+/// How a request is to reach its pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Http1,
+    /// HTTP/2, for a request that has arrived completely.
+    Http2Whole,
+    /// HTTP/2, for a request whose body is still arriving.
+    Http2Uploading,
+}
+
+impl Wanted {
+    const ALL: [Wanted; 3] = [Wanted::Http1, Wanted::Http2Whole, Wanted::Http2Uploading];
+}
+
+/// Which connections will do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    Any,
+    /// One that was made from now on.
+    New,
+    /// One that nobody else uses.
+    Own,
 }
 
 /// The connections to one pod.
 struct Lines {
     pool: Rc<Pool>,
-    sessions: Sessions,
+    whole: Sessions,
+    uploading: Sessions,
     back_off: Cell<BackOff>,
     connecting: Semaphore,
 }
@@ -112,6 +154,7 @@ impl Upstream {
             watch,
             pods: RefCell::default(),
             spoken: Default::default(),
+            shortage_noted: Cell::default(),
         }
     }
 
@@ -124,25 +167,33 @@ impl Upstream {
         }
     }
 
-    /// A connection to the pod: one that is open, unless `fresh`, or a new one.
-    pub(crate) async fn line(&self, pod: &Arc<Pod>, http2: bool, fresh: bool) -> io::Result<Line> {
+    /// A connection to the pod that is open; none means that [`line`](Self::line) has to wait for one.
+    #[inline]
+    pub(crate) fn open_line(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Line> {
+        self.lines(pod.slot).open(wanted)
+    }
+
+    /// A connection to the pod, which may have to be made.
+    pub(crate) async fn line(&self, pod: &Arc<Pod>, wanted: Wanted, which: Which) -> io::Result<Line> {
         let lines = self.lines(pod.slot);
-        self.spoken[usize::from(http2)].set(true);
-        if !fresh && let Some(line) = lines.open(http2) {
+        self.spoken[wanted as usize].set(true);
+        if which == Which::Any
+            && let Some(line) = lines.open(wanted)
+        {
             return Ok(line);
         }
         // In a box, as every request would have room for it otherwise.
-        Box::pin(self.new_line(pod, lines, http2, fresh)).await
+        Box::pin(self.new_line(pod, lines, wanted, which)).await
     }
 
-    async fn new_line(&self, pod: &Pod, lines: Rc<Lines>, http2: bool, fresh: bool) -> io::Result<Line> {
-        if http2 {
-            match lines.sessions.lease(async || self.offer_http2(pod, &lines).await, fresh).await? {
+    async fn new_line(&self, pod: &Pod, lines: Rc<Lines>, wanted: Wanted, which: Which) -> io::Result<Line> {
+        if let Some(sessions) = lines.sessions(wanted) {
+            match sessions.lease(async || self.offer_http2(pod, &lines).await, which).await? {
                 Leased::Lease(lease) => return Ok(Line::Http2(lease)),
                 Leased::Declined(Some(stream)) => {
                     return Ok(lines.http1(Connection::new(stream, self.watch.now()), true));
                 }
-                Leased::Declined(None) if fresh => {}
+                Leased::Declined(None) if which != Which::Any => {}
                 Leased::Declined(None) => {
                     // Only now is it known that one of these may do.
                     if let Some(connection) = lines.pool.take() {
@@ -155,16 +206,15 @@ impl Upstream {
         Ok(lines.http1(Connection::new(stream, self.watch.now()), true))
     }
 
-    /// Has a connection to the pod made if there is none, for each version of HTTP that is in use here.
+    /// Has a connection to the pod made if there is none, for each way in which pods are spoken to here.
     pub(crate) async fn prepare(&self, pod: &Arc<Pod>) {
         let lines = self.lines(pod.slot);
-        let missing = [lines.pool.is_empty(), lines.sessions.is_empty()];
-        for http2 in [false, true] {
-            let kind = usize::from(http2);
-            // One that cannot be made now is made by whoever needs it, who also knows what to do if it cannot.
-            if self.spoken[kind].get()
-                && missing[kind]
-                && let Ok(Line::Http1 { connection, pool, .. }) = self.line(pod, http2, false).await
+        for wanted in Wanted::ALL {
+            let missing = lines.sessions(wanted).map_or_else(|| lines.pool.is_empty(), Sessions::is_empty);
+            // One that cannot be made now is made by the request that needs it, which also knows what to do if it cannot.
+            if self.spoken[wanted as usize].get()
+                && missing
+                && let Ok(Line::Http1 { connection, pool, .. }) = self.line(pod, wanted, Which::Any).await
             {
                 pool.give_back(connection);
             }
@@ -189,10 +239,10 @@ impl Upstream {
             pods.resize_with(slot + 1, || None);
         }
         let make = || {
-            let UpstreamSettings { max_idle_per_pod, idle_timeout, .. } = self.settings;
             Rc::new(Lines {
-                pool: Rc::new(Pool::new(max_idle_per_pod, idle_timeout, self.watch.clone())),
-                sessions: Sessions::default(),
+                pool: Rc::new(Pool::new(self.settings.max_idle_per_pod, self.watch.clone())),
+                whole: Sessions::new(http2::WHOLE),
+                uploading: Sessions::new(http2::UPLOADING),
                 back_off: Cell::default(),
                 connecting: Semaphore::new(CONNECTING),
             })
@@ -214,11 +264,13 @@ impl Upstream {
         let connected = connected.await.unwrap_or_else(|elapsed| Err(elapsed.into()));
         match &connected {
             Ok(_) => lines.back_off.set(BackOff::default()),
+            Err(error) if is_shortage(error) => self.note_shortage(error),
             Err(error) => {
                 // What comes up in its place may speak something else.
-                lines.sessions.forget_choice();
+                lines.whole.forget_choice();
+                lines.uploading.forget_choice();
                 if lines.failed() {
-                    tracing::warn!(pod = pod.name, address = pod.address, %error, "a pod cannot be reached; trying on");
+                    tracing::warn!(pod = pod.name, address = pod.address, %error, "pod cannot be reached; retrying");
                 }
             }
         }
@@ -226,9 +278,25 @@ impl Upstream {
     }
 
     async fn reach(&self, pod: &Pod) -> io::Result<TcpStream> {
-        let stream = TcpStream::connect(&pod.address).await?;
+        let stream = match TcpStream::connect(&pod.address).await {
+            Err(error) if is_shortage(&error) && self.close_idle() > 0 => TcpStream::connect(&pod.address).await,
+            connected => connected,
+        }?;
         stream.set_nodelay(true)?;
         Ok(stream)
+    }
+
+    /// Closes idle connections by HTTP/1.1 to all pods, for want of files or ports; how many those were.
+    pub(crate) fn close_idle(&self) -> usize {
+        self.pods.borrow().iter().flatten().map(|lines| lines.pool.clear()).sum()
+    }
+
+    fn note_shortage(&self, error: &io::Error) {
+        let now = Instant::now();
+        if self.shortage_noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > NOTE_SHORTAGE_EVERY) {
+            self.shortage_noted.set(Some(now));
+            tracing::warn!(%error, "no connection to a pod can be made; requests are answered with 503 overload");
+        }
     }
 
     /// Closes what is idle for too long; to be called at every tick.
@@ -241,9 +309,10 @@ impl Upstream {
         for slot in self.pods.borrow_mut().iter_mut() {
             let Some(lines) = slot else { continue };
             lines.pool.sweep();
-            lines.sessions.sweep(now, pool::MAX_IDLE_AGE);
+            lines.whole.sweep(now, http1::MAX_IDLE_AGE);
+            lines.uploading.sweep(now, http1::MAX_IDLE_AGE);
             let unused = Rc::strong_count(lines) == 1 && Rc::strong_count(&lines.pool) == 1;
-            if unused && lines.pool.is_empty() && lines.sessions.is_empty() {
+            if unused && lines.pool.is_empty() && lines.whole.is_empty() && lines.uploading.is_empty() {
                 *slot = None;
             }
         }
@@ -252,11 +321,18 @@ impl Upstream {
 
 impl Lines {
     /// A connection that is open.
-    fn open(&self, http2: bool) -> Option<Line> {
-        if http2 && !self.sessions.is_declined() {
-            self.sessions.open().map(Line::Http2)
-        } else {
-            self.pool.take().map(|connection| self.http1(connection, false))
+    fn open(&self, wanted: Wanted) -> Option<Line> {
+        match self.sessions(wanted).filter(|sessions| !sessions.is_declined()) {
+            Some(sessions) => sessions.open().map(Line::Http2),
+            None => self.pool.take().map(|connection| self.http1(connection, false)),
+        }
+    }
+
+    fn sessions(&self, wanted: Wanted) -> Option<&Sessions> {
+        match wanted {
+            Wanted::Http1 => None,
+            Wanted::Http2Whole => Some(&self.whole),
+            Wanted::Http2Uploading => Some(&self.uploading),
         }
     }
 
@@ -268,7 +344,7 @@ impl Lines {
         let mut back_off = self.back_off.get();
         let may = back_off.may_try(Instant::now(), rand::random());
         self.back_off.set(back_off);
-        if may { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ResourceBusy, Spared)) }
+        if may { Ok(()) } else { Err(Spared.into()) }
     }
 
     /// True: for the first time.
@@ -289,7 +365,7 @@ impl Line {
         }
     }
 
-    /// Begins to send a request.
+    /// Begins to send a request, unless its head is more than a pod takes.
     pub(crate) fn begin(
         self,
         head: &Parts,
@@ -297,13 +373,17 @@ impl Line {
         stamps: &Stamps<'_>,
         attempt: Attempt,
         upgrade: bool,
-    ) -> InFlight {
-        match self {
+        max_header_bytes_http2: usize,
+    ) -> Result<InFlight, Own> {
+        Ok(match self {
             Line::Http1 { connection, pool, .. } => {
                 InFlight::Http1(http1::Exchange::new(connection, pool, head, noted, stamps, attempt, upgrade))
             }
-            Line::Http2(lease) => InFlight::Http2(http2::Exchange::new(lease, head, noted, stamps, attempt)),
-        }
+            Line::Http2(lease) => {
+                let exchange = http2::Exchange::new(lease, head, noted, stamps, attempt, max_header_bytes_http2)?;
+                InFlight::Http2(exchange)
+            }
+        })
     }
 }
 
@@ -331,15 +411,19 @@ impl InFlight {
     ) -> Poll<Result<Answer, SendError>> {
         Poll::Ready(match self {
             InFlight::Http1(exchange) => ready!(exchange.poll_answer(context, interim)).map(|answer| match answer {
-                http1::Answer::Response(head, reader) => Answer::Response(response(head, AnswerStream::Http1(reader))),
+                http1::Answer::Response(head, reader, rest) => {
+                    let body = AnswerStream { source: Source::Http1(reader), rest: rest.map(Rest::new) };
+                    Answer::Response(response(head, body))
+                }
                 http1::Answer::Switched(head, stream, read) => Answer::Switched(response(head, ()), stream, read),
             }),
-            InFlight::Http2(exchange) => ready!(exchange.poll_answer(context)).map(|(response, lease)| {
-                let (mut parts, incoming) = response.into_parts();
+            InFlight::Http2(exchange) => ready!(exchange.poll_answer(context)).map(|(response, rest)| {
+                let (mut parts, reader) = response.into_parts();
                 // The client's connection decides about the version.
                 parts.version = Version::HTTP_11;
                 clean_answer(&mut parts.headers);
-                Answer::Response(Response::from_parts(parts, AnswerStream::Http2(incoming, lease)))
+                let body = AnswerStream { source: Source::Http2(reader), rest: rest.map(Rest::new) };
+                Answer::Response(Response::from_parts(parts, body))
             }),
         })
     }
@@ -355,48 +439,68 @@ fn response<B>(head: http1::AnswerHead, body: B) -> Response<B> {
     response
 }
 
-/// The body of an answer as it comes from the pod. Dropped before its end, the exchange is broken off.
-pub(crate) enum AnswerStream {
+/// The body of an answer as it comes from the pod, and what is still to be sent of its request. Dropped before its end, the
+/// exchange is broken off.
+pub(crate) struct AnswerStream {
+    // First, so that it is broken off before its connection is closed.
+    rest: Option<Rest>,
+    source: Source,
+}
+
+enum Source {
     Http1(http1::Reader),
-    Http2(Incoming, #[expect(dead_code, reason = "held so that the connection counts the stream")] Lease),
+    Http2(http2::Reader),
 }
 
 impl AnswerStream {
     /// Everything has been read.
     pub(crate) fn is_done(&self) -> bool {
-        match self {
-            AnswerStream::Http1(reader) => reader.is_done(),
-            AnswerStream::Http2(incoming, _) => incoming.is_end_stream(),
+        match &self.source {
+            Source::Http1(reader) => reader.is_done(),
+            Source::Http2(reader) => reader.is_done(),
         }
     }
 
     /// The whole body, if it is already here.
     pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
-        match self {
-            AnswerStream::Http1(reader) => reader.take_whole(),
-            AnswerStream::Http2(incoming, _) => incoming.is_end_stream().then(Bytes::new),
+        match &mut self.source {
+            Source::Http1(reader) => reader.take_whole(),
+            Source::Http2(reader) => reader.is_done().then(Bytes::new),
+        }
+    }
+
+    /// Everything has been read, so the exchange is over once its request has been sent.
+    pub(crate) fn finish(self, flight: Box<Flight>) {
+        let AnswerStream { rest, source } = self;
+        let Some(rest) = rest else { return drop(flight) };
+        let read = match source {
+            Source::Http1(reader) => reader.into_half(),
+            Source::Http2(_) => None,
+        };
+        rest.finish(read, flight);
+    }
+
+    /// How much is left, where that is known.
+    pub(crate) fn left(&self) -> Option<u64> {
+        match &self.source {
+            Source::Http1(reader) => reader.left(),
+            Source::Http2(reader) => reader.left(),
         }
     }
 
     pub(crate) fn size_hint(&self) -> SizeHint {
-        match self {
-            AnswerStream::Http1(reader) => reader.left().map_or_else(SizeHint::default, SizeHint::with_exact),
-            AnswerStream::Http2(incoming, _) => incoming.size_hint(),
-        }
+        self.left().map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 
     pub(crate) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let mut frame = ready!(match self {
-            AnswerStream::Http1(reader) => reader.poll_frame(context),
-            AnswerStream::Http2(incoming, _) => {
-                let frame = ready!(std::pin::Pin::new(incoming).poll_frame(context));
-                Poll::Ready(frame.map(|frame| frame.map_err(|_| Broken::Closed)))
-            }
+        let mut frame = ready!(match &mut self.source {
+            Source::Http1(reader) => reader.poll_frame(context),
+            Source::Http2(reader) => reader.poll_frame(context),
         });
         if let Some(Ok(frame)) = &mut frame
             && let Some(trailers) = frame.trailers_mut()
         {
-            clean_trailers(trailers);
+            clean_answer_trailers(trailers);
         }
         Poll::Ready(frame)
     }

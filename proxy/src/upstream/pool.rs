@@ -4,27 +4,21 @@
 //! worker. Not here: making connections ([`upstream`](super)).
 
 use std::cell::RefCell;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::http1::Connection;
 use crate::watch::Watch;
 
-/// Idle connections older than this are closed: services close theirs after a minute or more, and a request that is
-/// on its way at that moment is lost.
-pub(super) const MAX_IDLE_AGE: Duration = Duration::from_secs(50);
-
 pub(crate) struct Pool {
     idle: RefCell<Vec<Connection>>,
     max_idle: usize,
-    idle_timeout: Duration,
     watch: Watch,
 }
 
 impl Pool {
-    pub(super) fn new(max_idle: usize, idle_timeout: Duration, watch: Watch) -> Self {
-        Pool { idle: RefCell::default(), max_idle, idle_timeout, watch }
+    pub(super) fn new(max_idle: usize, watch: Watch) -> Self {
+        Pool { idle: RefCell::default(), max_idle, watch }
     }
 
     /// A connection that is open, as far as can be told.
@@ -44,9 +38,12 @@ impl Pool {
     /// Closes what has grown old or was closed by the pod.
     pub(super) fn sweep(&self) {
         let now = self.watch.now();
-        self.idle.borrow_mut().retain_mut(|connection| {
-            now.saturating_duration_since(connection.idle_since) < MAX_IDLE_AGE && connection.is_open(now)
-        });
+        self.idle.borrow_mut().retain_mut(|connection| connection.is_open(now));
+    }
+
+    /// Closes all of them; how many those were.
+    pub(super) fn clear(&self) -> usize {
+        std::mem::take(&mut *self.idle.borrow_mut()).len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -55,9 +52,5 @@ impl Pool {
 
     pub(super) fn now(&self) -> Instant {
         self.watch.now()
-    }
-
-    pub(super) fn idle_timeout(&self) -> Duration {
-        self.idle_timeout
     }
 }

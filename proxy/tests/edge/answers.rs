@@ -25,6 +25,9 @@ enum Then {
     Dropped,
 }
 use Then::{Dropped, Reused};
+use segue_coordination::protocol::ids::PartitionId;
+
+const P0: PartitionId = PartitionId::new(0);
 
 struct Case {
     what: &'static str,
@@ -147,7 +150,7 @@ fn cases() -> Vec<Case> {
 async fn a_broken_answer_fails_alone_and_its_connection_is_not_used_again() {
     let world = World::new();
     let pod = Script::new().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut kept: Option<Connection> = None;
     for Case { what, answers, closes, gets, then } in cases() {
         let mut client = Plain::connect(world.address).await;
@@ -165,7 +168,7 @@ async fn a_broken_answer_fails_alone_and_its_connection_is_not_used_again() {
             continue;
         }
         check(what, &client.rest().await, gets);
-        world.in_flight(0, 0).await;
+        world.in_flight(P0, 0).await;
         match then {
             Reused => kept = Some(connection),
             Dropped => {

@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod answers;
+mod claims;
+mod keys;
 mod recorder;
 mod requests;
 #[path = "../support/mod.rs"]

@@ -19,6 +19,9 @@ enum Then {
     Goes,
 }
 use Then::{Closed, Goes};
+use segue_coordination::protocol::ids::PartitionId;
+
+const P0: PartitionId = PartitionId::new(0);
 
 struct Case {
     what: &'static str,
@@ -204,7 +207,7 @@ async fn broken_heads_never_reach_a_pod() {
 async fn run(cases: Vec<Case>) {
     let world = World::new();
     let pod = Recorder::start().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let mut reached = 0;
     for Case { what, sends, gets, then, reach } in cases {
         let mut bytes = sends.into_bytes();
@@ -218,7 +221,7 @@ async fn run(cases: Vec<Case>) {
         // The next client is served.
         let after = talk(world.address, NEXT.as_bytes()).await;
         assert_eq!(after.iter().filter_map(Message::status).collect::<Vec<_>>(), [200], "after {what}");
-        world.in_flight(0, 0).await;
+        world.in_flight(P0, 0).await;
         // Connections to pods are used again, so their requests are told apart by what they are.
         let all = pod.requests().await;
         let next = all.iter().filter(|request| request.start == b"GET /next HTTP/1.1").count();
@@ -262,7 +265,7 @@ async fn talk(address: std::net::SocketAddr, bytes: &[u8]) -> Vec<Message> {
 async fn the_target_decides_about_the_host_and_userinfo_stays_here() {
     let world = World::new();
     let pod = Recorder::start().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     talk(world.address, NEXT.replace("/next", "http://me:secret@other:81/a?b").as_bytes()).await;
     let [request] = &pod.requests().await[..] else { panic!("one request") };
     assert_eq!(request.start, b"GET /a?b HTTP/1.1");
@@ -273,7 +276,7 @@ async fn the_target_decides_about_the_host_and_userinfo_stays_here() {
 async fn what_a_client_says_of_the_routers_business_is_not_passed_on() {
     let world = World::new();
     let pod = Recorder::start().await;
-    world.lead(0, pod.address, 7);
+    world.lead(P0, pod.address, 7);
     let forged = format!(
         "PUT / HTTP/1.1\r\n{H}segue-epoch: 99\r\nSegue-Router: me\r\nconnection: close, segue-epoch, segue-router\r\n\
          transfer-encoding: chunked\r\n\r\n0\r\nsegue-epoch: 99\r\nsegue-partition: 3\r\ncontent-length: 5\r\n\
@@ -290,7 +293,7 @@ async fn what_a_client_says_of_the_routers_business_is_not_passed_on() {
 async fn heads_beyond_all_bounds_are_refused_and_reach_nobody() {
     let world = World::new();
     let pod = Recorder::start().await;
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     for (what, head) in [
         ("a header of a megabyte", format!("GET / HTTP/1.1\r\n{H}x: {}\r\n\r\n", "x".repeat(1 << 20))),
         ("ten thousand headers", format!("GET / HTTP/1.1\r\n{H}{}\r\n", "x: y\r\n".repeat(10_000))),

@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use http_body_util::combinators::BoxBody;
 use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::soon;
 
@@ -67,6 +67,13 @@ impl Answer {
 impl Plain {
     pub async fn connect(address: SocketAddr) -> Self {
         Plain { stream: TcpStream::connect(address).await.unwrap(), buffer: Vec::new() }
+    }
+
+    /// From another address of this machine.
+    pub async fn connect_from(ip: [u8; 4], address: SocketAddr) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::from((ip, 0))).unwrap();
+        Plain { stream: socket.connect(address).await.unwrap(), buffer: Vec::new() }
     }
 
     pub async fn write(&mut self, text: impl AsRef<[u8]>) {

@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_coordination::protocol::records::PodRecord;
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::DataPlane;
@@ -20,6 +21,8 @@ use segue_proxy::server::{Server, ServerHandle};
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
 use segue_proxy::table::{StashLimits, Table};
 use tokio::time::Instant;
+
+const I1: Incarnation = Incarnation::registered_at(Revision::new(1));
 
 /// Longer than anything here takes; only a test that fails waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -41,6 +44,7 @@ impl Default for Settings {
                     source: PartitionSource::Header("x-partition".parse().unwrap()),
                     order_by: Some("x-key".parse().unwrap()),
                 },
+                trust_forwarded: false,
                 max_body_bytes: None,
                 upstream: UpstreamSettings::default(),
             },
@@ -57,7 +61,7 @@ impl Default for Settings {
     }
 }
 
-type Targets = Arc<Mutex<HashMap<u32, (Target, PodRecord)>>>;
+type Targets = Arc<Mutex<HashMap<PartitionId, (Target, PodRecord)>>>;
 
 pub struct World {
     pub table: Arc<Table>,
@@ -104,7 +108,7 @@ impl World {
     }
 
     /// Leads a partition to the pod at this address, as soon as nothing is in flight elsewhere.
-    pub fn lead(&self, partition: u32, address: impl ToString, epoch: u64) {
+    pub fn lead(&self, partition: PartitionId, address: impl ToString, epoch: u64) {
         let (target, record) = named(&address.to_string(), epoch);
         self.targets.lock().unwrap().insert(partition, (target, record));
         self.table.stop(partition, HoldCause::Handoff);
@@ -112,7 +116,7 @@ impl World {
     }
 
     /// Holds a partition.
-    pub fn hold(&self, partition: u32, cause: HoldCause) {
+    pub fn hold(&self, partition: PartitionId, cause: HoldCause) {
         self.targets.lock().unwrap().remove(&partition);
         self.table.stop(partition, cause);
         DataPlane::name_cause(&*self.table, partition, cause);
@@ -120,7 +124,7 @@ impl World {
 
     /// Severs what is in flight. An exchange can be severed once it has lasted for a moment, as one that outlasts a drain
     /// has, so this tries until all are.
-    pub fn sever(&self, partition: u32) {
+    pub fn sever(&self, partition: PartitionId) {
         let table = self.table.clone();
         tokio::spawn(async move {
             while table.sever(partition) > 0 {
@@ -130,22 +134,30 @@ impl World {
     }
 
     /// Waits until so many requests of the partition are held.
-    pub async fn held(&self, partition: u32, requests: usize) {
+    pub async fn held(&self, partition: PartitionId, requests: usize) {
         until(|| self.table.stashed(partition).0 == requests, "requests to be held").await;
     }
 
+    /// What the control side is told of partition 0.
+    pub fn table_stage(&self) -> Stage {
+        DataPlane::stage(&*self.table, PartitionId::new(0)).0
+    }
+
     /// Waits until so many requests of the partition are in flight.
-    pub async fn in_flight(&self, partition: u32, requests: u32) {
+    pub async fn in_flight(&self, partition: PartitionId, requests: u32) {
         until(|| self.table.in_flight(partition) == requests, "requests in flight").await;
     }
 }
 
 fn named(address: &str, epoch: u64) -> (Target, PodRecord) {
     let record = serde_json::json!({"pod_name": "pod", "address": address});
-    (Target { pod: format!("pod-{address}"), incarnation: 1, epoch }, serde_json::from_value(record).unwrap())
+    (
+        Target { pod: format!("pod-{address}"), incarnation: I1, epoch: epoch.into() },
+        serde_json::from_value(record).unwrap(),
+    )
 }
 
-async fn settle(table: Arc<Table>, targets: Targets, partition: u32) {
+async fn settle(table: Arc<Table>, targets: Targets, partition: PartitionId) {
     loop {
         let Some((target, record)) = targets.lock().unwrap().get(&partition).cloned() else {
             return;

@@ -3,6 +3,8 @@
 use std::io::Write as _;
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::PartitionId;
+use segue_coordination::protocol::router::HoldCause;
 use segue_proxy::settings::UpstreamProtocol;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -11,6 +13,8 @@ use tokio::time::Instant;
 use super::support::client::{Http2, Plain, empty};
 use super::support::{World, soon};
 use super::{SecurePod, Site, config, curl, python, run, text, world};
+
+const P0: PartitionId = PartitionId::new(0);
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 const BOTH: &[&str] = &["h2", "http/1.1"];
@@ -37,7 +41,7 @@ async fn pods_are_spoken_to_as_alpn_and_the_configuration_say() {
     ] {
         let pod = SecurePod::start(&own, None, pod).await;
         let world = world(None, Some(site.pods(None)), |settings| settings.forward.upstream.protocol = protocol);
-        world.lead(0, pod.address, 1);
+        world.lead(P0, pod.address, 1);
         for _ in 0..3 {
             let mut client = Plain::connect(world.address).await;
             assert_eq!(client.ask(GET).await.text(), of_http1, "{protocol:?}");
@@ -53,7 +57,7 @@ async fn bodies_of_any_size_pass_both_ways() {
     let site = Site::new();
     let pod = SecurePod::start(&site.ours.issue("pod"), None, BOTH).await;
     let world = world(Some(site.server(None)), Some(site.pods(None)), |_| {});
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let file = site.path().join("body");
     for size in [1, 4_000, 16_384, 16_385, 70_000, 5_000_000] {
         let mut body = std::fs::File::create(&file).unwrap();
@@ -104,19 +108,24 @@ async fn a_pod_on_openssl_that_wants_certificates_is_shown_one() {
     let address = format!("localhost:{}", port.trim());
 
     let known = world(None, Some(site.pods(Some(site.ours.issue("client")))), |_| {});
-    known.lead(0, &address, 1);
+    known.lead(P0, &address, 1);
     let mut client = Plain::connect(known.address).await;
     for _ in 0..3 {
         let answer = client.ask(GET).await;
         assert_eq!((answer.status, answer.body.len()), (200, 1_000_000));
     }
 
-    // With TLS 1.3 the pod looks at the certificate when the handshake is over for the router, which may have sent
-    // the request by then: it is not sent again, and the client is told.
-    let unknown = world(None, Some(site.pods(None)), |_| {});
-    unknown.lead(0, &address, 1);
-    let answer = Plain::connect(unknown.address).await.ask(GET).await;
-    assert_eq!((answer.status, answer.header("segue-reason")), (502, "upstream-failed"));
+    // With TLS 1.3 the pod looks at the certificate when the handshake is over for the router, which has sent the request
+    // by then. What the pod says instead of an answer proves that it has not looked at that.
+    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
+        let unknown = world(None, Some(site.pods(None)), |settings| {
+            settings.stash.max_wait = Duration::from_millis(500);
+            settings.forward.upstream.protocol = protocol;
+        });
+        unknown.lead(P0, &address, 1);
+        let answer = Plain::connect(unknown.address).await.ask(GET).await;
+        assert_eq!((answer.status, answer.header("segue-reason")), (503, "no-owner"), "{protocol:?}");
+    }
 }
 
 #[tokio::test]
@@ -135,7 +144,7 @@ async fn a_pod_that_cannot_be_trusted_gets_nothing_is_not_hammered_and_is_found_
         let world = world(None, Some(pods), |settings| settings.stash.max_wait = Duration::from_secs(2));
         // Eight partitions, each of which would try on its own. All do at first, then one at a time, after pauses that grow to
         // 250 ms less what chance takes off.
-        for partition in 0..8 {
+        for partition in PartitionId::all(8) {
             world.lead(partition, address, 1);
         }
         let began = Instant::now();
@@ -155,7 +164,7 @@ async fn a_pod_that_cannot_be_trusted_gets_nothing_is_not_hammered_and_is_found_
         if told != "wrong name" {
             let mut client = Plain::connect(world.address).await;
             client.write(GET).await;
-            world.held(0, 1).await;
+            world.held(P0, 1).await;
             drop(pod);
             let listener = rebind(address).await;
             let _pod = SecurePod::start_on(listener, &site.ours.issue("renewed"), None, BOTH);
@@ -209,7 +218,7 @@ async fn a_connection_that_the_pod_closed_while_idle_costs_no_request() {
         }
     });
     let world = world(None, Some(site.pods(None)), |_| {});
-    world.lead(0, address, 1);
+    world.lead(P0, address, 1);
     let mut client = Plain::connect(world.address).await;
     for _ in 0..6 {
         assert_eq!(client.ask(GET).await.status, 200);
@@ -225,7 +234,7 @@ async fn an_answer_that_ends_with_its_connection_must_end_with_that_of_tls() {
     let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&site.ours.issue("pod"), None, &[])));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let world = world(None, Some(site.pods(None)), |_| {});
-    world.lead(0, listener.local_addr().unwrap(), 1);
+    world.lead(P0, listener.local_addr().unwrap(), 1);
     for proper in [true, false] {
         let mut client = TcpStream::connect(world.address).await.unwrap();
         client.write_all(GET.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n").as_bytes()).await.unwrap();
@@ -255,7 +264,7 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on_while_the_rest_is_
     let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&site.ours.issue("pod"), None, &[])));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let world = world(None, Some(site.pods(None)), |_| {});
-    world.lead(0, listener.local_addr().unwrap(), 1);
+    world.lead(P0, listener.local_addr().unwrap(), 1);
     let mut client = Plain::connect(world.address).await;
     client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 300000\r\n\r\nbegin").await;
     let (stream, _) = soon(listener.accept()).await.unwrap();
@@ -288,7 +297,7 @@ async fn the_end_of_a_request_reaches_a_pod_that_reads_slowly() {
     let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&site.ours.issue("pod"), None, &[])));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let world = world(None, Some(site.pods(None)), |_| {});
-    world.lead(0, listener.local_addr().unwrap(), 1);
+    world.lead(P0, listener.local_addr().unwrap(), 1);
     let mut client = Plain::connect(world.address).await;
     let asked = tokio::spawn(async move {
         let head = format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: {SIZE}\r\n\r\n");
@@ -305,4 +314,79 @@ async fn the_end_of_a_request_reaches_a_pod_that_reads_slowly() {
     pod.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
     pod.flush().await.unwrap();
     assert_eq!(soon(asked).await.unwrap().status, 200);
+}
+
+/// A lease is asked at the last moment, by the request that makes a connection and by those that wait for it.
+#[tokio::test]
+async fn a_lease_that_runs_out_while_a_connection_is_made_keeps_everything_back() {
+    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
+        let site = Site::new();
+        let alpn: &[&str] = if protocol == UpstreamProtocol::Http2 { &["h2"] } else { &[] };
+        let acceptor = std::sync::Arc::new(config(&site.ours.issue("pod"), None, alpn));
+        let acceptor = tokio_rustls::TlsAcceptor::from(acceptor);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let world = world(None, Some(site.pods(None)), |settings| {
+            settings.forward.upstream.protocol = protocol;
+            settings.forward.upstream.connect_timeout = Duration::from_secs(10);
+        });
+        world.lead(P0, listener.local_addr().unwrap(), 1);
+        let mut clients = Vec::new();
+        for _ in 0..2 {
+            let mut client = Plain::connect(world.address).await;
+            client.write(GET).await;
+            clients.push(client);
+        }
+        world.in_flight(P0, 2).await;
+        // By HTTP/2 the second waits for the connection of the first.
+        let expected = if protocol == UpstreamProtocol::Http2 { 1 } else { 2 };
+        let mut reached = Vec::new();
+        for _ in 0..expected {
+            reached.push(soon(listener.accept()).await.unwrap().0);
+        }
+        world.table.trust_until(Instant::now());
+        let mut pods = Vec::new();
+        for stream in reached {
+            pods.push(soon(acceptor.accept(stream)).await.unwrap());
+        }
+        world.held(P0, 2).await;
+        world.in_flight(P0, 0).await;
+        for mut pod in pods {
+            let came = async {
+                match protocol {
+                    UpstreamProtocol::Http2 => {
+                        let mut connection = h2::server::handshake(pod).await.unwrap();
+                        connection.accept().await.is_some()
+                    }
+                    _ => pod.read_u8().await.is_ok(),
+                }
+            };
+            let came = tokio::time::timeout(Duration::from_millis(100), came).await;
+            assert!(!matches!(came, Ok(true)), "a request was sent past the lease, {protocol:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn severing_does_not_wait_for_a_connection_and_loses_nothing_that_waits_for_one() {
+    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
+        let site = Site::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let world = world(None, Some(site.pods(None)), |settings| {
+            settings.forward.upstream.protocol = protocol;
+            settings.forward.upstream.connect_timeout = Duration::from_secs(60);
+        });
+        world.lead(P0, listener.local_addr().unwrap(), 1);
+        let mut client = Plain::connect(world.address).await;
+        client.write(GET).await;
+        world.in_flight(P0, 1).await;
+        // It does not answer the handshake.
+        let _reached = soon(listener.accept()).await.unwrap();
+        world.hold(P0, HoldCause::Handoff);
+        world.sever(P0);
+        world.held(P0, 1).await;
+        world.in_flight(P0, 0).await;
+        let pod = SecurePod::start(&site.ours.issue("pod"), None, BOTH).await;
+        world.lead(P0, pod.address, 2);
+        assert_eq!(client.answer().await.status, 200);
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::PartitionId;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -9,6 +10,8 @@ use tokio::time::Instant;
 use super::support::pod::{Pod, Script, Speaks};
 use super::support::soon;
 use super::{Site, curl, python, run, tell, text, world};
+
+const P0: PartitionId = PartitionId::new(0);
 
 async fn plain_pod() -> Pod {
     Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await
@@ -18,7 +21,7 @@ async fn plain_pod() -> Pod {
 async fn alpn_chooses_the_version_and_the_pod_is_told_of_https() {
     let (site, pod) = (Site::new(), plain_pod().await);
     let world = world(Some(site.server(None)), None, |_| {});
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     for (arguments, version) in [
         (["--http1.1", "--tlsv1.3"], "1.1"),
         (["--http2", "--tlsv1.3"], "2"),
@@ -60,7 +63,7 @@ async fn nothing_older_than_tls_1_2_is_spoken() {
 async fn clients_without_a_certificate_of_the_right_authority_are_refused() {
     let (site, pod) = (Site::new(), plain_pod().await);
     let world = world(Some(site.server(Some(&site.ours))), None, |_| {});
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let ask = async |certificate: Option<&segue_tests::certificates::Issued>, version: &str| {
         let mut command = curl(&site.ours, &["--tls-max", version], world.address);
         if let Some(issued) = certificate {
@@ -115,7 +118,7 @@ async fn a_handshake_that_does_not_come_is_given_up_in_time_and_holds_nobody_els
         settings.server.header_read_timeout = Duration::from_millis(400);
         settings.server.max_connections = 3;
     });
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let began = Instant::now();
     let mut silent = TcpStream::connect(world.address).await.unwrap();
     let mut half = TcpStream::connect(world.address).await.unwrap();
@@ -162,7 +165,7 @@ assert stream.recv(100) == b'', 'an end of TLS'
 async fn a_websocket_is_passed_through() {
     let (site, pod) = (Site::new(), Script::new().await);
     let world = world(Some(site.server(None)), None, |_| {});
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let client = tokio::spawn(run(python(UPGRADE, &[&world.address.to_string(), site.ours.file.to_str().unwrap()])));
     let mut connection = pod.accept().await;
     assert!(connection.head().await.contains("upgrade: websocket"));

@@ -4,11 +4,14 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use segue_coordination::protocol::ids::PartitionId;
 use segue_proxy::tls::{Refreshed, ServerTls};
 use segue_tests::certificates::Authority;
 
 use super::support::pod::{Pod, Speaks};
 use super::{Site, curl, python, run, server, tell, text, world};
+
+const P0: PartitionId = PartitionId::new(0);
 
 /// Who has issued the certificate that is served now.
 async fn issuer(address: &str) -> String {
@@ -46,7 +49,7 @@ async fn new_certificates_are_taken_over_under_load_without_losing_a_request() {
     let served = site.ours.issue("served");
     let tls = server(served.clone(), None);
     let world = world(Some(tls.clone()), None, |_| {});
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     // Clients trust both.
     let both = Authority::new(site.path(), "both");
     let trusted = [&site.ours, &site.other].map(|authority| fs::read_to_string(&authority.file).unwrap()).concat();
@@ -153,7 +156,7 @@ async fn clients_of_an_authority_that_is_no_longer_trusted_cannot_resume() {
     fs::copy(&site.ours.file, &trusted).unwrap();
     let tls = server(site.ours.issue("router"), Some(trusted.clone()));
     let world = world(Some(tls.clone()), None, |_| {});
-    world.lead(0, pod.address, 1);
+    world.lead(P0, pod.address, 1);
     let client = site.ours.issue("client");
     let session = site.path().join("session");
     let shake = async |how: &str| {

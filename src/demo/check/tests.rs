@@ -3,9 +3,19 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId, Revision};
 
 use super::super::record::Burst;
 use super::*;
+
+const E1: Epoch = Epoch::new(1);
+const P1: PartitionId = PartitionId::new(1);
+const P7: PartitionId = PartitionId::new(7);
+const P8: PartitionId = PartitionId::new(8);
+
+fn life(number: u64) -> Incarnation {
+    Incarnation::registered_at(Revision::new(number))
+}
 
 const PODS: [&str; 3] = ["a", "b", "c"];
 
@@ -14,7 +24,7 @@ const PODS: [&str; 3] = ["a", "b", "c"];
 struct World {
     now: Nanos,
     evidence: Evidence,
-    epochs: HashMap<u32, (u64, usize)>,
+    epochs: HashMap<PartitionId, (Epoch, usize)>,
     sequences: HashMap<Key, u64>,
     requests: RequestId,
 }
@@ -40,15 +50,15 @@ impl World {
         self.evidence.log.as_mut().unwrap()
     }
 
-    fn give(&mut self, partition: u32, pod: usize) {
+    fn give(&mut self, partition: PartitionId, pod: usize) {
         let (epoch, owner) = self.epochs.entry(partition).or_default();
-        (*epoch, *owner) = (*epoch + 1, pod);
+        (*epoch, *owner) = (epoch.next(), pod);
         let epoch = *epoch;
         let not_before = self.tick();
         self.owners().note(
             partition,
             epoch,
-            Ownership { pod: PODS[pod].into(), incarnation: 1 + pod as u64, not_before },
+            Ownership { pod: PODS[pod].into(), incarnation: life(1 + pod as u64), not_before },
         );
         let by = self.tick();
         self.owners().begun(partition, epoch, by);
@@ -57,11 +67,12 @@ impl World {
     fn sent(&mut self, key: Key, kind: Kind, outcome: Outcome) -> usize {
         self.requests += 1;
         let sent_at = self.tick();
-        let answered_by = (outcome == Outcome::Ok).then(|| (PODS[self.epochs[&key].1].into(), self.epochs[&key].0));
+        let answered_by =
+            (outcome == Outcome::Ok).then(|| (PODS[self.epochs[&key.into()].1].into(), self.epochs[&key.into()].0));
         self.evidence.exchanges.push(Exchange {
             request: self.requests,
             key,
-            partition: key,
+            partition: key.into(),
             kind,
             due_at: sent_at,
             sent_at,
@@ -84,15 +95,15 @@ impl World {
         let Exchange { request, key, kind: Kind::Write { sequence }, .. } = self.evidence.exchanges[exchange] else {
             panic!("a write");
         };
-        let (epoch, pod) = self.epochs[&key];
+        let (epoch, pod) = self.epochs[&key.into()];
         let accepted_at = self.tick();
         let offset = self.log().len() as u64;
         self.log().push(Appended {
-            partition: key,
+            partition: key.into(),
             offset,
             epoch,
             pod: PODS[pod].into(),
-            incarnation: 1 + pod as u64,
+            incarnation: life(1 + pod as u64),
             request,
             key: key.to_string().into(),
             sequence,
@@ -130,11 +141,11 @@ fn unknown(code: u16) -> Outcome {
 /// A partition that moved from `a` to `b`, with writes and reads before and after.
 fn moved() -> World {
     let mut world = World::new();
-    world.give(7, 0);
+    world.give(P7, 0);
     world.write(7);
     world.write(7);
     world.read(7, 0);
-    world.give(7, 1);
+    world.give(P7, 1);
     world.write(7);
     world.read(7, 0);
     world
@@ -195,7 +206,7 @@ fn a_refused_request_that_took_effect_counts_as_duplicated() {
 fn a_pod_that_is_not_the_owner_of_that_epoch_is_misrouted_to() {
     let mut world = moved();
     let record = world.log().last_mut().unwrap();
-    (record.pod, record.incarnation) = ("c".into(), 3);
+    (record.pod, record.incarnation) = ("c".into(), life(3));
     assert_eq!(world.harm(), [0, 0, 1, 0, 0]);
 }
 
@@ -211,10 +222,10 @@ fn an_owner_that_took_a_request_before_its_time_is_misrouted_to() {
 fn an_owner_that_took_a_request_after_its_time_is_misrouted_to() {
     let mut world = moved();
     // Its successor has written nothing, so that the two do not overlap.
-    world.give(7, 2);
-    let (epoch, late) = (2, world.send(7, Outcome::Ok));
+    world.give(P7, 2);
+    let (epoch, late) = (Epoch::new(2), world.send(7, Outcome::Ok));
     let record = world.append(late);
-    (record.epoch, record.pod, record.incarnation) = (epoch, "b".into(), 2);
+    (record.epoch, record.pod, record.incarnation) = (epoch, "b".into(), life(2));
     assert_eq!(world.harm(), [0, 0, 1, 0, 0]);
 }
 
@@ -222,7 +233,7 @@ fn an_owner_that_took_a_request_after_its_time_is_misrouted_to() {
 fn a_read_answered_by_an_old_owner_and_a_refusal_that_reached_a_client_are_misrouted() {
     let mut world = moved();
     world.read(7, 0);
-    world.evidence.exchanges.last_mut().unwrap().answered_by = Some(("a".into(), 1));
+    world.evidence.exchanges.last_mut().unwrap().answered_by = Some(("a".into(), E1));
     world.send(7, refused(421));
     assert_eq!(world.harm(), [0, 0, 2, 0, 0]);
 }
@@ -230,8 +241,8 @@ fn a_read_answered_by_an_old_owner_and_a_refusal_that_reached_a_client_are_misro
 #[test]
 fn a_record_in_the_log_of_another_partition_is_misrouted() {
     let mut world = moved();
-    world.evidence.exchanges.last_mut().unwrap().partition = 8;
-    world.evidence.exchanges[0].partition = 8;
+    world.evidence.exchanges.last_mut().unwrap().partition = P8;
+    world.evidence.exchanges[0].partition = P8;
     // The read's answer came under an epoch that partition 8 never had.
     assert_eq!(world.harm(), [0, 0, 2, 0, 0]);
 }
@@ -256,13 +267,13 @@ fn two_pods_that_write_at_the_same_time_overlap() {
 #[test]
 fn an_epoch_that_falls_is_an_overlap() {
     let mut world = World::new();
-    world.give(1, 0);
+    world.give(P1, 0);
     let late = world.send(1, unknown(504));
-    world.give(1, 1);
+    world.give(P1, 1);
     world.write(1);
     let time = world.log()[0].accepted_at;
     let record = world.append(late);
-    (record.epoch, record.pod, record.incarnation) = (1, "a".into(), 1);
+    (record.epoch, record.pod, record.incarnation) = (Epoch::new(1), "a".into(), life(1));
     // As if it had been accepted in time and written after all.
     (record.accepted_at, record.appended_at) = (time - 25, time - 25);
     assert_eq!(world.harm(), [0, 0, 0, 0, 1]);
@@ -294,7 +305,7 @@ fn requests_that_were_held_together_must_keep_their_order() {
     let mut world = moved();
     let now = world.now;
     let held = burst(&mut world, 1, 3, Some(now));
-    world.give(7, 2);
+    world.give(P7, 2);
     for member in [0, 2, 1] {
         world.append(held[member]);
     }
@@ -307,7 +318,7 @@ fn a_request_must_not_overtake_across_a_cutover() {
     let mut world = moved();
     let members = burst(&mut world, 1, 2, None);
     world.append(members[1]);
-    world.give(7, 2);
+    world.give(P7, 2);
     world.append(members[0]);
     assert_eq!(world.harm(), [0, 0, 0, 1, 0]);
 }
@@ -336,10 +347,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 fn carry_out(steps: Vec<Step>) -> World {
     let mut world = World::new();
-    (0..4).for_each(|partition| world.give(partition, 0));
+    PartitionId::all(4).for_each(|partition| world.give(partition, 0));
     for step in steps {
         match step {
-            Step::Give(partition, pod) => world.give(partition, pod),
+            Step::Give(partition, pod) => world.give(partition.into(), pod),
             Step::Write(key) => drop(world.write(key)),
             Step::Read(key) => world.read(key, 0),
             Step::Refuse(key) => drop(world.send(key, refused(503))),

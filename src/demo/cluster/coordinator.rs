@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::coordinator::{CoordinatorObserver, CoordinatorSettings, run_coordinator};
-use segue_coordination::planning::{Policy, Strategy};
-use segue_coordination::protocol::records::Mode;
+use segue_coordination::planning::Policy;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -52,8 +51,6 @@ impl Coordinator {
 fn policy(options: &Options) -> Policy {
     Policy {
         partitions: options.partitions,
-        strategy: Strategy::Sticky,
-        mode: Mode::Barrier,
         settle: Duration::from_millis(100),
         settle_max: Duration::from_millis(500),
         min_interval: Duration::from_millis(200),
@@ -61,5 +58,6 @@ fn policy(options: &Options) -> Policy {
         warm_timeout: Duration::from_secs(30),
         phase_timeout: Duration::from_secs(15),
         max_concurrent_handoffs: options.max_concurrent_handoffs,
+        ..Policy::default()
     }
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use prometheus_client::registry::Registry;
 use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
 use segue_coordination::planning::RoundCause;
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::Phase;
 use segue_coordination::protocol::view::View;
 use segue_coordination::router::{Cutover, RouterObserver};
 use segue_coordination::store::StoreError;
-use segue_coordination::store::keys::Partition;
 use segue_proxy::metrics::Metrics;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -64,7 +64,7 @@ impl Instruments {
         member: &Membership,
         story: &Arc<Story>,
     ) -> anyhow::Result<AbortOnDropHandle<()>> {
-        let admin = Admin::bind(address, None).await?;
+        let admin = Admin::bind(address, None)?;
         let keyspace: Arc<dyn Part> = Arc::new(KeyspacePart::start(member.store.clone(), member.keys.clone()));
         let parts = vec![keyspace, Arc::new(DemoPart { story: story.clone() })];
         let registry = self.registry;
@@ -141,7 +141,7 @@ impl CoordinatorObserver for CoordinatorTeller {
         self.metrics.phase_ended(phase, lasted);
     }
 
-    fn handoff_ended(&self, partition: Partition, result: HandoffResult) {
+    fn handoff_ended(&self, partition: PartitionId, result: HandoffResult) {
         self.metrics.handoff_ended(partition, result);
         if result == HandoffResult::Cancelled {
             self.story.told().cancelled += 1;

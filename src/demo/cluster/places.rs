@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rand::seq::IndexedRandom;
 use segue_coordination::participant::{Follow, Update};
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::{Phase, PodStatus};
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::Store;
@@ -28,7 +29,7 @@ pub struct Places {
     /// The coordinator that leads.
     pub leader: Option<String>,
     /// Partitions that a new owner is about to get, or is getting.
-    pub moving: Vec<u32>,
+    pub moving: Vec<PartitionId>,
     partitions: u32,
     draining: bool,
 }
@@ -37,7 +38,7 @@ impl Places {
     fn of(view: &View) -> Self {
         let mut owned: BTreeMap<String, u32> = view.pods.keys().map(|pod| (pod.clone(), 0)).collect();
         let (partitions, mut unowned) = (view.partitions(), 0);
-        for partition in 0..partitions {
+        for partition in PartitionId::all(partitions) {
             match view.live_owner(partition) {
                 Some((assignment, _)) => *owned.entry(assignment.owner.clone()).or_default() += 1,
                 None => unowned += 1,
@@ -60,7 +61,7 @@ impl Places {
     }
 
     /// One of the partitions that move.
-    pub(crate) fn any_moving(&self, random: &mut impl rand::Rng) -> Option<u32> {
+    pub(crate) fn any_moving(&self, random: &mut impl rand::Rng) -> Option<PartitionId> {
         self.moving.choose(random).copied()
     }
 

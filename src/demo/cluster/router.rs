@@ -61,6 +61,9 @@ impl Router {
             on_store_loss: OnStoreLoss::Auto,
             drain_timeout: Duration::from_secs(5),
             on_drain_timeout: OnDrainTimeout::Auto,
+            admin: None,
+            partitioner: None,
+            request_timeout: REQUEST_TIMEOUT,
         };
         let (sender, status) = watch::channel(RouterStatus::default());
         let observer = instruments.router(number, story);
@@ -104,6 +107,7 @@ fn forward(name: &str, member: &Membership) -> ForwardSettings {
         router: name.to_owned(),
         keyspace: member.keyspace.clone(),
         max_body_bytes: None,
+        trust_forwarded: false,
         locator: Locator { source: PartitionSource::Header(names::PARTITION), order_by: Some(names::KEY) },
         upstream: UpstreamSettings { request_timeout: REQUEST_TIMEOUT, ..UpstreamSettings::default() },
     }

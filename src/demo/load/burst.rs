@@ -17,6 +17,7 @@ use http_body_util::Full;
 use hyper::client::conn::http2::SendRequest;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use segue_coordination::protocol::ids::PartitionId;
 use tokio::time::timeout;
 
 use super::super::clock::{self, Nanos};
@@ -48,9 +49,9 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
         };
         id += 1;
         let moving = settings.places.as_ref().and_then(|places| places.borrow().any_moving(&mut random));
-        let partition = moving.unwrap_or_else(|| random.random_range(0..partitions));
-        let key = settings.clients * KEYS + number * partitions + partition;
-        let sequence = &mut sequences[partition as usize];
+        let partition = moving.unwrap_or_else(|| PartitionId::new(random.random_range(0..partitions)));
+        let key = settings.clients * KEYS + number * partitions + partition.get();
+        let sequence = &mut sequences[partition.index()];
         let mut members = Vec::new();
         for _ in 0..random.random_range(2..=LENGTH) {
             (*sequence, sent) = (*sequence + 1, sent + 1);

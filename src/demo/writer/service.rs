@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Body;
 use rand::RngExt;
+use segue_coordination::protocol::ids::{Epoch, PartitionId};
 
 use super::super::clock;
 use super::{Entry, Mishap, Write, Writer};
@@ -157,11 +158,11 @@ fn number<N: FromStr>(headers: &HeaderMap, name: &HeaderName) -> Option<N> {
     headers.get(name)?.to_str().ok()?.parse().ok()
 }
 
-fn stamped(writer: &Writer, epoch: u64, highest: u64, entry: Option<&Entry>) -> Answer {
+fn stamped(writer: &Writer, epoch: Epoch, highest: u64, entry: Option<&Entry>) -> Answer {
     let body = entry.map_or_else(String::new, |entry| entry.value.to_string());
     let mut answer = Response::new(Full::from(body));
     let headers = answer.headers_mut();
-    headers.insert(names::EPOCH, epoch.into());
+    headers.insert(names::EPOCH, epoch.get().into());
     headers.insert(names::SEQUENCE, highest.into());
     // Names are those of registrations: visible ASCII.
     headers.extend(HeaderValue::from_str(writer.name()).ok().map(|name| (names::WRITER, name)));
@@ -169,8 +170,8 @@ fn stamped(writer: &Writer, epoch: u64, highest: u64, entry: Option<&Entry>) -> 
 }
 
 /// Let in by mistake: whoever guards the door believes that this pod owns the partition, and it has nothing of it.
-fn no_state(partition: u32) -> Answer {
-    tracing::error!(partition, "a request was let in and there is no state");
+fn no_state(partition: PartitionId) -> Answer {
+    tracing::error!(partition = partition.get(), "a request was let in and there is no state");
     plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("no state of partition {partition}"))
 }
 
@@ -182,11 +183,15 @@ fn plain(status: StatusCode, text: &str) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use segue_coordination::protocol::ids::{HandoffId, Revision};
     use tower::ServiceExt;
 
     use super::super::super::log::Log;
     use super::super::WriterSettings;
     use super::*;
+
+    const H9: HandoffId = HandoffId::created_at(Revision::new(9));
+    const P7: PartitionId = PartitionId::new(7);
 
     async fn ask(
         service: &WriterService,
@@ -207,7 +212,7 @@ mod tests {
     #[tokio::test]
     async fn a_write_is_read_back_with_its_sequence() {
         let writer = Writer::new("w", Log::in_memory(), WriterSettings::default());
-        writer.warm(7, 9).unwrap();
+        writer.warm(P7, H9).unwrap();
         let service = WriterService::new(writer);
         let stamps = [(names::SEGUE_PARTITION, 7), (names::SEGUE_EPOCH, 2)];
         let all = [stamps[0].clone(), stamps[1].clone(), (names::REQUEST, 1), (names::SEQUENCE, 5)];

@@ -1,8 +1,12 @@
 //! What a process takes up, by /proc.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::task::JoinHandle;
 
 /// Its resident memory, in KiB; 0: it is gone.
@@ -40,9 +44,44 @@ impl Peak {
     }
 }
 
-/// Lets this process, and those it starts, open so many files, or as many as it may. How many that is.
+/// How many files a process may open: the soft limit and the hard one; none: as many as it likes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FileLimits {
+    soft: Option<u64>,
+    hard: Option<u64>,
+}
+
+static STARTED_WITH: OnceLock<FileLimits> = OnceLock::new();
+
+impl FileLimits {
+    pub(crate) fn of(files: u64) -> Self {
+        FileLimits { soft: Some(files), hard: Some(files) }
+    }
+
+    /// Those that this process was started with: what a user would start a router with.
+    pub(crate) fn as_started() -> Self {
+        *STARTED_WITH.get_or_init(|| {
+            let limit = getrlimit(Resource::Nofile);
+            FileLimits { soft: limit.current, hard: limit.maximum }
+        })
+    }
+
+    /// A command that will have these limits, whatever this process has made of its own. A shell sets them, as between a fork
+    /// and an exec only unsafe code could.
+    pub(crate) fn command(self, program: &Path) -> Command {
+        let limit = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |files| files.to_string());
+        let mut command = Command::new("/bin/sh");
+        // The soft one first: the hard one may not go below it.
+        command.args(["-c", "ulimit -Sn \"$1\" && ulimit -Hn \"$2\" && shift 2 && exec \"$@\"", "sh"]);
+        command.args([limit(self.soft), limit(self.hard)]).arg(program);
+        command
+    }
+}
+
+/// Lets this process open so many files, or as many as it may. How many that is. To be called once the limits that it was
+/// started with are known.
 pub(crate) fn raise_file_limit(wanted: u64) -> u64 {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    FileLimits::as_started();
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.unwrap_or(wanted).max(wanted);
     // Root may go above its maximum; others get what they may.

@@ -12,9 +12,8 @@ use crate::site::Router;
 /// the machine, and what is to be seen is a client that waits for an attacker.
 pub(crate) const SLOWER: u32 = 10;
 pub(crate) const SLACK: Duration = Duration::from_millis(250);
-/// How much memory an attack may take, and all of them together: an allocator gives back late what it had.
-const MEMORY_KIB: u64 = 128 << 10;
-const ALL_MEMORY_KIB: u64 = 256 << 10;
+/// How much memory all attacks together may take.
+const ALL_MEMORY_KIB: u64 = 320 << 10;
 const FILES_BACK: Duration = Duration::from_secs(10);
 const FILES_SLACK: usize = 50;
 
@@ -49,7 +48,7 @@ pub(crate) async fn play(
     let rss = peak.end();
     let files = files_back(router, calm).await;
     let mut wrong = complaints(&measured, &target.seen, calm);
-    if rss > before + MEMORY_KIB || rss > calm.rss_kib + ALL_MEMORY_KIB {
+    if rss > before + attack.memory_kib || rss > calm.rss_kib + ALL_MEMORY_KIB {
         wrong.push(format!(
             "{} MiB of memory, {} before and {} when calm",
             rss >> 10,
@@ -87,7 +86,7 @@ pub(crate) async fn play(
         String::new()
     } else {
         let bounced = ["misdirected", "refused", "spared"]
-            .map(|cause| router.metric(&format!("segue_bounced_total{{cause=\"{cause}\"}}")));
+            .map(|cause| router.metric(&format!("segue_requests_bounced_total{{cause=\"{cause}\"}}")));
         format!("\n     {}; bounced so far {bounced:?} (misdirected, refused, spared)", wrong.join("; "))
     };
     (harmless, line + &complaint)

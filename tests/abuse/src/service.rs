@@ -37,6 +37,8 @@ pub(crate) const BIG: usize = 64 << 20;
 /// What `/limited` works on at a time, and how long each takes.
 pub(crate) const AT_A_TIME: usize = 16;
 pub(crate) const WORK: Duration = Duration::from_millis(20);
+/// How long `/poll` takes.
+const POLL: Duration = Duration::from_secs(3);
 
 /// What has reached the pods.
 #[derive(Debug)]
@@ -50,6 +52,7 @@ pub(crate) struct Seen {
     limited: Semaphore,
     refusing: AtomicBool,
     refused: AtomicUsize,
+    gone: AtomicUsize,
 }
 
 impl Seen {
@@ -63,6 +66,7 @@ impl Seen {
             limited: Semaphore::new(AT_A_TIME),
             refusing: AtomicBool::new(false),
             refused: AtomicUsize::new(0),
+            gone: AtomicUsize::new(0),
         }
     }
 
@@ -76,6 +80,11 @@ impl Seen {
     pub(crate) fn refuse(&self, refusing: bool) -> usize {
         self.refusing.store(refusing, Relaxed);
         self.refused.swap(0, Relaxed)
+    }
+
+    /// How many requests have reached pods whose clients had hung up before.
+    pub(crate) fn gone(&self) -> usize {
+        self.gone.load(Relaxed)
     }
 
     /// The most requests that pods worked on at a time since the last call.
@@ -125,6 +134,9 @@ async fn answer(seen: &Seen, request: Request<Incoming>) -> Response<Body> {
     if head.uri.path().contains("smuggled") || head.headers.contains_key("x-smuggled") {
         seen.smuggled.fetch_add(1, Relaxed);
     }
+    if head.uri.path() == "/gone" {
+        seen.gone.fetch_add(1, Relaxed);
+    }
     let id = head.headers.get("x-id").and_then(|id| id.to_str().ok()?.parse().ok());
     let Ok(body) = incoming.collect().await else {
         return status(400);
@@ -138,6 +150,10 @@ async fn answer(seen: &Seen, request: Request<Incoming>) -> Response<Body> {
             tokio::time::sleep(Duration::from_millis(300)).await;
             status(200)
         }
+        "/poll" => {
+            tokio::time::sleep(POLL).await;
+            status(200)
+        }
         "/limited" => match seen.limited.acquire().await {
             Ok(_permit) => {
                 tokio::time::sleep(WORK).await;
@@ -149,7 +165,7 @@ async fn answer(seen: &Seen, request: Request<Incoming>) -> Response<Body> {
     }
 }
 
-/// Says in front of everything that it is not the owner, while the test wants that.
+/// Says in front of everything that it is not the owner, while the test wants that, and of `/poison` always.
 #[derive(Clone)]
 struct Refusing<S> {
     seen: Arc<Seen>,
@@ -172,8 +188,9 @@ where
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        if self.seen.refusing.load(Relaxed) {
-            self.seen.refused.fetch_add(1, Relaxed);
+        let refusing = self.seen.refusing.load(Relaxed);
+        if refusing || request.uri().path() == "/poison" {
+            self.seen.refused.fetch_add(usize::from(refusing), Relaxed);
             let refusal = status(421).map(|body| body.map_err(|never| match never {}).boxed_unsync());
             return Box::pin(std::future::ready(Ok(refusal)));
         }
@@ -210,14 +227,19 @@ pub(crate) struct Pod {
 /// Where pods take part, and what they note.
 #[derive(Clone)]
 pub(crate) struct Pods {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) keys: Keyspace,
+    store: Arc<dyn Store>,
+    keyspace: &'static str,
     pub(crate) seen: Arc<Seen>,
 }
 
 impl Pods {
-    pub(crate) fn new(store: Arc<dyn Store>, keys: Keyspace) -> Self {
-        Pods { store, keys, seen: Arc::new(Seen::new()) }
+    pub(crate) fn new(store: Arc<dyn Store>, keyspace: &'static str) -> Self {
+        Pods { store, keyspace, seen: Arc::new(Seen::new()) }
+    }
+
+    /// Those of another keyspace, which note what they see in the same place.
+    pub(crate) fn in_keyspace(&self, keyspace: &'static str) -> Self {
+        Pods { keyspace, ..self.clone() }
     }
 
     pub(crate) async fn start(&self, name: &str) -> anyhow::Result<Pod> {
@@ -226,7 +248,8 @@ impl Pods {
         socket.bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
         let listener = socket.listen(4096)?;
         let settings = PodSettings::new(name, listener.local_addr()?.to_string());
-        let handle = PodHandle::start(self.store.clone(), "default", self.keys.clone(), settings, Arc::new(NoState));
+        let keys = Keyspace::new("/segue/", self.keyspace);
+        let handle = PodHandle::start(self.store.clone(), self.keyspace, keys, settings, Arc::new(NoState));
         let service = Refusing { seen: self.seen.clone(), inner: handle.layer().layer(Service(self.seen.clone())) };
         let server = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {

@@ -10,6 +10,17 @@ use tokio::time::timeout;
 /// What every request begins its head with.
 pub(crate) const H: &str = "host: h\r\nx-partition: 0\r\n";
 
+/// The attackers' address, by its last byte.
+pub(crate) const ATTACKER: u8 = 2;
+
+fn socket(client: u8) -> std::io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    // A port that rests from an earlier connection may be used again.
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::from(([127, 0, 0, client], 0)))?;
+    Ok(socket)
+}
+
 /// A connection.
 pub(crate) struct Raw {
     pub(crate) stream: TcpStream,
@@ -36,15 +47,22 @@ impl Came {
 }
 
 impl Raw {
+    /// From the attackers' address, which no well-behaved client has.
     pub(crate) async fn connect(to: SocketAddr) -> std::io::Result<Self> {
-        let stream = timeout(Duration::from_secs(5), TcpStream::connect(to)).await??;
+        Self::connect_from(ATTACKER, to).await
+    }
+
+    /// From an address of this machine, by its last byte.
+    pub(crate) async fn connect_from(client: u8, to: SocketAddr) -> std::io::Result<Self> {
+        let socket = socket(client)?;
+        let stream = timeout(Duration::from_secs(5), socket.connect(to)).await??;
         stream.set_nodelay(true)?;
         Ok(Raw { stream })
     }
 
     /// With a window that takes hardly anything.
     pub(crate) async fn connect_narrow(to: SocketAddr) -> std::io::Result<Self> {
-        let socket = TcpSocket::new_v4()?;
+        let socket = socket(ATTACKER)?;
         socket.set_recv_buffer_size(4 << 10)?;
         Ok(Raw { stream: timeout(Duration::from_secs(5), socket.connect(to)).await?? })
     }
@@ -71,6 +89,20 @@ impl Raw {
         came
     }
 
+    /// Reads until the router has answered or reset a stream of HTTP/2, ends the connection, or says nothing for so long.
+    pub(crate) async fn read_answer(&mut self, patience: Duration) -> Said {
+        let mut bytes = Vec::new();
+        loop {
+            let came = self.read(patience, 1).await;
+            bytes.extend_from_slice(&came.bytes);
+            let said = said(&bytes);
+            let is_answered = said.answers + said.resets > 0 || said.goaway.is_some();
+            if is_answered || came.closed || came.bytes.is_empty() {
+                return said;
+            }
+        }
+    }
+
     pub(crate) async fn ask(&mut self, bytes: impl AsRef<[u8]>, patience: Duration) -> Came {
         self.send(bytes, patience).await;
         self.read(patience, 1 << 20).await
@@ -89,6 +121,7 @@ pub(crate) const WINDOW_UPDATE: u8 = 8;
 pub(crate) const CONTINUATION: u8 = 9;
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
+pub(crate) const ACK: u8 = 1;
 /// Settings.
 pub(crate) const INITIAL_WINDOW_SIZE: u16 = 4;
 

@@ -19,8 +19,8 @@ const SHORT: Duration = Duration::from_secs(180);
 /// named scenarios and then faults drawn from the seed, heals everything, waits until every partition has a living owner,
 /// and ends every process with SIGTERM.
 ///
-/// Progress goes to stderr; the one line on stdout is `chaos: runs=… faults=… harm=… …`. Exits 0 only if there was no harm
-/// and everything converged. Needs root on Linux: network, mount and process namespaces, nftables, etcd.
+/// Progress goes to stderr; the last line on stdout is `chaos: runs=… faults=… harm=… …`, after one about failovers. Exits 0
+/// only if there was no harm and everything converged. Needs root on Linux: network, mount and process namespaces, nftables, etcd.
 ///
 ///   segue-chaos --short                              what CI runs: every scenario and some faults, three minutes at most
 ///   segue-chaos --seed 7 --runs 1                    the same choices once more

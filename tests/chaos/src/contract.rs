@@ -3,12 +3,13 @@
 //! Clients may be lucky; the history is not. A handoff leaves `Ready` only with every router that was registered at that
 //! very revision drained (one that registers later sees that it must not route to the old owner); an owner changes only
 //! by a handoff that stands, the old owner (if it lives and can say so) at its end, and the new one's tail read; epochs
-//! grow by one; a handoff is never overwritten by another.
+//! grow; a handoff is never overwritten by another.
 
+use segue_coordination::protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_coordination::protocol::records::{Assignment, Handoff, Phase, PodAckKind};
-use segue_coordination::protocol::view::{Stamped, View};
-use segue_coordination::store::data::{Batch, Event, KeyValue, Revision};
-use segue_coordination::store::keys::{KeyName, Partition};
+use segue_coordination::protocol::view::View;
+use segue_coordination::store::data::{Batch, Event, KeyValue};
+use segue_coordination::store::keys::KeyName;
 
 /// Applies one event of a batch that ends with `revision`: a view takes whole batches, and of several events at one
 /// revision, or of several revisions at once, each has to be looked at in the state that the one before has left.
@@ -17,7 +18,7 @@ pub(crate) fn apply(view: &mut View, event: Event, revision: Revision) {
         Event::Put(put) => put.mod_revision,
         Event::Delete { .. } => revision,
     };
-    view.revision = revision - 1;
+    view.revision = Revision::new(revision.get() - 1);
     view.apply(Batch { revision, events: vec![event] });
 }
 
@@ -34,7 +35,7 @@ pub(crate) fn breaches(view: &View, event: &Event) -> Vec<String> {
     }
 }
 
-fn flip(view: &View, new: &Assignment, revision: u64) -> Vec<String> {
+fn flip(view: &View, new: &Assignment, revision: Revision) -> Vec<String> {
     let Assignment { partition, owner, incarnation, epoch, .. } = new;
     let mut found = Vec::new();
     let mut broken = |why: String| {
@@ -42,7 +43,7 @@ fn flip(view: &View, new: &Assignment, revision: u64) -> Vec<String> {
             "{owner} became owner of partition {partition} at epoch {epoch} (revision {revision}) {why}"
         ));
     };
-    if let Some(before) = view.assignments.get(partition).filter(|before| before.value.epoch + 1 != *epoch) {
+    if let Some(before) = view.assignments.get(partition).filter(|before| *epoch <= before.value.epoch) {
         broken(format!("after epoch {}", before.value.epoch));
     }
     let fits = |handoff: &Handoff| {
@@ -52,7 +53,7 @@ fn flip(view: &View, new: &Assignment, revision: u64) -> Vec<String> {
         broken("without a handoff".into());
         return found;
     };
-    let (id, record) = (handoff.create_revision, &handoff.value);
+    let (id, record) = (handoff.id(), &handoff.value);
     let Some(old) = &record.old_owner else { return found };
     // Before or after the record's own event in the same transaction.
     if record.phase <= Phase::Ready {
@@ -73,7 +74,7 @@ fn flip(view: &View, new: &Assignment, revision: u64) -> Vec<String> {
 }
 
 /// Routers that have not said that nothing of theirs can reach the old owner any more.
-fn undrained(view: &View, partition: Partition, handoff: Revision) -> impl Iterator<Item = &String> {
+fn undrained(view: &View, partition: PartitionId, handoff: HandoffId) -> impl Iterator<Item = &String> {
     let routers = view.routers.keys();
     routers.filter(move |router| view.drained_ack(partition, router, handoff).is_none_or(|ack| ack.gave_up))
 }
@@ -82,9 +83,10 @@ fn move_on(view: &View, put: &KeyValue) -> Vec<String> {
     let Ok(new) = serde_json::from_slice::<Handoff>(&put.value) else {
         return vec!["a handoff that cannot be read".into()];
     };
-    let Some(Stamped { create_revision, value: old, .. }) = view.handoffs.get(&new.partition) else {
+    let Some(standing) = view.handoffs.get(&new.partition) else {
         return Vec::new();
     };
+    let old = &standing.value;
     let is_same = (old.epoch, &old.new_owner, old.new_incarnation) == (new.epoch, &new.new_owner, new.new_incarnation);
     if !is_same || old.phase > new.phase {
         return vec![format!("the handoff of partition {} was overwritten", new.partition)];
@@ -98,7 +100,7 @@ fn move_on(view: &View, put: &KeyValue) -> Vec<String> {
             "the handoff of partition {partition} moved on to {to:?} (revision {revision}) although router {router} had not drained"
         )
     };
-    undrained(view, new.partition, *create_revision).map(said).collect()
+    undrained(view, new.partition, standing.id()).map(said).collect()
 }
 
 #[cfg(test)]
@@ -108,15 +110,17 @@ mod tests {
 
     use super::*;
 
+    const P3: PartitionId = PartitionId::new(3);
+
     struct World {
         view: View,
-        revision: u64,
+        revision: Revision,
     }
 
     impl World {
         /// Partition 3 is on its way from `old` to `new`, routers `a` and `b` are there; nobody has acknowledged.
         fn moving() -> Self {
-            let mut world = World { view: View::empty(Keyspace::new("/segue/", "default")), revision: 0 };
+            let mut world = World { view: View::empty(Keyspace::new("/segue/", "default")), revision: Revision::ZERO };
             for router in ["a", "b"] {
                 world.put(&format!("routers/{router}"), &format!(r#"{{"router_name":"{router}"}}"#));
             }
@@ -136,11 +140,11 @@ mod tests {
 
         /// What the put breaks.
         fn put(&mut self, key: &str, value: &str) -> Vec<String> {
-            self.revision += 1;
+            self.revision = self.revision.next();
             let key = format!("/segue/default/{key}");
-            let stands = self.view.keys().parse(&key).is_some_and(|name| name == KeyName::Handoff(3))
-                && self.view.handoffs.contains_key(&3);
-            let create_revision = if stands { self.view.handoffs[&3].create_revision } else { self.revision };
+            let stands = self.view.keys().parse(&key).is_some_and(|name| name == KeyName::Handoff(P3))
+                && self.view.handoffs.contains_key(&P3);
+            let create_revision = if stands { self.view.handoffs[&P3].create_revision } else { self.revision };
             let (value, mod_revision, lease) = (value.into(), self.revision, None);
             let event = Event::Put(KeyValue { key, value, create_revision, mod_revision, lease });
             let found = breaches(&self.view, &event);

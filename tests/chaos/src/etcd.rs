@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use segue_coordination::protocol::ids::Revision;
 
 use crate::probe::{self, metric};
 
@@ -54,7 +55,7 @@ pub(crate) fn syncs(metrics: &str) -> Option<(f64, f64)> {
 }
 
 /// Compacts the history up to `revision`, as `etcdctl compaction` does.
-pub(crate) fn compact(member: Ipv4Addr, revision: u64) -> anyhow::Result<()> {
+pub(crate) fn compact(member: Ipv4Addr, revision: Revision) -> anyhow::Result<()> {
     let body = format!(r#"{{"revision":"{revision}","physical":true}}"#);
     let to = SocketAddr::from((member, CLIENT));
     let answer =

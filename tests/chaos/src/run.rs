@@ -28,7 +28,7 @@ use crate::verdict::{Verdict, reasons};
 use crate::witness::Witness;
 
 /// How long the site may take to come to rest once everything is healed.
-const REST: Duration = Duration::from_secs(60);
+pub(crate) const REST: Duration = Duration::from_secs(60);
 /// The longest that a router is stopped by a fault.
 const LONGEST_STOP: Duration = Duration::from_secs(10);
 /// Requests per second: enough for every partition to have some in flight at any moment of a handoff, and little enough
@@ -46,6 +46,8 @@ pub(crate) struct Stage<'a> {
     pub(crate) timeline: &'a Timeline,
     pub(crate) verdict: Verdict,
     pub(crate) faults: u64,
+    /// From the end of a vanished owner's lease until all its partitions were served again.
+    pub(crate) failovers: Vec<Duration>,
     gauge: Arc<Gauge>,
 }
 
@@ -66,6 +68,7 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
         timeline.say("this kernel cannot delay packets (no netem): delays are those of lost packets");
     }
     let (mut all, mut faults, mut moved, mut cancelled, mut refused) = (Verdict::default(), 0, 0, 0, 0);
+    let mut failovers = Vec::new();
     for run in 1..=arguments.runs() {
         let own = folder.join(format!("run-{run}"));
         std::fs::create_dir_all(&own)?;
@@ -76,6 +79,7 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
         done.verdict.in_words().iter().for_each(|line| timeline.say(line));
         (faults, moved) = (faults + done.faults, moved + done.moved);
         (cancelled, refused) = (cancelled + done.cancelled, refused + done.refused);
+        failovers.extend(done.failovers);
         all.merge(done.verdict);
         if all.harm() > 0 {
             break;
@@ -91,6 +95,12 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
         all.reads,
         all.held_pairs
     );
+    failovers.sort_unstable();
+    if let Some(slowest) = failovers.last() {
+        let (runs, middle) = (failovers.len(), failovers[failovers.len() / 2].as_secs_f64());
+        let slowest = slowest.as_secs_f64();
+        write_line(&format!("failover: runs={runs} p50={middle:.2}s max={slowest:.2}s after the end of the lease"))?;
+    }
     timeline.say(&format!("errors that clients saw: {}", reasons(&all.errors)));
     write_line(&line)?;
     Ok(if harm == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -117,6 +127,7 @@ fn write_line(line: &str) -> std::io::Result<()> {
 struct Done {
     verdict: Verdict,
     faults: u64,
+    failovers: Vec<Duration>,
     moved: u64,
     cancelled: u64,
     refused: u64,
@@ -154,7 +165,8 @@ fn one(
     };
     let gauge = load.gauge().clone();
     let verdict = Verdict::default();
-    let mut stage = Stage { site, witness: &witness, random, timeline, verdict, faults: 0, gauge };
+    let mut stage =
+        Stage { site, witness: &witness, random, timeline, verdict, faults: 0, failovers: Vec::new(), gauge };
     stage.pause(1_000);
     match arguments.sabotage {
         Some(sabotage) => sabotage.commit(&mut stage)?,
@@ -163,7 +175,7 @@ fn one(
     timeline.say("everything is healed; reading every key once more");
     stage.settle();
     let exchanges = runtime.block_on(load.finish());
-    let Stage { mut verdict, faults, .. } = stage;
+    let Stage { mut verdict, faults, failovers, .. } = stage;
     // Together, so that nobody has anyone to hand over to in the end; a pod gives that up by itself.
     let all: Vec<&str> = PODS.into_iter().collect();
     let revision = witness.catch_up();
@@ -200,7 +212,7 @@ fn one(
         verdict.add("contract", breach);
     }
     verdict.judge(&Evidence { exchanges, log: Some(log.read_all()?), owners: Some(owners) });
-    Ok(Done { verdict, faults, moved, cancelled, refused: refused.len() as u64 })
+    Ok(Done { verdict, faults, failovers, moved, cancelled, refused: refused.len() as u64 })
 }
 
 impl Stage<'_> {

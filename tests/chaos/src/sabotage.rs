@@ -91,7 +91,7 @@ fn steal_partitions(stage: &mut Stage<'_>) -> anyhow::Result<()> {
         let of_another = seen.view.assignments.values().filter(|assignment| assignment.value.owner != PODS[1]);
         of_another
             .map(|assignment| {
-                let (owner, incarnation) = (PODS[1].to_owned(), thief.create_revision);
+                let (owner, incarnation) = (PODS[1].to_owned(), thief.incarnation());
                 let stolen = Assignment { owner, incarnation, ..assignment.value.clone() };
                 (stage.witness.keys().assignment(stolen.partition), stolen)
             })

@@ -3,9 +3,13 @@
 //! A scenario says at its own places what must be seen beyond what is checked all the time. It leaves everything healed;
 //! whoever plays it waits until the site is at rest.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::ensure;
+use segue_coordination::protocol::ids::{PartitionId, Revision};
 use segue_coordination::protocol::records::Phase;
 use segue_coordination::store::data::{Keys, Op};
 
@@ -13,8 +17,8 @@ use crate::etcd::{self, MEMBERS};
 use crate::fault::{Fault, TERMINATE};
 use crate::network::Cut;
 use crate::probe;
-use crate::run::Stage;
-use crate::site::{COORDINATORS, LEASE_TTL, MAX_WAIT, PODS, ROUTERS};
+use crate::run::{REST, Stage};
+use crate::site::{COORDINATORS, FIRST_PODS, LEASE_TTL, MAX_WAIT, PODS, ROUTERS};
 
 /// A scenario by its name.
 pub(crate) struct Scenario {
@@ -29,7 +33,7 @@ pub(crate) const RANDOM: &str = "random";
 /// Long enough for leases to end.
 const BEYOND_LEASE: Duration = Duration::from_secs(5);
 
-const ALL: [Scenario; 13] = [
+const ALL: [Scenario; 14] = [
     Scenario {
         name: "stuck-router",
         says: "a router is stopped before it holds; no other may go on before its lease is gone",
@@ -86,6 +90,11 @@ const ALL: [Scenario; 13] = [
         says: "etcd's leader is stopped for longer than leases last, and wakes up",
         play: etcd_leader_stuck,
     },
+    Scenario {
+        name: "vanished-host",
+        says: "a pod's host vanishes without closing any connection; its partitions are served a second after its lease",
+        play: vanished_host,
+    },
     Scenario { name: "slow-disk", says: "etcd's leader has a slow disk while pods join and leave", play: slow_disk },
 ];
 
@@ -119,7 +128,7 @@ fn leave(stage: &mut Stage<'_>) {
     stage.site.terminate(&[JOINER], TERMINATE);
 }
 
-fn in_phase(stage: &Stage<'_>, phase: Phase) -> Option<u32> {
+fn in_phase(stage: &Stage<'_>, phase: Phase) -> Option<PartitionId> {
     let seen = stage.witness.seen();
     seen.view.handoffs.values().find(|handoff| handoff.value.phase == phase).map(|handoff| handoff.value.partition)
 }
@@ -215,7 +224,7 @@ fn compaction(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.site.start(JOINER)?;
     stage.pause(2_500);
     let revision = stage.witness.catch_up()?;
-    let mut compacted = 0;
+    let mut compacted = Revision::ZERO;
     for member in stage.site.members() {
         if etcd::compact(member, revision).is_ok() {
             compacted = revision;
@@ -237,7 +246,8 @@ fn new_owner_refuses(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let owns = |stage: &Stage<'_>| {
         stage.witness.seen().view.assignments.values().any(|assignment| assignment.value.owner == JOINER)
     };
-    let owned = stage.until(BEYOND_LEASE, owns);
+    // A scenario before may have ended it in the midst of a move, for which the coordinator shuns its name for a while.
+    let owned = stage.until(REST, owns);
     stage.pause(500);
     stage.site.network.heal(&pairs, Cut::RefusedOneWay)?;
     stage.settle();
@@ -305,6 +315,62 @@ fn slow_disk(stage: &mut Stage<'_>) -> anyhow::Result<()> {
         stage.timeline.say(&format!("  {said}"));
     }
     Ok(())
+}
+
+/// How long after a vanished owner's lease its partitions may take to be served again: a second in which routers wait for
+/// answers that are on their way, the warm-up, and what the machine adds.
+const FAILOVER: Duration = Duration::from_millis(2_500);
+
+fn vanished_host(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let pod = PODS[stage.failovers.len() % FIRST_PODS];
+    let owned_by_it = |stage: &Stage<'_>| -> Vec<PartitionId> {
+        let seen = stage.witness.seen();
+        let assignments = seen.view.assignments.iter();
+        assignments.filter(|(_, it)| it.value.owner == pod).map(|(partition, _)| *partition).collect()
+    };
+    // A pod that lost its lease a moment ago owns partitions again only after the back-off for its name.
+    let is_ready = |stage: &Stage<'_>| stage.witness.seen().view.handoffs.is_empty() && !owned_by_it(stage).is_empty();
+    ensure!(stage.until(REST, is_ready), "{pod} owns nothing after {REST:?}");
+    let before = stage.errors();
+    let others = MEMBERS.into_iter().chain(COORDINATORS).chain(ROUTERS);
+    let pairs: Vec<_> = others.map(|other| (pod, other)).collect();
+    stage.site.network.cut(&pairs, Cut::Silent)?;
+    let vanished = Instant::now();
+    let owned = owned_by_it(stage);
+    ensure!(!owned.is_empty(), "{pod} has lost its partitions");
+    while stage.witness.seen().view.pods.contains_key(pod) {
+        ensure!(vanished.elapsed() < 4 * LEASE_TTL, "the lease of {pod} does not end");
+        stage.pause(1);
+    }
+    let (gone, routers) = (Instant::now(), stage.site.routers());
+    let asking: Vec<_> = owned
+        .iter()
+        .map(|partition| {
+            let (router, header) = (routers[partition.index() % routers.len()], format!("x-partition: {partition}"));
+            std::thread::spawn(move || {
+                let answer = probe::get(router, "/keys/probe", &[&header, "x-key: probe"], 2 * MAX_WAIT);
+                (answer.map(|answer| answer.status), gone.elapsed())
+            })
+        })
+        .collect();
+    let answers: Vec<_> = asking.into_iter().filter_map(|asked| asked.join().ok()).collect();
+    let slowest = answers.iter().map(|(_, took)| *took).max().unwrap_or_default();
+    stage.timeline.say(&format!(
+        "  {pod} owned {} partitions; its lease ended {:.2} s after it vanished, and all were served {:.2} s later",
+        owned.len(),
+        (gone - vanished).as_secs_f64(),
+        slowest.as_secs_f64()
+    ));
+    stage.failovers.push(slowest);
+    let unserved = answers.iter().filter(|(status, _)| status.is_none_or(|status| status >= 500)).count();
+    let refused = |errors: &BTreeMap<(u16, Arc<str>), u64>| -> u64 {
+        errors.iter().filter(|((_, reason), _)| &**reason == "stash-timeout").map(|(_, count)| count).sum()
+    };
+    let refused = refused(&stage.errors()) - refused(&before);
+    if slowest > FAILOVER || unserved > 0 || refused > 0 {
+        stage.verdict.add("unbounded", format!("a failover took {slowest:?}; {unserved} unserved, {refused} refused"));
+    }
+    stage.site.network.heal(&pairs, Cut::Silent)
 }
 
 fn play_fault(stage: &mut Stage<'_>, mut fault: Fault, lasts: Duration) -> anyhow::Result<()> {

@@ -25,7 +25,7 @@ pub(crate) const COORDINATORS: [&str; 2] = ["c-0", "c-1"];
 pub(crate) const ROUTERS: [&str; 3] = ["r-0", "r-1", "r-2"];
 /// The first four from the beginning; the others join and leave.
 pub(crate) const PODS: [&str; 6] = ["w-0", "w-1", "w-2", "w-3", "w-4", "w-5"];
-const FIRST_PODS: usize = 4;
+pub(crate) const FIRST_PODS: usize = 4;
 
 /// How long a registration outlives its process.
 pub(crate) const LEASE_TTL: Duration = Duration::from_secs(3);

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use segue::demo::check::{Evidence, check};
-use segue::demo::record::{Exchange, Outcome};
+use segue::demo::record::{Outcome, RequestId};
 
 /// How many cases of each kind are told.
 const EXAMPLES: usize = 5;
 
-/// Answers that the documentation names, each with what it says. A pod whose lease ended while it worked on a request
-/// says 500 "by the service": it may have been applied.
+/// Local replies that clients may see while pods, routers and the store fail, by status and `segue-reason`. The writer's
+/// own errors are not among them.
 const DOCUMENTED: [(u16, &str); 11] = [
-    (500, "by the service"),
+    (500, "lease-lost"),
     (502, "upstream-failed"),
     (502, "severed"),
     (503, "stash-timeout"),
@@ -60,16 +60,16 @@ impl Verdict {
         self.reads += harm.reads_checked;
         self.held_pairs += harm.held_pairs_checked;
         for exchange in &evidence.exchanges {
-            self.error(exchange);
+            self.error(exchange.request, &exchange.outcome);
         }
     }
 
-    fn error(&mut self, exchange: &Exchange) {
-        let (Outcome::Refused { code, reason } | Outcome::Unknown { code, reason }) = &exchange.outcome else { return };
+    fn error(&mut self, request: RequestId, outcome: &Outcome) {
+        let (Outcome::Refused { code, reason } | Outcome::Unknown { code, reason }) = outcome else { return };
         *self.errors.entry((*code, reason.clone())).or_default() += 1;
         // 0: no answer, because the router was killed; 421 is counted by the checks.
         if *code != 0 && *code != 421 && !DOCUMENTED.contains(&(*code, reason)) {
-            self.add("undocumented", format!("request {} was answered {code} {reason}", exchange.request));
+            self.add("undocumented", format!("request {request} was answered {code} {reason}"));
         }
     }
 
@@ -113,4 +113,21 @@ pub(crate) fn reasons(errors: &BTreeMap<(u16, Arc<str>), u64>) -> String {
         _ => format!("{count} × {code} {reason}"),
     };
     errors.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn harm_of(code: u16, reason: &str) -> u64 {
+        let mut verdict = Verdict::default();
+        verdict.error(1, &Outcome::Unknown { code, reason: reason.into() });
+        verdict.harm()
+    }
+
+    #[test]
+    fn a_lease_that_ended_in_the_midst_is_no_harm_and_an_error_of_the_writer_is() {
+        assert_eq!(harm_of(500, "lease-lost"), 0);
+        assert_eq!(harm_of(500, "by the service"), 1);
+    }
 }

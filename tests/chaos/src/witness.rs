@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use segue::demo::check::{Owners, Ownership};
 use segue::demo::clock::{self, Nanos};
+use segue_coordination::protocol::ids::{PartitionId, Revision};
 use segue_coordination::protocol::records::{Assignment, Phase};
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Batch, Event, Keys, Op, Revision, Txn};
-use segue_coordination::store::keys::{KeyName, Keyspace, Partition};
+use segue_coordination::store::data::{Batch, Event, Keys, Op, Txn};
+use segue_coordination::store::keys::{KeyName, Keyspace};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
 use tokio::runtime::Handle;
 
@@ -139,7 +140,7 @@ impl Seen {
         }
     }
 
-    fn assigned(&mut self, partition: Partition, assignment: Assignment, revision: Revision, arrived: Nanos) {
+    fn assigned(&mut self, partition: PartitionId, assignment: Assignment, revision: Revision, arrived: Nanos) {
         let not_before = self.reads.range(..revision).next_back().map_or(0, |(_, sent)| *sent);
         let Assignment { owner: pod, incarnation, epoch, .. } = assignment;
         self.owners.note(partition, epoch, Ownership { pod, incarnation, not_before });
@@ -151,7 +152,7 @@ impl Seen {
 async fn follow(store: Arc<dyn Store>, keys: Keyspace, seen: Arc<Mutex<Seen>>) {
     let all = Keys::Prefix(keys.root().to_owned());
     while !lock(&seen).over {
-        let from = lock(&seen).revision + 1;
+        let from = lock(&seen).revision.next();
         let error = match store.watch(&all, from).await {
             Ok(mut watch) => loop {
                 match watch.next().await {

@@ -22,7 +22,7 @@ def open_to(site, **options):
 def in_flight(site):
     with urllib.request.urlopen(f"http://127.0.0.1:{site.admin}/metrics", timeout=5) as metrics:
         lines = metrics.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("segue_in_flight"))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("segue_requests_in_flight"))
 
 
 async def noted(world, line):

@@ -1,133 +1,177 @@
-//! Which partition a request is for: extraction and hashes against twins that were written from the producers' sources
-//! and from RFC 3986 and 6265.
+//! Which partition a request is for: hashes and extraction against twins that were written from the producers' sources and
+//! from RFC 3986 and 6265; and the key that the router finds against the key that other servers find, whatever they resolve,
+//! decode, merge or drop.
+//!
+//! An input is a byte that says where the key is, one for the hash, four for the number of partitions, and text.
 
 #![no_main]
 
-use arbitrary::Arbitrary;
 use http::header::{COOKIE, HeaderName, HeaderValue};
 use libfuzzer_sys::{Corpus, fuzz_target};
+use segue_coordination::protocol::ids::PartitionId;
 use segue_fuzz::hashes;
+use segue_fuzz::servers::{SERVERS, cookies, decoded, parameters};
 use segue_proxy::hash::KeyHash;
 use segue_proxy::partition::{KeyFrom, Located, Locator, PartitionSource, PathTemplate, Unlocated};
 
-#[derive(Debug, Arbitrary)]
-struct Input<'a> {
-    place: Place,
-    hash: u8,
-    partitions: u32,
-    target: &'a str,
-    values: Vec<&'a [u8]>,
-    key: &'a [u8],
-}
-
-#[derive(Debug, Clone, Copy, Arbitrary)]
-enum Place {
-    Number,
-    Header,
-    Path,
-    Query,
-    Cookie,
-    /// Nowhere: the hashes alone.
-    Bare,
-}
-
 const NAME: &str = "x-key";
+/// A request has few enough keys that no two of them have the same number by chance.
+const MANY: u32 = i32::MAX as u32;
 
-fuzz_target!(|input: Input<'_>| -> Corpus { if run(&input) { Corpus::Keep } else { Corpus::Reject } });
+fuzz_target!(|input: &[u8]| -> Corpus { if run(input).is_some() { Corpus::Keep } else { Corpus::Reject } });
 
-fn run(input: &Input<'_>) -> bool {
+/// `None`: no client can send that.
+fn run(input: &[u8]) -> Option<()> {
+    let (&[place, hash, a, b, c, d], text) = input.split_first_chunk::<6>()?;
     // Kafka numbers partitions with a signed 32-bit integer.
-    let partitions = input.partitions % (i32::MAX as u32) + 1;
-    let hash = [KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3][usize::from(input.hash % 4)];
-    hash_agrees(hash, input.key, partitions);
-    let from = match input.place {
-        Place::Bare => return true,
-        Place::Number | Place::Header => KeyFrom::Header(HeaderName::from_static(NAME)),
-        Place::Path => KeyFrom::Path("/a/{key}/b".parse::<PathTemplate>().expect("a template")),
-        Place::Query => KeyFrom::Query(NAME.to_owned()),
-        Place::Cookie => KeyFrom::Cookie(NAME.to_owned()),
-    };
-    let source = match input.place {
-        Place::Number => PartitionSource::Header(HeaderName::from_static(NAME)),
-        _ => PartitionSource::Key { from, hash },
-    };
-    let Some(head) = head(input) else { return false };
-    let found = Locator { source, order_by: None }.locate(&head, partitions);
-    if let Ok(Located { partition, .. }) = found {
-        assert!(partition < partitions);
+    let partitions = u32::from_le_bytes([a, b, c, d]) % MANY + 1;
+    let hash = [KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3][usize::from(hash % 4)];
+    hash_agrees(hash, text, partitions);
+    match place {
+        b'n' => number(text, partitions)?,
+        b'h' => header(text, hash, partitions)?,
+        b'p' => path(text, hash)?,
+        b'q' => query(text, hash)?,
+        b'c' => cookie(text, hash)?,
+        _ => {}
     }
-    let values: Vec<&[u8]> = head.headers.values().map(HeaderValue::as_bytes).collect();
-    match input.place {
-        Place::Number => {
-            let number = only(values).and_then(|text| {
-                let text = std::str::from_utf8(text).map_err(|_| Unlocated::Bad)?;
-                let number: u32 = text.parse().map_err(|_| Unlocated::Bad)?;
-                // There is one way to write a number; `+7` and `07` are for those who want to be read differently.
-                if number.to_string() != text || number >= partitions { Err(Unlocated::Bad) } else { Ok(number) }
-            });
-            assert_eq!(found.map(|at| at.partition), number);
-        }
-        Place::Header => agrees(found, only(values).map(<[u8]>::to_vec), hash, partitions),
-        Place::Cookie => {
-            let pairs = values.iter().flat_map(|line| line.split(|byte| *byte == b';')).map(<[u8]>::trim_ascii);
-            let named = pairs.filter_map(|pair| pair.strip_prefix(b"x-key=")).collect();
-            agrees(found, only(named).map(<[u8]>::to_vec), hash, partitions);
-        }
-        Place::Path => {
-            let segments: Vec<&str> = head.uri.path().split('/').collect();
-            let key = match segments[..] {
-                ["", "a", key, "b", ..] if !key.is_empty() => unescape(key.as_bytes(), false).ok_or(Unlocated::Bad),
-                _ => Err(Unlocated::Missing),
-            };
-            agrees(found, key, hash, partitions);
-        }
-        Place::Query => {
-            let mut keys = Vec::new();
-            for pair in head.uri.query().unwrap_or_default().split('&') {
-                let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-                if unescape(name.as_bytes(), true) == Some(NAME.as_bytes().to_vec()) {
-                    keys.push(unescape(value.as_bytes(), true));
-                }
-            }
-            let key = match keys.split_first() {
-                None => Err(Unlocated::Missing),
-                Some((Some(first), rest)) if rest.iter().all(|other| other.as_ref() == Some(first)) => {
-                    Ok(first.clone())
-                }
-                Some(_) => Err(Unlocated::Bad),
-            };
-            agrees(found, key, hash, partitions);
-        }
-        Place::Bare => {}
-    }
-    true
+    Some(())
 }
 
-/// The head that a client would have to send; `None` if no client can.
-fn head(input: &Input<'_>) -> Option<http::request::Parts> {
-    let mut request = http::Request::builder();
-    if matches!(input.place, Place::Path | Place::Query) {
-        request = request.uri(input.target);
-    }
-    let (mut head, ()) = request.body(()).ok()?.into_parts();
-    let name = if matches!(input.place, Place::Cookie) { COOKIE } else { HeaderName::from_static(NAME) };
-    for value in &input.values {
-        head.headers.append(&name, HeaderValue::from_bytes(value).ok()?);
+fn key(from: KeyFrom, hash: KeyHash) -> Locator {
+    Locator { source: PartitionSource::Key { from, hash }, order_by: None }
+}
+
+/// A head with one line of this header for each line of the text.
+fn lines(name: HeaderName, text: &[u8]) -> Option<http::request::Parts> {
+    let (mut head, ()) = http::Request::new(()).into_parts();
+    for line in text.split(|byte| *byte == b'\n') {
+        head.headers.append(&name, HeaderValue::from_bytes(line).ok()?);
     }
     Some(head)
 }
 
-/// A value may be repeated; it may not contradict itself.
-fn only(values: Vec<&[u8]>) -> Result<&[u8], Unlocated> {
-    match values.split_first() {
-        None => Err(Unlocated::Missing),
-        Some((first, rest)) if rest.iter().all(|other| other == first) => Ok(first),
-        Some(_) => Err(Unlocated::Bad),
-    }
+fn target(text: &[u8]) -> Option<http::request::Parts> {
+    let (head, ()) = http::Request::builder().uri(text).body(()).ok()?.into_parts();
+    Some(head)
 }
 
-fn agrees(found: Result<Located, Unlocated>, key: Result<Vec<u8>, Unlocated>, hash: KeyHash, partitions: u32) {
-    assert_eq!(found.map(|at| at.partition), key.map(|key| hash.partition(&key, partitions)));
+fn number(text: &[u8], partitions: u32) -> Option<()> {
+    let name = HeaderName::from_static(NAME);
+    let head = lines(name.clone(), text)?;
+    let found = Locator { source: PartitionSource::Header(name), order_by: None }.locate(&head, partitions);
+    let values: Vec<&[u8]> = head.headers.values().map(HeaderValue::as_bytes).collect();
+    // There is one way to write a number; `+7` and `07` are for those who want to be read differently.
+    let read = std::str::from_utf8(values[0])
+        .ok()
+        .and_then(|text| text.parse::<u32>().ok().filter(|number| number.to_string() == text && *number < partitions));
+    let expected = read.filter(|_| values.iter().all(|other| *other == values[0])).ok_or(Unlocated::Bad);
+    assert_eq!(found.map(|at| at.partition.get()), expected);
+    Some(())
+}
+
+fn header(text: &[u8], hash: KeyHash, partitions: u32) -> Option<()> {
+    let name = HeaderName::from_static(NAME);
+    let head = lines(name.clone(), text)?;
+    let found = key(KeyFrom::Header(name), hash).locate(&head, partitions);
+    let mut values = head.headers.values();
+    let expected = match (values.next(), values.next()) {
+        // By HTTP/1.1 the spaces around it would be no part of it.
+        (Some(only), None) if only.as_bytes().trim_ascii() == only.as_bytes() => {
+            Ok(hash.partition(only.as_bytes(), partitions))
+        }
+        _ => Err(Unlocated::Bad),
+    };
+    agrees(found, expected);
+    Some(())
+}
+
+fn path(text: &[u8], hash: KeyHash) -> Option<()> {
+    let head = target(text)?;
+    let template: PathTemplate = "/a/{key}/b".parse().expect("a template");
+    let path = head.uri.path();
+    let segments: Vec<&str> = path.split('/').collect();
+    let written = match segments[..] {
+        ["", "a", key, "b", ..] if !key.is_empty() => decoded(key.as_bytes()).ok_or(Unlocated::Bad),
+        _ => Err(Unlocated::Missing),
+    };
+    let written = written.map(|key| hash.partition(&key, MANY));
+    let passing = key(KeyFrom::Path(template.clone().passing_ambiguous()), hash).locate(&head, MANY);
+    agrees(passing, written);
+
+    let found = key(KeyFrom::Path(template), hash).locate(&head, MANY);
+    let Ok(at) = found else {
+        // Nothing is refused that is written as everybody would write it.
+        let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_~=,:@!$&'()*+".contains(&byte);
+        let is_plain = path.bytes().all(is_usual) && !path.contains("//");
+        assert!(written.is_err() || !is_plain, "{path:?} was refused");
+        return Some(());
+    };
+    agrees(found, written);
+    for (server, read) in SERVERS {
+        let Some(segments) = read(path.as_bytes()) else { continue };
+        let seen = match &segments[..] {
+            [a, key, b, ..] if a == b"a" && b == b"b" => key,
+            _ => panic!("{server} reads {path:?} as {segments:?}, which has no key"),
+        };
+        let partition = hash.partition(seen, MANY);
+        assert_eq!(partition, at.partition, "{server} reads the key {:?} in {path:?}", String::from_utf8_lossy(seen));
+    }
+    Some(())
+}
+
+fn query(text: &[u8], hash: KeyHash) -> Option<()> {
+    let head = target(text)?;
+    let found = key(KeyFrom::Query(NAME.to_owned()), hash).locate(&head, MANY);
+    let query = head.uri.query().unwrap_or_default();
+    let readings = parameters(query.as_bytes(), NAME.as_bytes());
+    match found {
+        Ok(at) => {
+            agrees(found, Ok(at.partition));
+            for values in readings {
+                let [only] = &values[..] else { panic!("somebody reads {values:?} in {query:?}") };
+                assert_eq!(hash.partition(only, MANY), at.partition, "{query:?}");
+            }
+        }
+        Err(_) => {
+            let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || b"&=-_.~+".contains(&byte);
+            let is_plain = query.bytes().all(is_usual) && readings.iter().all(|values| values.len() == 1);
+            assert!(!is_plain, "{query:?} was refused");
+        }
+    }
+    Some(())
+}
+
+fn cookie(text: &[u8], hash: KeyHash) -> Option<()> {
+    let head = lines(COOKIE, text)?;
+    let found = key(KeyFrom::Cookie(NAME.to_owned()), hash).locate(&head, MANY);
+    let lines: Vec<&[u8]> = head.headers.values().map(HeaderValue::as_bytes).collect();
+    let readings = cookies(&lines, NAME.as_bytes());
+    match found {
+        Ok(at) => {
+            agrees(found, Ok(at.partition));
+            for values in readings {
+                assert!(!values.is_empty(), "somebody reads nothing in {lines:?}");
+                for value in values {
+                    // Some decode it, as the router does; to others it is the same text in all of its places.
+                    let plain = decoded(&value).unwrap_or(value);
+                    let text = String::from_utf8_lossy(&plain);
+                    assert_eq!(hash.partition(text.as_bytes(), MANY), at.partition, "{lines:?}");
+                }
+            }
+        }
+        Err(_) => {
+            let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || b"; =-_.".contains(&byte);
+            let is_plain = lines.concat().into_iter().all(is_usual) && readings.iter().all(|values| values.len() == 1);
+            let spaced = lines.concat().windows(2).any(|pair| pair == b" =");
+            assert!(!is_plain || spaced, "{lines:?} was refused");
+        }
+    }
+    Some(())
+}
+
+fn agrees(found: Result<Located, Unlocated>, expected: Result<PartitionId, Unlocated>) {
+    assert_eq!(found.map(|at| at.partition), expected);
     // Whatever the partition, requests of one key have one order.
     assert!(found.is_err() || found.is_ok_and(|at| at.order.is_some()));
 }
@@ -139,25 +183,7 @@ fn hash_agrees(hash: KeyHash, key: &[u8], partitions: u32) {
         KeyHash::Fnv1a => Some(hashes::sarama(key, partitions)),
         KeyHash::Xxh3 => hashes::xxh3(key).map(|hash| (hash % u64::from(partitions)) as u32),
     };
-    let found = hash.partition(key, partitions);
+    let found = hash.partition(key, partitions).get();
     assert!(found < partitions);
     assert!(twin.is_none_or(|twin| twin == found), "{hash:?} of {key:?} among {partitions}: {found}, not {twin:?}");
-}
-
-/// `%XX`, and `+` for a space in forms. `None`: a `%` without two digits.
-fn unescape(text: &[u8], form: bool) -> Option<Vec<u8>> {
-    let digit = |byte: u8| (byte as char).to_digit(16);
-    let (mut plain, mut at) = (Vec::new(), 0);
-    while at < text.len() {
-        match text[at] {
-            b'%' => {
-                plain.push((digit(*text.get(at + 1)?)? * 16 + digit(*text.get(at + 2)?)?) as u8);
-                at += 2;
-            }
-            b'+' if form => plain.push(b' '),
-            other => plain.push(other),
-        }
-        at += 1;
-    }
-    Some(plain)
 }

@@ -1,7 +1,10 @@
 //! The stash against a list of requests that is searched from end to end for each question: who starts next, what waits
-//! and what it weighs, after any sequence of arrivals, grants, returns and departures.
+//! and what it weighs, after any sequence of arrivals, grants, returns and departures. And whatever the sequence was, a
+//! request that always comes back keeps nobody of another line waiting.
 
 #![no_main]
+
+use std::collections::HashMap;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
@@ -30,6 +33,24 @@ enum Operation {
         concurrency: u8,
     },
     StartNext,
+    /// A newcomer that goes at once if nobody is before it.
+    StartAtOnce {
+        key: u8,
+        at: u8,
+        worker: bool,
+    },
+    /// One that is being tried waits for its client, or for its pod.
+    GiveWay {
+        index: u8,
+    },
+    /// The pod has refused: one place.
+    Probe {
+        newest: bool,
+    },
+    /// The pod has taken one again.
+    Limit {
+        concurrency: u8,
+    },
     EndFlush,
     Done {
         index: u8,
@@ -37,8 +58,10 @@ enum Operation {
     /// A pod has refused it.
     PutBack {
         index: u8,
+        rank: u8,
         bytes: u8,
     },
+    ForgetRanks,
     TakeAll,
 }
 
@@ -50,6 +73,7 @@ fn run(operations: &[Operation]) {
         both.act(*operation);
         both.agree();
     }
+    both.starve();
     both.drain();
 }
 
@@ -88,25 +112,41 @@ impl Both {
             Operation::Flush { .. } if self.twin.flush.is_some() => {}
             Operation::Flush { concurrency } => self.begin_flush(usize::from(concurrency % 8) + 1),
             Operation::StartNext => drop(self.start_next()),
-            Operation::EndFlush => {
-                self.stash.end_flush();
-                self.twin.flush = None;
+            Operation::StartAtOnce { key, at, worker } => {
+                let arrival = Arrival { at: at.into(), worker: worker.into() };
+                self.start_at_once((key % 4 > 0).then(|| u64::from(key % 4)), arrival);
             }
+            Operation::GiveWay { index } => {
+                let Some(request) = self.tried(index) else { return };
+                assert_eq!(self.stash.give_way(request.place()), !request.is_slow, "gives way once");
+                self.twin.change(request.name, |request| request.is_slow = true);
+            }
+            Operation::Probe { newest } => {
+                self.stash.probe(newest);
+                self.twin.limit(1, newest);
+            }
+            Operation::Limit { concurrency } => {
+                let concurrency = usize::from(concurrency % 8) + 1;
+                self.stash.limit_flush(concurrency);
+                self.twin.limit(concurrency, false);
+            }
+            Operation::EndFlush => self.end_flush(),
             Operation::Done { index } => {
                 let Some(request) = self.tried(index) else { return };
                 self.done(request);
             }
-            Operation::PutBack { index, bytes } => {
+            Operation::PutBack { index, rank, bytes } => {
                 let Some(request) = self.tried(index) else { return };
-                // Ending the try first could let the next of its line start.
-                self.stash.insert(request.place(), bytes.into(), request.name);
-                self.stash.done(request.place());
-                self.twin.forget(request.name);
-                self.twin.requests.push(Request { bytes: bytes.into(), tried: false, ..request });
+                self.put_back(request, u32::from(rank % 4), bytes.into());
+            }
+            Operation::ForgetRanks => {
+                self.stash.forget_ranks();
+                self.twin.requests.iter_mut().for_each(|request| request.rank = 0);
             }
             Operation::TakeAll => {
                 let mut waiting: Vec<Request> = self.twin.requests.extract_if(.., |request| !request.tried).collect();
                 waiting.sort_by_key(|request| request.arrival);
+                self.twin.forget_empty_lines();
                 let names: Vec<u32> = waiting.iter().map(|request| request.name).collect();
                 assert_eq!(self.stash.take_all(), names);
             }
@@ -117,15 +157,46 @@ impl Both {
         if self.twin.requests.iter().any(|request| request.arrival == arrival) {
             return;
         }
-        self.inserted += 1;
-        let request = Request { name: self.inserted, key, arrival, bytes: bytes.into(), tried: false };
+        let request = self.newcomer(key, arrival, bytes.into());
         self.stash.insert(request.place(), request.bytes, request.name);
         self.twin.requests.push(request);
     }
 
+    fn newcomer(&mut self, key: Option<u64>, arrival: Arrival, bytes: usize) -> Request {
+        self.inserted += 1;
+        Request { name: self.inserted, key, arrival, rank: 0, bytes, tried: false, is_slow: false }
+    }
+
+    fn start_at_once(&mut self, key: Option<u64>, arrival: Arrival) {
+        if self.twin.requests.iter().any(|request| request.arrival == arrival) {
+            return;
+        }
+        let request = self.newcomer(key, arrival, 0);
+        let goes = self.twin.goes_at_once(&request);
+        assert_eq!(self.stash.start_at_once(request.place()), goes, "whether a newcomer need not wait");
+        if goes {
+            self.twin.requests.push(request);
+            self.twin.start(request.name);
+        }
+    }
+
+    fn put_back(&mut self, request: Request, rank: u32, bytes: usize) {
+        // Ending the try first could let the next of its line start.
+        self.stash.insert_ranked(request.place(), rank, bytes, request.name);
+        self.stash.done(request.place());
+        self.twin.requests.retain(|other| other.name != request.name);
+        self.twin.requests.push(Request { rank, bytes, tried: false, is_slow: false, ..request });
+    }
+
     fn begin_flush(&mut self, concurrency: usize) {
         self.stash.begin_flush(concurrency);
-        self.twin.flush = Some(Flush { concurrency, in_order: 2 * self.twin.waiting().count() + concurrency });
+        self.twin.begin_flush(concurrency);
+    }
+
+    fn end_flush(&mut self) {
+        self.stash.end_flush();
+        self.twin.flush = None;
+        self.twin.owed.clear();
     }
 
     /// Whether somebody could.
@@ -151,9 +222,39 @@ impl Both {
         let bytes: usize = twin.waiting().map(|request| request.bytes).sum();
         assert_eq!((stash.waiting(), stash.bytes()), (twin.waiting().count(), bytes), "requests and bytes that wait");
         assert_eq!(stash.is_idle(), twin.requests.is_empty());
-        let keyed_tried = twin.requests.iter().any(|request| request.tried && request.key.is_some());
-        let flushed = twin.waiting().count() == 0 && (!keyed_tried || twin.is_releasing());
-        assert_eq!(stash.is_flushed(), flushed, "whether newcomers may pass");
+        let mut tried = twin.requests.iter().filter(|request| request.tried);
+        let keeps_order = tried.any(|request| request.key.is_some() && !twin.is_released(request));
+        assert_eq!(stash.is_flushed(), twin.waiting().count() == 0 && !keeps_order, "whether newcomers may pass");
+        assert_eq!(stash.is_under_way(), twin.is_under_way(), "whether what was there is under way");
+    }
+
+    /// One request is refused whenever it is tried; everyone of another line gets out all the same, after three tries of
+    /// that one at most.
+    fn starve(&mut self) {
+        const TRIES: u32 = 3;
+        let tried: Vec<Request> = self.twin.requests.iter().filter(|request| request.tried).copied().collect();
+        tried.into_iter().for_each(|request| self.done(request));
+        self.act(Operation::ForgetRanks);
+        let Some(poison) = self.twin.waiting().min_by_key(|request| request.arrival).copied() else { return };
+        let others = |both: &Both| both.twin.waiting().filter(|it| it.line() != poison.line()).count();
+        let (mut returns, mut newest) = (0, false);
+        while others(self) > 0 {
+            self.end_flush();
+            self.begin_flush(1);
+            self.stash.probe(newest);
+            self.twin.limit(1, newest);
+            newest = !newest;
+            assert!(self.start_next(), "nobody may start");
+            let Some(started) = self.tried(0) else { return };
+            if started.name == poison.name {
+                returns += 1;
+                assert!(returns <= TRIES, "a request that always comes back starves another line");
+                self.put_back(started, returns / TRIES, started.bytes);
+            } else {
+                self.done(started);
+            }
+            self.agree();
+        }
     }
 
     /// Whatever happened, everyone gets out, and nothing is left behind.
@@ -168,7 +269,7 @@ impl Both {
             assert!(started || ended.is_some(), "requests wait for nobody: {:?}", self.twin.requests);
             self.agree();
         }
-        self.stash.end_flush();
+        self.end_flush();
         assert_eq!(self.stash, Stash::default());
     }
 }
@@ -178,21 +279,30 @@ impl Both {
 struct Twin {
     requests: Vec<Request>,
     flush: Option<Flush>,
+    /// How many of each line that was there when the flush began still go one at a time, whatever is released.
+    owed: HashMap<Line, usize>,
 }
+
+/// All requests of a key, or one without.
+type Line = (Option<u64>, Option<Arrival>);
 
 #[derive(Debug, Clone, Copy)]
 struct Request {
     name: u32,
     key: Option<u64>,
     arrival: Arrival,
+    rank: u32,
     bytes: usize,
     tried: bool,
+    /// It has given its place away.
+    is_slow: bool,
 }
 
 struct Flush {
     concurrency: usize,
     /// How many may still be started before the rest is let go at once.
     in_order: usize,
+    newest_first: bool,
 }
 
 impl Request {
@@ -200,10 +310,8 @@ impl Request {
         Place::new(self.key, self.arrival)
     }
 
-    /// Whether this one must not start while the other is there.
-    fn stands_behind(&self, other: &Request, releasing: bool) -> bool {
-        let one_line = self.key.is_some() && self.key == other.key && self.name != other.name;
-        one_line && if other.tried { !releasing } else { other.arrival < self.arrival }
+    fn line(&self) -> Line {
+        (self.key, self.key.is_none().then_some(self.arrival))
     }
 }
 
@@ -212,29 +320,99 @@ impl Twin {
         self.requests.iter().filter(|request| !request.tried)
     }
 
-    fn is_releasing(&self) -> bool {
-        self.flush.as_ref().is_some_and(|flush| flush.in_order == 0)
+    fn begin_flush(&mut self, concurrency: usize) {
+        let in_order = 2 * self.waiting().count() + concurrency;
+        self.flush = Some(Flush { concurrency, in_order, newest_first: false });
+        self.owed.clear();
+        for request in &self.requests {
+            *self.owed.entry(request.line()).or_default() += 2;
+        }
+    }
+
+    fn limit(&mut self, concurrency: usize, newest_first: bool) {
+        if let Some(flush) = &mut self.flush {
+            (flush.concurrency, flush.newest_first) = (concurrency, newest_first);
+        }
+    }
+
+    fn owes(&self, line: Line) -> bool {
+        self.owed.get(&line).is_some_and(|owed| *owed > 0)
+    }
+
+    fn is_released(&self, request: &Request) -> bool {
+        self.flush.as_ref().is_some_and(|flush| flush.in_order == 0) && !self.owes(request.line())
+    }
+
+    fn is_under_way(&self) -> bool {
+        let is_behind_a_slow_one =
+            |line: Line| line.0.is_some() && self.requests.iter().any(|it| it.line() == line && it.is_slow);
+        let is_due = |it: &Request| {
+            let holds = it.key.is_some() || !it.tried;
+            self.owes(it.line()) && holds && !is_behind_a_slow_one(it.line())
+        };
+        self.flush.is_some() && !self.requests.iter().any(is_due)
     }
 
     fn forget(&mut self, name: u32) {
         self.requests.retain(|request| request.name != name);
+        self.forget_empty_lines();
     }
 
-    /// The first to arrive of those who stand behind nobody.
+    fn forget_empty_lines(&mut self) {
+        let requests = &self.requests;
+        self.owed.retain(|line, _| requests.iter().any(|request| request.line() == *line));
+    }
+
+    fn change(&mut self, name: u32, change: impl FnMut(&mut Request)) {
+        self.requests.iter_mut().find(|request| request.name == name).into_iter().for_each(change);
+    }
+
+    fn has_place(&self) -> bool {
+        let places = self.requests.iter().filter(|request| request.tried && !request.is_slow).count();
+        self.flush.as_ref().is_some_and(|flush| flush.in_order == 0 || places < flush.concurrency)
+    }
+
+    /// Whether this one must not start while the other is there.
+    fn stands_behind(&self, it: &Request, other: &Request) -> bool {
+        let one_line = it.line() == other.line() && it.name != other.name;
+        one_line && if other.tried { !self.is_released(it) } else { other.arrival < it.arrival }
+    }
+
+    /// Those who may start as soon as there is a place.
+    fn ready(&self) -> impl Iterator<Item = &Request> {
+        self.waiting().filter(|it| !self.requests.iter().any(|other| self.stands_behind(it, other)))
+    }
+
+    fn goes_at_once(&self, newcomer: &Request) -> bool {
+        let is_alone = || !self.requests.iter().any(|other| self.stands_behind(newcomer, other));
+        self.has_place() && self.ready().next().is_none() && is_alone()
+    }
+
+    /// The first of those who stand behind nobody.
     fn start_next(&mut self) -> Option<Request> {
-        let releasing = self.is_releasing();
-        let flush = self.flush.as_mut()?;
-        let tried = self.requests.iter().filter(|request| request.tried).count();
-        if !releasing && tried >= flush.concurrency {
+        if !self.has_place() {
             return None;
         }
-        let may_start = |request: &&Request| {
-            !request.tried && !self.requests.iter().any(|other| request.stands_behind(other, releasing))
+        let lowest = self.ready().map(|request| request.rank).min()?;
+        let first = self.ready().filter(|request| request.rank == lowest);
+        let first = match self.flush.as_ref()?.newest_first {
+            true => first.max_by_key(|request| request.arrival),
+            false => first.min_by_key(|request| request.arrival),
         };
-        let first = self.requests.iter().filter(may_start).min_by_key(|request| request.arrival).copied()?;
-        flush.in_order = flush.in_order.saturating_sub(1);
-        self.requests.iter_mut().filter(|request| request.name == first.name).for_each(|request| request.tried = true);
+        let first = *first?;
+        self.start(first.name);
         Some(first)
+    }
+
+    fn start(&mut self, name: u32) {
+        let Some(line) = self.requests.iter().find(|request| request.name == name).map(Request::line) else { return };
+        self.change(name, |request| (request.tried, request.rank) = (true, 0));
+        if let Some(flush) = &mut self.flush {
+            flush.in_order = flush.in_order.saturating_sub(1);
+        }
+        if let Some(owed) = self.owed.get_mut(&line) {
+            *owed = owed.saturating_sub(1);
+        }
     }
 }
 

@@ -8,5 +8,6 @@ pub mod hashes;
 pub mod hyper_client;
 pub mod pieces;
 pub mod router;
+pub mod servers;
 #[path = "../../../proxy/tests/support/wire.rs"]
 pub mod wire;

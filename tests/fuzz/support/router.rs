@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
+use segue_coordination::protocol::ids::{Incarnation, PartitionId};
 use segue_coordination::protocol::records::PodRecord;
 use segue_coordination::protocol::router::Target;
 use segue_coordination::router::DataPlane;
@@ -26,6 +27,9 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::frames::{self, DATA, END_STREAM, Frame, HEADERS};
 use crate::wire::{self, Manner, Message, Stop};
+
+/// The only partition.
+const P0: PartitionId = PartitionId::new(0);
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -92,6 +96,7 @@ impl Router {
                 source: PartitionSource::Header(http::HeaderName::from_static("x-partition")),
                 order_by: None,
             },
+            trust_forwarded: false,
             max_body_bytes: None,
             upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
         };
@@ -111,7 +116,7 @@ impl Router {
             Ok(answers) => (answers, self.at_the_pod()),
             Err(_) => panic!(
                 "not answered, not hung up on, or half a request left with the pod; {} in flight, {:?}",
-                self.table.in_flight(0),
+                self.table.in_flight(P0),
                 self.seen.bytes.borrow()
             ),
         }
@@ -154,10 +159,10 @@ impl Router {
         let (answers, ()) = tokio::join!(talk, served);
         // What a client left behind is finished without it; what it broke off is hung up on.
         let in_the_middle = || self.seen.bytes.borrow().iter().any(|heard| heard.borrow().is_in_the_middle());
-        while self.table.in_flight(0) > 0 || in_the_middle() {
+        while self.table.in_flight(P0) > 0 || in_the_middle() {
             tokio::time::sleep(Duration::from_micros(100)).await;
         }
-        assert_eq!(self.table.stashed(0), (0, 0), "requests wait at an open gate");
+        assert_eq!(self.table.stashed(P0), (0, 0), "requests wait at an open gate");
         answers
     }
 
@@ -188,7 +193,13 @@ fn stamped(request: &Message) {
         let values: Vec<&[u8]> = request.all(name).collect();
         assert_eq!(values, [value], "{name}");
     }
-    assert!(request.all("x-forwarded-for").all(|value| value.ends_with(b"192.0.2.1")));
+    assert!(request.all("x-forwarded-for").all(|value| value == b"192.0.2.1"));
+    for (name, _) in request.fields.iter().chain(&request.trailers) {
+        let said_by_a_client =
+            ["segue-misdirected", "segue-reason", "forwarded", "x-forwarded-host"].contains(&name.as_str());
+        let disguised = name.contains('_') && name.replace('_', "-").starts_with("segue-epoch");
+        assert!(!said_by_a_client && !disguised, "{name} has reached the pod");
+    }
     for (name, _) in &request.trailers {
         let hop =
             ["content-length", "transfer-encoding", "host", "connection", "te", "upgrade"].contains(&name.as_str());
@@ -217,8 +228,8 @@ fn ended(answers: &[u8]) -> usize {
 fn lead(table: &Arc<Table>, address: SocketAddr) {
     let record = serde_json::json!({"pod_name": "w", "address": address.to_string()});
     let record: PodRecord = serde_json::from_value(record).expect("a record");
-    let target = Target { pod: "w".to_owned(), incarnation: 1, epoch: 1 };
-    DataPlane::switch(&**table, 0, &target, &record, false);
+    let target = Target { pod: "w".to_owned(), incarnation: Incarnation::registered_at(1.into()), epoch: 1.into() };
+    DataPlane::switch(&**table, P0, &target, &record, false);
 }
 
 async fn serve_pod(listener: TcpListener, is_http2: bool, seen: Seen) {

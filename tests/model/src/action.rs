@@ -57,6 +57,9 @@ pub(crate) enum Step {
     AbortWork { pod: u8 },
     Regain(Process),
     EndLease(Process),
+    PutBack { pod: u8 },
+    Forget { pod: u8 },
+    BoundPasses,
     // What goes wrong.
     Start(Process),
     Crash(Process),
@@ -69,6 +72,7 @@ pub(crate) enum Step {
     Expire { request: u8 },
     DrainTimeout { router: u8, partition: u8 },
     DeleteHandoff { partition: u8 },
+    Detach { pod: u8 },
 }
 
 impl fmt::Display for Write {
@@ -103,6 +107,9 @@ impl fmt::Display for Step {
             Step::AbortWork { pod } => write!(out, "pod {pod} ends its work before its lease can end"),
             Step::Regain(who) => write!(out, "{who} has its lease confirmed again"),
             Step::EndLease(who) => write!(out, "the lease of {who} ends"),
+            Step::PutBack { pod } => write!(out, "pod {pod} puts its registration back"),
+            Step::Forget { pod } => write!(out, "an operator forgets pod {pod}, whose life is over"),
+            Step::BoundPasses => write!(out, "the leader has seen pod 0 gone for as long as its work may last"),
             Step::Start(who) => write!(out, "{who} starts"),
             Step::Crash(who) => write!(out, "{who} crashes"),
             Step::RunOut(who) => write!(out, "the lease clock of {who} runs out"),
@@ -116,6 +123,7 @@ impl fmt::Display for Step {
             Step::DeleteHandoff { partition } => {
                 write!(out, "an operator deletes the handoff of partition {partition}")
             }
+            Step::Detach { pod } => write!(out, "another hand puts garbage over the registration of pod {pod}"),
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use segue_coordination::protocol::records::{
-    Assignment, AssignmentStatus, KeyspaceConfig, Leader, PodStatus, RouterRecord, encode,
-};
+use segue_coordination::protocol::ids::{Epoch, LeaseId, PartitionId};
+use segue_coordination::protocol::records::{Assignment, KeyspaceConfig, Leader, PodStatus, RouterRecord, encode};
 use segue_coordination::store::data::{Op, Txn};
+use segue_coordination::store::keys::KeyName;
 
 use crate::action::Process;
 use crate::cluster::Cluster;
@@ -19,8 +19,8 @@ impl Cluster {
         let mut at = self.store.empty();
         let mut put = |key: String, value: Vec<u8>| at = self.write_first(at, key, value);
         let keys = &self.store.keys;
-        put(keys.config(), encode(&KeyspaceConfig { partitions: u32::from(scenario.partitions) }));
-        put(keys.leader(), encode(&Leader { holder: "coordinator".to_owned(), lease_id: 0 }));
+        put(keys.config(), encode(&KeyspaceConfig::new(u32::from(scenario.partitions))));
+        put(keys.leader(), encode(&Leader { holder: "coordinator".to_owned(), lease_id: LeaseId::NONE }));
         for pod in 0..scenario.pods_up as u8 {
             put(keys.pod(&self.pod_names[usize::from(pod)]), encode(&self.pod_record(pod, self.status(pod))));
         }
@@ -29,13 +29,10 @@ impl Cluster {
         }
         if scenario.is_placed {
             let first = self.stands(at, Process::Pod(0));
-            for partition in 0..u32::from(scenario.partitions) {
+            for partition in PartitionId::all(scenario.partitions.into()) {
                 let assignment = Assignment {
-                    partition,
-                    owner: self.pod_names[0].clone(),
-                    incarnation: first,
-                    status: AssignmentStatus::Active,
-                    epoch: 1,
+                    work_ends_within_ms: self.bound_of(0),
+                    ..Assignment::new(partition, self.pod_names[0].clone(), first, Epoch::new(1))
                 };
                 at = self.write_first(at, keys.assignment(partition), encode(&assignment));
             }
@@ -51,6 +48,7 @@ impl Cluster {
             ledgers: vec![Ledger::default(); usize::from(scenario.partitions)],
             budget: scenario.budget,
             violated: 0,
+            bound_passed: false,
         };
         for pod in 0..scenario.pods_up as u8 {
             let created = self.stands(at, Process::Pod(pod));
@@ -74,8 +72,15 @@ impl Cluster {
     }
 
     pub(crate) fn write_first(&self, at: StoreRef, key: String, value: Vec<u8>) -> StoreRef {
-        let txn = Txn { when: Vec::new(), then: vec![Op::Put { key, value, lease: None }], otherwise: None };
+        let lease = self.lease_of(&key);
+        let txn = Txn { when: Vec::new(), then: vec![Op::Put { key, value, lease }], otherwise: None };
         self.store.commit(at, self.store.txn(txn)).expect("a put without guards")
+    }
+
+    /// Registrations stand with a lease. Which one makes no difference here.
+    pub(crate) fn lease_of(&self, key: &str) -> Option<LeaseId> {
+        let is_leased = matches!(self.store.keys.parse(key)?, KeyName::Pod(_) | KeyName::Router(_) | KeyName::Leader);
+        is_leased.then_some(LeaseId::new(1))
     }
 
     pub(crate) fn status(&self, pod: u8) -> PodStatus {
@@ -84,7 +89,7 @@ impl Cluster {
 
     pub(crate) fn router_record(&self, router: u8) -> Vec<u8> {
         let router_name = self.router_names[usize::from(router)].clone();
-        encode(&RouterRecord { router_name, registered_at: 0, last_heartbeat: 0 })
+        encode(&RouterRecord::new(router_name))
     }
 
     pub(crate) fn key_of(&self, who: Process) -> String {

@@ -3,12 +3,16 @@
 //! What has no future is forgotten, and revisions are numbered anew. A revision is an identity: all that decisions and
 //! guards ask of two is whether they are the same, and of a router's registration whether it is newer than a view. So
 //! those up to the oldest view that anybody has are numbered in the order in which they are met, and those after it
-//! follow in their own order. What must stay true: what can happen next is the same in a state and in its canonical
+//! follow in their own order. An epoch begins as a revision, but all that is asked of two is which is newer: epochs are
+//! numbered by their order, from 1, and revisions above all epochs, so that the next epoch is the newest again.
+//! What must stay true: what can happen next is the same in a state and in its canonical
 //! form, up to canonical form (a test walks at random and compares).
 
 use segue_coordination::protocol::agree::Stage as StateStage;
+use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
+use segue_coordination::protocol::records::Mode;
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::Revision;
+use segue_coordination::store::keys::KeyName;
 use segue_proxy::gate::Position;
 
 use crate::cluster::Cluster;
@@ -17,10 +21,14 @@ use crate::state::{Exchange, Request, Stage, State, Target};
 use crate::store::StoreRef;
 
 /// States with a revision as high as this keep their numbers.
-const MOST: usize = 64;
+const MOST: usize = 128;
+
+/// Revisions that are numbered anew have higher numbers than this, and epochs lower ones.
+const MOST_EPOCHS: u8 = 24;
 
 /// No handoff has this number: the first revision of all creates something else.
-const NO_HANDOFF: Revision = 1;
+const NO_HANDOFF_AT: Revision = Revision::new(1);
+const NO_HANDOFF: HandoffId = HandoffId::created_at(NO_HANDOFF_AT);
 
 /// The new numbers of revisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,43 +39,57 @@ pub(crate) struct Numbers {
     last: u8,
     /// The revision of the oldest view that anybody has.
     oldest: Revision,
+    /// The epochs that were met, as a set of bits.
+    epochs: u128,
 }
 
 impl Numbers {
     fn new(oldest: Revision) -> Self {
-        Numbers { of: [0; MOST], last: NO_HANDOFF as u8, oldest }
+        Numbers { of: [0; MOST], last: MOST_EPOCHS, oldest, epochs: 0 }
     }
 
     /// Meets a revision.
     fn meet(&mut self, revision: Revision) {
-        let is_old = revision > NO_HANDOFF && revision <= self.oldest;
-        if is_old && self.of[revision as usize] == 0 {
+        let is_old = revision > NO_HANDOFF_AT && revision <= self.oldest;
+        if is_old && self.of[revision.get() as usize] == 0 {
             self.last += 1;
-            self.of[revision as usize] = self.last;
+            self.of[revision.get() as usize] = self.last;
         }
+    }
+
+    fn meet_epoch(&mut self, epoch: Epoch) {
+        self.epochs |= u128::from(epoch != Epoch::default()) << epoch.get();
+    }
+
+    /// The new number of an epoch.
+    pub(crate) fn of_epoch(&self, epoch: Epoch) -> Epoch {
+        Epoch::new((self.epochs & (u128::MAX >> (127 - epoch.get()))).count_ones().into())
     }
 
     /// The new number of what is identified by this revision.
     pub(crate) fn of(&self, revision: Revision) -> Revision {
         match revision {
-            0 | NO_HANDOFF => revision,
+            Revision::ZERO | NO_HANDOFF_AT => revision,
             newer if newer > self.oldest => self.of_view(newer),
             old => {
-                let new = self.of[old as usize];
+                let new = self.of[old.get() as usize];
                 assert_ne!(new, 0, "revision {old} was not met");
-                Revision::from(new)
+                Revision::new(new.into())
             }
         }
     }
 
     /// The new number of the revision of a view: none that is older is above it.
     pub(crate) fn of_view(&self, revision: Revision) -> Revision {
-        Revision::from(self.last) + revision - self.oldest
+        Revision::new(u64::from(self.last) + revision.get() - self.oldest.get())
     }
 
     fn change_nothing(&self) -> bool {
         let is_same = |(old, new): (usize, &u8)| *new == 0 || usize::from(*new) == old;
-        Revision::from(self.last) == self.oldest && self.of.iter().enumerate().all(is_same)
+        let epochs = self.epochs.count_ones();
+        assert!(epochs < u32::from(MOST_EPOCHS), "too many epochs to tell them from revisions");
+        let are_dense = self.epochs == (1u128 << (epochs + 1)) - 2 || self.epochs == 0;
+        are_dense && u64::from(self.last) == self.oldest.get() && self.of.iter().enumerate().all(is_same)
     }
 }
 
@@ -75,23 +97,49 @@ impl Numbers {
 pub(crate) fn identities(view: &View, mut each: impl FnMut(Revision)) {
     view.config.iter().for_each(|config| each(config.mod_revision));
     view.leader.iter().for_each(|leader| each(leader.create_revision));
-    view.pods.values().for_each(|pod| each(pod.create_revision));
-    view.routers.values().for_each(|router| each(router.create_revision));
+    for pod in view.pods.values() {
+        each(pod.create_revision);
+        each(pod.mod_revision);
+    }
+    let unreadable = view.malformed.keys().filter_map(|key| match view.keys().parse(key)? {
+        KeyName::Pod(pod) => view.pod_key(&pod),
+        _ => None,
+    });
+    for pod in unreadable {
+        each(pod.create_revision);
+        each(pod.mod_revision);
+    }
+    // Without the barrier it matters as well which routers registered since the handoff was created: their order stays.
+    let unbarred = view.handoffs.values().filter(|handoff| handoff.value.mode == Mode::Independent);
+    let mut in_order: Vec<Revision> = unbarred.map(|handoff| handoff.create_revision).collect();
+    if in_order.is_empty() {
+        view.routers.values().for_each(|router| each(router.create_revision));
+    } else {
+        in_order.extend(view.routers.values().map(|router| router.create_revision));
+        in_order.sort_unstable();
+        in_order.into_iter().for_each(&mut each);
+    }
     for assignment in view.assignments.values() {
         each(assignment.mod_revision);
-        each(assignment.value.incarnation);
+        each(assignment.value.incarnation.revision());
     }
     for handoff in view.handoffs.values() {
         each(handoff.create_revision);
         each(handoff.mod_revision);
-        each(handoff.value.old_incarnation);
-        each(handoff.value.new_incarnation);
+        each(handoff.value.old_incarnation.revision());
+        each(handoff.value.new_incarnation.revision());
     }
     for acks in view.acks.values() {
-        acks.drained.values().for_each(|ack| each(ack.handoff));
-        acks.cutover.values().for_each(|ack| each(ack.handoff));
-        acks.pods.values().for_each(|ack| each(ack.handoff));
+        acks.drained.values().for_each(|ack| each(ack.handoff.revision()));
+        acks.cutover.values().for_each(|ack| each(ack.handoff.revision()));
+        acks.pods.values().for_each(|ack| each(ack.handoff.revision()));
     }
+}
+
+/// Calls `each` with every epoch in a view.
+pub(crate) fn epochs(view: &View, mut each: impl FnMut(Epoch)) {
+    view.assignments.values().for_each(|assignment| each(assignment.value.epoch));
+    view.handoffs.values().for_each(|handoff| each(handoff.value.epoch));
 }
 
 impl Cluster {
@@ -114,11 +162,11 @@ impl Cluster {
         for exchange in &mut state.exchanges {
             if !exchange.is_counted {
                 // Its pod works on; nobody waits for it.
-                let epoch = if exchange.stage == Stage::Working { 0 } else { exchange.target.epoch };
-                let target = Target { incarnation: 0, epoch, ..exchange.target };
+                let epoch = if exchange.stage == Stage::Working { Epoch::default() } else { exchange.target.epoch };
+                let target = Target { incarnation: Incarnation::NONE, epoch, ..exchange.target };
                 *exchange = Exchange { router: 0, is_tried: false, target, ..*exchange };
             } else if !self.scenario.has_lines() {
-                exchange.target.incarnation = 0;
+                exchange.target.incarnation = Incarnation::NONE;
             }
         }
         for partition in 0..usize::from(self.scenario.partitions) {
@@ -146,18 +194,18 @@ impl Cluster {
     }
 
     fn forget_in_part(&self, state: &mut State, pod: usize, partition: usize, matter: u8) {
-        let stands = |handoff: Revision| {
+        let stands = |handoff: HandoffId| {
             let is_it = |at: &StoreRef| {
                 let handoffs = &self.store.view(*at).handoffs;
-                handoffs.get(&(partition as u32)).is_some_and(|it| it.create_revision == handoff)
+                handoffs.get(&PartitionId::new(partition as u32)).is_some_and(|it| it.id() == handoff)
             };
-            handoff == 0 || handoff == NO_HANDOFF || state.history.iter().any(is_it)
+            handoff == HandoffId::NONE || handoff == NO_HANDOFF || state.history.iter().any(is_it)
         };
         let part = &state.pods[pod].parts[partition];
         let mut kept = *part;
         let is_usable = kept.done.held.is_some_and(|held| held.stage != StateStage::Left);
         kept.state &= if is_usable { matter } else { 0 };
-        kept.door.last = 0;
+        kept.door.last = Epoch::default();
         if self.scenario.pods[pod].fence && !self.without(Rule::FencingEpoch) {
             kept.refuses = false;
         }
@@ -172,7 +220,7 @@ impl Cluster {
 
     fn renumber(&self, state: &mut State) {
         let revision = |at: StoreRef| self.store.view(at).revision;
-        if revision(state.now()) as usize >= MOST {
+        if revision(state.now()).get() as usize >= MOST {
             return;
         }
         let mut numbers = Numbers::new(revision(state.history[0]));
@@ -180,6 +228,9 @@ impl Cluster {
         ids(&state.history[0]).for_each(|id| numbers.meet(id));
         state.each_identity(&mut |id| numbers.meet(id));
         state.history[1..].iter().flat_map(ids).for_each(|id| numbers.meet(id));
+        let epochs = |at: &StoreRef| self.store.get(*at).epochs.iter().copied();
+        state.history.iter().flat_map(epochs).for_each(|epoch| numbers.meet_epoch(epoch));
+        state.each_epoch(&mut |epoch| numbers.meet_epoch(epoch));
         if numbers.change_nothing() {
             return;
         }
@@ -199,7 +250,8 @@ impl Cluster {
             in_history(&mut view, &state.history);
             state.pod(pod as u8).view = view;
         }
-        state.change_identities(&mut |id| *id = numbers.of(*id));
+        state.change_identities(|id| numbers.of(id));
+        state.change_epochs(&mut |epoch| *epoch = numbers.of_epoch(*epoch));
         state.history = anew;
     }
 

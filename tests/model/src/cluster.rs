@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use dashmap::DashMap;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use segue_coordination::protocol::agree::{Done, Word};
+use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
 use segue_coordination::protocol::pod::Duty;
-use segue_coordination::protocol::records::{Capabilities, Epoch};
+use segue_coordination::protocol::records::Capabilities;
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::Revision;
 use segue_coordination::store::keys::Keyspace;
 use segue_proxy::gate::Position;
 
@@ -37,7 +37,7 @@ pub(crate) enum RouterStep {
 pub(crate) struct RouterAsks {
     pub(crate) view: (u32, u32),
     pub(crate) router: u8,
-    pub(crate) incarnation: Revision,
+    pub(crate) incarnation: Incarnation,
     pub(crate) partition: u8,
     pub(crate) clock: Option<Clock>,
     pub(crate) position: Position,
@@ -50,7 +50,7 @@ pub(crate) struct RouterAsks {
 pub(crate) struct PodAsks {
     pub(crate) view: u32,
     pub(crate) pod: u8,
-    pub(crate) incarnation: Revision,
+    pub(crate) incarnation: Incarnation,
     pub(crate) partition: u8,
 }
 
@@ -71,7 +71,7 @@ thread_local! {
 }
 
 /// What a pod wants to say, and about which handoff.
-pub(crate) type PodWord = (TxnRef, Revision, Word);
+pub(crate) type PodWord = (TxnRef, HandoffId, Word);
 
 #[derive(Default)]
 pub(crate) struct Memory {
@@ -79,7 +79,7 @@ pub(crate) struct Memory {
     pub(crate) plans: FxHashMap<(u32, bool), Vec<TxnRef>>,
     pub(crate) duties: FxHashMap<PodAsks, (Duty, Option<Epoch>, bool)>,
     pub(crate) words: FxHashMap<(PodAsks, Done), Option<PodWord>>,
-    pub(crate) advances: FxHashMap<(u32, u8), Option<TxnRef>>,
+    pub(crate) advances: FxHashMap<(u32, u8, bool), Option<TxnRef>>,
     pub(crate) renumbered: FxHashMap<(u32, Numbers), StoreRef>,
 }
 
@@ -126,7 +126,7 @@ impl Cluster {
     pub(crate) fn view(&self, at: StoreRef) -> &View {
         let view = self.store.view(at);
         match self.scenario.without {
-            Some(rule @ (Rule::Incarnation | Rule::AckIdentity | Rule::Barrier)) => {
+            Some(rule @ (Rule::Incarnation | Rule::AckIdentity | Rule::Barrier | Rule::UnreadableIsNotAbsent)) => {
                 self.falsified((at.id(), at.id()), || falsify(view, rule).unwrap_or_else(|| view.clone()))
             }
             _ => view,
@@ -134,17 +134,17 @@ impl Cluster {
     }
 
     /// Which life of a process's registration stands in the store; 0: none.
-    pub(crate) fn stands(&self, at: StoreRef, who: Process) -> Revision {
+    pub(crate) fn stands(&self, at: StoreRef, who: Process) -> Incarnation {
         let index = match who {
             Process::Router(router) => usize::from(router),
             Process::Pod(pod) => self.router_names.len() + usize::from(pod),
         };
-        self.store.get(at).lives[index]
+        Incarnation::registered_at(self.store.get(at).lives[index])
     }
 
     /// Which leadership stands in the store; 0: none.
     pub(crate) fn leads(&self, at: StoreRef) -> Revision {
-        *self.store.get(at).lives.last().unwrap_or(&0)
+        *self.store.get(at).lives.last().unwrap_or(&Revision::ZERO)
     }
 
     /// What somebody sees who watches assignments by themselves.

@@ -1,5 +1,6 @@
 //! Who sees the store when: registrations, snapshots and the events of a watch.
 
+use segue_coordination::protocol::ids::Incarnation;
 use segue_coordination::protocol::records::encode;
 use segue_proxy::gate::Position;
 
@@ -30,7 +31,7 @@ impl Cluster {
                 }
                 it.gates.iter_mut().for_each(|gate| gate.backing_off = false);
                 if !is_registered {
-                    (it.incarnation, it.clock) = (0, Clock::Held);
+                    (it.incarnation, it.clock) = (Incarnation::NONE, Clock::Held);
                     self.reach(Reached::Fenced);
                 }
                 self.reconcile_router(state, router);
@@ -53,9 +54,11 @@ impl Cluster {
     /// One that has still to write an ack for what it sees now is left to lag, since its ack moves the phase on or not
     /// by what it has seen.
     pub(crate) fn deliver_what_changes_nothing(&self, state: &mut State) {
-        for pod in 0..state.pods.len() as u8 {
+        // Whether a key can be read decides what a pod may write, and is no part of what it has to do.
+        let pods = if self.scenario.budget.detachments > 0 { 0 } else { state.pods.len() as u8 };
+        for pod in 0..pods {
             let it = &state.pods[usize::from(pod)];
-            let Some(view) = it.view.filter(|_| it.incarnation != 0) else { continue };
+            let Some(view) = it.view.filter(|_| it.incarnation != Incarnation::NONE) else { continue };
             let incarnation = it.incarnation;
             let seen = state.history.iter().position(|at| *at == view).unwrap_or(0);
             let is_same = |at: &&StoreRef| {
@@ -77,7 +80,7 @@ impl Cluster {
 
     pub(crate) fn next_of_no_matter(&self, state: &mut State, router: u8) -> Option<StoreRef> {
         let it = &state.routers[usize::from(router)];
-        let view = it.view.filter(|_| it.incarnation != 0 && it.assignments.is_none())?;
+        let view = it.view.filter(|_| it.incarnation != Incarnation::NONE && it.assignments.is_none())?;
         let is_settled = |gate: &Gate| matches!(gate.position, Position::Open | Position::Held) && !gate.backing_off;
         let seen = state.history.iter().position(|at| *at == view)?;
         let next = *state.history.get(seen + 1)?;

@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
-use segue_coordination::planning::{Action as Planned, Memory, Policy, Strategy, plan, txn};
-use segue_coordination::protocol::advance::advance;
+use segue_coordination::planning::{Action as Planned, Memory, Policy, REBIRTH_GRACE, plan, txn};
+use segue_coordination::protocol::advance::{advance, advance_past_bound, pending_bound};
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::store::data::Compare;
 
 use crate::cluster::Cluster;
@@ -21,7 +22,6 @@ impl Cluster {
     fn policy(&self) -> Policy {
         Policy {
             partitions: u32::from(self.scenario.partitions),
-            strategy: Strategy::Sticky,
             mode: self.scenario.mode,
             settle: Duration::ZERO,
             settle_max: Duration::ZERO,
@@ -30,6 +30,7 @@ impl Cluster {
             warm_timeout: LONG / 2,
             phase_timeout: LONG / 2,
             max_concurrent_handoffs: 8,
+            ..Policy::default()
         }
     }
 
@@ -45,7 +46,9 @@ impl Cluster {
                 let policy = self.policy();
                 let mut memory = Memory::default();
                 let seen = if self.without(Rule::Pinning) { &unpinned(view) } else { view };
-                let mut actions = plan(seen, &policy, &mut memory, Duration::ZERO).actions;
+                // Dead owners' partitions wait for a moment.
+                let _ = plan(seen, &policy, &mut memory, Duration::ZERO);
+                let mut actions = plan(seen, &policy, &mut memory, REBIRTH_GRACE).actions;
                 if overdue {
                     let at_once = actions;
                     actions = plan(seen, &policy, &mut memory, LONG).actions;
@@ -63,13 +66,21 @@ impl Cluster {
     /// How the leader would move a phase on.
     pub(crate) fn advanced(&self, state: &State, partition: u8) -> Option<TxnRef> {
         let at = state.now();
+        let past_bound = state.bound_passed || self.without(Rule::BoundIsWaitedOut);
         self.remember(
             |memory| &mut memory.advances,
-            (at.id(), partition),
+            (at.id(), partition, past_bound),
             || {
                 let view = self.view(at);
                 let leader = view.leader.as_ref()?;
-                let mut txn = advance(view, u32::from(partition), 0)?.txn;
+                let partition = PartitionId::new(partition.into());
+                let waits_for_bound = pending_bound(view, partition).is_some();
+                let step = if waits_for_bound && past_bound {
+                    advance_past_bound(view, partition, 0)
+                } else {
+                    advance(view, partition, 0)
+                };
+                let mut txn = step?.txn;
                 txn.when.push(Compare::created_at(view.keys().leader(), leader.create_revision));
                 Some(self.store.txn(self.struck(txn, view, true)))
             },
@@ -80,12 +91,12 @@ impl Cluster {
     pub(crate) fn broken_write(&self, state: &State, partition: u8) -> Option<TxnRef> {
         use segue_coordination::protocol::records::Phase;
         let view = self.view(state.now());
-        let phase = view.handoffs.get(&u32::from(partition))?.value.phase;
+        let phase = view.handoffs.get(&PartitionId::new(partition.into()))?.value.phase;
         let breaks = match self.scenario.without? {
             Rule::CancelBeforeSwitching => phase == Phase::Switching,
             _ => false,
         };
-        let txn = breaks.then(|| cancel_whatever(view, u32::from(partition)))?;
+        let txn = breaks.then(|| cancel_whatever(view, PartitionId::new(partition.into())))?;
         txn.map(|txn| self.store.txn(txn))
     }
 }

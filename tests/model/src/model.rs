@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::PodStatus;
 use segue_proxy::gate::Position;
 use stateright::{Model, Property};
@@ -49,6 +50,7 @@ impl Model for Cluster {
             Property::always("no_overtaking", |_, state: &State| !state.has_violated(Violation::NoOvertaking)),
             Property::always("no_double_apply", |_, state: &State| !state.has_violated(Violation::NoDoubleApply)),
             Property::always("epochs_grow", |_, state: &State| !state.has_violated(Violation::EpochsGrow)),
+            Property::always("owner_lives", |_, state: &State| !state.has_violated(Violation::OwnerLives)),
             Property::always("converges", |model: &Self, state: &State| {
                 let goes_on = || model.each_progress(state, &mut |_| true);
                 let comes_to_rest = !state.has_violated(Violation::Converges);
@@ -74,11 +76,11 @@ impl Cluster {
     fn has_converged(&self, state: &State) -> bool {
         let view = self.store.view(state.now());
         let pods: Vec<_> = view.pods.values().filter(|pod| pod.value.status == PodStatus::Ready).collect();
-        let is_owned = |partition: u32| {
+        let is_owned = |partition: PartitionId| {
             let owner = view.live_owner(partition);
             pods.is_empty() || owner.is_some_and(|(_, pod)| pod.status == PodStatus::Ready)
         };
-        if !(0..u32::from(self.scenario.partitions)).all(is_owned) {
+        if !PartitionId::all(self.scenario.partitions.into()).all(is_owned) {
             return false;
         }
         if pods.is_empty() {
@@ -86,7 +88,7 @@ impl Cluster {
             return true;
         }
         let leads_right = |partition: usize, gate: &Gate| {
-            let Some((assignment, _)) = view.live_owner(partition as u32) else { return false };
+            let Some((assignment, _)) = view.live_owner(PartitionId::new(partition as u32)) else { return false };
             let pod = self.pod_number(&assignment.owner);
             let target = Target { pod, incarnation: assignment.incarnation, epoch: assignment.epoch };
             let accepts = state.pods[usize::from(pod)].parts[partition].door.accepted == Some(assignment.epoch);

@@ -1,5 +1,5 @@
-//! A pod of the model: [`duty`] says what it has to do, [`agree::next`] in which order, [`Door`] whom it lets in; only its
-//! service is modelled, as a copy of the state: the set of writes that it contains.
+//! A pod of the model: [`duty`] says what it has to do, [`agree::next`] in which order, [`known_epoch`] whom it lets in. Only
+//! its service is modelled, as a copy of the state: the set of writes that it contains.
 //!
 //! Mirrors `pod::shell` and `pod::work` of `segue-coordination`. Callbacks take no time here: that they take long is the
 //! same as that the word which follows them is written late. A pod without `fence` lets in everything and knows no lease
@@ -8,10 +8,10 @@
 use segue_coordination::protocol::advance::{Ack, acknowledge};
 use segue_coordination::protocol::agree::{self, Act, Callback, Done, Next, Task, Word};
 use segue_coordination::protocol::door::{Answer, known_epoch};
+use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use segue_coordination::protocol::pod::{Duty, duty, warmed};
-use segue_coordination::protocol::records::{Epoch, PodAck};
+use segue_coordination::protocol::records::PodAck;
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::Revision;
 
 use crate::cluster::{Cluster, PodAsks};
 use crate::rules::Rule;
@@ -21,10 +21,19 @@ use crate::store::{StoreRef, TxnRef};
 /// More than a pod ever has to do about a partition before it sees something new.
 const MOST_ACTS: usize = 16;
 
+/// A pod that cannot read its own record accepts nothing and loses nothing.
+fn duty_of(view: &View, me: &str, incarnation: Incarnation, partition: PartitionId) -> Duty {
+    let is_unreadable = view.live_pod(me, incarnation).is_none() && view.incarnation_of(me) == incarnation;
+    match is_unreadable && incarnation != Incarnation::NONE {
+        true => Duty::Stand { handoff: HandoffId::NONE, epoch: Epoch::default() },
+        false => duty(view, me, incarnation, partition),
+    }
+}
+
 impl Pod {
     pub(crate) fn down(partitions: u8) -> Self {
         let parts = vec![Part::default(); usize::from(partitions)];
-        Pod { is_up: false, incarnation: 0, clock: Clock::Held, view: None, parts }
+        Pod { is_up: false, incarnation: Incarnation::NONE, clock: Clock::Held, view: None, parts }
     }
 }
 
@@ -86,7 +95,7 @@ impl Cluster {
         &self,
         at: StoreRef,
         pod: u8,
-        incarnation: Revision,
+        incarnation: Incarnation,
         partition: u8,
     ) -> (Duty, Option<Epoch>, bool) {
         let asks = PodAsks { view: at.id(), pod, incarnation, partition };
@@ -94,10 +103,10 @@ impl Cluster {
             |memory| &mut memory.duties,
             asks,
             || {
-                let (view, number) = (self.view(at), u32::from(partition));
-                let duty = duty(view, &self.pod_names[usize::from(pod)], asks.incarnation, number);
-                let assigned = view.assignments.get(&number).map(|assignment| assignment.value.epoch);
-                let has_tail = view.handoffs.get(&number).is_some_and(|it| it.value.old_owner.is_some());
+                let (view, partition) = (self.view(at), PartitionId::new(partition.into()));
+                let duty = duty_of(view, &self.pod_names[usize::from(pod)], asks.incarnation, partition);
+                let assigned = view.assignments.get(&partition).map(|assignment| assignment.value.epoch);
+                let has_tail = view.handoffs.get(&partition).is_some_and(|it| it.value.old_owner.is_some());
                 (duty, assigned, has_tail)
             },
         )
@@ -114,29 +123,29 @@ impl Cluster {
     /// The word that a pod wants to give and that does not stand yet.
     pub(crate) fn pod_write(&self, state: &State, pod: u8, partition: u8) -> Option<TxnRef> {
         let it = &state.pods[usize::from(pod)];
-        let at = it.view.filter(|_| it.is_up && it.incarnation != 0)?;
+        let at = it.view.filter(|_| it.is_up && it.incarnation != Incarnation::NONE)?;
         let asks = PodAsks { view: at.id(), pod, incarnation: it.incarnation, partition };
         let done = it.parts[usize::from(partition)].done;
         let (txn, handoff, word) =
             self.remember(|memory| &mut memory.words, (asks, done), || self.word(self.view(at), asks, done))?;
         let stands = |kind| {
             let me = &self.pod_names[usize::from(pod)];
-            self.view(state.now()).pod_ack(u32::from(partition), me, kind, handoff).is_some()
+            self.view(state.now()).pod_ack(PartitionId::new(partition.into()), me, kind, handoff).is_some()
         };
         (!word.ack().is_some_and(stands)).then_some(txn)
     }
 
-    fn word(&self, view: &View, asks: PodAsks, done: Done) -> Option<(TxnRef, Revision, Word)> {
-        let (me, number) = (&self.pod_names[usize::from(asks.pod)], u32::from(asks.partition));
-        let duty = duty(view, me, asks.incarnation, number);
+    fn word(&self, view: &View, asks: PodAsks, done: Done) -> Option<(TxnRef, HandoffId, Word)> {
+        let (me, partition) = (&self.pod_names[usize::from(asks.pod)], PartitionId::new(asks.partition.into()));
+        let duty = duty_of(view, me, asks.incarnation, partition);
         let Some(Act::Say(word, handoff)) = agree::next(duty, &done, self.capabilities(asks.pod).sync).act else {
             return None;
         };
         let txn = match word.ack() {
-            None => warmed(view, me, asks.incarnation, handoff, number, 0)?,
-            Some(kind) if view.pod_ack(number, me, kind, handoff).is_some() => return None,
+            None => warmed(view, me, asks.incarnation, handoff, partition, 0)?,
+            Some(kind) if view.pod_ack(partition, me, kind, handoff).is_some() => return None,
             Some(ack) => {
-                let ack = Ack::Pod(PodAck { pod_name: me.clone(), partition: number, handoff, ack, acked_at: 0 });
+                let ack = Ack::Pod(PodAck::new(me.clone(), partition, handoff, ack));
                 acknowledge(view, &ack, view.keys().pod(me), asks.incarnation, 0)
             }
         };
@@ -246,7 +255,7 @@ impl Cluster {
             self.abort_work(state, pod);
         }
         let it = state.pod(pod);
-        (it.incarnation, it.view, it.clock) = (0, None, Clock::Held);
+        (it.incarnation, it.view, it.clock) = (Incarnation::NONE, None, Clock::Held);
         for part in &mut it.parts {
             part.done.leave();
             part.door = Default::default();
@@ -261,8 +270,16 @@ impl Cluster {
     }
 
     /// A pod's process is gone, with all that it worked on and what was on the wire to it.
+    /// With a bound it is the sidecar's process that is gone, and its service works on.
     pub(crate) fn crash_pod(&self, state: &mut State, pod: u8) {
         *state.pod(pod) = Pod::down(self.scenario.partitions);
+        if self.bound_of(pod).is_some() {
+            let works = |it: &Exchange| it.target.pod == pod && it.stage == Stage::Working && it.is_counted;
+            while let Some(index) = state.exchanges.iter().position(works) {
+                self.cut(state, index);
+            }
+            return self.fail_all(state, |exchange| exchange.target.pod == pod && exchange.stage == Stage::Sent);
+        }
         self.fail_all(state, |exchange| exchange.target.pod == pod && exchange.stage != Stage::NotSent);
     }
 

@@ -2,8 +2,9 @@
 //!
 //! The environment's rules live here: when a lease can end, who waits for what, when a refused pod is tried again.
 
+use segue_coordination::protocol::advance::pending_bound;
 use segue_coordination::protocol::door::Answer;
-use segue_coordination::store::data::Revision;
+use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
 
 use crate::action::{Process, Step, Write};
 use crate::cluster::{Cluster, RouterStep};
@@ -13,7 +14,7 @@ use crate::store::{StoreRef, TxnRef};
 
 impl Cluster {
     /// Whether the process runs, the registration that it believes in, its lease clock, and what it sees.
-    pub(crate) fn facts(state: &State, who: Process) -> (bool, Revision, Clock, Option<StoreRef>) {
+    pub(crate) fn facts(state: &State, who: Process) -> (bool, Incarnation, Clock, Option<StoreRef>) {
         match who {
             Process::Router(router) => {
                 let it = &state.routers[usize::from(router)];
@@ -32,10 +33,10 @@ impl Cluster {
         for who in self.processes() {
             let (is_up, incarnation, clock, view) = Self::facts(state, who);
             let stands = self.stands(now, who);
-            if is_up && incarnation == 0 && stands == 0 && each(Step::Register(who)) {
+            if is_up && incarnation == Incarnation::NONE && stands == Incarnation::NONE && each(Step::Register(who)) {
                 return true;
             }
-            if is_up && incarnation != 0 {
+            if is_up && incarnation != Incarnation::NONE {
                 let seen = view.map(|view| state.history.iter().position(|at| *at == view).unwrap_or(0));
                 let behind = seen.map_or(1, |seen| state.history.len() - 1 - seen).min(usize::from(u8::MAX)) as u8;
                 // The next revision, or all that there are in one go. Without a view it is a snapshot.
@@ -50,8 +51,16 @@ impl Cluster {
                 }
             }
             let is_held = is_up && stands == incarnation;
-            let may_end =
-                stands != 0 && (!is_held || (clock == Clock::RunOut && !self.must_end_work_first(state, who)));
+            let is_detached = self.is_detached(now, who);
+            if let Process::Pod(pod) = who
+                && is_detached
+                && each(if is_held { Step::PutBack { pod } } else { Step::Forget { pod } })
+            {
+                return true;
+            }
+            let may_end = stands != Incarnation::NONE
+                && !is_detached
+                && (!is_held || (clock == Clock::RunOut && !self.must_end_work_first(state, who)));
             if may_end && each(Step::EndLease(who)) {
                 return true;
             }
@@ -63,7 +72,10 @@ impl Cluster {
                 return true;
             }
         }
-        if self.leads(now) == 0 && each(Step::Elect) {
+        if self.leads(now) == Revision::ZERO && each(Step::Elect) {
+            return true;
+        }
+        if self.bound_may_pass(state) && each(Step::BoundPasses) {
             return true;
         }
         for write in self.writes(state) {
@@ -101,6 +113,22 @@ impl Cluster {
         }
         (0..state.pods.len() as u8)
             .any(|pod| self.must_end_work_first(state, Process::Pod(pod)) && each(Step::AbortWork { pod }))
+    }
+
+    /// The leader sees the key of the bounded owner gone, and its work ends within the bound.
+    fn bound_may_pass(&self, state: &State) -> bool {
+        let works = |exchange: &Exchange| exchange.target.pod == 0 && exchange.stage == Stage::Working;
+        let waits = |partition: u8| pending_bound(self.view(state.now()), PartitionId::new(partition.into())).is_some();
+        self.scenario.is_bounded
+            && !state.bound_passed
+            && self.leads(state.now()) != Revision::ZERO
+            && !state.exchanges.iter().any(works)
+            && (0..self.scenario.partitions).any(waits)
+    }
+
+    /// Another hand has put the registration without its lease.
+    fn is_detached(&self, at: StoreRef, who: Process) -> bool {
+        self.scenario.budget.detachments > 0 && self.store.is_leaseless(at, &self.key_of(who))
     }
 
     /// A pod with `fence` whose lease can end soon has to end its work before.
@@ -185,7 +213,13 @@ impl Cluster {
             if !is_up && starts > 0 {
                 steps.push(Step::Start(who));
             }
-            let is_held = is_up && incarnation != 0 && clock == Clock::Held && view.is_some();
+            if let Process::Pod(pod) = who
+                && budget.detachments > 0
+                && self.stands(now, who) != Incarnation::NONE
+            {
+                steps.push(Step::Detach { pod });
+            }
+            let is_held = is_up && incarnation != Incarnation::NONE && clock == Clock::Held && view.is_some();
             if is_held && clocks > 0 {
                 steps.push(Step::RunOut(who));
                 if !clock_is_kept && self.stands(now, who) == incarnation {
@@ -193,14 +227,16 @@ impl Cluster {
                 }
             }
         }
-        if budget.leader_losses > 0 && self.leads(now) != 0 {
+        if budget.leader_losses > 0 && self.leads(now) != Revision::ZERO {
             steps.push(Step::EndLeadersLease);
         }
         for partition in 0..self.scenario.partitions {
             if self.broken_write(state, partition).is_some() {
                 steps.push(Step::Write(Write::Broken { partition }));
             }
-            if budget.deletions > 0 && self.store.view(state.now()).handoffs.contains_key(&u32::from(partition)) {
+            if budget.deletions > 0
+                && self.store.view(state.now()).handoffs.contains_key(&PartitionId::new(partition.into()))
+            {
                 steps.push(Step::DeleteHandoff { partition });
             }
             for router in 0..state.routers.len() as u8 {

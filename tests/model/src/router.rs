@@ -4,10 +4,11 @@
 //! router does all that it can do without the store. Requests are in [`passage`](crate::passage).
 
 use segue_coordination::protocol::advance::{Ack, acknowledge};
+use segue_coordination::protocol::ids::{HandoffId, Incarnation, PartitionId};
 use segue_coordination::protocol::records::{PodRecord, RouterCutoverAck, RouterDrainedAck};
 use segue_coordination::protocol::router::{self as protocol, DrainTimeout, OnDrainTimeout, Step, Trust};
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Revision, Txn};
+use segue_coordination::store::data::Txn;
 use segue_proxy::gate::Position;
 
 use crate::cluster::{Cluster, RouterAsks, RouterStep};
@@ -18,7 +19,14 @@ use crate::store::TxnRef;
 impl Router {
     pub(crate) fn down(partitions: u8) -> Self {
         let gates = (0..partitions).map(|_| Gate::closed()).collect();
-        Router { is_up: false, incarnation: 0, clock: Clock::Held, view: None, assignments: None, gates }
+        Router {
+            is_up: false,
+            incarnation: Incarnation::NONE,
+            clock: Clock::Held,
+            view: None,
+            assignments: None,
+            gates,
+        }
     }
 }
 
@@ -53,7 +61,7 @@ impl Cluster {
             router,
             incarnation: it.incarnation,
             partition,
-            clock: (it.incarnation != 0).then_some(it.clock),
+            clock: (it.incarnation != Incarnation::NONE).then_some(it.clock),
             position: gate.position,
             target: gate.target,
             backing_off: gate.backing_off,
@@ -63,7 +71,7 @@ impl Cluster {
 
     fn decide(&self, view: &View, asks: RouterAsks) -> Option<RouterStep> {
         let me = &self.router_names[usize::from(asks.router)];
-        let partition = u32::from(asks.partition);
+        let partition = PartitionId::new(asks.partition.into());
         let trust = match asks.clock {
             None => Trust::Gone,
             Some(Clock::Held) => Trust::Held,
@@ -91,27 +99,18 @@ impl Cluster {
                 Some(RouterStep::Acknowledge(self.acknowledgement(view, asks.router, asks.incarnation, &ack)))
             }
             Step::AckCutover(handoff) => {
-                let ack = Ack::RouterCutover(RouterCutoverAck {
-                    router_name: me.clone(),
-                    partition,
-                    handoff,
-                    acked_at: 0,
-                    stashed: 0,
-                    drain_us: 0,
-                    pause_us: 0,
-                    flush_us: 0,
-                });
+                let ack = Ack::RouterCutover(RouterCutoverAck::new(me.clone(), partition, handoff));
                 Some(RouterStep::Acknowledge(self.acknowledgement(view, asks.router, asks.incarnation, &ack)))
             }
         }
     }
 
-    fn drained(&self, router: u8, partition: u32, handoff: Revision, gave_up: bool) -> Ack {
+    fn drained(&self, router: u8, partition: PartitionId, handoff: HandoffId, gave_up: bool) -> Ack {
         let router_name = self.router_names[usize::from(router)].clone();
-        Ack::RouterDrained(RouterDrainedAck { router_name, partition, handoff, acked_at: 0, severed: 0, gave_up })
+        Ack::RouterDrained(RouterDrainedAck { gave_up, ..RouterDrainedAck::new(router_name, partition, handoff) })
     }
 
-    fn acknowledgement(&self, view: &View, router: u8, incarnation: Revision, ack: &Ack) -> TxnRef {
+    fn acknowledgement(&self, view: &View, router: u8, incarnation: Incarnation, ack: &Ack) -> TxnRef {
         let writer = view.keys().router(&self.router_names[usize::from(router)]);
         let txn = acknowledge(view, ack, writer, incarnation, 0);
         self.store.txn(self.struck(txn, view, false))
@@ -143,11 +142,11 @@ impl Cluster {
     fn has_acknowledged(&self, state: &State, router: u8, partition: u8) -> bool {
         let it = &state.routers[usize::from(router)];
         let me = &self.router_names[usize::from(router)];
-        let partition = u32::from(partition);
+        let partition = PartitionId::new(partition.into());
         let Some((view, _)) = self.router_sees(it) else { return false };
-        let Some(handoff) = view.handoffs.get(&partition).map(|handoff| handoff.create_revision) else { return false };
+        let Some(handoff) = view.handoffs.get(&partition).map(|handoff| handoff.id()) else { return false };
         let now = self.view(state.now());
-        let is_open = it.gates[partition as usize].position == Position::Open;
+        let is_open = it.gates[partition.index()].position == Position::Open;
         match is_open {
             true => now.cutover_ack(partition, me, handoff).is_some(),
             false => now.drained_ack(partition, me, handoff).is_some_and(|ack| !ack.gave_up),
@@ -158,17 +157,17 @@ impl Cluster {
     pub(crate) fn drain_timed_out(&self, state: &State, router: u8, partition: u8) -> Option<DrainEnd> {
         let it = &state.routers[usize::from(router)];
         let gate = &it.gates[usize::from(partition)];
-        let (view, _) = self.router_sees(it).filter(|_| it.is_up && it.incarnation != 0)?;
+        let (view, _) = self.router_sees(it).filter(|_| it.is_up && it.incarnation != Incarnation::NONE)?;
         if gate.position != Position::Draining || gate.backing_off {
             return None;
         }
         let had_fence = gate.target.is_some_and(|target| self.capabilities(target.pod).fence);
-        let partition = u32::from(partition);
+        let partition = PartitionId::new(partition.into());
         match protocol::drain_timed_out(view, partition, OnDrainTimeout::Auto, had_fence) {
             DrainTimeout::Sever => Some(DrainEnd::Sever),
             DrainTimeout::GiveUp => {
                 let me = &self.router_names[usize::from(router)];
-                let handoff = view.handoffs.get(&partition)?.create_revision;
+                let handoff = view.handoffs.get(&partition)?.id();
                 if self.view(state.now()).drained_ack(partition, me, handoff).is_some() {
                     return None;
                 }
@@ -197,16 +196,16 @@ impl Cluster {
     /// The record of a pod as it registers.
     pub(crate) fn pod_record(&self, pod: u8, status: segue_coordination::protocol::records::PodStatus) -> PodRecord {
         PodRecord {
-            pod_name: self.pod_names[usize::from(pod)].clone(),
-            address: format!("10.0.0.{pod}:80"),
             status,
-            registered_at: 0,
-            last_heartbeat: 0,
-            weight: 1.0.into(),
-            zone: None,
-            load: None,
             capabilities: self.capabilities(pod),
+            work_ends_within_ms: self.bound_of(pod),
+            ..PodRecord::new(self.pod_names[usize::from(pod)].clone(), format!("10.0.0.{pod}:80"))
         }
+    }
+
+    /// How long the work of a pod's requests may outlast it. How many milliseconds makes no difference here.
+    pub(crate) fn bound_of(&self, pod: u8) -> Option<u64> {
+        (self.scenario.is_bounded && pod == 0).then_some(1)
     }
 }
 

@@ -3,10 +3,11 @@
 //! A rule is taken out around the production functions, not in them: guards are struck from the transactions that they
 //! return, views are falsified before they are asked, or the environment does what the rule forbids.
 
-use segue_coordination::protocol::records::{Assignment, AssignmentStatus, RouterDrainedAck, encode};
-use segue_coordination::protocol::view::View;
+use segue_coordination::protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
+use segue_coordination::protocol::records::{Assignment, Capabilities, PodRecord, RouterDrainedAck, encode};
+use segue_coordination::protocol::view::{Stamped, View};
 use segue_coordination::store::data::{Compare, Field, Keys, Op, Relation, Txn};
-use segue_coordination::store::keys::KeyName;
+use segue_coordination::store::keys::{KeyName, Keyspace};
 
 /// A rule that keeps the protocol safe, named by what is done without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,7 +26,7 @@ pub(crate) enum Rule {
     PhaseCompare,
     /// The flip requires that the new owner's very life stands.
     NewOwnerLives,
-    /// A move of a phase requires that the old owner lives or not, as its view has it.
+    /// A move of a phase requires that the old owner's record is as its view has it.
     OldOwnerCompare,
     /// A dead new owner's handoff is deleted only if no key of that life stands.
     NewOwnerGone,
@@ -63,6 +64,10 @@ pub(crate) enum Rule {
     NeverSendTwice,
     /// A new owner reads the tail only once the log is at rest.
     TailAtRest,
+    /// No phase moves on while a party's registration cannot be read.
+    UnreadableIsNotAbsent,
+    /// The bound of a dead owner's work is waited out.
+    BoundIsWaitedOut,
 }
 
 /// A transaction of the handoff without the guards that the rule demands.
@@ -87,7 +92,7 @@ pub(crate) fn strike(txn: Txn, rule: Option<Rule>, view: &View, is_leaders: bool
             (Rule::NewOwnerLives, Some(KeyName::Pod(pod))) => {
                 creates && !differs && new_owner.clone().any(|it| *it == pod)
             }
-            (Rule::OldOwnerCompare, Some(KeyName::Pod(pod))) => creates && old_owner.clone().any(|it| *it == pod),
+            (Rule::OldOwnerCompare, Some(KeyName::Pod(pod))) => !creates && old_owner.clone().any(|it| *it == pod),
             (Rule::NewOwnerGone, Some(KeyName::Pod(_))) => differs,
             (Rule::Pinning, Some(KeyName::Handoff(_) | KeyName::Assignment(_))) => is_leaders,
             _ => false,
@@ -98,13 +103,20 @@ pub(crate) fn strike(txn: Txn, rule: Option<Rule>, view: &View, is_leaders: bool
     Txn { when, then, otherwise: otherwise.map(|other| Box::new(strike(*other, Some(rule), view, is_leaders))) }
 }
 
+fn pod_of(keys: &Keyspace, key: &str) -> Option<String> {
+    match keys.parse(key)? {
+        KeyName::Pod(pod) => Some(pod),
+        _ => None,
+    }
+}
+
 /// What a view says to somebody who ignores the rule.
 pub(crate) fn falsify(view: &View, rule: Rule) -> Option<View> {
     let mut view = view.clone();
     match rule {
         Rule::Incarnation => {
-            let incarnations: Vec<(String, u64)> =
-                view.pods.iter().map(|(name, pod)| (name.clone(), pod.create_revision)).collect();
+            let incarnations: Vec<(String, Incarnation)> =
+                view.pods.iter().map(|(name, pod)| (name.clone(), pod.incarnation())).collect();
             let of = |name: &str| incarnations.iter().find(|(known, _)| known == name).map(|(_, created)| *created);
             for assignment in view.assignments.values_mut() {
                 let record = &mut assignment.value;
@@ -120,19 +132,33 @@ pub(crate) fn falsify(view: &View, rule: Rule) -> Option<View> {
         }
         Rule::AckIdentity => {
             for (partition, acks) in &mut view.acks {
-                let Some(id) = view.handoffs.get(partition).map(|handoff| handoff.create_revision) else { continue };
+                let Some(id) = view.handoffs.get(partition).map(|handoff| handoff.id()) else { continue };
                 acks.drained.values_mut().for_each(|ack| ack.handoff = id);
                 acks.cutover.values_mut().for_each(|ack| ack.handoff = id);
                 acks.pods.values_mut().for_each(|ack| ack.handoff = id);
+            }
+        }
+        Rule::UnreadableIsNotAbsent => {
+            let keys = view.keys().clone();
+            let pods: Vec<String> = view.malformed.keys().filter_map(|key| pod_of(&keys, key)).collect();
+            for pod_name in pods {
+                let (Some(key), Some(any)) = (view.pod_key(&pod_name), view.pods.values().next()) else { continue };
+                let value = PodRecord {
+                    pod_name: pod_name.clone(),
+                    capabilities: Capabilities::default(),
+                    ..any.value.clone()
+                };
+                let Stamped { create_revision, mod_revision, .. } = key;
+                view.pods
+                    .insert(pod_name, Stamped { create_revision, mod_revision, lease: Some(LeaseId::new(1)), value });
             }
         }
         Rule::Barrier => {
             let routers: Vec<String> = view.routers.keys().cloned().collect();
             for (partition, handoff) in view.handoffs.clone() {
                 for router_name in routers.clone() {
-                    let handoff = handoff.create_revision;
-                    let ack =
-                        RouterDrainedAck { router_name, partition, handoff, acked_at: 0, severed: 0, gave_up: false };
+                    let handoff = handoff.id();
+                    let ack = RouterDrainedAck::new(router_name, partition, handoff);
                     view.acks.entry(partition).or_default().drained.insert(ack.router_name.clone(), ack);
                 }
             }
@@ -150,16 +176,15 @@ pub(crate) fn unpinned(view: &View) -> View {
 }
 
 /// Cancelling a handoff whatever its phase: record and acks go, and the old owner goes on as before.
-pub(crate) fn cancel_whatever(view: &View, partition: u32) -> Option<Txn> {
+pub(crate) fn cancel_whatever(view: &View, partition: PartitionId) -> Option<Txn> {
     let keys = view.keys();
     let handoff = &view.handoffs.get(&partition)?.value;
-    let assignment = Assignment {
+    let assignment = Assignment::new(
         partition,
-        owner: handoff.old_owner.clone()?,
-        incarnation: handoff.old_incarnation,
-        status: AssignmentStatus::Active,
-        epoch: handoff.epoch - 1,
-    };
+        handoff.old_owner.clone()?,
+        handoff.old_incarnation,
+        Epoch::new(handoff.epoch.get() - 1),
+    );
     let back = Op::Put { key: keys.assignment(partition), value: encode(&assignment), lease: None };
     let acks = keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
     let record = Op::Delete(Keys::One(keys.handoff(partition)));

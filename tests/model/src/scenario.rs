@@ -61,6 +61,8 @@ pub(crate) struct Scenario {
     pub(crate) on_store_loss: OnStoreLoss,
     pub(crate) requests: Vec<Planned>,
     pub(crate) budget: Budget,
+    /// The service of pod 0 outlives its sidecar, and its work ends within a bound.
+    pub(crate) is_bounded: bool,
     /// Of the pods only the old owner fails.
     pub(crate) spares_new_owner: bool,
     pub(crate) verdict: Verdict,

@@ -31,11 +31,17 @@ pub(crate) const NO_FAULT: Budget = Budget {
     drain_timeouts: 0,
     phase_timeouts: 0,
     deletions: 0,
+    detachments: 0,
 };
 
 /// Requests by their router, all of one partition and key.
 pub(crate) fn requests(routers: &[u8]) -> Vec<Planned> {
     routers.iter().map(|router| Planned { router: *router, partition: 0, key: 1 }).collect()
+}
+
+/// What every search meets, and what this one has to meet in addition: one in which its fault has no effect proves nothing.
+fn also(more: &[Reached]) -> Vec<Reached> {
+    [&[Reached::Completed, Reached::Flushed][..], more].concat()
 }
 
 /// Two routers, and a partition that moves from a draining pod to another, both of which can do everything.
@@ -55,9 +61,10 @@ pub(crate) fn a_move(name: &'static str, about: &'static str) -> Scenario {
         on_store_loss: OnStoreLoss::Auto,
         requests: requests(&[0, 0, 1]),
         budget: NO_FAULT,
+        is_bounded: false,
         spares_new_owner: false,
         verdict: Verdict::Holds,
-        reaches: vec![Reached::Completed, Reached::Flushed],
+        reaches: also(&[]),
         size: Size::Usual,
         without: None,
     }
@@ -93,6 +100,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         Scenario {
             requests: two(),
             budget: Budget { router_clocks: 1, ..NO_FAULT },
+            reaches: also(&[Reached::Fenced]),
             ..a_move("zombie-router", "a router loses its lease and goes on serving")
         },
         Scenario {
@@ -100,6 +108,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             spares_new_owner: true,
             requests: two(),
             budget: Budget { pod_clocks: 1, router_clocks: 1, ..NO_FAULT },
+            reaches: also(&[Reached::Fenced]),
             ..a_move("double-zombie", "a pod and a router lose their leases and go on, at once")
         },
         Scenario {
@@ -125,12 +134,29 @@ pub(crate) fn all() -> Vec<Scenario> {
             budget: Budget { deletions: 1, ..NO_FAULT },
             ..a_move("hand-deleted", "an operator deletes a handoff by hand")
         },
+        Scenario {
+            routers: 1,
+            routers_up: 1,
+            requests: requests(&[0]),
+            budget: Budget { detachments: 1, breaks: 1, pod_crashes: 1, ..NO_FAULT },
+            reaches: also(&[Reached::PutBackKey]),
+            ..a_move("unreadable-pod", "garbage over a pod's registration, a broken exchange, a crash")
+        },
+        Scenario {
+            is_bounded: true,
+            spares_new_owner: true,
+            requests: two(),
+            budget: Budget { pod_crashes: 1, leader_losses: 1, ..NO_FAULT },
+            reaches: also(&[Reached::BoundPassed]),
+            ..a_move("bounded-owner", "a sidecar dies and its service works on within its bound; the leader changes")
+        },
         // The table of capabilities.
         Scenario {
             spares_new_owner: true,
             pods: of(DRAINED_AND_FENCE),
             requests: two(),
             budget: Budget { pod_clocks: 1, router_crashes: 1, ..NO_FAULT },
+            reaches: also(&[Reached::Fenced]),
             ..a_move("drained-fence-1", "drained and fence: a pod goes on without its lease while a router dies")
         },
         Scenario {
@@ -139,6 +165,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             pods: of(DRAINED_AND_FENCE),
             requests: two(),
             budget: Budget { pod_clocks: 1, router_clocks: 1, ..NO_FAULT },
+            reaches: also(&[Reached::Fenced]),
             ..a_move("drained-fence-2", "drained and fence: the double zombie")
         },
         Scenario {
@@ -152,6 +179,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             pods: of(DRAINED),
             requests: two(),
             budget: Budget { pod_clocks: 1, ..NO_FAULT },
+            reaches: also(&[Reached::Fenced]),
             ..a_move("drained-2", "drained alone: a pod goes on without its lease")
         },
         Scenario {
@@ -165,6 +193,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             pods: of(NONE),
             requests: two(),
             budget: Budget { pod_crashes: 1, ..NO_FAULT },
+            reaches: also(&[Reached::Abandoned]),
             ..a_move("none-1", "no capability: a pod crashes")
         },
         Scenario {
@@ -235,6 +264,7 @@ fn both_ways() -> Vec<(Scenario, &'static str)> {
             Scenario {
                 requests: two(),
                 budget: Budget { pod_crashes: 1, pod_starts: 1, ..NO_FAULT },
+                reaches: also(&[Reached::Abandoned]),
                 ..a_move("pod-crash", "a pod crashes at any moment and comes back under its name")
             },
             "pod-crash-2",
@@ -259,6 +289,7 @@ fn both_ways() -> Vec<(Scenario, &'static str)> {
             Scenario {
                 requests: two(),
                 budget: Budget { pod_clocks: 1, ..NO_FAULT },
+                reaches: also(&[Reached::Fenced]),
                 ..a_move("zombie-pod", "a pod loses its lease and goes on running")
             },
             "zombie-pod-2",
@@ -269,6 +300,7 @@ fn both_ways() -> Vec<(Scenario, &'static str)> {
                 pods_up: 2,
                 requests: two(),
                 budget: Budget { pod_crashes: 1, pod_starts: 1, ..NO_FAULT },
+                reaches: also(&[Reached::Abandoned]),
                 ..a_move("three-pods", "a third pod joins and one crashes")
             },
             "three-pods-2",

@@ -2,14 +2,13 @@
 //! request is, and which faults may still happen.
 //!
 //! Plain data, compared and hashed as a whole. What processes do with it is elsewhere ([`router`](crate::router),
-//! [`pod`](crate::pod), [`leader`](crate::leader), [`exchange`](crate::exchange)).
+//! [`pod`](crate::pod), [`leader`](crate::leader), [`passage`](crate::passage)).
 
 use std::sync::Arc;
 
 use segue_coordination::protocol::agree::Done;
 use segue_coordination::protocol::door::Door;
-use segue_coordination::protocol::records::Epoch;
-use segue_coordination::store::data::Revision;
+use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
 use segue_proxy::gate::Position;
 use segue_proxy::stash::Stash;
 
@@ -38,6 +37,8 @@ pub(crate) struct State {
     pub(crate) budget: Budget,
     /// What went wrong, as a set of [`Violation`]s.
     pub(crate) violated: u8,
+    /// The leader has itself seen the key of the bounded owner gone for as long as its work may last.
+    pub(crate) bound_passed: bool,
 }
 
 /// Why and how far a process may trust its lease.
@@ -51,7 +52,7 @@ pub(crate) enum Clock {
 pub(crate) struct Router {
     pub(crate) is_up: bool,
     /// Its registration, as it believes; 0: none.
-    pub(crate) incarnation: Revision,
+    pub(crate) incarnation: Incarnation,
     pub(crate) clock: Clock,
     /// What it has seen of the store; `None` until its first snapshot of this registration.
     pub(crate) view: Option<StoreRef>,
@@ -64,7 +65,7 @@ pub(crate) struct Router {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
     pub(crate) pod: u8,
-    pub(crate) incarnation: Revision,
+    pub(crate) incarnation: Incarnation,
     pub(crate) epoch: Epoch,
 }
 
@@ -81,7 +82,7 @@ pub(crate) struct Gate {
 pub(crate) struct Pod {
     pub(crate) is_up: bool,
     /// Its registration, as it believes; 0: none.
-    pub(crate) incarnation: Revision,
+    pub(crate) incarnation: Incarnation,
     pub(crate) clock: Clock,
     pub(crate) view: Option<StoreRef>,
     pub(crate) parts: Vec<Part>,
@@ -183,6 +184,8 @@ pub(crate) struct Budget {
     pub(crate) phase_timeouts: u8,
     /// An operator deletes a handoff by hand.
     pub(crate) deletions: u8,
+    /// Another hand puts garbage over a pod's registration, and so detaches it from its lease.
+    pub(crate) detachments: u8,
 }
 
 /// The invariants of the protocol, by number.
@@ -195,6 +198,8 @@ pub(crate) enum Violation {
     NoDoubleApply = 3,
     EpochsGrow = 4,
     Converges = 5,
+    /// Of the rules rather than the invariants: a partition is given to a life that stands.
+    OwnerLives = 6,
 }
 
 /// What a search must have seen to be worth anything, by number.
@@ -210,6 +215,8 @@ pub(crate) enum Reached {
     Fenced = 6,
     Abandoned = 7,
     Refused = 8,
+    BoundPassed = 9,
+    PutBackKey = 10,
 }
 
 impl State {
@@ -227,37 +234,69 @@ impl State {
     }
 
     /// Every revision by which something is known to a process or judged.
-    pub(crate) fn change_identities(&mut self, each: &mut impl FnMut(&mut Revision)) {
+    pub(crate) fn change_identities(&mut self, change: impl Fn(Revision) -> Revision) {
+        let life = |of: &mut Incarnation| *of = Incarnation::registered_at(change(of.revision()));
+        let handoff = |of: &mut HandoffId| *of = HandoffId::created_at(change(of.revision()));
         for router in self.routers.iter_mut().map(Arc::make_mut) {
-            each(&mut router.incarnation);
-            router.gates.iter_mut().filter_map(|gate| gate.target.as_mut()).for_each(|to| each(&mut to.incarnation));
+            life(&mut router.incarnation);
+            router.gates.iter_mut().filter_map(|gate| gate.target.as_mut()).for_each(|to| life(&mut to.incarnation));
         }
         for pod in self.pods.iter_mut().map(Arc::make_mut) {
-            each(&mut pod.incarnation);
+            life(&mut pod.incarnation);
             for part in &mut pod.parts {
-                part.done.held.iter_mut().for_each(|held| each(&mut held.handoff));
-                part.done.drained.iter_mut().for_each(&mut *each);
+                part.done.held.iter_mut().for_each(|held| handoff(&mut held.handoff));
+                part.done.drained.iter_mut().for_each(handoff);
             }
         }
-        self.exchanges.iter_mut().for_each(|exchange| each(&mut exchange.target.incarnation));
-        self.ledgers.iter_mut().filter_map(|it| it.owner.as_mut()).for_each(|owner| each(&mut owner.incarnation));
+        self.exchanges.iter_mut().for_each(|exchange| life(&mut exchange.target.incarnation));
+        self.ledgers.iter_mut().filter_map(|it| it.owner.as_mut()).for_each(|owner| life(&mut owner.incarnation));
     }
 
-    /// The same, to look at.
+    /// Every epoch that is known to a process or judged by.
+    pub(crate) fn change_epochs(&mut self, each: &mut impl FnMut(&mut Epoch)) {
+        for router in self.routers.iter_mut().map(Arc::make_mut) {
+            router.gates.iter_mut().filter_map(|gate| gate.target.as_mut()).for_each(|to| each(&mut to.epoch));
+        }
+        for part in self.pods.iter_mut().map(Arc::make_mut).flat_map(|pod| &mut pod.parts) {
+            part.done.held.iter_mut().for_each(|held| each(&mut held.epoch));
+            part.door.accepted.iter_mut().for_each(&mut *each);
+            each(&mut part.door.known);
+            each(&mut part.door.last);
+        }
+        self.exchanges.iter_mut().for_each(|exchange| each(&mut exchange.target.epoch));
+        self.ledgers.iter_mut().filter_map(|it| it.owner.as_mut()).for_each(|owner| each(&mut owner.epoch));
+    }
+
+    /// The epochs, to look at.
+    pub(crate) fn each_epoch(&self, each: &mut impl FnMut(Epoch)) {
+        for router in &self.routers {
+            router.gates.iter().filter_map(|gate| gate.target).for_each(|to| each(to.epoch));
+        }
+        for part in self.pods.iter().flat_map(|pod| &pod.parts) {
+            part.done.held.iter().for_each(|held| each(held.epoch));
+            part.door.accepted.iter().for_each(|epoch| each(*epoch));
+            each(part.door.known);
+            each(part.door.last);
+        }
+        self.exchanges.iter().for_each(|exchange| each(exchange.target.epoch));
+        self.ledgers.iter().filter_map(|it| it.owner).for_each(|owner| each(owner.epoch));
+    }
+
+    /// The identities, to look at.
     pub(crate) fn each_identity(&self, each: &mut impl FnMut(Revision)) {
         for router in &self.routers {
-            each(router.incarnation);
-            router.gates.iter().filter_map(|gate| gate.target).for_each(|to| each(to.incarnation));
+            each(router.incarnation.revision());
+            router.gates.iter().filter_map(|gate| gate.target).for_each(|to| each(to.incarnation.revision()));
         }
         for pod in &self.pods {
-            each(pod.incarnation);
+            each(pod.incarnation.revision());
             for part in &pod.parts {
-                part.done.held.iter().for_each(|held| each(held.handoff));
-                part.done.drained.iter().for_each(|handoff| each(*handoff));
+                part.done.held.iter().for_each(|held| each(held.handoff.revision()));
+                part.done.drained.iter().for_each(|handoff| each(handoff.revision()));
             }
         }
-        self.exchanges.iter().for_each(|exchange| each(exchange.target.incarnation));
-        self.ledgers.iter().filter_map(|it| it.owner).for_each(|owner| each(owner.incarnation));
+        self.exchanges.iter().for_each(|exchange| each(exchange.target.incarnation.revision()));
+        self.ledgers.iter().filter_map(|it| it.owner).for_each(|owner| each(owner.incarnation.revision()));
     }
 
     /// Forgets what nobody sees any more.

@@ -1,6 +1,7 @@
 //! Carries out one step of the cluster.
 
 use segue_coordination::protocol::door::Answer;
+use segue_coordination::protocol::ids::{LeaseId, PartitionId};
 use segue_coordination::protocol::records::{Leader, encode};
 
 use crate::action::{Process, Step, Write};
@@ -22,7 +23,7 @@ impl Cluster {
             }
             Step::Register(who) => self.register(state, who),
             Step::Elect => {
-                let record = Leader { holder: "coordinator".to_owned(), lease_id: 0 };
+                let record = Leader { holder: "coordinator".to_owned(), lease_id: LeaseId::NONE };
                 self.put(state, self.store.keys.leader(), encode(&record))
             }
             Step::Write(write) => {
@@ -130,8 +131,25 @@ impl Cluster {
                 }
                 Some(())
             }
+            Step::PutBack { pod } => {
+                self.reach(Reached::PutBackKey);
+                let value = encode(&self.pod_record(pod, self.status(pod)));
+                self.overwrite(state, self.key_of(Process::Pod(pod)), value, true)
+            }
+            Step::Forget { pod } => self.delete(state, self.key_of(Process::Pod(pod))),
+            Step::Detach { pod } => {
+                state.budget.detachments -= 1;
+                self.overwrite(state, self.key_of(Process::Pod(pod)), b"garbage".to_vec(), false)
+            }
+            Step::BoundPasses => {
+                self.reach(Reached::BoundPassed);
+                state.bound_passed = true;
+                Some(())
+            }
             Step::EndLeadersLease => {
                 state.budget.leader_losses -= 1;
+                // The next one has seen nothing go.
+                state.bound_passed = false;
                 self.delete(state, self.store.keys.leader())
             }
             Step::Break { exchange } => {
@@ -162,7 +180,7 @@ impl Cluster {
             }
             Step::DeleteHandoff { partition } => {
                 state.budget.deletions -= 1;
-                self.delete(state, self.store.keys.handoff(u32::from(partition)))
+                self.delete(state, self.store.keys.handoff(PartitionId::new(partition.into())))
             }
         }
     }

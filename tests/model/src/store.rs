@@ -10,14 +10,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use dashmap::{DashMap, Entry};
 use rustc_hash::FxBuildHasher;
+use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, Revision};
 use segue_coordination::protocol::records::{Assignment, Handoff, PodAck, RouterCutoverAck, RouterDrainedAck, encode};
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{
-    Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Revision, Snapshot, Txn,
-};
+use segue_coordination::store::data::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn};
 use segue_coordination::store::keys::{KeyName, Keyspace};
 
-use crate::canonical::{Numbers, identities};
+use crate::canonical::{Numbers, epochs, identities};
 
 /// A content of the store at one revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +54,8 @@ pub(crate) struct Content {
     pub(crate) lives: Vec<Revision>,
     /// The revisions by which something in it is known.
     pub(crate) identities: Vec<Revision>,
+    /// The epochs in it.
+    pub(crate) epochs: Vec<Epoch>,
 }
 
 impl Content {
@@ -96,11 +97,16 @@ impl Store {
 
     /// A store that nobody has written to.
     pub(crate) fn empty(&self) -> StoreRef {
-        self.intern(1, BTreeMap::new())
+        self.intern(Revision::new(1), BTreeMap::new())
     }
 
     pub(crate) fn get(&self, at: StoreRef) -> &Content {
         &self.contents[at.id as usize]
+    }
+
+    /// Whether the key stands without a lease.
+    pub(crate) fn is_leaseless(&self, at: StoreRef, key: &str) -> bool {
+        self.get(at).entries.get(key).is_some_and(|entry| entry.lease.is_none())
     }
 
     pub(crate) fn view(&self, at: StoreRef) -> &View {
@@ -139,9 +145,9 @@ impl Store {
     /// Whether anybody asks when a key was created, and when it was last put.
     fn asked(&self, key: &str) -> (bool, bool) {
         match self.keys.parse(key) {
-            Some(KeyName::Leader | KeyName::Pod(_) | KeyName::Router(_)) => (true, false),
+            Some(KeyName::Leader | KeyName::Router(_)) => (true, false),
             Some(KeyName::Config | KeyName::Assignment(_)) => (false, true),
-            Some(KeyName::Handoff(_)) => (true, true),
+            Some(KeyName::Pod(_) | KeyName::Handoff(_)) => (true, true),
             _ => (false, false),
         }
     }
@@ -155,12 +161,13 @@ impl Store {
             Field::Value(_) => true,
             Field::CreateRevision(_) => created,
             Field::ModRevision(_) => modified,
+            Field::Lease(_) => true,
         };
         assert!(is_kept, "{compare:?} asks for a revision that the model does not keep");
     }
 
     fn apply(&self, content: &Content, ops: &[Op]) -> Option<StoreRef> {
-        let revision = content.revision() + 1;
+        let revision = content.revision().next();
         let mut entries = content.entries.clone();
         let mut events = Vec::new();
         for op in ops {
@@ -196,7 +203,7 @@ impl Store {
         let content = self.get(at);
         let of = |revision: Revision| numbers.of(revision);
         let renumber = |(key, entry): (&String, &KeyValue)| {
-            let value = self.renumbered_value(content, key, of).unwrap_or_else(|| entry.value.clone());
+            let value = self.renumbered_value(content, key, numbers).unwrap_or_else(|| entry.value.clone());
             let (create_revision, mod_revision) = (of(entry.create_revision), of(entry.mod_revision));
             (key.clone(), KeyValue { value, create_revision, mod_revision, ..entry.clone() })
         };
@@ -204,30 +211,34 @@ impl Store {
         self.intern(numbers.of_view(content.revision()), entries)
     }
 
-    fn renumbered_value(&self, content: &Content, key: &str, of: impl Fn(Revision) -> Revision) -> Option<Vec<u8>> {
+    fn renumbered_value(&self, content: &Content, key: &str, numbers: &Numbers) -> Option<Vec<u8>> {
+        let life = |of: Incarnation| Incarnation::registered_at(numbers.of(of.revision()));
+        let handoff = |of: HandoffId| HandoffId::created_at(numbers.of(of.revision()));
         let (view, name) = (&content.view, self.keys.parse(key)?);
         let acks = |partition| view.acks.get(&partition);
         Some(match name {
             KeyName::Assignment(partition) => {
                 let record = view.assignments.get(&partition)?.value.clone();
-                encode(&Assignment { incarnation: of(record.incarnation), ..record })
+                let (incarnation, epoch) = (life(record.incarnation), numbers.of_epoch(record.epoch));
+                encode(&Assignment { incarnation, epoch, ..record })
             }
             KeyName::Handoff(partition) => {
                 let record = view.handoffs.get(&partition)?.value.clone();
-                let (old_incarnation, new_incarnation) = (of(record.old_incarnation), of(record.new_incarnation));
-                encode(&Handoff { old_incarnation, new_incarnation, ..record })
+                let (old_incarnation, new_incarnation) = (life(record.old_incarnation), life(record.new_incarnation));
+                let epoch = numbers.of_epoch(record.epoch);
+                encode(&Handoff { old_incarnation, new_incarnation, epoch, ..record })
             }
             KeyName::RouterDrained(partition, router) => {
                 let ack = acks(partition)?.drained.get(&router)?.clone();
-                encode(&RouterDrainedAck { handoff: of(ack.handoff), ..ack })
+                encode(&RouterDrainedAck { handoff: handoff(ack.handoff), ..ack })
             }
             KeyName::RouterCutover(partition, router) => {
                 let ack = acks(partition)?.cutover.get(&router)?.clone();
-                encode(&RouterCutoverAck { handoff: of(ack.handoff), ..ack })
+                encode(&RouterCutoverAck { handoff: handoff(ack.handoff), ..ack })
             }
             KeyName::PodAck(partition, pod, kind) => {
                 let ack = acks(partition)?.pods.get(&(pod, kind))?.clone();
-                encode(&PodAck { handoff: of(ack.handoff), ..ack })
+                encode(&PodAck { handoff: handoff(ack.handoff), ..ack })
             }
             KeyName::Config | KeyName::Leader | KeyName::Pod(_) | KeyName::Router(_) => return None,
         })
@@ -237,8 +248,8 @@ impl Store {
     fn intern(&self, revision: Revision, mut entries: BTreeMap<String, KeyValue>) -> StoreRef {
         for (key, entry) in &mut entries {
             let (asks_created, asks_modified) = self.asked(key);
-            entry.create_revision *= Revision::from(asks_created);
-            entry.mod_revision *= Revision::from(asks_modified);
+            entry.create_revision = if asks_created { entry.create_revision } else { Revision::ZERO };
+            entry.mod_revision = if asks_modified { entry.mod_revision } else { Revision::ZERO };
         }
         let snapshot = Snapshot { revision, entries: entries.values().cloned().collect() };
         let view = as_asked(View::from_snapshot(self.keys.clone(), snapshot));
@@ -247,11 +258,13 @@ impl Store {
             entries.entry(key).and_modify(|entry| entry.value = encode(&handoff.value));
         }
         let hash = hash_of(&(&entries, view.revision));
-        let created = |key: &String| entries.get(key).map_or(0, |entry| entry.create_revision);
+        let created = |key: &String| entries.get(key).map_or(Revision::ZERO, |entry| entry.create_revision);
         let lives = self.leases.iter().map(created).collect();
         let mut known = Vec::new();
         identities(&view, |id| known.push(id));
-        let content = Content { entries, view, lives, identities: known };
+        let mut announced = Vec::new();
+        epochs(&view, |epoch| announced.push(epoch));
+        let content = Content { entries, view, lives, identities: known, epochs: announced };
         let id = match self.known.entry(hash) {
             Entry::Occupied(known) => {
                 let id = *known.get();
@@ -266,11 +279,10 @@ impl Store {
 
 /// A view without the revisions that nobody asks for, and without words for people.
 fn as_asked(mut view: View) -> View {
-    view.config.iter_mut().for_each(|config| config.create_revision = 0);
-    view.leader.iter_mut().for_each(|leader| leader.mod_revision = 0);
-    view.pods.values_mut().for_each(|pod| pod.mod_revision = 0);
-    view.routers.values_mut().for_each(|router| router.mod_revision = 0);
-    view.assignments.values_mut().for_each(|assignment| assignment.create_revision = 0);
+    view.config.iter_mut().for_each(|config| config.create_revision = Revision::ZERO);
+    view.leader.iter_mut().for_each(|leader| leader.mod_revision = Revision::ZERO);
+    view.routers.values_mut().for_each(|router| router.mod_revision = Revision::ZERO);
+    view.assignments.values_mut().for_each(|assignment| assignment.create_revision = Revision::ZERO);
     view.handoffs.values_mut().for_each(|handoff| handoff.value.reason.clear());
     view
 }
@@ -286,10 +298,13 @@ fn holds(content: &Content, compare: &Compare) -> bool {
     let related = |entry: Option<&KeyValue>| match &compare.field {
         Field::Value(value) => entry.is_some_and(|entry| relates(compare.relation, &entry.value, value)),
         Field::CreateRevision(revision) => {
-            relates(compare.relation, &entry.map_or(0, |entry| entry.create_revision), revision)
+            relates(compare.relation, &entry.map_or(Revision::ZERO, |entry| entry.create_revision), revision)
         }
         Field::ModRevision(revision) => {
-            relates(compare.relation, &entry.map_or(0, |entry| entry.mod_revision), revision)
+            relates(compare.relation, &entry.map_or(Revision::ZERO, |entry| entry.mod_revision), revision)
+        }
+        Field::Lease(lease) => {
+            relates(compare.relation, &entry.and_then(|entry| entry.lease).unwrap_or(LeaseId::NONE), lease)
         }
     };
     match &compare.keys {

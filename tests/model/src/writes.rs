@@ -1,10 +1,12 @@
 //! How writes reach the store: at once, or slowly, so that their writer may take them for failed before they happen.
 
+use segue_coordination::protocol::ids::{Epoch, Revision};
+use segue_coordination::protocol::records::Mode;
 use segue_coordination::store::data::{Compare, Keys, Op, Txn};
 
 use crate::action::Process;
 use crate::cluster::Cluster;
-use crate::state::{Reached, SlowWrite, State};
+use crate::state::{Reached, SlowWrite, State, Violation};
 use crate::store::{StoreRef, TxnRef};
 
 /// `None`: the step leads nowhere.
@@ -60,8 +62,23 @@ impl Cluster {
         let before = state.now();
         let after = self.store.commit(before, txn)?;
         self.note(before, after);
+        if self.flips_to_the_dead(before, after) {
+            state.violate(Violation::OwnerLives);
+        }
         state.history.push(after);
         Some(())
+    }
+
+    /// Whether a commit gives a partition to a life that is over. In independent mode the record's deletion may: the new owner
+    /// was the owner from `Ready` on.
+    fn flips_to_the_dead(&self, before: StoreRef, after: StoreRef) -> bool {
+        let (before, after) = (self.store.view(before), self.store.view(after));
+        after.assignments.iter().any(|(partition, assigned)| {
+            let is_new = before.assignments.get(partition).is_none_or(|known| known.value != assigned.value);
+            let is_abandoned = !after.handoffs.contains_key(partition)
+                && before.handoffs.get(partition).is_some_and(|handoff| handoff.value.mode == Mode::Independent);
+            is_new && !is_abandoned && after.incarnation_of(&assigned.value.owner) != assigned.value.incarnation
+        })
     }
 
     /// What a commit shows that was reached.
@@ -70,7 +87,8 @@ impl Cluster {
         for (partition, handoff) in &before.handoffs {
             let stands = after.handoffs.get(partition).is_some_and(|it| it.create_revision == handoff.create_revision);
             if !stands {
-                let epoch = after.assignments.get(partition).map_or(0, |assignment| assignment.value.epoch);
+                let epoch =
+                    after.assignments.get(partition).map_or_else(Epoch::default, |assignment| assignment.value.epoch);
                 let is_dead = after.live_new_owner(&handoff.value).is_none();
                 self.reach(match epoch >= handoff.value.epoch {
                     true if is_dead => Reached::Abandoned,
@@ -82,8 +100,16 @@ impl Cluster {
     }
 
     pub(crate) fn put(&self, state: &mut State, key: String, value: Vec<u8>) -> StepResult {
-        let when = vec![Compare::created_at(key.clone(), 0)];
-        let txn = Txn { when, then: vec![Op::Put { key, value, lease: None }], otherwise: None };
+        let when = vec![Compare::created_at(key.clone(), Revision::ZERO)];
+        let lease = self.lease_of(&key);
+        let txn = Txn { when, then: vec![Op::Put { key, value, lease }], otherwise: None };
+        self.commit(state, self.store.txn(txn))
+    }
+
+    /// Puts over what stands.
+    pub(crate) fn overwrite(&self, state: &mut State, key: String, value: Vec<u8>, with_lease: bool) -> StepResult {
+        let lease = self.lease_of(&key).filter(|_| with_lease);
+        let txn = Txn { when: Vec::new(), then: vec![Op::Put { key, value, lease }], otherwise: None };
         self.commit(state, self.store.txn(txn))
     }
 

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::PartitionId;
 use tokio::sync::oneshot;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
@@ -36,7 +37,7 @@ pub(crate) async fn client(cluster: Rc<Cluster>, goes_on: impl Fn() -> bool) {
 async fn request(cluster: Rc<Cluster>) {
     let world = cluster.world.clone();
     let (setting, dice, witness) = (&world.setting, &world.dice, &world.witness);
-    let partition = dice.among(0..=u64::from(setting.partitions) - 1) as u32;
+    let partition = PartitionId::new(dice.among(0..=u64::from(setting.partitions) - 1) as u32);
     let key = dice.percent(80).then(|| dice.among(0..=KEYS - 1));
     let long = setting.long_work > 0 && dice.percent(setting.long_work);
     let work = dice.millis(0..=setting.work_ms * if long { 100 } else { 1 });

@@ -10,9 +10,9 @@ use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
 use segue_coordination::planning::RoundCause;
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::Phase;
 use segue_coordination::protocol::view::View;
-use segue_coordination::store::keys::Partition;
 use segue_coordination::store::{Store, StoreError};
 use tokio::sync::watch;
 use tokio::task::spawn_local;
@@ -205,7 +205,7 @@ impl CoordinatorObserver for Observer {
 
     fn phase_ended(&self, _: Phase, _: Duration) {}
 
-    fn handoff_ended(&self, partition: Partition, result: HandoffResult) {
+    fn handoff_ended(&self, partition: PartitionId, result: HandoffResult) {
         self.world.trace.event(format_args!("{}: handoff of {partition} {result:?}", self.name));
     }
 

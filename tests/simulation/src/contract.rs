@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use segue_coordination::protocol::ids::{Epoch, PartitionId, Revision};
 use segue_coordination::protocol::records::{Handoff, Mode, Phase, PodAckKind};
-use segue_coordination::protocol::view::{Stamped, View};
-use segue_coordination::store::data::{Batch, Event, Revision, Snapshot};
-use segue_coordination::store::keys::{Keyspace, Partition};
+use segue_coordination::protocol::view::{PodLife, Stamped, View};
+use segue_coordination::store::data::{Batch, Event, Snapshot};
+use segue_coordination::store::keys::Keyspace;
 
 use crate::trace::Trace;
 
@@ -24,7 +25,7 @@ pub(crate) struct Contract {
 struct Inner {
     view: View,
     known: BTreeMap<String, Revision>,
-    epochs: BTreeMap<Partition, u64>,
+    epochs: BTreeMap<PartitionId, Epoch>,
 }
 
 /// Who writes.
@@ -93,7 +94,7 @@ impl Contract {
             if was.is_some_and(|was| was.mod_revision == assignment.mod_revision) {
                 continue;
             }
-            let (epoch, known) = (assignment.value.epoch, inner.epochs.get(partition).copied().unwrap_or(0));
+            let (epoch, known) = (assignment.value.epoch, inner.epochs.get(partition).copied().unwrap_or_default());
             if epoch <= known {
                 self.trace
                     .violation("epochs_grow", format!("partition {partition} is assigned epoch {epoch} after {known}"));
@@ -110,7 +111,7 @@ impl Contract {
     }
 
     fn moved(&self, before: &View, after: &View, was: &Stamped<Handoff>, now: &Stamped<Handoff>) {
-        let (record, id) = (&now.value, now.create_revision);
+        let (record, id) = (&now.value, now.id());
         let partition = record.partition;
         if (&was.value.new_owner, was.value.epoch) != (&record.new_owner, record.epoch)
             || record.phase < was.value.phase
@@ -139,6 +140,13 @@ impl Contract {
                 let early = format!("partition {partition} left {from} without the word of router {router}");
                 self.trace.violation("quorum", early);
             }
+        }
+        let pauses = matches!(was.value.phase, Phase::Ready | Phase::Syncing);
+        if let Some(old) = record.old_owner.as_ref().filter(|_| pauses)
+            && matches!(before.life(old, record.old_incarnation), PodLife::Leaseless(_) | PodLife::Unreadable)
+        {
+            let (from, early) = (was.value.phase.as_str(), "while its old owner's registration is not its own word");
+            self.trace.violation("unreadable", format!("partition {partition} left {from} {early}: {old}"));
         }
         if was.value.phase == Phase::Syncing
             && let Some(old) = before.live_old_owner(record).filter(|old| old.capabilities.drained)
@@ -172,7 +180,7 @@ impl Contract {
             if had == Some(acks) {
                 continue;
             }
-            let standing = after.handoffs.get(partition).map(|handoff| handoff.create_revision);
+            let standing = after.handoffs.get(partition).map(|handoff| handoff.id());
             let fresh = acks
                 .drained
                 .iter()

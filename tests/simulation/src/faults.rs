@@ -5,7 +5,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::{PodRecord, PodStatus, encode};
+use segue_coordination::protocol::registration::clear;
 use segue_coordination::store::Store as _;
 use segue_coordination::store::data::{Compare, Keys, Op, Txn};
 use tokio::task::spawn_local;
@@ -46,10 +48,12 @@ pub(crate) enum Fault {
     RouterJoins,
     /// A pod sees nothing new although its calls go through.
     StallPod,
+    /// Another hand puts the registration of a pod or router again, without its lease, and perhaps unreadable.
+    DetachKey,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Fault; 25] = [
+    pub(crate) const ALL: [Fault; 26] = [
         Fault::CrashPod,
         Fault::CrashRouter,
         Fault::CrashCoordinator,
@@ -75,6 +79,7 @@ impl Fault {
         Fault::CutTogether,
         Fault::RouterJoins,
         Fault::StallPod,
+        Fault::DetachKey,
     ];
 
     /// Whether the protocol promises anything to pods of this row under the fault.
@@ -171,6 +176,22 @@ pub(crate) fn heal(cluster: &Cluster) {
         line.set_stalled(false);
     }
     cluster.complete();
+}
+
+/// An operator forgets registrations that have stood without a lease for so long that nobody can be going to put them back.
+pub(crate) async fn forget(cluster: Rc<Cluster>) {
+    let world = &cluster.world;
+    sleep(world.setting.lease_ttl * 2).await;
+    world.look(Author::Other).await;
+    let keys: Vec<String> =
+        world.contract.with_view(|view| view.leaseless().chain(view.malformed.keys().cloned()).collect());
+    for key in keys {
+        let Ok(snapshot) = world.store.snapshot(&Keys::One(key.clone())).await else { return };
+        if let Some(entry) = snapshot.entries.first().filter(|entry| entry.lease.is_none()) {
+            world.trace.event(format_args!("{key} is forgotten"));
+            by_hand(&cluster, clear(&key, entry.mod_revision)).await;
+        }
+    }
 }
 
 fn disk(cluster: &Cluster) -> std::sync::MutexGuard<'_, Duration> {
@@ -302,7 +323,7 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             }
         }
         Fault::DeleteHandoff => {
-            let standing: Vec<u32> = world.contract.with_view(|view| view.handoffs.keys().copied().collect());
+            let standing: Vec<PartitionId> = world.contract.with_view(|view| view.handoffs.keys().copied().collect());
             let Some(partition) = dice.pick(&standing) else { return };
             let key = Keys::One(world.keys.handoff(*partition));
             by_hand(&cluster, Txn { then: vec![Op::Delete(key)], ..Txn::default() }).await;
@@ -312,6 +333,21 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             set_status(&cluster, &pod.process.name, PodStatus::Draining).await;
             sleep(lasts).await;
             set_status(&cluster, &pod.process.name, PodStatus::Ready).await;
+        }
+        Fault::DetachKey => {
+            let keys = world.contract.with_view(|view| {
+                let pods = view.pods.keys().map(|pod| world.keys.pod(pod));
+                pods.chain(view.routers.keys().map(|router| world.keys.router(router))).collect::<Vec<_>>()
+            });
+            let Some(key) = dice.pick(&keys) else { return };
+            let Ok(snapshot) = world.store.snapshot(&Keys::One(key.clone())).await else { return };
+            let Some(entry) = snapshot.entries.into_iter().next() else { return };
+            world.trace.event(format_args!("{key} is detached from its lease"));
+            world.trace.seen("a registration was detached from its lease");
+            let value = if dice.percent(30) { b"no JSON".to_vec() } else { entry.value };
+            let when = vec![Compare::created_at(key.clone(), entry.create_revision)];
+            let put = Op::Put { key: key.clone(), value, lease: None };
+            by_hand(&cluster, Txn { when, then: vec![put], otherwise: None }).await;
         }
         Fault::DrainPod => {
             if let Some(pod) = dice.pick(&pods).filter(|_| pods.len() > 1) {

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use segue_coordination::protocol::advance::{Ack, acknowledge};
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::{Phase, PodAck, PodAckKind, PodRecord};
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::{CutoverTimes, DataPlane};
 use segue_coordination::store::Store as _;
-use segue_coordination::store::keys::Partition;
 use segue_proxy::table::Table;
 use tokio::time::{Instant, sleep};
 
@@ -26,18 +26,12 @@ pub(crate) async fn say_drained(world: Arc<World>, name: String) {
                 record.phase == Phase::Syncing
                     && record.old_owner.as_ref() == Some(&name)
                     && view.live_old_owner(record).is_some()
-                    && view.pod_ack(record.partition, &name, PodAckKind::Drained, handoff.create_revision).is_none()
+                    && view.pod_ack(record.partition, &name, PodAckKind::Drained, handoff.id()).is_none()
             });
             asked
                 .map(|handoff| {
                     let (partition, ack) = (handoff.value.partition, PodAckKind::Drained);
-                    let ack = PodAck {
-                        pod_name: name.clone(),
-                        partition,
-                        handoff: handoff.create_revision,
-                        ack,
-                        acked_at: 0,
-                    };
+                    let ack = PodAck::new(name.clone(), partition, handoff.id(), ack);
                     acknowledge(view, &Ack::Pod(ack), world.keys.pod(&name), handoff.value.old_incarnation, 0)
                 })
                 .collect()
@@ -53,7 +47,7 @@ pub(crate) async fn say_drained(world: Arc<World>, name: String) {
 pub(crate) struct Hasty {
     table: Arc<Table>,
     /// Where it was told to switch, which it cannot do yet: there it tells the truth.
-    caught: Mutex<BTreeSet<Partition>>,
+    caught: Mutex<BTreeSet<PartitionId>>,
 }
 
 impl Hasty {
@@ -61,7 +55,7 @@ impl Hasty {
         Hasty { table, caught: Mutex::default() }
     }
 
-    fn caught(&self) -> MutexGuard<'_, BTreeSet<Partition>> {
+    fn caught(&self) -> MutexGuard<'_, BTreeSet<PartitionId>> {
         self.caught.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -71,22 +65,22 @@ impl DataPlane for Hasty {
         DataPlane::set_partitions(&*self.table, partitions);
     }
 
-    fn stage(&self, partition: Partition) -> (Stage, Option<Instant>) {
+    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
         match self.table.stage(partition) {
             (Stage::Draining(_), None) if !self.caught().contains(&partition) => (Stage::Held, None),
             other => other,
         }
     }
 
-    fn stop(&self, partition: Partition, cause: HoldCause) {
+    fn stop(&self, partition: PartitionId, cause: HoldCause) {
         DataPlane::stop(&*self.table, partition, cause);
     }
 
-    fn name_cause(&self, partition: Partition, cause: HoldCause) {
+    fn name_cause(&self, partition: PartitionId, cause: HoldCause) {
         DataPlane::name_cause(&*self.table, partition, cause);
     }
 
-    fn switch(&self, partition: Partition, target: &Target, pod: &PodRecord, without_lease: bool) {
+    fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool) {
         if matches!(self.table.stage(partition).0, Stage::Draining(_)) {
             self.caught().insert(partition);
         } else {
@@ -95,11 +89,11 @@ impl DataPlane for Hasty {
         DataPlane::switch(&*self.table, partition, target, pod, without_lease);
     }
 
-    fn retry_now(&self, partition: Partition) {
+    fn retry_now(&self, partition: PartitionId) {
         DataPlane::retry_now(&*self.table, partition);
     }
 
-    fn sever(&self, partition: Partition) -> u64 {
+    fn sever(&self, partition: PartitionId) -> u64 {
         DataPlane::sever(&*self.table, partition)
     }
 
@@ -107,7 +101,7 @@ impl DataPlane for Hasty {
         DataPlane::trust_until(&*self.table, until);
     }
 
-    fn take_times(&self, partition: Partition) -> Option<CutoverTimes> {
+    fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes> {
         DataPlane::take_times(&*self.table, partition)
     }
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use segue_coordination::store::data::{Batch, Event, Keys, LeaseId, Op, Revision, Snapshot, Txn, TxnOutcome};
+use segue_coordination::protocol::ids::{LeaseId, Revision};
+use segue_coordination::store::data::{Batch, Event, Keys, Op, Snapshot, Txn, TxnOutcome};
 use segue_coordination::store::{Store, StoreError, Watch};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, timeout};

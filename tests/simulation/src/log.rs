@@ -7,6 +7,8 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use segue_coordination::protocol::ids::{Epoch, PartitionId};
+
 use crate::trace::Trace;
 
 /// The logs of all partitions.
@@ -20,7 +22,7 @@ pub(crate) struct Logs {
 struct Log {
     entries: Vec<Entry>,
     /// The newest epoch that a fencing writer has shown.
-    fenced: u64,
+    fenced: Epoch,
     applied: BTreeSet<u64>,
     acked: BTreeSet<u64>,
     missed: BTreeSet<u64>,
@@ -42,7 +44,7 @@ pub(crate) struct Fenced;
 pub(crate) struct Writer {
     /// Which life of which pod.
     pub(crate) id: u64,
-    pub(crate) epoch: u64,
+    pub(crate) epoch: Epoch,
     pub(crate) fences: bool,
 }
 
@@ -52,19 +54,25 @@ impl Logs {
     }
 
     /// Reads the whole log; from here on older epochs are refused, if the reader fences. How far it has read.
-    pub(crate) fn read(&self, partition: u32, writer: Writer) -> Result<usize, Fenced> {
+    pub(crate) fn read(&self, partition: PartitionId, writer: Writer) -> Result<usize, Fenced> {
         let mut log = self.log(partition);
         log.check(writer)?;
         Ok(log.entries.len())
     }
 
     /// How long the log is.
-    pub(crate) fn len(&self, partition: u32) -> usize {
+    pub(crate) fn len(&self, partition: PartitionId) -> usize {
         self.log(partition).entries.len()
     }
 
     /// Appends what `request` writes. `known`: how much of the log the writer's state holds; moved on.
-    pub(crate) fn append(&self, partition: u32, writer: Writer, request: u64, known: &mut usize) -> Result<(), Fenced> {
+    pub(crate) fn append(
+        &self,
+        partition: PartitionId,
+        writer: Writer,
+        request: u64,
+        known: &mut usize,
+    ) -> Result<(), Fenced> {
         let mut log = self.log(partition);
         log.check(writer)?;
         self.find_missed(&mut log, partition, writer, *known);
@@ -78,13 +86,13 @@ impl Logs {
     }
 
     /// The writer serves: its state must hold whatever was acked.
-    pub(crate) fn serves(&self, partition: u32, writer: Writer, known: usize) {
+    pub(crate) fn serves(&self, partition: PartitionId, writer: Writer, known: usize) {
         let mut log = self.log(partition);
         self.find_missed(&mut log, partition, writer, known);
     }
 
     /// A client was told that its write is done.
-    pub(crate) fn acked(&self, partition: u32, request: u64) {
+    pub(crate) fn acked(&self, partition: PartitionId, request: u64) {
         let mut log = self.log(partition);
         log.acked.insert(request);
         if !log.applied.contains(&request) {
@@ -98,7 +106,7 @@ impl Logs {
         }
     }
 
-    fn find_missed(&self, log: &mut Log, partition: u32, writer: Writer, known: usize) {
+    fn find_missed(&self, log: &mut Log, partition: PartitionId, writer: Writer, known: usize) {
         let others = log.entries.iter().skip(known).filter(|entry| entry.writer != writer.id);
         let missed: Vec<u64> = others.map(|entry| entry.request).collect();
         for request in missed {
@@ -112,8 +120,8 @@ impl Logs {
         }
     }
 
-    fn log(&self, partition: u32) -> MutexGuard<'_, Log> {
-        self.logs[partition as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    fn log(&self, partition: PartitionId) -> MutexGuard<'_, Log> {
+        self.logs[partition.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

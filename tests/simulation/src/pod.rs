@@ -15,6 +15,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use segue_coordination::pod::{HandlerError, HandoffHandler, Move, Owned, OwnershipService, PodHandle, PodSettings};
+use segue_coordination::protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_coordination::store::Store;
 use tokio::sync::oneshot;
 use tokio::task::spawn_local;
@@ -51,8 +52,8 @@ pub(crate) enum Answer {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Job {
     pub(crate) id: RequestId,
-    pub(crate) partition: u32,
-    pub(crate) epoch: u64,
+    pub(crate) partition: PartitionId,
+    pub(crate) epoch: Epoch,
     pub(crate) work: Duration,
 }
 
@@ -86,8 +87,8 @@ impl Pod {
     pub(crate) fn serve(&self, job: Job) -> impl Future<Output = Option<Answer>> + use<> {
         let mut request = Request::new(());
         let headers = request.headers_mut();
-        headers.insert("segue-partition", job.partition.into());
-        headers.insert("segue-epoch", job.epoch.into());
+        headers.insert("segue-partition", job.partition.get().into());
+        headers.insert("segue-epoch", job.epoch.get().into());
         request.extensions_mut().insert(job);
         let writer = &self.writer;
         let any = writer.world.is_sabotaged(Sabotage::AnyEpoch);
@@ -114,15 +115,15 @@ impl Pod {
 struct Writing {
     world: Arc<World>,
     process: Arc<Process>,
-    states: Mutex<BTreeMap<u32, Arc<State>>>,
+    states: Mutex<BTreeMap<PartitionId, Arc<State>>>,
 }
 
 /// What it holds of a partition.
 struct State {
     /// Told apart from any other state of the partition.
     id: u64,
-    epoch: u64,
-    handoff: u64,
+    epoch: Epoch,
+    handoff: HandoffId,
     /// How much of the log it has read, or written itself.
     known: Mutex<Known>,
 }
@@ -144,11 +145,11 @@ impl State {
 }
 
 impl Writing {
-    fn states(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<State>>> {
+    fn states(&self) -> MutexGuard<'_, BTreeMap<PartitionId, Arc<State>>> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state(&self, partition: u32, epoch: u64) -> Option<Arc<State>> {
+    fn state(&self, partition: PartitionId, epoch: Epoch) -> Option<Arc<State>> {
         self.states().get(&partition).filter(|state| state.epoch == epoch).cloned()
     }
 
@@ -158,7 +159,7 @@ impl Writing {
 
     /// Reads what was written since the state was copied. Fences before it reads, or an older owner's write could come
     /// after.
-    fn read_tail(&self, partition: u32, state: &State) -> bool {
+    fn read_tail(&self, partition: PartitionId, state: &State) -> bool {
         if self.world.is_sabotaged(Sabotage::NoTail) {
             return true;
         }
@@ -299,7 +300,7 @@ impl Drop for Left {
     }
 }
 
-async fn work(writer: &Arc<Writing>, job: Job, epoch: u64) -> StatusCode {
+async fn work(writer: &Arc<Writing>, job: Job, epoch: Epoch) -> StatusCode {
     let (world, process) = (&writer.world, &writer.process);
     let Some(state) = writer.state(job.partition, epoch) else {
         if world.sabotage.is_none() {

@@ -3,11 +3,14 @@
 //! What is decided about a request is `segue_proxy::forward`'s, decision by decision: a pod that cannot be reached was sent
 //! nothing, a 421 is put back, an exchange that breaks is never sent again, and one whose client has gone is seen through.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_coordination::protocol::ids::PartitionId;
+use segue_coordination::protocol::records::Partitioner;
 use segue_coordination::protocol::router::HoldCause;
 use segue_coordination::router::{
     Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
@@ -43,14 +46,37 @@ pub(crate) struct Router {
     closed: Cell<bool>,
     /// Requests without an answer.
     open: Cell<usize>,
+    /// Of each partition: requests without an answer that have been put back.
+    returned: RefCell<BTreeMap<PartitionId, usize>>,
     shutdown: CancellationToken,
+}
+
+/// The weight of each request in a stash.
+pub(crate) const WEIGHT: usize = 100;
+
+/// A request that has been put back, until it is answered.
+struct Returned<'router>(&'router Router, PartitionId);
+
+impl<'router> Returned<'router> {
+    fn count(router: &'router Router, partition: PartitionId) -> Self {
+        *router.returned.borrow_mut().entry(partition).or_default() += 1;
+        Returned(router, partition)
+    }
+}
+
+impl Drop for Returned<'_> {
+    fn drop(&mut self) {
+        if let Some(returned) = self.0.returned.borrow_mut().get_mut(&self.1) {
+            *returned -= 1;
+        }
+    }
 }
 
 /// A request as a client sends it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
     pub(crate) id: RequestId,
-    pub(crate) partition: u32,
+    pub(crate) partition: PartitionId,
     pub(crate) key: Option<u64>,
     pub(crate) work: Duration,
 }
@@ -62,12 +88,11 @@ impl Router {
         let line = Line::new(world, &process, Kind::Router);
         let limits = StashLimits {
             max_requests: setting.max_requests,
-            max_bytes: 1 << 20,
+            // As many as `max_requests` of that size.
+            max_bytes: setting.max_requests * WEIGHT,
             max_total_bytes: 1 << 22,
             max_wait: setting.max_wait,
-            // Beyond a bounded number a flush gives up the order within a key (`stash.rs`). Not reached here, so that the
-            // order can be checked.
-            flush_concurrency: 1_000_000,
+            flush_concurrency: setting.flush_concurrency,
         };
         let (table, notices) = Table::new(1, limits);
         let settings = RouterSettings {
@@ -76,6 +101,9 @@ impl Router {
             on_store_loss: setting.on_store_loss,
             drain_timeout: setting.drain_timeout,
             on_drain_timeout: setting.on_drain_timeout,
+            admin: None,
+            partitioner: Some(Partitioner::NUMBER),
+            request_timeout: setting.request_timeout,
         };
         let (sender, _) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
@@ -94,8 +122,8 @@ impl Router {
             ended.kill();
         });
         let worker = table.worker(0);
-        let (closed, open) = (Cell::new(false), Cell::new(0));
-        Rc::new(Router { process, line, table, world: world.clone(), worker, closed, open, shutdown })
+        let (closed, open, returned) = (Cell::new(false), Cell::new(0), RefCell::default());
+        Rc::new(Router { process, line, table, world: world.clone(), worker, closed, open, returned, shutdown })
     }
 
     /// Takes requests.
@@ -103,9 +131,9 @@ impl Router {
         !self.closed.get() && !self.process.is_dead()
     }
 
-    /// How many requests are without an answer.
-    pub(crate) fn open(&self) -> usize {
-        self.open.get()
+    /// How many requests of the partition have been put back and have no answer yet.
+    pub(crate) fn returned(&self, partition: PartitionId) -> usize {
+        self.returned.borrow().get(&partition).copied().unwrap_or(0)
     }
 
     /// Ends properly: takes nothing more, lets what is under way end, and deregisters only then.
@@ -160,7 +188,7 @@ impl Router {
         answer: &mut oneshot::Sender<Status>,
     ) -> Option<Status> {
         let (world, witness) = (&self.world, &self.world.witness);
-        while self.worker.partitions() <= asked.partition {
+        while self.worker.partitions() <= asked.partition.get() {
             if arrived.elapsed() >= world.setting.max_wait || self.worker.shutting_down() {
                 return Some(Status::Refused("no-owner"));
             }
@@ -169,7 +197,8 @@ impl Router {
         witness.taken(asked.id, &self.process.name, self.process.life);
         let order = asked.key.filter(|_| !world.is_sabotaged(Sabotage::NoOrder));
         let mut held_since = None;
-        let mut admission = match self.worker.enter(asked.partition, order, 100, arrived) {
+        let mut returned = None;
+        let mut admission = match self.worker.enter(asked.partition, order, WEIGHT, arrived) {
             Ok(admission) => admission,
             Err(refusal) => return Some(self.refused(refusal)),
         };
@@ -194,18 +223,26 @@ impl Router {
             let outcome = loop {
                 let under_way = exchange(cluster, self, &pass, asked);
                 tokio::pin!(under_way);
-                let outcome = tokio::select! {
-                    biased;
-                    outcome = &mut under_way => outcome,
-                    () = answer.closed(), if !gone => {
-                        gone = true;
-                        world.trace.seen("a client hung up on an exchange");
-                        if world.is_sabotaged(Sabotage::HangUp) {
-                            return None;
+                let has_lasted = sleep(world.setting.gives_way_after);
+                tokio::pin!(has_lasted);
+                let outcome = loop {
+                    tokio::select! {
+                        biased;
+                        outcome = &mut under_way => break outcome,
+                        () = answer.closed(), if !gone => {
+                            gone = true;
+                            world.trace.seen("a client hung up on an exchange");
+                            if world.is_sabotaged(Sabotage::HangUp) {
+                                return None;
+                            }
+                            match timeout(world.setting.request_timeout, under_way).await {
+                                Ok(outcome) => break outcome,
+                                Err(_) => return None,
+                            }
                         }
-                        match timeout(world.setting.request_timeout, under_way).await {
-                            Ok(outcome) => outcome,
-                            Err(_) => return None,
+                        () = &mut has_lasted, if pass.holds_place() => {
+                            world.trace.seen("a slow request gave its place in a flush away");
+                            pass.give_way();
                         }
                     }
                 };
@@ -226,11 +263,20 @@ impl Router {
                     }
                     world.trace.seen(if why == "421" { "a 421 was put back" } else { "a pod could not be reached" });
                     witness.undone(asked.id, why);
-                    pass.put_back()
+                    returned.get_or_insert_with(|| Returned::count(self, asked.partition));
+                    let back = if outcome == Outcome::Misdirected { pass.refused() } else { Ok(pass.put_back()) };
+                    match back {
+                        Ok(ticket) => ticket,
+                        Err(_) => {
+                            world.trace.event(format_args!("{} is refused for good", asked.id));
+                            return Some(Status::Refused("no-owner"));
+                        }
+                    }
                 }
                 Outcome::Fenced => {
                     world.trace.seen("a lease ran out while a connection was made");
                     witness.undone(asked.id, "fenced");
+                    returned.get_or_insert_with(|| Returned::count(self, asked.partition));
                     pass.put_back_fenced()
                 }
                 Outcome::Done => {

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use segue_coordination::participant::seed_jitter;
+use segue_coordination::participant::{count_by_tokio, seed_jitter};
+use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::Stage;
 use segue_coordination::router::DataPlane as _;
 use tokio::task::{LocalSet, spawn_local};
@@ -16,6 +17,7 @@ use crate::client::client;
 use crate::cluster::Cluster;
 use crate::contract::Author;
 use crate::faults;
+use crate::router::WEIGHT;
 use crate::sabotage::Sabotage;
 use crate::trace::Violation;
 use crate::world::World;
@@ -62,6 +64,7 @@ pub fn run(scenario: Scenario) -> std::io::Result<Outcome> {
     let Scenario { seed, sabotage, keeps_lines } = scenario;
     seed_jitter(seed);
     let outcome = LocalSet::new().block_on(&runtime, async move {
+        count_by_tokio();
         let began = Instant::now();
         let world = World::new(seed, sabotage, keeps_lines);
         let cluster = Cluster::start(&world);
@@ -98,6 +101,7 @@ async fn play(cluster: &Rc<Cluster>) {
         }
     }
     faults::heal(cluster);
+    spawn_local(faults::forget(cluster.clone()));
     // Requests go on to come: a cluster must become well under load.
     let (deadline, quiet) = (Instant::now() + CALM, Instant::now() + Duration::from_secs(10));
     let mut why = Vec::new();
@@ -127,19 +131,18 @@ async fn step(cluster: &Cluster) {
     bounded(cluster);
 }
 
-/// Stashes keep within their limits.
+/// Stashes keep within their limits, and know how much they hold.
 fn bounded(cluster: &Cluster) {
     let world = &cluster.world;
     for router in cluster.routers() {
-        for partition in 0..router.table.partitions() {
-            let (stashed, _) = router.table.stashed(partition);
+        for partition in PartitionId::all(router.table.partitions()) {
+            let (stashed, bytes) = router.table.stashed(partition);
             // One that is put back was let in before: limits do not apply to it.
-            let most = world.setting.max_requests + router.open();
-            if stashed > most {
+            let most = world.setting.max_requests + router.returned(partition);
+            if stashed > most || bytes != stashed * WEIGHT {
                 let name = &router.process.name;
-                world
-                    .trace
-                    .violation("bounded", format!("{stashed} requests wait for partition {partition} in {name}"));
+                let held = format!("{stashed} requests of {bytes} bytes wait for partition {partition} in {name}");
+                world.trace.violation("bounded", format!("{held}, {most} at most"));
             }
         }
     }
@@ -156,7 +159,7 @@ fn what_is_not_well(cluster: &Cluster) -> Vec<String> {
         if !view.handoffs.is_empty() {
             why.push(format!("handoffs stand: {:?}", view.handoffs));
         }
-        for partition in 0..world.setting.partitions {
+        for partition in PartitionId::all(world.setting.partitions) {
             if view.live_owner(partition).is_none() {
                 why.push(format!("partition {partition} has no live owner"));
             }
@@ -167,15 +170,26 @@ fn what_is_not_well(cluster: &Cluster) -> Vec<String> {
         why.push(format!("{open} requests have no answer"));
     }
     for router in cluster.routers() {
-        for partition in 0..router.table.partitions() {
+        for partition in PartitionId::all(router.table.partitions()) {
             let (stage, _) = router.table.stage(partition);
             let (stashed, _) = router.table.stashed(partition);
             let in_flight = router.table.in_flight(partition);
-            if stashed > 0 || in_flight > 0 || !matches!(stage, Stage::Open(_)) {
+            if stashed > 0 || in_flight > 0 || !leads_to_owner(cluster, partition, &stage) {
                 let name = &router.process.name;
                 why.push(format!("{name}: partition {partition} is {stage:?}, {stashed} wait, {in_flight} in flight"));
             }
         }
     }
     why
+}
+
+/// Whether requests go to the partition's owner, which lives, at its epoch.
+fn leads_to_owner(cluster: &Cluster, partition: PartitionId, stage: &Stage) -> bool {
+    let Stage::Open(target) = stage else { return false };
+    cluster.world.contract.with_view(|view| {
+        view.live_owner(partition).is_some_and(|(assignment, _)| {
+            let owner = (&assignment.owner, assignment.incarnation, assignment.epoch);
+            owner == (&target.pod, target.incarnation, target.epoch)
+        })
+    })
 }

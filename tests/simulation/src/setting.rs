@@ -40,6 +40,9 @@ pub(crate) struct Setting {
     pub(crate) on_drain_timeout: OnDrainTimeout,
     pub(crate) max_wait: Duration,
     pub(crate) max_requests: usize,
+    pub(crate) flush_concurrency: usize,
+    /// How long a request that had waited keeps its place in a flush.
+    pub(crate) gives_way_after: Duration,
     pub(crate) request_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     /// How far clocks of machines may be off, in thousandths.
@@ -137,6 +140,9 @@ impl Setting {
             faults,
             fault_rest_ms: dice.among(1_000..=6_000),
             storm: 2 * dice.millis(20_000..=40_000),
+            // Few places make a flush release what is hot after a few; many never do.
+            flush_concurrency: if dice.percent(50) { dice.among(1..=4) as usize } else { 1_000_000 },
+            gives_way_after: dice.millis(5..=250),
         };
         setting.policy.partitions = setting.partitions;
         let added = added.iter().filter(|fault| fault.is_allowed(row) && !independent);

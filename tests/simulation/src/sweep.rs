@@ -23,6 +23,7 @@ pub const MUST_BE_SEEN: &[&str] = &[
     "a coordinator was elected",
     "a request was held",
     "a held request was flushed",
+    "a slow request gave its place in a flush away",
     "a stash was full",
     "a request waited too long",
     "a request waited too long for a fenced router",
@@ -38,6 +39,7 @@ pub const MUST_BE_SEEN: &[&str] = &[
     "a guard refused a write",
     "a watch was lost",
     "a watch fell behind a compaction",
+    "a registration was detached from its lease",
     "the outcome of a store call stayed unknown",
     "the log refused an old epoch",
 ];

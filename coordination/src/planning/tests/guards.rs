@@ -2,8 +2,11 @@
 
 use super::world::{World, policy, secs};
 use crate::planning::{Action, Policy, txn};
+use crate::protocol::ids::PartitionId;
 use crate::protocol::records::{Mode, Phase};
 use crate::store::data::Txn;
+
+const P0: PartitionId = PartitionId::new(0);
 
 /// A world and an action of each kind that is due in it.
 fn due() -> Vec<(&'static str, World, Action)> {
@@ -13,8 +16,8 @@ fn due() -> Vec<(&'static str, World, Action)> {
         world.join_pod("w-1");
         world.drain_pod("w-0");
         world.wait(secs(3));
-        while world.handoff(0).phase < phase {
-            assert!(world.participate(0));
+        while world.handoff(P0).phase < phase {
+            assert!(world.participate(P0));
         }
         world
     };
@@ -43,14 +46,14 @@ fn due() -> Vec<(&'static str, World, Action)> {
     due.push(("delete", delete));
     let mut sweep = moving(Mode::Barrier, Phase::Syncing);
     sweep.plan();
-    sweep.store.delete(sweep.keys.handoff(0));
+    sweep.store.delete(sweep.keys.handoff(P0));
     sweep.kill_pod("w-1");
     sweep.drain_pod("w-0");
     while sweep.plan().round != Some(crate::planning::RoundCause::Heartbeat) {
         sweep.now = sweep.wake.unwrap();
     }
     sweep.now = sweep.wake.unwrap();
-    while !sweep.clone().plan().actions.contains(&Action::Sweep { partition: 0 }) {
+    while !sweep.clone().plan().actions.contains(&Action::Sweep { partition: P0 }) {
         sweep.plan();
         sweep.now = sweep.wake.unwrap();
     }
@@ -98,7 +101,7 @@ fn a_view_that_does_not_show_the_election_yields_no_transaction() {
 #[test]
 fn an_action_fails_once_the_record_or_the_assignment_is_another() {
     for (name, world, action) in due() {
-        let keys = [world.keys.handoff(0), world.keys.assignment(0)];
+        let keys = [world.keys.handoff(P0), world.keys.assignment(P0)];
         for (index, key) in keys.into_iter().enumerate() {
             if name == "config" || (name == "sweep" && index == 1) {
                 continue;
@@ -123,8 +126,8 @@ fn what_was_decided_under_an_old_view_cannot_be_carried_out_under_a_later_one() 
         world.join_pod("w-1");
         world.drain_pod("w-0");
         world.wait(secs(3));
-        while world.handoff(0).phase < phase {
-            assert!(world.participate(0));
+        while world.handoff(P0).phase < phase {
+            assert!(world.participate(P0));
         }
         world.silent.insert("w-1".into());
         world.lead();
@@ -132,11 +135,11 @@ fn what_was_decided_under_an_old_view_cannot_be_carried_out_under_a_later_one() 
         let cancel = world.plan().actions.remove(0);
         assert!(matches!(cancel, Action::Cancel { .. }));
         world.silent.clear();
-        while world.handoff(0).phase < later {
-            assert!(world.participate(0));
+        while world.handoff(P0).phase < later {
+            assert!(world.participate(P0));
         }
         assert!(!world.carry_out(&cancel), "the guards are of what was seen, not of what the later view shows");
-        assert_eq!(world.handoff(0).phase, later);
+        assert_eq!(world.handoff(P0).phase, later);
     }
 }
 
@@ -162,7 +165,7 @@ fn what_the_death_of_the_new_owner_justifies_fails_while_its_key_stands() {
         stands.join_pod("w-1");
         assert!(stands.clone().carry_out(&action), "{name}: another life of it is no obstacle");
         let entry = stands.store.entries.get_mut(&key).unwrap();
-        entry.create_revision = standing.handoff.value.new_incarnation;
+        entry.create_revision = standing.handoff.value.new_incarnation.revision();
         assert!(!stands.carry_out(&action), "{name}");
     }
 }

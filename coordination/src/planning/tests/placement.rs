@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use crate::planning::Strategy as Name;
 use crate::planning::placement::{Hold, Intake, Layout, Member, Slot};
+use crate::protocol::ids::{Incarnation, Revision};
 use crate::protocol::records::Thousandths;
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -34,7 +35,7 @@ fn layouts_with(
         };
         let member = |(index, (weight, zone, intake)): (usize, (u32, _, _))| Member {
             name: NAMES[index],
-            incarnation: 1 + index as u64,
+            incarnation: Incarnation::registered_at(Revision::new(1 + index as u64)),
             weight: Thousandths(weight),
             zone,
             intake,
@@ -230,7 +231,7 @@ proptest! {
 fn even(members: usize, slots: usize) -> Layout<'static> {
     let member = |index: usize| Member {
         name: NAMES[index],
-        incarnation: 1,
+        incarnation: Incarnation::registered_at(Revision::new(1)),
         weight: Thousandths(1000),
         zone: None,
         intake: Intake::Open,

@@ -1,36 +1,29 @@
 //! A keyspace in a map: a store that does what etcd documents, participants that do what they are told, and a leader
 //! that plans and carries out. No threads, no clock: time is what a test says.
 
+use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::planning::{Action, Memory, Notice, Plan, Policy, RoundCause, Strategy, plan, txn};
+use crate::planning::{Action, Memory, Notice, Plan, Policy, RoundCause, plan, txn};
 use crate::protocol::advance::{Ack, acknowledge, advance};
+use crate::protocol::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::protocol::pod::warmed;
 use crate::protocol::records::*;
 use crate::protocol::view::View;
-use crate::store::data::{Compare, Field, KeyValue, Keys, Op, Relation, Revision, Snapshot, Txn};
-use crate::store::keys::{Keyspace, Partition};
+use crate::store::data::{Compare, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn};
+use crate::store::keys::Keyspace;
+
+const L1: LeaseId = LeaseId::new(1);
 
 pub(super) fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// The defaults of the file, for few partitions.
+/// The defaults of the file, for few partitions; only phases may take longer.
 pub(super) fn policy(partitions: u32) -> Policy {
-    Policy {
-        partitions,
-        strategy: Strategy::Sticky,
-        mode: Mode::Barrier,
-        settle: secs(1),
-        settle_max: secs(5),
-        min_interval: secs(2),
-        heartbeat: secs(30),
-        warm_timeout: secs(300),
-        phase_timeout: secs(60),
-        max_concurrent_handoffs: 64,
-    }
+    Policy { partitions, phase_timeout: secs(60), ..Policy::default() }
 }
 
 /// The slow twin of the store.
@@ -49,10 +42,15 @@ impl Store {
             Relation::Less => order.is_lt(),
             Relation::Greater => order.is_gt(),
         };
-        let relation = |left: u64, right: u64| is(left.cmp(&right));
+        let relation = |left: Revision, right: Revision| is(left.cmp(&right));
         let one = |entry: Option<&KeyValue>| match &compare.field {
-            Field::CreateRevision(revision) => relation(entry.map_or(0, |entry| entry.create_revision), *revision),
-            Field::ModRevision(revision) => relation(entry.map_or(0, |entry| entry.mod_revision), *revision),
+            Field::CreateRevision(revision) => {
+                relation(entry.map_or(Revision::ZERO, |entry| entry.create_revision), *revision)
+            }
+            Field::ModRevision(revision) => {
+                relation(entry.map_or(Revision::ZERO, |entry| entry.mod_revision), *revision)
+            }
+            Field::Lease(lease) => is(entry.and_then(|entry| entry.lease).unwrap_or(LeaseId::NONE).cmp(lease)),
             Field::Value(value) => entry.is_some_and(|entry| is(entry.value.cmp(value))),
         };
         if found.is_empty() { one(None) } else { found.into_iter().all(|entry| one(Some(entry))) }
@@ -63,7 +61,7 @@ impl Store {
         if !txn.when.iter().all(|compare| self.holds(compare)) {
             return txn.otherwise.as_ref().is_some_and(|otherwise| self.commit(otherwise));
         }
-        self.revision += 1;
+        self.revision = self.revision.next();
         let deleted = |key: &str| {
             let deletes = |op: &Op| matches!(op, Op::Delete(keys) if keys.contains(key));
             txn.then.iter().any(deletes)
@@ -77,14 +75,14 @@ impl Store {
         for op in &txn.then {
             match op {
                 Op::Delete(keys) => self.entries.retain(|key, _| !keys.contains(key)),
-                Op::Put { key, value, .. } => {
+                Op::Put { key, value, lease } => {
                     let create = self.entries.get(key).map_or(self.revision, |entry| entry.create_revision);
                     let entry = KeyValue {
                         key: key.clone(),
                         value: value.clone(),
                         create_revision: create,
                         mod_revision: self.revision,
-                        lease: None,
+                        lease: *lease,
                     };
                     self.entries.insert(key.clone(), entry);
                 }
@@ -95,6 +93,12 @@ impl Store {
 
     pub(super) fn put(&mut self, key: String, value: Vec<u8>) {
         let op = Op::Put { key, value, lease: None };
+        self.commit(&Txn { then: vec![op], ..Txn::default() });
+    }
+
+    /// As its writer does it, and not another hand.
+    pub(super) fn put_leased(&mut self, key: String, value: Vec<u8>) {
+        let op = Op::Put { key, value, lease: Some(L1) };
         self.commit(&Txn { then: vec![op], ..Txn::default() });
     }
 
@@ -118,6 +122,8 @@ pub(super) struct World {
     pub(super) silent: BTreeSet<String>,
     /// Routers that cannot drain.
     pub(super) stuck: BTreeSet<String>,
+    /// The view that the leader has seen last.
+    pub(super) last: RefCell<View>,
 }
 
 impl World {
@@ -128,10 +134,11 @@ impl World {
             policy,
             memory: Memory::default(),
             now: secs(100),
-            term: 0,
+            term: Revision::ZERO,
             wake: None,
             silent: BTreeSet::new(),
             stuck: BTreeSet::new(),
+            last: RefCell::new(View::empty(Keyspace::new("/segue/", "default"))),
         };
         world.elect();
         world
@@ -150,9 +157,10 @@ impl World {
 
     pub(super) fn elect(&mut self) {
         self.store.delete(self.keys.leader());
-        let leader = Leader { holder: "c".into(), lease_id: 0 };
-        self.store.put(self.keys.leader(), encode(&leader));
+        let leader = Leader { holder: "c".into(), lease_id: LeaseId::NONE };
+        self.store.put_leased(self.keys.leader(), encode(&leader));
         self.term = self.store.revision;
+        *self.last.borrow_mut() = View::empty(self.keys.clone());
         self.memory = Memory::default();
     }
 
@@ -162,18 +170,14 @@ impl World {
 
     pub(super) fn put_pod(&mut self, name: &str, status: PodStatus, weight: u32, zone: Option<&str>) {
         let pod = PodRecord {
-            pod_name: name.into(),
-            address: "127.0.0.1:1".into(),
             status,
-            registered_at: 0,
-            last_heartbeat: 0,
             weight: Thousandths(weight),
             zone: zone.map(str::to_owned),
-            load: None,
             // No move without the barrier leads to a pod that reads the tail when it is told to.
             capabilities: Capabilities { sync: self.policy.mode == Mode::Barrier, ..Capabilities::ALL },
+            ..PodRecord::new(name, "127.0.0.1:1")
         };
-        self.store.put(self.keys.pod(name), encode(&pod));
+        self.store.put_leased(self.keys.pod(name), encode(&pod));
     }
 
     pub(super) fn drain_pod(&mut self, name: &str) {
@@ -190,8 +194,19 @@ impl World {
     }
 
     pub(super) fn join_router(&mut self, name: &str) {
-        let router = RouterRecord { router_name: name.into(), registered_at: 0, last_heartbeat: 0 };
-        self.store.put(self.keys.router(name), encode(&router));
+        let router = RouterRecord::new(name);
+        self.store.put_leased(self.keys.router(name), encode(&router));
+        self.say_mapping();
+    }
+
+    /// Routers say that requests name their partition, where nobody has said anything yet.
+    pub(super) fn say_mapping(&mut self) {
+        let view = self.view();
+        let Some(config) = view.config.filter(|_| !view.routers.is_empty()) else { return };
+        if config.value.partitioner.is_none() {
+            let config = KeyspaceConfig { partitioner: Some(Partitioner::NUMBER), ..config.value };
+            self.store.put(self.keys.config(), encode(&config));
+        }
     }
 
     pub(super) fn kill_router(&mut self, name: &str) {
@@ -201,14 +216,20 @@ impl World {
     pub(super) fn view(&self) -> View {
         let snapshot =
             Snapshot { revision: self.store.revision, entries: self.store.entries.values().cloned().collect() };
-        View::from_snapshot(self.keys.clone(), snapshot)
+        let mut last = self.last.borrow_mut();
+        last.resync(View::from_snapshot(self.keys.clone(), snapshot));
+        last.clone()
     }
 
-    pub(super) fn handoff(&self, partition: Partition) -> Handoff {
+    pub(super) fn handoff(&self, partition: PartitionId) -> Handoff {
         self.view().handoffs[&partition].value.clone()
     }
 
-    pub(super) fn owner(&self, partition: Partition) -> String {
+    pub(super) fn handoff_id(&self, partition: PartitionId) -> HandoffId {
+        self.view().handoffs[&partition].id()
+    }
+
+    pub(super) fn owner(&self, partition: PartitionId) -> String {
         self.view().assignments[&partition].value.owner.clone()
     }
 
@@ -246,6 +267,7 @@ impl World {
         for action in &plan.actions {
             self.carry_out(action);
         }
+        self.say_mapping();
         plan
     }
 
@@ -268,10 +290,10 @@ impl World {
     }
 
     /// The participants of a partition's handoff do one thing each that is theirs to do. Whether anything happened.
-    pub(super) fn participate(&mut self, partition: Partition) -> bool {
+    pub(super) fn participate(&mut self, partition: PartitionId) -> bool {
         let view = self.view();
         let Some(stamped) = view.handoffs.get(&partition) else { return false };
-        let (id, handoff) = (stamped.create_revision, &stamped.value);
+        let (id, handoff) = (stamped.id(), &stamped.value);
         let before = self.store.revision;
         let speaks = |name: &String| !self.silent.contains(name);
         let new_owner = view.live_new_owner(handoff).filter(|_| speaks(&handoff.new_owner));
@@ -284,28 +306,15 @@ impl World {
             || (handoff.phase == Phase::Ready && handoff.mode == Mode::Independent && handoff.old_owner.is_some());
         let mut acks = Vec::new();
         for (router, stamp) in view.routers.iter().filter(|(router, _)| speaks(router)) {
-            let (key, incarnation) = (self.keys.router(router), stamp.create_revision);
+            let (key, incarnation) = (self.keys.router(router), stamp.incarnation());
             if drains && view.drained_ack(partition, router, id).is_none() {
                 let ack = RouterDrainedAck {
-                    router_name: router.clone(),
-                    partition,
-                    handoff: id,
-                    acked_at: 0,
-                    severed: 0,
                     gave_up: self.stuck.contains(router),
+                    ..RouterDrainedAck::new(router.clone(), partition, id)
                 };
                 acks.push((Ack::RouterDrained(ack), key, incarnation));
             } else if cuts_over && view.cutover_ack(partition, router, id).is_none() {
-                let ack = RouterCutoverAck {
-                    router_name: router.clone(),
-                    partition,
-                    handoff: id,
-                    acked_at: 0,
-                    stashed: 0,
-                    drain_us: 0,
-                    pause_us: 0,
-                    flush_us: 0,
-                };
+                let ack = RouterCutoverAck::new(router.clone(), partition, id);
                 acks.push((Ack::RouterCutover(ack), key, incarnation));
             }
         }
@@ -316,7 +325,7 @@ impl World {
             _ => Vec::new(),
         };
         for kind in says {
-            let speakers: Vec<(&String, Revision)> = if kind == PodAckKind::Synced {
+            let speakers: Vec<(&String, Incarnation)> = if kind == PodAckKind::Synced {
                 vec![(&handoff.new_owner, handoff.new_incarnation)]
             } else {
                 old.clone().collect()
@@ -324,7 +333,7 @@ impl World {
             for (pod, incarnation) in speakers {
                 let lives = view.live_pod(pod, incarnation).is_some() && speaks(pod);
                 if lives && view.pod_ack(partition, pod, kind, id).is_none() {
-                    let ack = PodAck { pod_name: pod.clone(), partition, handoff: id, ack: kind, acked_at: 0 };
+                    let ack = PodAck::new(pod.clone(), partition, id, kind);
                     acks.push((Ack::Pod(ack), self.keys.pod(pod), incarnation));
                 }
             }
@@ -339,7 +348,7 @@ impl World {
 
     /// Every participant does what it can, once.
     pub(super) fn participate_all(&mut self) -> bool {
-        let partitions: Vec<Partition> = self.view().handoffs.keys().copied().collect();
+        let partitions: Vec<PartitionId> = self.view().handoffs.keys().copied().collect();
         let happened: Vec<bool> = partitions.into_iter().map(|partition| self.participate(partition)).collect();
         happened.contains(&true)
     }

@@ -26,8 +26,14 @@ use ::loom::model::Builder;
 use ::loom::thread::{JoinHandle, spawn};
 
 use super::*;
+use crate::protocol::ids::{Epoch, PartitionId};
 
-const PARTITION: Partition = 0;
+const E1: Epoch = Epoch::new(1);
+const E2: Epoch = Epoch::new(2);
+
+const PARTITION: PartitionId = PartitionId::new(0);
+/// A partition that the pod does not see at first.
+const OTHER_PARTITION: PartitionId = PartitionId::new(1);
 
 /// Runs a model in all interleavings with at most so many preemptions (`None`: all there are).
 #[expect(clippy::print_stdout, reason = "`make loom` adds these lines up")]
@@ -56,14 +62,14 @@ impl Pod {
     /// Accepts epoch 1 of the partition.
     fn serving() -> Self {
         let ownership = Arc::new(Ownership::new("default"));
-        let now = Instant::now();
+        let now = lease_now();
         let state = LeaseState {
             trusted_until: now + Duration::from_secs(86_400),
             stands_until: now + Duration::from_secs(2 * 86_400),
             lost: false,
         };
         ownership.write().term = Arc::new(Term::new(state).unwrap());
-        ownership.set(PARTITION, Some(1), 1);
+        ownership.set(PARTITION, Some(E1), E1);
         Pod { ownership, working: Arc::default() }
     }
 
@@ -74,7 +80,7 @@ impl Pod {
 
     /// A request comes; if it is accepted, it works and leaves.
     fn request(&self) {
-        if let Entry::In(in_flight) = self.ownership.try_enter(PARTITION, 1, Instant::now()) {
+        if let Entry::In(in_flight) = self.ownership.try_enter(PARTITION, E1, lease_now()) {
             self.work(in_flight);
         }
     }
@@ -91,7 +97,7 @@ impl Pod {
     }
 
     fn refuses(&self) -> bool {
-        !matches!(self.ownership.try_enter(PARTITION, 1, Instant::now()), Entry::In(_))
+        !matches!(self.ownership.try_enter(PARTITION, E1, lease_now()), Entry::In(_))
     }
 }
 
@@ -101,7 +107,7 @@ fn a_closed_partition_gets_idle_and_stays_so() {
     explore("ownership::a_closed_partition_gets_idle_and_stays_so", Some(4), || {
         let pod = Pod::serving();
         let requests = [0, 1].map(|_| pod.thread(|pod| pod.request()));
-        pod.ownership.set(PARTITION, None, 1);
+        pod.ownership.set(PARTITION, None, E1);
         block_on(pod.ownership.idle(PARTITION));
         pod.assert_at_rest();
         requests.into_iter().for_each(|request| request.join().unwrap());
@@ -135,8 +141,8 @@ fn work_that_is_held_is_waited_for() {
     explore("ownership::work_that_is_held_is_waited_for", Some(4), || {
         let pod = Pod::serving();
         let request = pod.thread(|pod| {
-            let Entry::In(in_flight) = pod.ownership.try_enter(PARTITION, 1, Instant::now()) else { return };
-            let owned = in_flight.owned(PARTITION);
+            let Entry::In(in_flight) = pod.ownership.try_enter(PARTITION, E1, lease_now()) else { return };
+            let owned = in_flight.owned(PARTITION, tokio_util::sync::CancellationToken::new());
             let other = pod.thread(move |pod| {
                 if let Some(held) = owned.hold() {
                     pod.work(held);
@@ -145,7 +151,7 @@ fn work_that_is_held_is_waited_for() {
             pod.work(in_flight);
             other.join().unwrap();
         });
-        pod.ownership.set(PARTITION, None, 1);
+        pod.ownership.set(PARTITION, None, E1);
         block_on(pod.ownership.idle(PARTITION));
         pod.assert_at_rest();
         request.join().unwrap();
@@ -160,15 +166,15 @@ fn a_request_that_is_ahead_of_the_view_is_not_forgotten() {
         let pod = Pod::serving();
         let request = pod.thread(|pod| {
             loop {
-                match pod.ownership.try_enter(PARTITION, 2, Instant::now()) {
+                match pod.ownership.try_enter(PARTITION, E2, Instant::now()) {
                     Entry::In(in_flight) => return pod.work(in_flight),
                     Entry::Wait(change) => block_on(change),
                     Entry::Refused(why) => panic!("{why:?}"),
                 }
             }
         });
-        pod.ownership.set(PARTITION, None, 1);
-        pod.ownership.set(PARTITION, Some(2), 2);
+        pod.ownership.set(PARTITION, None, E1);
+        pod.ownership.set(PARTITION, Some(E2), E2);
         request.join().unwrap();
         assert_eq!(pod.ownership.total_in_flight(), 0);
     });
@@ -181,14 +187,14 @@ fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() {
         let pod = Pod::serving();
         let request = pod.thread(|pod| {
             loop {
-                match pod.ownership.try_enter(PARTITION + 1, 1, Instant::now()) {
+                match pod.ownership.try_enter(OTHER_PARTITION, E1, Instant::now()) {
                     Entry::In(in_flight) => return pod.work(in_flight),
                     Entry::Wait(change) => block_on(change),
                     Entry::Refused(why) => panic!("{why:?}"),
                 }
             }
         });
-        pod.ownership.set(PARTITION + 1, Some(1), 1);
+        pod.ownership.set(OTHER_PARTITION, Some(E1), E1);
         request.join().unwrap();
     });
 }
@@ -201,11 +207,11 @@ fn a_term_that_is_over_stays_over() {
         let term = pod.ownership.read().term.clone();
         let confirmed = {
             let term = term.clone();
-            let until = Instant::now() + Duration::from_secs(3 * 86_400);
+            let until = lease_now() + Duration::from_secs(3 * 86_400);
             spawn(move || term.extend(LeaseState { trusted_until: until, stands_until: until, lost: false }))
         };
         term.end();
         confirmed.join().unwrap();
-        assert!(!term.is_trusted(Instant::now()) && term.is_over(Instant::now()));
+        assert!(!term.is_trusted(lease_now()) && term.is_over(lease_now()));
     });
 }

@@ -3,9 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use super::*;
+use crate::protocol::ids::{Epoch, PartitionId};
+
+const E1: Epoch = Epoch::new(1);
+const P0: PartitionId = PartitionId::new(0);
 
 fn trusted() -> LeaseState {
-    let now = Instant::now();
+    let now = lease_now();
     LeaseState {
         trusted_until: now + Duration::from_secs(1000),
         stands_until: now + Duration::from_secs(1500),
@@ -26,7 +30,7 @@ async fn nothing_gets_in_after_a_closed_partition_was_seen_idle() {
             let (inside, accepted) = (inside.clone(), accepted.clone());
             std::thread::spawn(move || {
                 while !ended.load(SeqCst) {
-                    if let Entry::In(in_flight) = ownership.try_enter(0, 1, Instant::now()) {
+                    if let Entry::In(in_flight) = ownership.try_enter(P0, E1, lease_now()) {
                         inside.fetch_add(1, SeqCst);
                         accepted.fetch_add(1, SeqCst);
                         std::thread::yield_now();
@@ -39,13 +43,13 @@ async fn nothing_gets_in_after_a_closed_partition_was_seen_idle() {
         })
         .collect();
     for _ in 0..500 {
-        ownership.set(0, Some(1), 1);
+        ownership.set(P0, Some(E1), E1);
         let before = accepted.load(SeqCst);
         while accepted.load(SeqCst) == before {
             std::thread::yield_now();
         }
-        ownership.set(0, None, 1);
-        ownership.idle(0).await;
+        ownership.set(P0, None, E1);
+        ownership.idle(P0).await;
         for _ in 0..20 {
             assert_eq!(inside.load(SeqCst), 0);
             // Time for one that was on its way in.
@@ -62,15 +66,15 @@ async fn nothing_gets_in_after_a_closed_partition_was_seen_idle() {
 async fn state_that_was_lost_does_not_wait_for_ever_for_requests_that_nobody_drops() {
     let ownership = Ownership::new("default");
     ownership.trust(trusted());
-    ownership.set(0, Some(1), 1);
-    let Entry::In(stuck) = ownership.try_enter(0, 1, Instant::now()) else { panic!("refused") };
+    ownership.set(P0, Some(E1), E1);
+    let Entry::In(stuck) = ownership.try_enter(P0, E1, lease_now()) else { panic!("refused") };
     ownership.fence();
     assert!(stuck.is_lost());
-    ownership.idle(0).await;
+    ownership.idle(P0).await;
     ownership.trust(trusted());
-    ownership.set(0, None, 1);
+    ownership.set(P0, None, E1);
     // The next life counts its own requests only.
-    ownership.idle(0).await;
+    ownership.idle(P0).await;
     drop(stuck);
     assert_eq!(ownership.total_in_flight(), 0);
 }
@@ -81,6 +85,6 @@ async fn an_ownership_that_was_closed_is_never_trusted_again() {
     ownership.trust(trusted());
     ownership.close();
     ownership.trust(trusted());
-    ownership.set(0, Some(1), 1);
-    assert!(matches!(ownership.try_enter(0, 1, Instant::now()), Entry::Refused(Refusal::Fenced)));
+    ownership.set(P0, Some(E1), E1);
+    assert!(matches!(ownership.try_enter(P0, E1, lease_now()), Entry::Refused(Refusal::Fenced)));
 }

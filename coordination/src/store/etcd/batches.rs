@@ -51,7 +51,7 @@ fn bytes(txn: &Txn) -> usize {
     };
     let compared = txn.when.iter().map(|compare| match &compare.field {
         Field::Value(value) => keys(&compare.keys) + value.len(),
-        Field::CreateRevision(_) | Field::ModRevision(_) => keys(&compare.keys),
+        Field::CreateRevision(_) | Field::ModRevision(_) | Field::Lease(_) => keys(&compare.keys),
     });
     let written = txn.then.iter().map(|op| match op {
         Op::Put { key, value, .. } => key.len() + value.len(),
@@ -65,10 +65,11 @@ fn bytes(txn: &Txn) -> usize {
 mod tests {
     use super::super::super::data::Compare;
     use super::*;
+    use crate::protocol::ids::Revision;
 
     fn txn(key: usize, guards: usize, bytes: usize) -> Txn {
         let put = |key| Op::Put { key: format!("{key}"), value: vec![0; bytes], lease: None };
-        let when = |guards| vec![Compare::created_at("k", 1); guards];
+        let when = |guards| vec![Compare::created_at("k", Revision::new(1)); guards];
         let alone = Txn { when: when(1), then: vec![put(key)], otherwise: None };
         Txn { when: when(guards), then: vec![put(key)], otherwise: Some(Box::new(alone)) }
     }

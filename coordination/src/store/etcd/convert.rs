@@ -1,13 +1,14 @@
 //! Segue's data as etcd-client's, and back.
 //!
-//! Pure. Must stay true: a [`Txn`](super::super::data::Txn) means to etcd what it means to us, branch numbers included.
+//! Pure. Must stay true: a [`Txn`] means to etcd what it means to us, branch numbers included.
 
 use etcd_client::{
     Compare as EtcdCompare, CompareOp, DeleteOptions, Event as EtcdEvent, EventType, GetOptions,
     KeyValue as EtcdKeyValue, PutOptions, Txn as EtcdTxn, TxnOp, TxnOpResponse, TxnResponse, WatchOptions,
 };
 
-use super::super::data::{Compare, Event, Field, KeyValue, Keys, Op, Relation, Revision, Txn, TxnOutcome};
+use super::super::data::{Compare, Event, Field, KeyValue, Keys, Op, Relation, Txn, TxnOutcome};
+use crate::protocol::ids::{LeaseId, Revision};
 
 /// The key and the options of a range.
 pub(super) fn range(keys: &Keys) -> (&str, GetOptions) {
@@ -20,7 +21,7 @@ pub(super) fn range(keys: &Keys) -> (&str, GetOptions) {
 /// The key and the options of a watch.
 pub(super) fn watch(keys: &Keys, from: Revision) -> (&str, WatchOptions) {
     // 0 would mean "from now on" to etcd.
-    let options = WatchOptions::new().with_start_revision(signed(from.max(1)));
+    let options = WatchOptions::new().with_start_revision(signed(from.max(Revision::new(1))));
     match keys {
         Keys::One(key) => (key, options),
         Keys::Prefix(prefix) => (prefix, options.with_prefix()),
@@ -77,7 +78,7 @@ pub(super) fn key_value(entry: &EtcdKeyValue) -> Option<KeyValue> {
         value: entry.value().to_owned(),
         create_revision: unsigned(entry.create_revision()),
         mod_revision: unsigned(entry.mod_revision()),
-        lease: Some(entry.lease()).filter(|lease| *lease != 0),
+        lease: Some(LeaseId::new(entry.lease())).filter(|lease| *lease != LeaseId::NONE),
     })
 }
 
@@ -108,6 +109,7 @@ fn compare(compare: Compare) -> EtcdCompare {
         Field::Value(value) => EtcdCompare::value(key, relation, value),
         Field::CreateRevision(revision) => EtcdCompare::create_revision(key, relation, signed(revision)),
         Field::ModRevision(revision) => EtcdCompare::mod_revision(key, relation, signed(revision)),
+        Field::Lease(lease) => EtcdCompare::lease(key, relation, lease.get()),
     };
     match (prefix, end_of_all) {
         (true, true) => compare.with_range("\0"),
@@ -118,17 +120,19 @@ fn compare(compare: Compare) -> EtcdCompare {
 
 fn op(op: Op) -> TxnOp {
     match op {
-        Op::Put { key, value, lease } => TxnOp::put(key, value, lease.map(|lease| PutOptions::new().with_lease(lease))),
+        Op::Put { key, value, lease } => {
+            TxnOp::put(key, value, lease.map(|lease| PutOptions::new().with_lease(lease.get())))
+        }
         Op::Delete(Keys::One(key)) => TxnOp::delete(key, None),
         Op::Delete(Keys::Prefix(prefix)) => TxnOp::delete(prefix, Some(DeleteOptions::new().with_prefix())),
     }
 }
 
 fn signed(revision: Revision) -> i64 {
-    i64::try_from(revision).unwrap_or(i64::MAX)
+    i64::try_from(revision.get()).unwrap_or(i64::MAX)
 }
 
 /// etcd's revisions are signed on the wire, and never negative.
 pub(super) fn unsigned(revision: i64) -> Revision {
-    Revision::try_from(revision).unwrap_or(0)
+    Revision::new(u64::try_from(revision).unwrap_or(0))
 }

@@ -17,10 +17,11 @@ use etcd_client::{WatchResponse, WatchStream};
 use tokio::sync::mpsc;
 
 use super::super::StoreError;
-use super::super::data::{Batch, Keys, Revision};
+use super::super::data::{Batch, Keys};
 use super::connection::{Connection, Connections};
 use super::convert;
 use super::failure::Failure;
+use crate::protocol::ids::Revision;
 
 /// How many batches wait for their reader.
 const BUFFERED_BATCHES: usize = 64;
@@ -98,7 +99,7 @@ async fn feed(
             connection.broken.cancel();
         }
         let Some(batch) = response? else { continue };
-        next = batch.revision + 1;
+        next = batch.revision.next();
         match out.try_send(Ok(batch)) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),

@@ -76,7 +76,7 @@ fn keys_bytes(keys: &Keys) -> usize {
 fn compare_bytes(compare: &Compare) -> usize {
     let value = match &compare.field {
         Field::Value(value) => value.len(),
-        Field::CreateRevision(_) | Field::ModRevision(_) => 0,
+        Field::CreateRevision(_) | Field::ModRevision(_) | Field::Lease(_) => 0,
     };
     OVERHEAD + keys_bytes(&compare.keys) + value
 }

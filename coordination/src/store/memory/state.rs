@@ -11,10 +11,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::StoreError;
-use super::super::data::{
-    Batch, Compare, Event, Field, KeyValue, Keys, LeaseId, Op, Relation, Revision, Snapshot, Txn, TxnOutcome,
-};
+use super::super::data::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn, TxnOutcome};
 use super::check::check;
+use crate::protocol::ids::{LeaseId, Revision};
 
 /// How much history is kept without anybody asking for a compaction: as many revisions, or as many bytes.
 const KEEP_REVISIONS: usize = 10_000;
@@ -62,15 +61,15 @@ impl State {
     pub(super) fn new() -> Self {
         State {
             // An etcd that nobody has written to is at revision 1.
-            revision: 1,
+            revision: Revision::new(1),
             keys: BTreeMap::new(),
             leases: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            last_lease: 0,
+            last_lease: LeaseId::NONE,
             history: VecDeque::new(),
             history_bytes: 0,
-            oldest: 2,
-            compacted: 0,
+            oldest: Revision::new(2),
+            compacted: Revision::ZERO,
         }
     }
 
@@ -117,7 +116,7 @@ impl State {
         if ttl > MAX_TTL {
             return Err(StoreError::Refused("etcdserver: too large lease TTL".into()));
         }
-        self.last_lease += 1;
+        self.last_lease = LeaseId::new(self.last_lease.get() + 1);
         // Tokio's timers have steps of a millisecond.
         let ttl = ttl.max(Duration::from_millis(1));
         let lease = Lease { ttl, deadline: now + ttl, keys: BTreeSet::new() };
@@ -181,7 +180,7 @@ impl State {
         if start > self.revision {
             return Ok(Read { batch: None, next: from, at_end: true });
         }
-        let skip = (start - self.oldest) as usize;
+        let skip = (start.get() - self.oldest.get()) as usize;
         let mut batch: Option<Batch> = None;
         let mut next = start;
         for events in self.history.iter().skip(skip).take(READ_REVISIONS) {
@@ -191,7 +190,7 @@ impl State {
                 batch.revision = next;
                 batch.events.extend(matching);
             }
-            next += 1;
+            next = next.next();
         }
         Ok(Read { batch, next, at_end: next > self.revision })
     }
@@ -215,20 +214,22 @@ impl State {
                 // An absent value is not an empty one; nothing that is said of it holds, not even "not equal".
                 Field::Value(_) => false,
                 Field::CreateRevision(revision) | Field::ModRevision(revision) => {
-                    relates(compare.relation, &0, revision)
+                    relates(compare.relation, &Revision::ZERO, revision)
                 }
+                Field::Lease(lease) => relates(compare.relation, &LeaseId::NONE, lease),
             };
         }
         entries.all(|entry| match &compare.field {
             Field::Value(value) => relates(compare.relation, &entry.value, value),
             Field::CreateRevision(revision) => relates(compare.relation, &entry.create_revision, revision),
             Field::ModRevision(revision) => relates(compare.relation, &entry.mod_revision, revision),
+            Field::Lease(lease) => relates(compare.relation, &entry.lease.unwrap_or(LeaseId::NONE), lease),
         })
     }
 
     /// Carries out `ops` at the next revision; without a change there is none.
     fn apply(&mut self, ops: impl IntoIterator<Item = Op>) {
-        let revision = self.revision + 1;
+        let revision = self.revision.next();
         let mut events = Vec::new();
         for op in ops {
             match op {
@@ -282,7 +283,7 @@ impl State {
     fn forget_oldest(&mut self) {
         if let Some(events) = self.history.pop_front() {
             self.history_bytes -= events.iter().map(bytes_of).sum::<usize>();
-            self.oldest += 1;
+            self.oldest = self.oldest.next();
         }
     }
 

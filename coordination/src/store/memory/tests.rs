@@ -8,6 +8,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, advance, timeout};
 
 use super::*;
+use crate::protocol::ids::{LeaseId, Revision};
 use crate::store::data::{Compare, Event, Op};
 
 fn put(key: &str, lease: Option<LeaseId>) -> Txn {
@@ -44,7 +45,7 @@ async fn a_lease_ends_at_its_time_and_not_before_though_nobody_watches() {
 async fn a_watch_reports_the_end_of_a_lease_at_its_time_without_any_call() {
     let store = MemoryStore::new();
     let began = Instant::now();
-    let mut watch = store.watch(&everything(), 1).await.unwrap();
+    let mut watch = store.watch(&everything(), Revision::new(1)).await.unwrap();
     // Later first, so that the watch has to learn of an earlier end than the one it sleeps for.
     let late = store.grant(Duration::from_secs(9)).await.unwrap();
     let last = store.commit(put("late", Some(late))).await.unwrap();
@@ -53,11 +54,11 @@ async fn a_watch_reports_the_end_of_a_lease_at_its_time_without_any_call() {
     store.commit(put("soon", Some(soon))).await.unwrap();
     watch.next().await.unwrap();
 
-    for (seconds, key, revision) in [(3, "soon", last.revision + 2), (9, "late", last.revision + 3)] {
+    for (seconds, key, revision) in [(3, "soon", last.revision.get() + 2), (9, "late", last.revision.get() + 3)] {
         let batch = watch.next().await.unwrap();
         assert_eq!(began.elapsed().as_millis(), seconds * 1000);
         assert_eq!(batch.events, [Event::Delete { key: key.into() }]);
-        assert_eq!(batch.revision, revision);
+        assert_eq!(batch.revision, Revision::new(revision));
     }
 }
 
@@ -71,13 +72,13 @@ async fn leases_age_while_the_store_is_not_available() {
     assert!(matches!(store.keep_alive(lease).await, Err(StoreError::Unavailable(_))));
     store.set_available(true);
     assert!(matches!(store.keep_alive(lease).await, Err(StoreError::LeaseNotFound)));
-    assert_eq!(store.snapshot(&everything()).await.unwrap().revision, put.revision + 1);
+    assert_eq!(store.snapshot(&everything()).await.unwrap().revision, put.revision.next());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_notices_an_outage_that_is_over_before_it_looks() {
     let store = MemoryStore::new();
-    let mut watch = store.watch(&everything(), 1).await.unwrap();
+    let mut watch = store.watch(&everything(), Revision::new(1)).await.unwrap();
     yield_now().await;
     store.set_available(false);
     store.set_available(true);
@@ -87,13 +88,13 @@ async fn a_watch_notices_an_outage_that_is_over_before_it_looks() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_watch_leaves_no_task() {
     let store = MemoryStore::new();
-    let idle = store.watch(&everything(), 1).await.unwrap();
-    let full = store.watch(&everything(), 1).await.unwrap();
+    let idle = store.watch(&everything(), Revision::new(1)).await.unwrap();
+    let full = store.watch(&everything(), Revision::new(1)).await.unwrap();
     for _ in 0..4 * BUFFERED_BATCHES {
         store.commit(put("a", None)).await.unwrap();
         yield_now().await;
     }
-    let waiting = store.watch(&everything(), 1_000).await.unwrap();
+    let waiting = store.watch(&everything(), Revision::new(1_000)).await.unwrap();
     yield_now().await;
     assert_eq!(Handle::current().metrics().num_alive_tasks(), 3);
     drop((idle, full, waiting));
@@ -106,8 +107,8 @@ async fn a_dropped_watch_leaves_no_task() {
 #[tokio::test(start_paused = true)]
 async fn the_history_is_bounded_and_a_watch_that_falls_out_of_it_is_told() {
     let store = MemoryStore::new();
-    let mut stuck = store.watch(&everything(), 1).await.unwrap();
-    let mut last = 0;
+    let mut stuck = store.watch(&everything(), Revision::new(1)).await.unwrap();
+    let mut last = Revision::ZERO;
     for number in 0..10_200 {
         last = store.commit(put("a", None)).await.unwrap().revision;
         // The watch's buffer fills up at first, batch by batch; then it has its place in the history to lose.
@@ -115,8 +116,8 @@ async fn the_history_is_bounded_and_a_watch_that_falls_out_of_it_is_told() {
             yield_now().await;
         }
     }
-    let oldest = last - 10_000 + 1;
-    let mut at = 1;
+    let oldest = Revision::new(last.get() - 10_000 + 1);
+    let mut at = Revision::new(1);
     let error = loop {
         match stuck.next().await {
             Ok(batch) => at = batch.revision,
@@ -126,8 +127,8 @@ async fn the_history_is_bounded_and_a_watch_that_falls_out_of_it_is_told() {
     let StoreError::Compacted { requested, oldest: named } = error else {
         panic!("{error}");
     };
-    assert_eq!((requested, named), (at + 1, oldest));
-    assert!(store.watch(&everything(), oldest - 1).await.is_err());
+    assert_eq!((requested, named), (at.next(), oldest));
+    assert!(store.watch(&everything(), Revision::new(oldest.get() - 1)).await.is_err());
     let mut whole = store.watch(&everything(), oldest).await.unwrap();
     let mut seen = 0;
     while seen < 10_000 {
@@ -146,23 +147,24 @@ async fn the_history_is_bounded_in_bytes_too() {
         }
         store.commit(txn).await.unwrap();
     }
-    let kept = (1..=101).filter(|from| store.call(|state, _| state.check_start(*from)).is_ok()).count();
+    let kept =
+        (1..=101).map(Revision::new).filter(|from| store.call(|state, _| state.check_start(*from)).is_ok()).count();
     assert_eq!(kept, 63);
 }
 
 #[test]
 fn compaction_takes_only_what_is_there_to_be_compacted() {
     let store = MemoryStore::new();
-    assert!(matches!(store.compact(2), Err(StoreError::Refused(_))));
-    store.compact(1).unwrap();
-    assert!(matches!(store.compact(1), Err(StoreError::Compacted { .. })));
+    assert!(matches!(store.compact(Revision::new(2)), Err(StoreError::Refused(_))));
+    store.compact(Revision::new(1)).unwrap();
+    assert!(matches!(store.compact(Revision::new(1)), Err(StoreError::Compacted { .. })));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_lose_no_update_and_watches_see_every_one() {
     let store = MemoryStore::new();
     store.commit(put("a", None)).await.unwrap();
-    let mut watch = store.watch(&everything(), 3).await.unwrap();
+    let mut watch = store.watch(&everything(), Revision::new(3)).await.unwrap();
     let writers: Vec<_> = (0..16)
         .map(|_| {
             let store = store.clone();
@@ -189,7 +191,7 @@ async fn threads_lose_no_update_and_watches_see_every_one() {
             Event::Delete { .. } => panic!("nothing is deleted"),
         }));
     }
-    assert_eq!(revisions, (3..1603).collect::<Vec<_>>());
+    assert_eq!(revisions, (3..1603).map(Revision::new).collect::<Vec<_>>());
     for writer in writers {
         writer.await.unwrap();
     }

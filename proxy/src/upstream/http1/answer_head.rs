@@ -5,12 +5,14 @@
 //! What must stay true: an answer whose length can be read in two ways is refused; nothing that is about the connection
 //! goes on to the client.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{StatusCode, Version};
 
-use crate::headers::{is_hop_by_hop, options};
-use crate::respond::SEGUE_REASON;
+use crate::headers::{KEEP_ALIVE, is_hop_by_hop, options};
+use crate::respond::{SEGUE_REASON, is_pods_reason};
 
 /// Most headers of an answer.
 const MAX_HEADERS: usize = 128;
@@ -34,6 +36,10 @@ pub(crate) struct AnswerHead {
     pub(crate) framing: AnswerFraming,
     /// The connection may serve another request after this one.
     pub(crate) keep_alive: bool,
+    /// How long it may be idle before that, as the pod says.
+    pub(crate) keep_for: Option<Duration>,
+    /// The answer has no body, whatever its head says. A pod that gets this wrong sends one all the same.
+    pub(crate) is_bodiless: bool,
     pub(crate) reason: Option<Bytes>,
 }
 
@@ -96,7 +102,8 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Optio
     said.clean(&mut headers);
     let (framing, trusted) = said.framing(&mut headers, status, to_head);
     let keep_alive = trusted && framing != AnswerFraming::UntilClose && said.keeps_alive(version);
-    Ok(Some(AnswerHead { status, headers, framing, keep_alive, reason }))
+    let is_bodiless = to_head || status == StatusCode::NOT_MODIFIED || status == StatusCode::NO_CONTENT;
+    Ok(Some(AnswerHead { status, headers, framing, keep_alive, keep_for: said.keep_for, is_bodiless, reason }))
 }
 
 /// What the lines of an answer say about its connection and its length.
@@ -104,6 +111,7 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Optio
 struct Said {
     close: bool,
     keep_alive: bool,
+    keep_for: Option<Duration>,
     /// Further lines that are about the connection.
     declared: Vec<HeaderName>,
     chunked: bool,
@@ -142,8 +150,13 @@ impl Said {
         } else if *name == CONNECTION {
             options(value).for_each(|option| self.option(option));
         }
+        let is_hop_by_hop = is_hop_by_hop(name);
+        if is_hop_by_hop && *name == KEEP_ALIVE {
+            self.keep_for = keep_for(value);
+        }
         let switches = status == StatusCode::SWITCHING_PROTOCOLS && *name == UPGRADE;
-        Ok(switches || !(is_hop_by_hop(name) || *name == SEGUE_REASON))
+        let forged = *name == SEGUE_REASON && !is_pods_reason(value);
+        Ok(switches || !(is_hop_by_hop || forged))
     }
 
     fn option(&mut self, option: &[u8]) {
@@ -197,6 +210,16 @@ impl Said {
     }
 }
 
+/// How long a connection may be idle whose pod says `timeout=`: a second less, for what is on its way meanwhile.
+fn keep_for(value: &HeaderValue) -> Option<Duration> {
+    let seconds = options(value).find_map(|option| {
+        let (name, seconds) = std::str::from_utf8(option).ok()?.split_once('=')?;
+        name.trim_end().eq_ignore_ascii_case("timeout").then(|| seconds.trim().parse::<u32>().ok())?
+    });
+    let timeout = Duration::from_secs(seconds?.into());
+    Some(timeout.saturating_sub(Duration::from_secs(1)).max(timeout / 2))
+}
+
 fn length(value: &HeaderValue) -> Result<u64, HeadError> {
     let text = value.to_str().ok().filter(|text| !text.is_empty() && !text.starts_with('+'));
     text.and_then(|text| text.parse().ok()).ok_or(HeadError::Length)
@@ -217,6 +240,21 @@ mod tests {
     fn framing(text: &str) -> (AnswerFraming, bool) {
         let head = answer(text, Method::GET).unwrap().unwrap();
         (head.framing, head.keep_alive)
+    }
+
+    #[test]
+    fn how_long_a_connection_may_be_idle_is_what_its_pod_says_less_a_margin() {
+        let said = |text: &str| {
+            let head = answer(&format!("HTTP/1.1 200 OK\r\nkeep-alive: {text}\r\n\r\n"), Method::GET).unwrap().unwrap();
+            assert!(!head.headers.contains_key("keep-alive"));
+            head.keep_for.map(|keep_for| keep_for.as_millis())
+        };
+        assert_eq!(said("timeout=5, max=100"), Some(4_000));
+        assert_eq!(said("max=100, Timeout = 1"), Some(500));
+        assert_eq!(said("timeout=0"), Some(0));
+        for nonsense in ["max=100", "timeout=-1", "timeout", "timeout=99999999999"] {
+            assert_eq!(said(nonsense), None, "{nonsense}");
+        }
     }
 
     #[test]

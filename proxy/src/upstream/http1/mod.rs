@@ -9,10 +9,11 @@
 
 mod answer_head;
 mod decoder;
-#[cfg(feature = "fuzzing")]
+#[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod reader;
 mod request_head;
+mod rest;
 mod upload;
 
 use std::future::Future;
@@ -24,21 +25,22 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::request::Parts;
 use http::{Method, StatusCode};
-use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, Sleep};
 
-pub(crate) use answer_head::AnswerHead;
 use answer_head::parse_answer;
+pub(crate) use answer_head::{AnswerHead, MAX_HEAD_BYTES};
 pub(crate) use reader::Reader;
 use request_head::{Framing, encode_request};
+use rest::RestOfRequest;
 use upload::{Upload, UploadError};
 
 use super::pool::Pool;
+use super::rest::Remaining;
 use super::{Broken, SendError};
 use crate::headers::Stamps;
 use crate::noted::Noted;
 use crate::request_body::Attempt;
-use crate::tls::{self, Stream, WriteHalf};
+use crate::tls::{self, Stream};
 
 /// How long a pod that was told `Expect: 100-continue` may stay silent before the body is sent all the same (RFC 9110
 /// wants a client not to wait for ever; curl waits a second).
@@ -47,30 +49,50 @@ const READ_BYTES: usize = 8 << 10;
 /// Connections that were idle for longer are looked at before they are used: their pod may have closed them, and the
 /// event may not have been seen yet.
 const FRESH: Duration = Duration::from_secs(1);
+/// Idle connections older than this are closed, unless the pod has named a time: services close theirs after a minute or
+/// more, and a request that is on its way at that moment is lost.
+pub(super) const MAX_IDLE_AGE: Duration = Duration::from_secs(50);
 
 /// A connection to a pod, between two exchanges.
 pub(crate) struct Connection {
     stream: Stream,
     read: BytesMut,
     write: BytesMut,
-    pub(super) idle_since: Instant,
+    idle_since: Instant,
+    /// How long it may be idle.
+    keep_for: Duration,
+    /// No request has been sent on it.
+    is_first: bool,
+    /// The pod may have sent something behind its last answer.
+    is_doubtful: bool,
 }
 
 impl Connection {
     pub(super) fn new(stream: Stream, now: Instant) -> Self {
-        Connection { stream, read: BytesMut::with_capacity(READ_BYTES), write: BytesMut::new(), idle_since: now }
+        Connection {
+            stream,
+            read: BytesMut::with_capacity(READ_BYTES),
+            write: BytesMut::new(),
+            idle_since: now,
+            keep_for: MAX_IDLE_AGE,
+            is_first: true,
+            is_doubtful: false,
+        }
     }
 
-    /// Whether the pod has left it open, as far as can be told.
+    /// Whether another request may be sent on it: the pod has left it open, as far as can be told, and is not about to
+    /// close it.
     pub(super) fn is_open(&mut self, now: Instant) -> bool {
-        self.stream.is_quiet() && (now.saturating_duration_since(self.idle_since) < FRESH || self.stream.is_silent())
+        let idle = now.saturating_duration_since(self.idle_since);
+        let trusted = idle < FRESH && !self.is_doubtful;
+        idle < self.keep_for && self.stream.is_quiet() && (trusted || self.stream.is_silent())
     }
 }
 
 /// What a pod answered.
 pub(crate) enum Answer {
-    /// A head, and a body to be read.
-    Response(AnswerHead, Reader),
+    /// A head, a body to be read, and the rest of the request if it is still being sent.
+    Response(AnswerHead, Reader, Option<Box<dyn Remaining>>),
     /// It has switched protocols: the bare connection, and what had been read of it.
     Switched(AnswerHead, Stream, BytesMut),
 }
@@ -94,6 +116,7 @@ struct Live {
     read: BytesMut,
     upload: Upload,
     progress: Progress,
+    is_first: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -137,6 +160,7 @@ impl Exchange {
                 read: connection.read,
                 upload,
                 progress: Progress::Sending,
+                is_first: connection.is_first,
             }),
             to_head: head.method == Method::HEAD,
             pool,
@@ -167,7 +191,7 @@ impl Exchange {
             }
             match live.poll_head(context, self.to_head) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(error)) => break Err(SendError::Failed(error)),
+                Poll::Ready(Err(error)) => break Err(error),
                 Poll::Ready(Ok(head)) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
                     break if self.upgrade && live.progress == Progress::Sent {
                         Ok(head)
@@ -188,16 +212,19 @@ impl Exchange {
                 Poll::Ready(Ok(head)) => break Ok(head),
             }
         };
-        let live = self.live.take();
-        Poll::Ready(match (result, live) {
-            (Err(error), _) => Err(error),
-            (Ok(_), None) => Err(SendError::Failed(Broken::Closed)),
-            (Ok(head), Some(live)) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
+        // A failed exchange is broken off when this is dropped.
+        let head = match result {
+            Ok(head) => head,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
+        Poll::Ready(match self.live.take() {
+            None => Err(SendError::Failed(Broken::Closed)),
+            Some(live) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
                 Ok(Answer::Switched(head, live.stream, live.read))
             }
-            (Ok(head), Some(live)) => {
-                let reader = live.into_reader(&head, self.pool.clone());
-                Ok(Answer::Response(head, reader))
+            Some(live) => {
+                let (reader, rest) = live.into_reader(&head, self.pool.clone());
+                Ok(Answer::Response(head, reader, rest))
             }
         })
     }
@@ -227,53 +254,53 @@ impl Live {
         if self.stream.is_secure() { self.stream.handed_over() > self.begun_at } else { self.upload.written > 0 }
     }
 
-    fn poll_head(&mut self, context: &mut Context<'_>, to_head: bool) -> Poll<Result<AnswerHead, Broken>> {
+    fn poll_head(&mut self, context: &mut Context<'_>, to_head: bool) -> Poll<Result<AnswerHead, SendError>> {
         loop {
             if !self.read.is_empty() {
                 match parse_answer(&mut self.read, to_head) {
                     Ok(Some(head)) => return Poll::Ready(Ok(head)),
                     Ok(None) => {}
-                    Err(_) => return Poll::Ready(Err(Broken::Garbled)),
+                    Err(_) => return Poll::Ready(Err(SendError::Failed(Broken::Garbled))),
                 }
             }
             match reader::poll_fill(&mut self.stream, &mut self.read, READ_BYTES, context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(Broken::Closed)),
+                Poll::Ready(Err(error))
+                    if self.is_first && self.read.is_empty() && tls::refuses_certificate(&error) =>
+                {
+                    return Poll::Ready(Err(SendError::NotSent(error)));
+                }
+                Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
+                    return Poll::Ready(Err(SendError::Failed(Broken::Closed)));
+                }
                 Poll::Ready(Ok(_)) => {}
             }
         }
     }
 
-    fn into_reader(self, head: &AnswerHead, pool: Rc<Pool>) -> Reader {
+    /// The pod may answer before it has the whole request. The rest goes on then: the pod may want it all the same.
+    fn into_reader(self, head: &AnswerHead, pool: Rc<Pool>) -> (Reader, Option<Box<dyn Remaining>>) {
         match self.progress {
-            Progress::Sent => Reader::new(self.stream, self.read, self.upload.out, head, Some(pool)),
+            Progress::Sent => (Reader::new(self.stream, self.read, self.upload.out, head, Some(pool)), None),
             // A client that was never told to go on has sent nothing, and the pod has its answer ready.
             Progress::Sending if !self.upload.withheld => {
                 let (read, write) = self.stream.into_split();
-                upload_alone(self.upload, write, pool.idle_timeout());
-                Reader::half(read, self.read, head)
+                let rest = RestOfRequest::new(self.upload, write);
+                (Reader::half(read, self.read, head), Some(Box::new(rest)))
             }
-            Progress::Sending | Progress::Refused => Reader::new(self.stream, self.read, self.upload.out, head, None),
+            Progress::Sending | Progress::Refused => {
+                (Reader::new(self.stream, self.read, self.upload.out, head, None), None)
+            }
         }
     }
 }
 
-/// The pod answers before it has the whole request: the rest goes on by itself, so that neither direction waits
-/// for the other. It ends with the body, with the pod's refusal to take more, or when nothing flows any longer.
-fn upload_alone(mut upload: Upload, mut write: WriteHalf, idle: Duration) {
-    tokio::task::spawn_local(async move {
-        loop {
-            let before = upload.written;
-            let rest = std::future::poll_fn(|context| upload.poll(context, &mut write));
-            match tokio::time::timeout(idle, rest).await {
-                // The pod may still be answering, and would take a half that closes for a hang-up.
-                Ok(Ok(())) => return tls::forget(write),
-                // It is closed then, so that what was sent cannot be taken for all of it.
-                Ok(Err(_)) => break,
-                Err(_) if upload.written == before => break,
-                Err(_) => {}
-            }
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if let Some(live) = &self.live
+            && live.progress == Progress::Sending
+        {
+            live.stream.throw_away();
         }
-        let _ = tokio::time::timeout(idle, write.shutdown()).await;
-    });
+    }
 }

@@ -7,6 +7,7 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body::Frame;
@@ -14,7 +15,7 @@ use tokio::io::AsyncRead;
 
 use super::answer_head::AnswerHead;
 use super::decoder::{Decoded, Decoder};
-use super::{Connection, READ_BYTES};
+use super::{Connection, MAX_IDLE_AGE, READ_BYTES};
 use crate::tls::{ReadHalf, Stream};
 use crate::upstream::Broken;
 use crate::upstream::pool::Pool;
@@ -30,6 +31,9 @@ pub(crate) struct Reader {
     decoder: Decoder,
     /// Room for the next read.
     room: usize,
+    /// Of the connection, once it is idle.
+    keep_for: Duration,
+    is_doubtful: bool,
 }
 
 enum Side {
@@ -55,13 +59,30 @@ impl Reader {
             read,
             decoder: Decoder::new(head.framing),
             room: READ_BYTES,
+            keep_for: head.keep_for.unwrap_or(MAX_IDLE_AGE).min(MAX_IDLE_AGE),
+            is_doubtful: head.is_bodiless,
         };
         reader.give_back_if_done();
         reader
     }
 
     pub(super) fn half(stream: ReadHalf, read: BytesMut, head: &AnswerHead) -> Self {
-        Reader { side: Side::Half(stream), read, decoder: Decoder::new(head.framing), room: READ_BYTES }
+        Reader {
+            side: Side::Half(stream),
+            read,
+            decoder: Decoder::new(head.framing),
+            room: READ_BYTES,
+            keep_for: MAX_IDLE_AGE,
+            is_doubtful: false,
+        }
+    }
+
+    /// The side that was read, if the other one is still being written to.
+    pub(crate) fn into_half(self) -> Option<ReadHalf> {
+        match self.side {
+            Side::Half(stream) => Some(stream),
+            Side::Whole(..) | Side::Gone => None,
+        }
     }
 
     /// Everything has been read.
@@ -122,12 +143,16 @@ impl Reader {
         if !self.decoder.is_done() {
             return;
         }
+        if matches!(self.side, Side::Half(_)) {
+            return;
+        }
         if let Side::Whole(stream, mut write, Some(pool)) = std::mem::replace(&mut self.side, Side::Gone)
             && self.read.is_empty()
         {
             write.clear();
             let (read, idle_since) = (std::mem::take(&mut self.read), pool.now());
-            pool.give_back(Connection { stream, read, write, idle_since });
+            let (keep_for, is_doubtful) = (self.keep_for, self.is_doubtful);
+            pool.give_back(Connection { stream, read, write, idle_since, keep_for, is_first: false, is_doubtful });
         }
     }
 }

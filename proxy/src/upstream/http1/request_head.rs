@@ -5,7 +5,7 @@
 
 use bytes::{BufMut, BytesMut};
 use http::Method;
-use http::header::{CONTENT_LENGTH, HOST, HeaderName, UPGRADE, VIA};
+use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderName, UPGRADE, VIA};
 use http::request::Parts;
 
 use crate::deadline::GRPC_TIMEOUT;
@@ -35,6 +35,10 @@ pub(crate) fn encode_request(
     out.reserve(256 + path.len() + 64 * head.headers.len());
     out.put_slice(head.method.as_str().as_bytes());
     out.put_u8(b' ');
+    // The target `http://host?query` has no path.
+    if path.starts_with('?') {
+        out.put_u8(b'/');
+    }
     // What asks about the host as a whole is written as `*`, which the URI has as its path.
     out.put_slice(path.as_bytes());
     out.put_slice(b" HTTP/1.1\r\n");
@@ -50,24 +54,33 @@ pub(crate) fn encode_request(
     let declared = Declared::of(&head.headers, noted);
     let mut proto = false;
     let mut length = false;
+    let mut cookies = false;
     for (name, value) in &head.headers {
         if *name == CONTENT_LENGTH {
             length = true;
         } else if *name == GRPC_TIMEOUT && stamps.grpc_timeout.is_some() {
             // Said below.
-        } else if passes_to_pod(name, &declared) {
+        } else if !passes_to_pod(name, noted, &declared, stamps.reserved) {
+            // Not the client's to say.
+        } else if noted.cookies && *name == COOKIE {
+            cookies = true;
+        } else {
             proto |= *name == X_FORWARDED_PROTO;
             line(out, name.as_str().as_bytes(), &[value.as_bytes()]);
         }
     }
+    if cookies {
+        one_line_of_cookies(out, head);
+    }
     let mut digits = itoa::Buffer::new();
-    line(out, b"segue-partition", &[digits.format(stamps.partition).as_bytes()]);
-    line(out, b"segue-epoch", &[digits.format(stamps.epoch).as_bytes()]);
+    line(out, b"segue-partition", &[digits.format(stamps.partition.get()).as_bytes()]);
+    line(out, b"segue-epoch", &[digits.format(stamps.epoch.get()).as_bytes()]);
     out.extend_from_slice(&stamps.identity.lines);
     if let Some(left) = stamps.grpc_timeout {
         line(out, b"grpc-timeout", &[left.as_bytes()]);
     }
-    list(out, head, noted.x_forwarded_for, &X_FORWARDED_FOR, stamps.peer.as_bytes());
+    let forwarded = noted.x_forwarded_for && stamps.reserved.trusts_forwarded();
+    list(out, head, forwarded, &X_FORWARDED_FOR, stamps.peer.as_bytes());
     if !proto {
         line(out, b"x-forwarded-proto", &[stamps.scheme.as_bytes()]);
     }
@@ -104,6 +117,18 @@ fn line(out: &mut BytesMut, name: &[u8], value: &[&[u8]]) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Joins what a client by HTTP/2 may have split (RFC 9113, 8.2.3).
+fn one_line_of_cookies(out: &mut BytesMut, head: &Parts) {
+    out.extend_from_slice(b"cookie: ");
+    for (index, value) in head.headers.get_all(COOKIE).iter().enumerate() {
+        if index > 0 {
+            out.extend_from_slice(b"; ");
+        }
+        out.extend_from_slice(value.as_bytes());
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
 /// Continues a list; `begun`: the head has a line of it.
 fn list(out: &mut BytesMut, head: &Parts, begun: bool, name: &HeaderName, last: &[u8]) {
     out.extend_from_slice(name.as_str().as_bytes());
@@ -118,16 +143,35 @@ fn list(out: &mut BytesMut, head: &Parts, begun: bool, name: &HeaderName, last: 
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
+    use segue_coordination::protocol::ids::{Epoch, PartitionId};
 
     use super::*;
     use crate::headers::Identity;
+    use crate::partition::{Locator, PartitionSource};
+    use crate::reserved::Reserved;
+
+    const E3: Epoch = Epoch::new(3);
+    const P7: PartitionId = PartitionId::new(7);
 
     fn encoded(request: http::request::Builder, framing: Framing, upgrade: bool) -> String {
+        encoded_for(request, framing, upgrade, true)
+    }
+
+    fn encoded_for(request: http::request::Builder, framing: Framing, upgrade: bool, trust: bool) -> String {
+        let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
+        let reserved = &Reserved::new(&Locator { source, order_by: None }, trust);
         let (head, ()) = request.body(()).unwrap().into_parts();
         let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
         let peer = HeaderValue::from_static("10.0.0.9");
-        let stamps =
-            Stamps { partition: 7, epoch: 3, identity: &identity, peer: &peer, grpc_timeout: None, scheme: "http" };
+        let stamps = Stamps {
+            reserved,
+            partition: P7,
+            epoch: E3,
+            identity: &identity,
+            peer: &peer,
+            grpc_timeout: None,
+            scheme: "http",
+        };
         let mut out = BytesMut::new();
         encode_request(&mut out, &head, Noted::of(&head.headers), &stamps, framing, upgrade);
         String::from_utf8(out.to_vec()).unwrap()
@@ -146,6 +190,23 @@ mod tests {
              segue-keyspace: default\r\nx-forwarded-for: 1.2.3.4, 10.0.0.9\r\nx-forwarded-proto: http\r\n\
              via: 1.1 segue\r\nte: trailers\r\nconnection: te\r\n\r\n"
         );
+    }
+
+    #[test]
+    fn a_client_that_is_not_trusted_says_nothing_of_itself() {
+        let claims = || {
+            http::Request::get("http://h?a")
+                .header("x-forwarded-for", "1.2.3.4")
+                .header("x-forwarded-proto", "https")
+                .header("forwarded", "for=1.2.3.4")
+                .header("x_forwarded_host", "bank")
+        };
+        let text = encoded_for(claims(), Framing::None, false, false);
+        assert!(text.starts_with("GET /?a HTTP/1.1\r\nhost: h\r\nsegue-partition"), "{text}");
+        assert!(text.contains("x-forwarded-for: 10.0.0.9\r\nx-forwarded-proto: http\r\nvia"), "{text}");
+        let text = encoded_for(claims(), Framing::None, false, true);
+        assert!(text.contains("x-forwarded-proto: https\r\nforwarded: for=1.2.3.4\r\n"), "{text}");
+        assert!(text.contains("x-forwarded-for: 1.2.3.4, 10.0.0.9\r\nvia"), "{text}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame};
 use tokio::io::AsyncWrite;
+use tokio::time::Instant;
 
 use super::request_head::Framing;
 use crate::request_body::Attempt;
@@ -67,6 +68,11 @@ impl Upload {
         }
     }
 
+    /// Until when more of the body has to arrive for its client to be fast enough.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.attempt.upload_due()
+    }
+
     /// Writes as much as can be written. Ready when all of it is.
     pub(super) fn poll<W: AsyncWrite + Unpin>(
         &mut self,
@@ -109,6 +115,11 @@ impl Upload {
             }
             if self.withheld {
                 return Ok(true);
+            }
+            // The pod has all of it now, whatever its client still says by HTTP/2.
+            if self.framing == Framing::Length(0) {
+                self.end(None)?;
+                break;
             }
             match Pin::new(&mut self.attempt).poll_frame(context) {
                 Poll::Pending => return Ok(true),

@@ -13,6 +13,32 @@ const CLIENTS: usize = 200;
 /// Kernels keep some megabytes for each, on both sides of the router.
 const READERS: usize = 50;
 
+/// Uploads that are answered before their end: the answer arrives, and says whether the connection can be used again.
+pub(super) async fn answered_early(target: Target) -> anyhow::Result<Got> {
+    let (mut answered, mut again, mut lost, mut kept) = (0, 0, 0, None);
+    let until = Instant::now() + LASTS;
+    while Instant::now() < until {
+        let reused = kept.is_some();
+        let mut raw = match kept.take() {
+            Some(raw) => raw,
+            None => Raw::connect(target.router).await?,
+        };
+        let head = post("content-length: 1048576").replace("x-partition: 0", "x-partition: none");
+        raw.send(head + &"x".repeat(1 << 20), LASTS).await;
+        let came = raw.read(LASTS, 1).await;
+        match came.statuses()[..] {
+            [400] => answered += 1,
+            _ => lost += 1,
+        }
+        again += usize::from(reused);
+        if !came.closed && !came.says("connection: close") {
+            kept = Some(raw);
+        }
+    }
+    let what = format!("{answered} uploads of 1 MiB got 400, {again} of them on a connection used before; {lost} lost");
+    Ok(Got::new(lost == 0 && answered > 0, what))
+}
+
 fn post(fields: &str) -> String {
     format!("POST /echo HTTP/1.1\r\n{H}{fields}\r\n\r\n")
 }
@@ -66,8 +92,9 @@ pub(super) async fn endless(target: Target) -> anyhow::Result<Got> {
         sent += 0x10000;
     }
     let came = raw.read(Duration::from_secs(1), 1 << 16).await;
-    // What the kernels on both sides have in their buffers was taken as well.
-    let bounded = sent < (8 << 20) + (16 << 20);
+    // What the kernels on both sides have in their buffers was taken as well, and what is read of an upload that has been
+    // answered.
+    let bounded = sent < (8 << 20) + (8 << 20) + (16 << 20);
     let told = matches!(came.statuses()[..], [413] | []);
     let what = format!("said: {:?}; not said: {:?} after {} MiB", said.statuses(), came.statuses(), sent >> 20);
     Ok(Got::new(said.statuses() == [413] && told && came.closed && bounded, what))

@@ -2,16 +2,25 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::ensure;
 use futures_util::future::join_all;
 
 use super::{Got, LASTS, Target};
 use crate::site::{CONNECTIONS, HEAD_TIMEOUT};
-use crate::wire::{H, Raw};
+use crate::wire::{ATTACKER, H, Raw};
 
-async fn open(target: &Target, how_many: usize) -> Vec<Raw> {
+/// Clients that have been served once, and their address.
+const SERVED: usize = 40;
+const SERVED_BEFORE: u8 = 50;
+/// An address of its own: it leaves thousands of ports behind that rest for a minute.
+const COMES_AND_GOES: u8 = 51;
+
+/// From so many addresses.
+async fn open(target: &Target, how_many: usize, addresses: u8) -> Vec<Raw> {
     let mut open = Vec::new();
     while open.len() < how_many {
-        let some = join_all((0..100).map(|_| Raw::connect(target.router))).await;
+        let some =
+            join_all((0..100).map(|number: u8| Raw::connect_from(ATTACKER + number % addresses, target.router))).await;
         let made = open.len();
         open.extend(some.into_iter().flatten());
         if open.len() == made {
@@ -36,9 +45,25 @@ async fn newcomer(target: &Target) -> anyhow::Result<(Option<Duration>, usize)> 
     Ok((None, sent_away))
 }
 
-/// Three times as many as there are places, of which nobody says a word.
+/// Three times as many as there are places, of which nobody says a word. Who has been served before keeps his place.
 pub(super) async fn silent(target: Target) -> anyhow::Result<Got> {
-    let connections = open(&target, 3 * CONNECTIONS).await;
+    let get = format!("GET /echo HTTP/1.1\r\n{H}\r\n");
+    let mut before = Vec::new();
+    for _ in 0..SERVED {
+        let mut raw = Raw::connect_from(SERVED_BEFORE, target.router).await?;
+        raw.send(&get, LASTS).await;
+        ensure!(raw.read(Duration::from_secs(2), 1).await.statuses() == [200], "not served in the first place");
+        before.push(raw);
+    }
+    // Longer than a client has to be idle to be taken for it.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let connections = open(&target, 3 * CONNECTIONS, 1).await;
+    let mut kept = 0;
+    for raw in &mut before {
+        raw.read(Duration::from_millis(1), 1 << 12).await;
+        raw.send(&get, LASTS).await;
+        kept += usize::from(raw.read(Duration::from_secs(2), 1).await.statuses() == [200]);
+    }
     let (served, sent_away) = newcomer(&target).await?;
     let mut left = 0;
     for mut raw in connections {
@@ -48,13 +73,14 @@ pub(super) async fn silent(target: Target) -> anyhow::Result<Got> {
         Some(after) => format!("a newcomer was served after {} ms ({sent_away} × 503)", after.as_millis()),
         None => "no newcomer was served".to_owned(),
     };
-    let expected = served.is_some_and(|after| after < LASTS) && left <= CONNECTIONS;
-    Ok(Got::new(expected, format!("{left} of {} kept their places; {what}", 3 * CONNECTIONS)))
+    let expected = served.is_some_and(|after| after < LASTS) && left <= CONNECTIONS && kept == SERVED;
+    let silent = 3 * CONNECTIONS;
+    Ok(Got::new(expected, format!("{left} of {silent} kept their places, {kept}/{SERVED} of those served; {what}")))
 }
 
 /// As many as there are places and more, each with a request that lasts: nobody can be closed.
 pub(super) async fn busy(target: Target) -> anyhow::Result<Got> {
-    let mut connections = open(&target, CONNECTIONS + 200).await;
+    let mut connections = open(&target, CONNECTIONS + 200, 8).await;
     let request = format!("POST /echo HTTP/1.1\r\n{H}content-length: 9\r\n\r\nx");
     for raw in &mut connections {
         raw.send(&request, LASTS).await;
@@ -81,7 +107,7 @@ pub(super) async fn connect_and_go(target: Target) -> anyhow::Result<Got> {
     let one = async || {
         let mut made = 0;
         while Instant::now() < until {
-            made += usize::from(Raw::connect(target.router).await.is_ok());
+            made += usize::from(Raw::connect_from(COMES_AND_GOES, target.router).await.is_ok());
         }
         made
     };

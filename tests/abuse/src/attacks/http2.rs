@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::{Got, LASTS, Target};
-use crate::site::{HEAD_TIMEOUT, IN_FLIGHT};
+use crate::site::{HEAD_TIMEOUT, IN_FLIGHT, PER_CLIENT};
 use crate::wire::{
     CONTINUATION, DATA, END_HEADERS, HEADERS, PING, PRIORITY, RST_STREAM, Raw, SETTINGS, Said, WINDOW_UPDATE, block,
     code, frame, get, integer, preface, request, said,
@@ -197,4 +197,38 @@ pub(super) async fn too_many_streams(target: Target) -> anyhow::Result<Got> {
     let said = said(&came.bytes);
     let what = format!("{} of 3,000 refused with {}, GOAWAY {}", said.resets, code(said.reset), code(said.goaway));
     Ok(Got::new(came.closed || said.resets >= 1_900, what))
+}
+
+/// All streams of ten connections, each with an upload that does not end: one address gets no more than its share.
+pub(super) async fn slow_uploads(target: Target) -> anyhow::Result<Got> {
+    const CLIENTS: usize = 10;
+    const STREAMS: u32 = 128;
+    let mut open = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut raw = Raw::connect(target.router).await?;
+        raw.send(preface(&[]), LASTS).await;
+        for number in 0..STREAMS {
+            let stream = 2 * number + 1;
+            let begin = frame(HEADERS, END_HEADERS, stream, &block(&request("POST", "/echo", &[])));
+            raw.send([begin, frame(DATA, 0, stream, b"x")].concat(), LASTS).await;
+        }
+        open.push(raw);
+    }
+    let (until, mut most) = (Instant::now() + LASTS, 0.0);
+    while Instant::now() < until {
+        most = f64::max(most, target.in_flight().await);
+        for raw in &mut open {
+            raw.send(frame(DATA, 0, 1, b"x"), LASTS).await;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let mut refused = 0;
+    for raw in &mut open {
+        refused += said(&raw.read(Duration::from_millis(20), 1 << 20).await.bytes).answers;
+    }
+    // Well-behaved clients have some in flight as well.
+    let fair = most <= (PER_CLIENT + 20) as f64 && refused >= CLIENTS * STREAMS as usize - PER_CLIENT;
+    let what =
+        format!("of {} uploads at most {most:.0} were in flight, {refused} were refused", CLIENTS * STREAMS as usize);
+    Ok(Got::new(fair, what))
 }

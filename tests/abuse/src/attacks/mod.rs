@@ -3,12 +3,16 @@
 //! An attack judges only what it got itself; that nobody else was harmed is judged the same way for all
 //! ([`judge`](crate::judge)).
 
+mod admin;
 mod bodies;
 mod connections;
 mod heads;
+mod held;
 mod http2;
 mod http2_windows;
+mod shared;
 mod smuggling;
+mod targets;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -28,17 +32,19 @@ pub(crate) struct Target {
     pub(crate) router: SocketAddr,
     /// A router that serves TLS.
     pub(crate) secure: SocketAddr,
+    /// A router that finds the key in the path, `/persons/{key}`.
+    pub(crate) keyed: SocketAddr,
     pub(crate) seen: Arc<Seen>,
     /// The router's own pages.
     pub(crate) admin: SocketAddr,
 }
 
 impl Target {
-    /// Exchanges that the router has with pods.
+    /// Exchanges that the router has with pods; infinitely many if it does not say.
     pub(crate) async fn in_flight(&self) -> f64 {
         let admin = self.admin;
-        let asked = tokio::task::spawn_blocking(move || metric(admin, "segue_in_flight")).await;
-        asked.unwrap_or(f64::INFINITY)
+        let asked = tokio::task::spawn_blocking(move || metric(admin, "segue_requests_in_flight")).await;
+        asked.ok().flatten().unwrap_or(f64::INFINITY)
     }
 }
 
@@ -58,9 +64,14 @@ impl Got {
 
 type Running = Pin<Box<dyn Future<Output = anyhow::Result<Got>> + Send>>;
 
+/// How much memory most attacks may take.
+const MEMORY_KIB: u64 = 128 << 10;
+
 /// One attack.
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
+    /// How much memory it may take. An allocator gives back late what it had.
+    pub(crate) memory_kib: u64,
     pub(crate) run: Box<dyn Fn(Target) -> Running>,
 }
 
@@ -68,7 +79,7 @@ fn attack<F>(name: &'static str, run: impl Fn(Target) -> F + 'static) -> Attack
 where
     F: Future<Output = anyhow::Result<Got>> + Send + 'static,
 {
-    Attack { name, run: Box::new(move |target| Box::pin(run(target))) }
+    Attack { name, memory_kib: MEMORY_KIB, run: Box::new(move |target| Box::pin(run(target))) }
 }
 
 pub(crate) fn all() -> Vec<Attack> {
@@ -81,7 +92,9 @@ pub(crate) fn all() -> Vec<Attack> {
         attack("stalled-bodies", bodies::stalled),
         attack("endless-body", bodies::endless),
         attack("slow-readers", bodies::slow_readers),
+        attack("early-answers", bodies::answered_early),
         attack("pipelining", bodies::pipelining),
+        attack("admin-flood", admin::flood),
         attack("silent-connections", connections::silent),
         attack("busy-connections", connections::busy),
         attack("connect-and-go", connections::connect_and_go),
@@ -97,11 +110,16 @@ pub(crate) fn all() -> Vec<Attack> {
         attack("h2-empty-data", http2::empty_data),
         attack("h2-header-stall", http2::header_stall),
         attack("h2-too-many-streams", http2::too_many_streams),
+        attack("h2-slow-uploads", http2::slow_uploads),
         attack("h2-zero-window", http2_windows::zero),
         attack("h2-unread-answers", http2_windows::unread),
         attack("h2-window-drip", http2_windows::drip),
+        Attack { memory_kib: http2_windows::FULL_KIB, ..attack("h2-full-streams", http2_windows::full) },
         attack("h2-unasked-data", http2_windows::overrun),
     ];
     attacks.extend(smuggling::all());
+    attacks.extend(targets::all());
+    attacks.extend(held::all());
+    attacks.extend(shared::all());
     attacks
 }

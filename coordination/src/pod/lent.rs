@@ -1,0 +1,202 @@
+//! The lease that a sidecar lends to its service: the service is told until when it may write, and stops by itself when it
+//! is not told again. So its writes end with the lease even if the sidecar dies, or is stopped.
+//!
+//! # Invariants
+//! * What a service was told, or may have been told, counts until it has run out or the service has confirmed its end. What
+//!   it has not answered counts until it has run out: it may be read after the end was confirmed.
+//! * Nothing is lent beyond the moment at which the pod's own work would have to end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
+
+use super::sidecar::{HookError, post};
+use crate::participant::{boottime, lease_now, wakes_at};
+
+/// How long the service may take to confirm what it is told.
+const ANSWER: Duration = Duration::from_secs(1);
+/// The time between two attempts to tell it.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// A lease lent to a service, told for as long as this exists.
+#[derive(Debug)]
+pub struct LentLease {
+    wish: Arc<watch::Sender<Wish>>,
+    told: watch::Receiver<Told>,
+    _task: AbortOnDropHandle<()>,
+}
+
+/// The lease that the service is to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    Until(Instant),
+    /// It must not write.
+    Nothing,
+    /// It must not write, and nothing is lent before [`LentLease::ready`].
+    Ended,
+}
+
+/// The lease that the service has been told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Told {
+    /// The latest moment that it may have been told.
+    until: Option<Instant>,
+    /// The latest moment that it has confirmed.
+    confirmed: Option<Instant>,
+    /// It has confirmed that it may not write.
+    stopped: bool,
+}
+
+impl LentLease {
+    /// A lease that is told to the service by `POST` to `url`.
+    pub fn new(url: Uri) -> Self {
+        let (wish, wishes) = watch::channel(Wish::Ended);
+        let (sender, told) = watch::channel(Told::default());
+        let task = AbortOnDropHandle::new(tokio::spawn(tell(url, wishes, sender)));
+        LentLease { wish: Arc::new(wish), told, _task: task }
+    }
+
+    /// Returns once the service has confirmed that it does not write: one that was lent time by an earlier sidecar stops.
+    pub async fn ready(&self) {
+        self.wish.send_replace(Wish::Nothing);
+        self.until(|told| told.stopped).await;
+    }
+
+    /// The service may write until then. Without effect after [`end`](Self::end).
+    pub fn lend(&self, until: Instant) {
+        self.wish.send_if_modified(|wish| {
+            let later = match wish {
+                Wish::Ended => false,
+                Wish::Nothing => true,
+                Wish::Until(known) => *known < until,
+            };
+            if later {
+                *wish = Wish::Until(until);
+            }
+            later
+        });
+    }
+
+    /// The latest moment until which the service has confirmed that it may write.
+    pub fn confirmed(&self) -> Option<Instant> {
+        self.told.borrow().confirmed
+    }
+
+    /// Returns once what the service has confirmed is over: it may not write although it was to. A service that has confirmed
+    /// nothing has as long as it was lent first.
+    pub async fn ran_out(&self) {
+        let mut first = None;
+        loop {
+            let told = *self.told.borrow();
+            let over = match (told.confirmed, told.until) {
+                (Some(confirmed), _) => confirmed,
+                // Lending again and again must not put the end off.
+                (None, Some(until)) if !told.stopped => *first.get_or_insert(until),
+                // Nothing is lent.
+                (None, _) => {
+                    self.until(|told| !told.stopped && told.until.is_some()).await;
+                    continue;
+                }
+            };
+            if over <= lease_now() {
+                return;
+            }
+            sleep_until(wakes_at(over)).await;
+        }
+    }
+
+    /// Lends no more. Returns once the service has confirmed that and has answered all that it was told before, or what it was
+    /// told has run out.
+    pub async fn end(&self) {
+        self.wish.send_replace(Wish::Ended);
+        loop {
+            let told = *self.told.borrow();
+            let Some(over) = told.until.filter(|over| *over > lease_now()) else { return };
+            tokio::select! {
+                () = sleep_until(wakes_at(over)) => {}
+                () = self.until(|now| now.until != told.until) => {}
+            }
+        }
+    }
+
+    async fn until(&self, condition: impl Fn(&Told) -> bool + Send) {
+        if self.told.clone().wait_for(|told| condition(told)).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn tell(url: Uri, mut wishes: watch::Receiver<Wish>, told: watch::Sender<Told>) {
+    let mut failing = false;
+    // The latest moment of those that were told without an answer: they may be read later than what is told after them.
+    let mut unanswered: Option<Instant> = None;
+    loop {
+        let wish = {
+            let wish = wishes.borrow_and_update();
+            // Noted before the wish can change: `end` must not miss what is about to be told.
+            if let Wish::Until(until) = *wish {
+                told.send_modify(|told| *told = Told { until: told.until.max(Some(until)), stopped: false, ..*told });
+            }
+            *wish
+        };
+        let lent = match wish {
+            Wish::Until(until) => Some(until),
+            // Nothing was lent, and nobody waits for a word of it.
+            Wish::Ended if told.borrow().until.is_none() => {
+                if wishes.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            Wish::Nothing | Wish::Ended => None,
+        };
+        let left = lent.map_or(Duration::ZERO, |until| until.saturating_duration_since(lease_now()));
+        let body = serde_json::json!({
+            "ttl_ms": left.as_millis() as u64,
+            "until_boottime_ms": lent.map_or(0, boottime_millis),
+        });
+        match post(&url, &body, ANSWER).await {
+            Ok(()) => {
+                if std::mem::take(&mut failing) {
+                    info!(%url, "the service confirms its lease again");
+                }
+                told.send_modify(|told| match lent {
+                    Some(_) => told.confirmed = lent,
+                    None => *told = Told { until: unanswered.filter(is_ahead), stopped: true, ..Told::default() },
+                });
+                if wishes.changed().await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                if matches!(error, HookError::Timeout { .. } | HookError::Exchange { .. }) {
+                    unanswered = unanswered.max(lent);
+                }
+                if !std::mem::replace(&mut failing, true) {
+                    warn!(%error, "cannot tell the service its lease; trying again");
+                }
+                sleep(AGAIN).await;
+                if wish == Wish::Ended && told.borrow().until.is_some_and(|until| until <= lease_now()) {
+                    told.send_replace(Told::default());
+                }
+            }
+        }
+    }
+}
+
+fn is_ahead(at: &Instant) -> bool {
+    *at > lease_now()
+}
+
+/// A moment of a lease as milliseconds of `CLOCK_BOOTTIME`, which processes of one host share and which counts suspended
+/// time.
+pub fn boottime_millis(at: Instant) -> u64 {
+    // Read first: what passes between the two readings makes the moment earlier, never later.
+    let now = boottime();
+    (now + at.saturating_duration_since(lease_now())).as_millis() as u64
+}

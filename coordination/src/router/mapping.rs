@@ -1,0 +1,82 @@
+//! Agrees with the keyspace on how requests map to partitions, before the router registers.
+
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use super::Router;
+use crate::participant::BackOff;
+use crate::protocol::mapping::{Agreement, agree, is_shown};
+use crate::protocol::records::Partitioner;
+use crate::protocol::view::View;
+use crate::store::StoreError;
+use crate::store::data::Keys;
+
+/// Other routers leave without a change of the settings.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+impl Router {
+    /// Returns once the settings show this router's own mapping. Until then it is not registered, so that no handoff waits
+    /// for a router that routes nothing. Cancel-safe.
+    pub(super) async fn agree_on_mapping(&self) {
+        let Some(own) = &self.settings.partitioner else { return };
+        let mut back_off = BackOff::default();
+        loop {
+            match self.try_to_agree(own).await {
+                Ok(None) => return,
+                Ok(Some(reason)) => {
+                    back_off.reset();
+                    self.publish(Some(reason));
+                }
+                Err(error) => {
+                    warn!(%error, "cannot read the keyspace's settings; trying again");
+                    self.publish(Some(format!("the keyspace's settings are not known: {error}")));
+                    sleep(back_off.next()).await;
+                }
+            }
+        }
+    }
+
+    /// Looks once, and waits for a change if there is no agreement yet. `None`: there is.
+    async fn try_to_agree(&self, own: &Partitioner) -> Result<Option<String>, StoreError> {
+        let config = Keys::One(self.keys.config());
+        let snapshot = self.store.snapshot(&config).await?;
+        let revision = snapshot.revision;
+        // Settings that were known before a registration was lost stay known.
+        let mut view = self.view.clone();
+        view.resync(View::from_snapshot(self.keys.clone(), snapshot));
+        let reason = match agree(&view, own) {
+            Agreement::Same => return Ok(None),
+            Agreement::Write(txn) => {
+                if self.store.commit(txn).await?.committed() {
+                    info!("the keyspace maps requests to partitions by {own} from now on");
+                }
+                // Written by whomever: the next look shows it.
+                return Ok(Some("the keyspace's settings have just been written".to_owned()));
+            }
+            Agreement::Replace { standing, txn } => {
+                if self.store.commit(txn).await?.committed() {
+                    warn!("the keyspace mapped requests to partitions by {standing}, and does so by {own} from now on");
+                    return Ok(None);
+                }
+                format!(
+                    "the keyspace maps requests to partitions by {standing}, this router by {own}: correct \
+                     [router.partition], or stop the routers that use the other mapping"
+                )
+            }
+            Agreement::Wait(reason) => reason,
+        };
+        self.publish(Some(reason.clone()));
+        let mut changes = self.store.watch(&config, revision.next()).await?;
+        match timeout(LOOK_AGAIN, changes.next()).await {
+            Ok(change) => change.map(|_| Some(reason)),
+            Err(_) => Ok(Some(reason)),
+        }
+    }
+
+    /// Whether the settings show another mapping than this router's, or none.
+    pub(super) fn maps_otherwise(&self) -> bool {
+        self.settings.partitioner.as_ref().is_some_and(|own| !is_shown(&self.view, own))
+    }
+}

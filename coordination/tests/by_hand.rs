@@ -1,0 +1,296 @@
+//! What a hand writes into the store: settings that map requests otherwise, and a leader's key without its lease. Over the
+//! embedded store, with the shells of a router and of coordinators.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use segue_coordination::coordinator::{
+    CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
+};
+use segue_coordination::planning::{Policy, RoundCause};
+use segue_coordination::protocol::ids::{LeaseId, PartitionId};
+use segue_coordination::protocol::records::{
+    KeyspaceConfig, Leader, Partitioner, Phase, PodRecord, RouterRecord, encode,
+};
+use segue_coordination::protocol::router::{HoldCause, OnDrainTimeout, OnStoreLoss, Stage, Target};
+use segue_coordination::protocol::view::View;
+use segue_coordination::router::{
+    Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+};
+use segue_coordination::store::data::{KeyValue, Keys, Op, Txn};
+use segue_coordination::store::keys::Keyspace;
+use segue_coordination::store::{MemoryStore, Store, StoreError};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+const P0: PartitionId = PartitionId::new(0);
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const TTL: Duration = Duration::from_secs(3);
+const ADMIN: &str = "10.0.0.7:9090";
+
+fn keys() -> Keyspace {
+    Keyspace::new("/segue/", "test")
+}
+
+async fn put(store: &MemoryStore, key: String, value: Vec<u8>) {
+    let put = Op::Put { key, value, lease: None };
+    assert!(store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap().committed());
+}
+
+async fn get(store: &MemoryStore, key: String) -> Option<KeyValue> {
+    store.snapshot(&Keys::One(key)).await.unwrap().entries.pop()
+}
+
+async fn until<T>(what: &str, mut shows: impl AsyncFnMut() -> Option<T>) -> T {
+    let seen = async {
+        loop {
+            if let Some(seen) = shows().await {
+                return seen;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
+}
+
+fn by_key(name: &str) -> Partitioner {
+    Partitioner::Key { key: format!("header:{name}"), hash: "murmur2".into() }
+}
+
+async fn write_mapping(store: &MemoryStore, partitioner: Option<Partitioner>) {
+    put(store, keys().config(), encode(&KeyspaceConfig { partitioner, ..KeyspaceConfig::new(4) })).await;
+}
+
+async fn mapping(store: &MemoryStore) -> Option<Partitioner> {
+    let config = get(store, keys().config()).await.unwrap();
+    serde_json::from_slice::<KeyspaceConfig>(&config.value).unwrap().partitioner
+}
+
+/// Where open partitions lead, and whether something is in flight in those that are not.
+#[derive(Default)]
+struct Gates {
+    open: Mutex<BTreeMap<PartitionId, Target>>,
+    /// To where, if something is.
+    in_flight: Mutex<Option<Target>>,
+}
+
+impl Gates {
+    fn are_shut(&self) -> bool {
+        self.open.lock().unwrap().is_empty()
+    }
+}
+
+impl DataPlane for Gates {
+    fn set_partitions(&self, _: u32) {}
+    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
+        let (open, in_flight) = (self.open.lock().unwrap(), self.in_flight.lock().unwrap());
+        let shut = || in_flight.clone().map_or(Stage::Held, Stage::Draining);
+        (open.get(&partition).cloned().map_or_else(shut, Stage::Open), None)
+    }
+    fn stop(&self, partition: PartitionId, _: HoldCause) {
+        self.open.lock().unwrap().remove(&partition);
+    }
+    fn name_cause(&self, _: PartitionId, _: HoldCause) {}
+    fn switch(&self, partition: PartitionId, target: &Target, _: &PodRecord, _: bool) {
+        self.open.lock().unwrap().insert(partition, target.clone());
+    }
+    fn retry_now(&self, _: PartitionId) {}
+    fn sever(&self, _: PartitionId) -> u64 {
+        0
+    }
+    fn trust_until(&self, _: Instant) {}
+    fn take_times(&self, _: PartitionId) -> Option<CutoverTimes> {
+        None
+    }
+}
+
+struct Quiet;
+
+impl RouterObserver for Quiet {
+    fn cutover(&self, _: &Cutover) {}
+    fn resync(&self, _: &StoreError) {}
+}
+
+struct Router {
+    gates: Arc<Gates>,
+    status: watch::Receiver<RouterStatus>,
+    shutdown: CancellationToken,
+    _notices: mpsc::UnboundedSender<PartitionId>,
+}
+
+impl Router {
+    fn start(store: &MemoryStore, name: &str, partitioner: Partitioner) -> Self {
+        let settings = RouterSettings {
+            name: name.into(),
+            lease_ttl: TTL,
+            on_store_loss: OnStoreLoss::Auto,
+            drain_timeout: TTL,
+            on_drain_timeout: OnDrainTimeout::Auto,
+            request_timeout: Duration::from_secs(60),
+            admin: Some(ADMIN.into()),
+            partitioner: Some(partitioner),
+        };
+        let (sender, status) = watch::channel(RouterStatus::default());
+        let (notice, notices) = mpsc::unbounded_channel();
+        let gates = Arc::new(Gates::default());
+        let ports = RouterPorts { plane: gates.clone(), notices, observer: Arc::new(Quiet), status: sender };
+        let shutdown = CancellationToken::new();
+        tokio::spawn(run_router(Arc::new(store.clone()), keys(), settings, ports, shutdown.clone()));
+        Router { gates, status, shutdown, _notices: notice }
+    }
+
+    async fn not_ready(&self, because: &str) {
+        let says = async || {
+            let reason = self.status.borrow().not_ready.clone();
+            reason.filter(|reason| reason.contains(because))
+        };
+        until(because, says).await;
+    }
+
+    async fn ready(&self) {
+        until("a router that is ready", async || self.status.borrow().not_ready.is_none().then_some(())).await;
+    }
+}
+
+async fn is_registered(store: &MemoryStore, name: &str) -> bool {
+    get(store, keys().router(name)).await.is_some()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_router_writes_its_mapping_and_one_with_another_stays_out_and_says_why() {
+    let store = MemoryStore::new();
+    let first = Router::start(&store, "first", by_key("x-key"));
+    first.not_ready("no coordinator has led").await;
+    put(&store, keys().config(), br#"{"partitions":4,"of_a_later_version":1}"#.to_vec()).await;
+    first.ready().await;
+    assert_eq!(mapping(&store).await, Some(by_key("x-key")));
+    let config = String::from_utf8(get(&store, keys().config()).await.unwrap().value).unwrap();
+    assert!(config.contains(r#""of_a_later_version":1"#), "{config}");
+
+    let other = Router::start(&store, "other", by_key("x-other"));
+    other.not_ready("by the murmur2 hash of header:x-key, this router by the murmur2 hash of header:x-other").await;
+    assert!(!is_registered(&store, "other").await, "no handoff waits for it");
+    let same = Router::start(&store, "same", by_key("x-key"));
+    same.ready().await;
+
+    first.shutdown.cancel();
+    until("a router less", async || (!is_registered(&store, "first").await).then_some(())).await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(mapping(&store).await, Some(by_key("x-key")), "a router is registered");
+    same.shutdown.cancel();
+    other.ready().await;
+    assert_eq!(mapping(&store).await, Some(by_key("x-other")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_running_router_that_sees_another_mapping_leaves_and_comes_back_with_its_own() {
+    let store = MemoryStore::new();
+    write_mapping(&store, None).await;
+    let pod = br#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
+    put(&store, keys().pod("w"), pod.to_vec()).await;
+    let incarnation = get(&store, keys().pod("w")).await.unwrap().create_revision;
+    let owned = format!(r#"{{"partition":0,"owner":"w","incarnation":{incarnation},"epoch":1}}"#);
+    put(&store, keys().assignment(P0), owned.into_bytes()).await;
+    let router = Router::start(&store, "r", by_key("x-key"));
+    router.ready().await;
+    let is_open = async || (!router.gates.are_shut()).then_some(());
+    until("an open route", is_open).await;
+    put(&store, keys().config(), b"{".to_vec()).await;
+    sleep(TTL * 2).await;
+    router.ready().await;
+    assert!(is_registered(&store, "r").await, "what cannot be read changes nothing");
+
+    // Another router keeps this one from taking the mapping back.
+    put(&store, keys().router("neighbour"), b"{}".to_vec()).await;
+    let target = router.gates.open.lock().unwrap()[&P0].clone();
+    *router.gates.in_flight.lock().unwrap() = Some(target);
+    write_mapping(&store, Some(Partitioner::NUMBER)).await;
+    until("the fence", async || router.gates.are_shut().then_some(())).await;
+    sleep(TTL / 2).await;
+    assert!(is_registered(&store, "r").await, "handoffs wait for what it has in flight");
+    *router.gates.in_flight.lock().unwrap() = None;
+    router.not_ready("by the partition's number in the request, this router").await;
+    assert!(!is_registered(&store, "r").await);
+    assert!(router.gates.are_shut(), "it has fenced");
+    write_mapping(&store, Some(by_key("x-key"))).await;
+    router.ready().await;
+    assert!(is_registered(&store, "r").await);
+    until("an open route", is_open).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_routers_registration_that_another_hand_wrote_is_put_back_and_ends_with_its_lease() {
+    let store = MemoryStore::new();
+    write_mapping(&store, None).await;
+    let router = Router::start(&store, "r", by_key("x-key"));
+    router.ready().await;
+    let own = get(&store, keys().router("r")).await.unwrap();
+    for by_hand in [own.value.clone(), b"{".to_vec()] {
+        put(&store, keys().router("r"), by_hand).await;
+        let again = async || get(&store, keys().router("r")).await.filter(|entry| entry.lease == own.lease);
+        let entry = until("the registration stands again", again).await;
+        assert_eq!(entry.create_revision, own.create_revision, "the same life");
+        let record: RouterRecord = serde_json::from_slice(&entry.value).unwrap();
+        assert_eq!((record.router_name.as_str(), record.admin.as_deref()), ("r", Some(ADMIN)));
+    }
+    assert_eq!(router.status.borrow().not_ready, None, "it has not fenced");
+    router.shutdown.cancel();
+    until("a router less", async || (!is_registered(&store, "r").await).then_some(())).await;
+}
+
+impl CoordinatorObserver for Quiet {
+    fn leads(&self, _: bool) {}
+    fn round(&self, _: RoundCause) {}
+    fn phase_ended(&self, _: Phase, _: Duration) {}
+    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
+    fn view_changed(&self, _: &View) {}
+    fn resync(&self, _: &StoreError) {}
+}
+
+fn start_coordinator(store: &MemoryStore, name: &str) {
+    let settings = CoordinatorSettings {
+        name: name.into(),
+        lease_ttl: TTL,
+        policy: Policy {
+            partitions: 4,
+            settle: Duration::from_millis(100),
+            settle_max: Duration::from_secs(1),
+            min_interval: Duration::from_millis(200),
+            heartbeat: Duration::from_secs(5),
+            warm_timeout: Duration::from_secs(30),
+            phase_timeout: Duration::from_secs(20),
+            max_concurrent_handoffs: 8,
+            ..Policy::default()
+        },
+    };
+    let (status, _) = watch::channel(CoordinatorStatus::default());
+    let run =
+        run_coordinator(Arc::new(store.clone()), keys(), settings, Arc::new(Quiet), status, CancellationToken::new());
+    tokio::spawn(run);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leaders_key_without_its_lease_stands_in_nobodys_way() {
+    let store = MemoryStore::new();
+    // Of a leader that is long gone.
+    put(&store, keys().leader(), encode(&Leader { holder: "ghost".into(), lease_id: LeaseId::new(1) })).await;
+    start_coordinator(&store, "c-0");
+    start_coordinator(&store, "c-1");
+    let leads = async || {
+        let entry = get(&store, keys().leader()).await?;
+        let leader: Leader = serde_json::from_slice(&entry.value).ok()?;
+        entry.lease.map(|_| leader.holder)
+    };
+    until("a leader with a lease", leads).await;
+
+    // Of the one that leads, who puts it back unless a candidate deletes it first.
+    let own = get(&store, keys().leader()).await.unwrap();
+    for by_hand in [own.value, b"{".to_vec()] {
+        put(&store, keys().leader(), by_hand).await;
+        until("a leader with a lease", leads).await;
+    }
+}

@@ -1,0 +1,182 @@
+//! Keys that stand in the query or in a cookie.
+//!
+//! Pure. What must stay true: a query or a cookie that names the key twice, or once in a way that not all servers read
+//! alike, is refused; which of two counts differs between them.
+
+use std::borrow::Cow;
+
+use http::HeaderMap;
+use http::header::COOKIE;
+
+use super::{Unlocated, decode};
+
+/// The value of the one parameter of this name. Some servers ignore the case of names, separate parameters by `;` as
+/// well, or take `name[]` for the name.
+pub(super) fn query<'head>(query: &'head str, name: &str) -> Result<Cow<'head, [u8]>, Unlocated> {
+    let (mut found, mut named) = (None, 0);
+    for pair in query.split('&') {
+        if pair.contains(';') {
+            if pair.split(';').any(|piece| Named::by(parameter(piece).0, name) != Named::Otherwise) {
+                return Err(Unlocated::Bad);
+            }
+            continue;
+        }
+        let (key, value) = parameter(pair);
+        match Named::by(key, name) {
+            Named::Exactly => found = Some(value),
+            Named::Almost => {}
+            Named::Otherwise => continue,
+        }
+        named += 1;
+    }
+    let value = found.ok_or(Unlocated::Missing)?;
+    if named > 1 {
+        return Err(Unlocated::Bad);
+    }
+    let value = decode(value.as_bytes(), true).ok_or(Unlocated::Bad)?;
+    if is_text(&value) { Ok(value) } else { Err(Unlocated::Bad) }
+}
+
+/// Many decoders replace what is not UTF-8, so that different keys become the same, and some languages end a text at a NUL.
+fn is_text(value: &[u8]) -> bool {
+    !value.contains(&0) && std::str::from_utf8(value).is_ok()
+}
+
+fn parameter(pair: &str) -> (&str, &str) {
+    pair.split_once('=').unwrap_or((pair, ""))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Named {
+    Exactly,
+    /// For some servers.
+    Almost,
+    Otherwise,
+}
+
+impl Named {
+    fn by(key: &str, name: &str) -> Self {
+        let Some(key) = decode(key.as_bytes(), true) else {
+            return Named::Otherwise;
+        };
+        let (bare, rest) = key.split_at(key.len().min(name.len()));
+        if !bare.eq_ignore_ascii_case(name.as_bytes()) {
+            Named::Otherwise
+        } else if rest.is_empty() && bare == name.as_bytes() {
+            Named::Exactly
+        } else if matches!(rest.first(), None | Some(b'[' | 0)) {
+            Named::Almost
+        } else {
+            Named::Otherwise
+        }
+    }
+}
+
+/// The value of the cookie of this name, without its escapes: many servers decode them. Some ignore the case of names, and
+/// some take quotes off and read over a `;` between them.
+pub(super) fn cookie<'head>(headers: &'head HeaderMap, name: &str) -> Result<Cow<'head, [u8]>, Unlocated> {
+    let mut found = None;
+    let (mut contradicted, mut torn) = (false, false);
+    for line in headers.get_all(COOKIE) {
+        for pair in line.as_bytes().split(|byte| *byte == b';') {
+            let Some(equals) = pair.iter().position(|byte| *byte == b'=') else {
+                torn |= pair.contains(&b'"');
+                continue;
+            };
+            let (key, value) = (pair[..equals].trim_ascii_start(), pair[equals + 1..].trim_ascii());
+            let quoted = pair.contains(&b'"');
+            torn |= quoted && !is_whole(key, value);
+            if !key.trim_ascii_end().eq_ignore_ascii_case(name.as_bytes()) {
+                continue;
+            }
+            contradicted |= quoted || found.is_some_and(|earlier| earlier != (key, value));
+            found = Some((key, value));
+        }
+    }
+    let (key, value) = found.ok_or(Unlocated::Missing)?;
+    if contradicted || torn {
+        return Err(Unlocated::Bad);
+    }
+    if key != name.as_bytes() {
+        return Err(Unlocated::Missing);
+    }
+    // One that is escaped wrongly is taken as it is by those who decode.
+    let value = decode(value, false).unwrap_or(Cow::Borrowed(value));
+    if is_text(&value) { Ok(value) } else { Err(Unlocated::Bad) }
+}
+
+/// Whether quotes stand around the value only.
+fn is_whole(key: &[u8], value: &[u8]) -> bool {
+    let inner = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
+    !key.contains(&b'"') && inner.is_some_and(|inner| !inner.iter().any(|byte| matches!(byte, b'"' | b'\\')))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_parameter_is_found_by_its_name_alone() {
+        for (text, value) in [("id=1", "1"), ("a=2&id=1&ids=3", "1"), ("i%64=1", "1"), ("id", ""), ("a;b=2&id=1", "1")]
+        {
+            assert_eq!(query(text, "id").as_deref(), Ok(value.as_bytes()), "{text}");
+        }
+        for missing in ["", "ID=1", "id[]=1", "ids=1", "xid=1", "%zzid=1"] {
+            assert_eq!(query(missing, "id"), Err(Unlocated::Missing), "{missing}");
+        }
+    }
+
+    #[test]
+    fn a_parameter_that_is_named_twice_is_refused_however_it_is_spelt() {
+        for text in
+            ["id=1&id=2", "id=1&id=1", "id=1&Id=2", "id[]=2&id=1", "id[x]=2&id=1", "id%00=2&id=1", "id=1&i%44=2"]
+        {
+            assert_eq!(query(text, "id"), Err(Unlocated::Bad), "{text}");
+        }
+        for text in ["id=1;id=2", "id=1;a", "a;id=1", "a=2;ID=1&id=1"] {
+            assert_eq!(query(text, "id"), Err(Unlocated::Bad), "{text}");
+        }
+    }
+
+    fn sid(lines: &[&str]) -> Result<String, Unlocated> {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(COOKIE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        cookie(&headers, "sid").map(|value| String::from_utf8_lossy(&value).into_owned())
+    }
+
+    #[test]
+    fn a_cookie_is_found_by_its_name_alone() {
+        for line in ["sid=42", "a=1; sid=42 ; b=2", "a=1;sid=42", "sid=42; sid=42", "a=\"b\"; sid=42", "sid=%34%32"] {
+            assert_eq!(sid(&[line]).as_deref(), Ok("42"), "{line}");
+        }
+        assert_eq!(sid(&["a=1", "sid=42"]).as_deref(), Ok("42"));
+        assert_eq!(sid(&["sid=100%"]).as_deref(), Ok("100%"));
+        for line in ["sid", "sid2=1", "xsid=1", "SID=1", "sid =1"] {
+            assert_eq!(sid(&[line]), Err(Unlocated::Missing), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_cookie_that_not_all_read_alike_is_refused() {
+        for line in [
+            "sid=\"42\"",
+            "sid=4\"2",
+            "sid=1; sid=2",
+            "SID=2; sid=1",
+            "sid=1; sid =2",
+            "a=\"; sid=1; b=\"",
+            "a=\"\\\"; sid=1; b=\"",
+            "\"; sid=1; b=\"",
+            "a=\"x; sid=1",
+            "sid=%ff",
+            "sid=%00",
+        ] {
+            assert_eq!(sid(&[line]), Err(Unlocated::Bad), "{line}");
+        }
+        assert_eq!(sid(&["sid=1", "sid=2"]), Err(Unlocated::Bad));
+    }
+}

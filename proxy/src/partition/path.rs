@@ -1,0 +1,213 @@
+//! Keys that stand in the path.
+//!
+//! Pure. What must stay true: where ambiguous paths are refused, a server that resolves dot segments, decodes escapes,
+//! merges slashes, takes `\` for `/` or drops parameters, in any order, finds the same key as the router, or refuses the
+//! path as well (`tests/fuzz/fuzz_targets/partition.rs` has five servers' rules as twins).
+
+use std::borrow::Cow;
+
+use super::{Unlocated, decode};
+
+/// A path with one segment `{key}`, such as `/persons/{key}`. Paths that go on after it match as well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathTemplate {
+    segments: Vec<Option<String>>,
+    passes_ambiguous: bool,
+}
+
+/// Why a path template is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PathTemplateError {
+    /// It does not begin with a slash.
+    #[error("a path template begins with '/'")]
+    NotAbsolute,
+    /// Not exactly one segment is `{key}`.
+    #[error("exactly one segment of a path template is {{key}}, this one has {0}")]
+    Keys(usize),
+    /// A segment other than `{key}` has braces.
+    #[error("a segment is either {{key}} or plain text, not {0:?}")]
+    Segment(String),
+}
+
+impl std::str::FromStr for PathTemplate {
+    type Err = PathTemplateError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let rest = text.strip_prefix('/').ok_or(PathTemplateError::NotAbsolute)?;
+        let mut segments = Vec::new();
+        for segment in rest.split('/') {
+            match segment {
+                "{key}" => segments.push(None),
+                plain if !plain.contains(['{', '}']) => segments.push(Some(plain.to_owned())),
+                other => return Err(PathTemplateError::Segment(other.to_owned())),
+            }
+        }
+        match segments.iter().filter(|segment| segment.is_none()).count() {
+            1 => Ok(PathTemplate { segments, passes_ambiguous: false }),
+            keys => Err(PathTemplateError::Keys(keys)),
+        }
+    }
+}
+
+impl PathTemplate {
+    /// Lets paths pass whose key others may read differently, by their segments as they are written.
+    pub fn passing_ambiguous(mut self) -> Self {
+        self.passes_ambiguous = true;
+        self
+    }
+
+    /// The key that the path names.
+    pub(super) fn key<'path>(&self, path: &'path str) -> Result<Cow<'path, [u8]>, Unlocated> {
+        if self.passes_ambiguous {
+            let raw = self.find(path).ok_or(Unlocated::Missing)?;
+            return decode(raw.as_bytes(), false).ok_or(Unlocated::Bad);
+        }
+        if is_ambiguous(path, self.segments.len()) {
+            return Err(Unlocated::Bad);
+        }
+        let Some(raw) = self.find(path) else {
+            // Merging slashes could make it match.
+            return Err(if path.contains("//") { Unlocated::Bad } else { Unlocated::Missing });
+        };
+        let key = decode(raw.as_bytes(), false).ok_or(Unlocated::Bad)?;
+        // Many decoders replace what is not UTF-8, so that different keys become the same.
+        if std::str::from_utf8(&key).is_err() { Err(Unlocated::Bad) } else { Ok(key) }
+    }
+
+    /// The key's segment as it stands in the path.
+    fn find<'path>(&self, path: &'path str) -> Option<&'path str> {
+        let mut found = None;
+        let mut path_segments = path.strip_prefix('/')?.split('/');
+        for segment in &self.segments {
+            let actual = path_segments.next()?;
+            match segment {
+                Some(plain) if plain == actual => {}
+                Some(_) => return None,
+                None => found = Some(actual),
+            }
+        }
+        // `/persons/` has a segment there but names nobody.
+        found.filter(|key| !key.is_empty())
+    }
+}
+
+/// Whether the first `segments` segments may be others for somebody else.
+fn is_ambiguous(path: &str, segments: usize) -> bool {
+    // Without a branch for each byte, so that it is done for many at once. Most paths have none of these.
+    let is_special = |byte: u8| matches!(byte, b'.' | b'%' | b'\\' | b';');
+    if !path.bytes().fold(false, |found, byte| found | is_special(byte)) {
+        return false;
+    }
+    let actual = path.as_bytes().split(|byte| *byte == b'/').skip(1);
+    actual.enumerate().any(|(index, segment)| is_doubtful(segment, index < segments))
+}
+
+/// A dot segment could lead anywhere from behind the key as well; other doubts matter up to the template's last segment.
+fn is_doubtful(segment: &[u8], within_template: bool) -> bool {
+    // Of the part since the last separator, up to its parameters.
+    let (mut dots, mut others, mut parameters) = (0, false, false);
+    let mut at = 0;
+    while let Some(byte) = segment.get(at) {
+        let escaped = if *byte == b'%' { segment.get(at + 1..at + 3).and_then(hexadecimal) } else { None };
+        at += if escaped.is_some() { 3 } else { 1 };
+        match escaped.unwrap_or(*byte) {
+            0 => return true,
+            b'/' | b'\\' => {
+                if within_template || is_dots(dots, others) {
+                    return true;
+                }
+                (dots, others, parameters) = (0, false, false);
+            }
+            b';' if within_template && escaped.is_none() => return true,
+            b';' => parameters = true,
+            _ if parameters => {}
+            b'.' => dots += 1,
+            _ => others = true,
+        }
+    }
+    is_dots(dots, others)
+}
+
+fn is_dots(dots: usize, others: bool) -> bool {
+    !others && (dots == 1 || dots == 2)
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<u8> {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    Some((digit(digits[0])? * 16 + digit(digits[1])?) as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key<'path>(template: &str, path: &'path str) -> Result<Cow<'path, [u8]>, Unlocated> {
+        template.parse::<PathTemplate>().unwrap().key(path)
+    }
+
+    #[test]
+    fn a_path_template_has_exactly_one_key() {
+        use PathTemplateError::*;
+        assert_eq!("persons/{key}".parse::<PathTemplate>(), Err(NotAbsolute));
+        assert_eq!("/persons".parse::<PathTemplate>(), Err(Keys(0)));
+        assert_eq!("/{key}/{key}".parse::<PathTemplate>(), Err(Keys(2)));
+        assert_eq!("/p-{key}".parse::<PathTemplate>(), Err(Segment("p-{key}".to_owned())));
+    }
+
+    #[test]
+    fn doubts_matter_up_to_the_last_segment_of_the_template() {
+        for (doubtful, within) in [
+            ("%2f", true),
+            ("%5C", true),
+            ("\\", true),
+            (";", true),
+            // An escaped one is no parameter to anybody.
+            ("%3b", false),
+            ("%25", false),
+        ] {
+            let within_key = format!("/a/x{doubtful}y/b");
+            assert_eq!(key("/a/{key}/b", &within_key).is_err(), within, "{within_key}");
+            let behind = format!("/a/x/b/c{doubtful}d");
+            assert_eq!(key("/a/{key}/b", &behind).as_deref(), Ok(&b"x"[..]), "{behind}");
+        }
+    }
+
+    #[test]
+    fn a_dot_segment_is_refused_wherever_it_stands_and_however_it_is_written() {
+        for dots in [".", "..", "%2e", "%2E.", ".%2e", "..;a", ".%3ba", "x%2f..", "..%5cx", "\\..", "a/../..\\b;c"] {
+            for path in [format!("/a/x/{dots}"), format!("/a/x/b/{dots}/c"), format!("/{dots}/a/x")] {
+                assert_eq!(key("/a/{key}", &path), Err(Unlocated::Bad), "{path}");
+            }
+        }
+        for plain in ["...", ".a", "a.", "..a", "%2e%2ea", ";..", "%252e%252e", "%2e%2"] {
+            let path = format!("/a/x/{plain}");
+            assert_eq!(key("/a/{key}", &path).as_deref(), Ok(&b"x"[..]), "{path}");
+        }
+    }
+
+    #[test]
+    fn an_empty_segment_is_refused_where_merging_slashes_could_make_a_key() {
+        for path in ["//a/x", "/a//x", "/a//"] {
+            assert_eq!(key("/a/{key}", path), Err(Unlocated::Bad), "{path}");
+        }
+        assert_eq!(key("/a/{key}", "/a/"), Err(Unlocated::Missing));
+        assert_eq!(key("/a/{key}", "/a/x//").as_deref(), Ok(&b"x"[..]));
+    }
+
+    #[test]
+    fn a_key_that_is_not_text_is_refused() {
+        for path in ["/a/%ff", "/a/%c0%ae", "/a/%00", "/a/x%2"] {
+            assert_eq!(key("/a/{key}", path), Err(Unlocated::Bad), "{path}");
+        }
+    }
+
+    #[test]
+    fn who_asks_for_it_has_ambiguous_paths_routed_as_they_are_written() {
+        let template = "/a/{key}".parse::<PathTemplate>().unwrap().passing_ambiguous();
+        for (path, found) in
+            [("/a/x/../y", &b"x"[..]), ("/a/x;v=1", b"x;v=1"), ("/a/x%2fy", b"x/y"), ("/a/%ff", b"\xff")]
+        {
+            assert_eq!(template.key(path).as_deref(), Ok(found), "{path}");
+        }
+    }
+}

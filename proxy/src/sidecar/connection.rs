@@ -1,0 +1,334 @@
+//! A connection to the service that outlives the client library's interest in it, so that the service's own end of it can
+//! be seen.
+//!
+//! A library closes a connection as soon as an exchange on it has failed: when a router cuts an upload off, for one. The
+//! service may work on, and what it does then is known by nothing but the moment at which it closes the connection too.
+//!
+//! # Invariants
+//! * A dropped connection is closed on this side only, and read on until the service closes it or nobody can wait for that
+//!   any more: nobody else has its [`Line`].
+//! * What the kernel takes of a request is noted in [`Traffic`]; what keeps a connection going, a ping for one, is not.
+//! * [`Line::closed`] returns after the service has closed the connection, never before.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+use http::Uri;
+use hyper_util::client::legacy::connect::{CaptureConnection, Connected, Connection, HttpConnector};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tower::Service;
+
+use super::Traffic;
+
+/// How often it is looked whether anybody can still wait for the end of a dropped connection.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// A connection to the service as its exchanges know it. Each has it from the moment on that it has the connection.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    finish: AtomicBool,
+    reader: AtomicWaker,
+    closed: CancellationToken,
+}
+
+impl Line {
+    /// The connection of an exchange over HTTP/1.1, once it has one.
+    pub(super) fn of(captured: &CaptureConnection) -> Option<Arc<Line>> {
+        let mut extras = http::Extensions::new();
+        captured.connection_metadata().as_ref()?.get_extras(&mut extras);
+        extras.remove::<Arc<Line>>()
+    }
+
+    /// Closes this side of the connection: the service learns that nobody waits for its answer.
+    pub(super) fn finish(&self) {
+        self.finish.store(true, SeqCst);
+        self.reader.wake();
+    }
+
+    /// Returns once the service has closed the connection.
+    pub(super) async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+}
+
+/// A connection to the service.
+#[derive(Debug)]
+pub(super) struct ServiceStream {
+    /// Gone when this is dropped.
+    stream: Option<TcpStream>,
+    line: Arc<Line>,
+    traffic: Arc<Traffic>,
+    /// By HTTP/1.1 everything is of a request.
+    frames: Option<Frames>,
+}
+
+impl ServiceStream {
+    pub(super) fn http1(stream: TcpStream, traffic: Arc<Traffic>) -> Self {
+        ServiceStream { stream: Some(stream), line: Arc::default(), traffic, frames: None }
+    }
+
+    pub(super) fn http2(stream: TcpStream, traffic: Arc<Traffic>) -> Self {
+        let mut this = ServiceStream::http1(stream, traffic);
+        this.frames = Some(Frames::default());
+        this
+    }
+
+    /// Notes what the kernel has taken.
+    fn note(&mut self, bytes: &[u8]) {
+        if self.frames.as_mut().map_or(!bytes.is_empty(), |frames| frames.follow(bytes)) {
+            self.traffic.sent();
+        }
+    }
+
+    pub(super) fn line(&self) -> Arc<Line> {
+        self.line.clone()
+    }
+
+    fn stream(&mut self) -> Pin<&mut TcpStream> {
+        Pin::new(self.stream.as_mut().expect("taken by drop alone"))
+    }
+}
+
+/// Follows what is written by HTTP/2 from frame to frame.
+#[derive(Debug)]
+struct Frames {
+    head: [u8; 9],
+    /// How much of the next frame's head has been seen.
+    seen: usize,
+    /// How much is left of the frame.
+    left: usize,
+    is_of_request: bool,
+}
+
+impl Default for Frames {
+    fn default() -> Self {
+        // Behind the preface.
+        Frames { head: [0; 9], seen: 0, left: 24, is_of_request: false }
+    }
+}
+
+impl Frames {
+    /// Whether something of a request is among the next bytes.
+    fn follow(&mut self, mut bytes: &[u8]) -> bool {
+        const DATA: u8 = 0;
+        const HEADERS: u8 = 1;
+        const CONTINUATION: u8 = 9;
+        let mut some = false;
+        while let [first, rest @ ..] = bytes {
+            if self.left > 0 {
+                let length = self.left.min(bytes.len());
+                self.left -= length;
+                some |= self.is_of_request;
+                bytes = &bytes[length..];
+                continue;
+            }
+            self.head[self.seen] = *first;
+            self.seen = (self.seen + 1) % self.head.len();
+            bytes = rest;
+            if self.seen == 0 {
+                let [a, b, c, kind, ..] = self.head;
+                self.left = u32::from_be_bytes([0, a, b, c]) as usize;
+                self.is_of_request = matches!(kind, DATA | HEADERS | CONTINUATION);
+                some |= self.is_of_request;
+            }
+        }
+        some
+    }
+}
+
+impl Drop for ServiceStream {
+    fn drop(&mut self) {
+        let (Some(stream), Ok(runtime)) = (self.stream.take(), Handle::try_current()) else { return };
+        runtime.spawn(linger(stream, self.line.clone()));
+    }
+}
+
+async fn linger(mut stream: TcpStream, line: Arc<Line>) {
+    let _ = stream.shutdown().await;
+    let mut unread = [0; 4096];
+    loop {
+        match timeout(LINGER, stream.read(&mut unread)).await {
+            Ok(Ok(0) | Err(_)) => return line.closed.cancel(),
+            // Nobody can get it from here either.
+            Err(_) if Arc::strong_count(&line) == 1 => return,
+            Ok(Ok(_)) | Err(_) => {}
+        }
+    }
+}
+
+impl AsyncRead for ServiceStream {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.line.reader.register(context.waker());
+        if self.line.finish.swap(false, SeqCst)
+            && let Poll::Ready(Err(error)) = self.stream().poll_shutdown(context)
+        {
+            tracing::debug!(%error, "cannot close a side of a connection to the service");
+        }
+        self.stream().poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for ServiceStream {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = ready!(self.stream().poll_write(context, bytes))?;
+        self.note(&bytes[..written]);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(self.stream().poll_write_vectored(context, bytes))?;
+        let mut left = written;
+        for slice in bytes {
+            let taken = &slice[..left.min(slice.len())];
+            left -= taken.len();
+            self.note(taken);
+        }
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_shutdown(context)
+    }
+}
+
+impl Connection for ServiceStream {
+    fn connected(&self) -> Connected {
+        Connected::new().extra(self.line.clone())
+    }
+}
+
+/// Makes [`ServiceStream`]s.
+#[derive(Debug, Clone)]
+pub(super) struct Connector {
+    pub(super) connector: HttpConnector,
+    pub(super) traffic: Arc<Traffic>,
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<ServiceStream>;
+    type Error = <HttpConnector as Service<Uri>>::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Service::<Uri>::poll_ready(&mut self.connector, context)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        let (connecting, traffic) = (self.connector.call(to), self.traffic.clone());
+        Box::pin(async move { Ok(TokioIo::new(ServiceStream::http1(connecting.await?.into_inner(), traffic))) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    async fn pair() -> (ServiceStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (ServiceStream::http1(near, Arc::default()), listener.accept().await.unwrap().0)
+    }
+
+    /// Whether `written` after four seconds prolongs ten seconds of silence.
+    async fn counts(mut near: ServiceStream, written: &[u8]) -> bool {
+        let (begun, traffic) = (Instant::now(), near.traffic.clone());
+        let silence = tokio::spawn(async move { traffic.silent_for(Duration::from_secs(10)).await });
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        near.write_all(written).await.unwrap();
+        silence.await.unwrap();
+        begun.elapsed() > Duration::from_secs(13)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_written_of_a_request_counts_as_sent() {
+        const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        let ((near, _service), (near2, _service2), (near3, _service3)) = (pair().await, pair().await, pair().await);
+        assert!(counts(near, b"the rest of a body").await);
+        let by_http2 = |mut near: ServiceStream| ServiceStream::http2(near.stream.take().unwrap(), Arc::default());
+        let ping = b"\0\0\x08\x06\0\0\0\0\0pingping";
+        assert!(!counts(by_http2(near2), &[PREFACE, ping].concat()).await);
+        assert!(counts(by_http2(near3), &[PREFACE, ping, b"\0\0\x02\0\x01\0\0\0\x01hi"].concat()).await);
+    }
+
+    #[test]
+    fn frames_are_told_apart_however_they_are_written() {
+        let mut frames = Frames { left: 0, ..Frames::default() };
+        // A ping, data of three bytes, an empty end of data, settings without content.
+        assert!(!frames.follow(b"\0\0\x08\x06\0\0\0\0\0ping"));
+        assert!(!frames.follow(b"ping\0\0\x03\0\0"));
+        assert!(frames.follow(b"\0\0\0\x01a"));
+        assert!(frames.follow(b"b"));
+        assert!(frames.follow(b"c\0\0\0\x04\0\0\0\0\0"));
+        assert!(!frames.follow(b"\0\0\0\x04\0\0\0\0\0"));
+        assert!(frames.follow(b"\0\0\0\0\x01\0\0\0\x01"));
+    }
+
+    #[tokio::test]
+    async fn a_dropped_connection_is_closed_only_when_the_service_closes_it() {
+        let (near, mut service) = pair().await;
+        let line = near.line();
+        drop(near);
+        assert_eq!(service.read(&mut [0; 1]).await.unwrap(), 0, "the service is told");
+        let closed = tokio::spawn(async move { line.closed().await });
+        service.write_all(b"it works on").await.unwrap();
+        tokio::task::yield_now().await;
+        assert!(!closed.is_finished());
+        drop(service);
+        closed.await.unwrap();
+    }
+
+    /// An exchange with a slow router learns late that its connection was dropped.
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_connection_is_seen_also_by_one_who_begins_to_wait_late() {
+        let (near, service) = pair().await;
+        let line = near.line();
+        drop(near);
+        tokio::time::sleep(3 * LINGER).await;
+        let closed = tokio::spawn(async move { line.closed().await });
+        drop(service);
+        timeout(10 * LINGER, closed).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_connection_can_be_closed_on_this_side_while_it_is_read() {
+        let (mut near, mut service) = pair().await;
+        let line = near.line();
+        let read = tokio::spawn(async move {
+            let mut answer = String::new();
+            near.read_to_string(&mut answer).await.unwrap();
+            answer
+        });
+        tokio::task::yield_now().await;
+        line.finish();
+        assert_eq!(service.read(&mut [0; 1]).await.unwrap(), 0);
+        service.write_all(b"the answer").await.unwrap();
+        drop(service);
+        assert_eq!(read.await.unwrap(), "the answer");
+    }
+}

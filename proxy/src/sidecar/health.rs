@@ -1,0 +1,193 @@
+//! Whether the service behind a sidecar takes requests.
+//!
+//! With a path the service is asked for it again and again. Without one, nothing is asked as long as connections are
+//! accepted: a refused one begins a series of attempts to connect.
+//!
+//! # Invariants
+//! * A service is down only after so many failures in a row, and up again after one success.
+//! * A check says nothing of a service that was stopped after the check had begun.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::uri::{Authority, PathAndQuery};
+use http::{Request, StatusCode};
+use http_body_util::Empty;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{Traffic, Upstream};
+
+/// The time between two attempts to reach a service that has not been up yet.
+const STARTING: Duration = Duration::from_millis(100);
+
+/// How a service is checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checks {
+    /// What is asked for; none: connections that are refused count.
+    pub path: Option<PathAndQuery>,
+    /// The time between two checks, and how long one may take.
+    pub every: Duration,
+    /// The failures in a row that make the service unhealthy.
+    pub unhealthy_after: u32,
+}
+
+/// What is known of a service.
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    up: bool,
+    /// How often it was stopped.
+    stops: u64,
+}
+
+/// The health of a service, checked as long as this exists.
+#[derive(Debug)]
+pub struct Health {
+    known: Arc<watch::Sender<Known>>,
+    traffic: Arc<Traffic>,
+    _checks: AbortOnDropHandle<()>,
+}
+
+impl Health {
+    /// Begins to check; the service counts as down until it has been seen.
+    pub fn watch(upstream: Upstream, checks: Checks) -> Self {
+        let known = Arc::new(watch::channel(Known::default()).0);
+        let traffic = upstream.traffic.clone();
+        let checking = tokio::spawn(run(upstream, checks, known.clone()));
+        Health { known, traffic, _checks: AbortOnDropHandle::new(checking) }
+    }
+
+    /// The service was stopped: it counts as down until it is seen again.
+    pub fn forget(&self) {
+        self.known.send_modify(|known| *known = Known { up: false, stops: known.stops + 1 });
+        self.traffic.refused();
+    }
+
+    /// Whether the service takes requests, as far as is known.
+    pub fn is_up(&self) -> bool {
+        self.known.borrow().up
+    }
+
+    /// Returns once the service takes requests.
+    pub async fn up(&self) {
+        self.becomes(true).await;
+    }
+
+    /// Returns once the service has failed too often.
+    pub async fn down(&self) {
+        self.becomes(false).await;
+    }
+
+    async fn becomes(&self, up: bool) {
+        if self.known.subscribe().wait_for(|known| known.up == up).await.is_err() {
+            // Nobody checks any more: the process ends.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>>) {
+    let mut failures = 0_u32;
+    loop {
+        let (begun, stops) = (Instant::now(), known.borrow().stops);
+        let result = timeout(checks.every, check(&upstream.address, checks.path.as_ref())).await;
+        let failure = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(failure)) => Some(failure),
+            Err(_) => Some(Failure::Late),
+        };
+        match failure {
+            None => {
+                failures = 0;
+                let is_news = known.send_if_modified(|known| {
+                    let is_news = !known.up && known.stops == stops;
+                    known.up |= is_news;
+                    is_news
+                });
+                if is_news {
+                    tracing::info!(service = %upstream.address, "the service is up");
+                }
+                if !known.borrow().up {
+                    // It was stopped meanwhile: what counts is the next one.
+                    continue;
+                }
+                if checks.path.is_none() {
+                    upstream.traffic.refusal().await;
+                    continue;
+                }
+            }
+            Some(failure) => {
+                failures = failures.saturating_add(1);
+                let is_up = known.borrow().up;
+                tracing::debug!(%failure, failures, "a health check failed");
+                if is_up && failures >= checks.unhealthy_after {
+                    tracing::warn!(%failure, failures, service = %upstream.address, "the service is down");
+                    known.send_modify(|known| known.up = false);
+                }
+                if !is_up {
+                    sleep(STARTING.min(checks.every)).await;
+                    continue;
+                }
+            }
+        }
+        sleep_until(begun + checks.every).await;
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("no connection: {0}")]
+    Connect(#[from] std::io::Error),
+    #[error("no answer: {0}")]
+    Exchange(#[from] hyper::Error),
+    #[error("no answer in time")]
+    Late,
+    #[error("answered {0}")]
+    Answer(StatusCode),
+    #[error("cannot be asked: {0}")]
+    Request(#[from] http::Error),
+}
+
+async fn check(address: &Authority, path: Option<&PathAndQuery>) -> Result<(), Failure> {
+    let stream = TcpStream::connect(address.as_str()).await?;
+    let Some(path) = path else { return Ok(()) };
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let request = Request::get(path.as_str()).header(HOST, address.as_str()).body(Empty::<Bytes>::new())?;
+    match sender.send_request(request).await?.status() {
+        status if status.is_success() || status.is_redirection() => Ok(()),
+        status => Err(Failure::Answer(status)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_check_that_began_before_the_service_was_stopped_says_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let upstream = Upstream { address, work_ends_within: None, traffic: Arc::default() };
+        let path = Some(PathAndQuery::from_static("/"));
+        let checks = Checks { path, every: Duration::from_secs(10), unhealthy_after: 1000 };
+        let health = Health::watch(upstream, checks);
+        let mut begun = listener.accept().await.unwrap().0;
+        assert_ne!(begun.read(&mut [0; 1024]).await.unwrap(), 0);
+        health.forget();
+        begun.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+        let mut next = listener.accept().await.unwrap().0;
+        assert!(!health.is_up(), "what was stopped is up");
+        next.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+        timeout(Duration::from_secs(20), health.up()).await.unwrap();
+    }
+}

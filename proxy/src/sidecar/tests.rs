@@ -1,0 +1,201 @@
+//! Exchanges with services that do the unusual.
+
+use std::sync::Mutex;
+
+use http_body_util::channel::Sender;
+use hyper::service::service_fn;
+use tokio::io::{AsyncReadExt as _, DuplexStream};
+use tokio::net::TcpSocket;
+use tokio::task::JoinHandle;
+
+use super::*;
+
+/// More than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A router's connection to a sidecar, for one request.
+struct World {
+    router: DuplexStream,
+    /// The sidecar's exchange, once it has begun.
+    exchange: oneshot::Receiver<JoinHandle<()>>,
+    abandoned: CancellationToken,
+    lost: CancellationToken,
+}
+
+impl World {
+    fn new(service: SocketAddr) -> Self {
+        let upstream =
+            Upstream { address: service.to_string().parse().unwrap(), work_ends_within: None, traffic: Arc::default() };
+        let (router, sidecar) = tokio::io::duplex(1 << 20);
+        let (abandoned, lost) = (CancellationToken::new(), CancellationToken::new());
+        let (begun, exchange) = oneshot::channel();
+        let (pass_on, begun) = (PassOn::new(upstream), Mutex::new(Some(begun)));
+        let tokens = (abandoned.clone(), lost.clone());
+        let service = service_fn(move |request: Request<Incoming>| {
+            let asked = Asked { partition: None, grpc: false };
+            let (abandoned, lost) = tokens.clone();
+            let (exchange, answer) =
+                pass_on.exchange(request, asked, abandoned.cancelled_owned(), lost.cancelled_owned());
+            begun.lock().unwrap().take().unwrap().send(tokio::spawn(exchange)).unwrap();
+            answer
+        });
+        tokio::spawn(async move {
+            let builder = auto::Builder::new(TokioExecutor::new());
+            let _ = builder.serve_connection(TokioIo::new(sidecar), service).await;
+        });
+        World { router, exchange, abandoned, lost }
+    }
+
+    /// Begins an upload by HTTP/1.1 that has no end yet.
+    async fn upload(&mut self) {
+        self.router.write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nten bytes.").await.unwrap();
+    }
+}
+
+async fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Answers a request at once, before its upload has ended.
+async fn answered_early(listener: &TcpListener) -> TcpStream {
+    let mut service = listener.accept().await.unwrap().0;
+    read_to(&mut service, "ten bytes.").await;
+    service.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nearly").await.unwrap();
+    service
+}
+
+/// The address of a service that leaves connections unanswered, as long as the others exist.
+pub(super) async fn deaf() -> (TcpListener, Vec<TcpStream>, SocketAddr) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(0).unwrap();
+    let address = listener.local_addr().unwrap();
+    // Linux queues one more than it was told.
+    (listener, vec![TcpStream::connect(address).await.unwrap()], address)
+}
+
+async fn read_to(stream: &mut (impl AsyncRead + Unpin), end: &str) {
+    let mut read = Vec::new();
+    while !read.ends_with(end.as_bytes()) {
+        assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0, "{}", String::from_utf8_lossy(&read));
+    }
+}
+
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_upload_that_is_cut_off_after_its_answer_counts_until_the_service_has_ended() {
+    let (listener, address) = listen().await;
+    let mut world = World::new(address);
+    world.upload().await;
+    let mut service = in_time(answered_early(&listener)).await;
+    in_time(read_to(&mut world.router, "early")).await;
+    let exchange = world.exchange.await.unwrap();
+    drop(world.router);
+    assert_eq!(in_time(service.read(&mut [0; 1])).await.unwrap(), 0, "the service is told");
+    assert!(!exchange.is_finished(), "the service works on what it has");
+    drop(service);
+    in_time(exchange).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_upload_goes_no_further_once_the_lease_is_lost() {
+    let (listener, address) = listen().await;
+    let mut world = World::new(address);
+    world.upload().await;
+    let mut service = in_time(answered_early(&listener)).await;
+    in_time(read_to(&mut world.router, "early")).await;
+    // As its task is when the lease is lost.
+    world.exchange.await.unwrap().abort();
+    world.lost.cancel();
+    let _ = world.router.write_all(b"and more").await;
+    let mut more = Vec::new();
+    in_time(service.read_to_end(&mut more)).await.unwrap();
+    assert_eq!(more, b"");
+}
+
+/// An upload by HTTP/2 that its service has answered whole: its two ends, and its exchange.
+async fn answered_by_http2() -> (Sender<Bytes, BoxError>, Incoming, JoinHandle<()>) {
+    let (listener, address) = listen().await;
+    let (to_test, mut uploads) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let stream = listener.accept().await.unwrap().0;
+        let service = service_fn(move |request: Request<Incoming>| {
+            to_test.send(request.into_body()).unwrap();
+            std::future::ready(Ok::<_, Infallible>(Response::new(empty())))
+        });
+        let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+    });
+    let world = World::new(address);
+    let (mut client, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(world.router)).await.unwrap();
+    tokio::spawn(connection);
+    let (send, body) = Channel::<Bytes, BoxError>::new(1);
+    let answer = in_time(client.send_request(Request::post("http://x/").body(body).unwrap())).await;
+    assert!(answer.unwrap().into_body().is_end_stream());
+    (send, in_time(uploads.recv()).await.unwrap(), world.exchange.await.unwrap())
+}
+
+#[tokio::test]
+async fn an_upload_by_http2_counts_to_its_end_after_its_answer() {
+    let (mut send, mut upload, exchange) = answered_by_http2().await;
+    send.send_data(Bytes::from_static(b"a frame")).await.unwrap();
+    in_time(upload.frame()).await.unwrap().unwrap();
+    assert!(!exchange.is_finished(), "the upload goes on");
+    drop(send);
+    in_time(upload.collect()).await.unwrap();
+    in_time(exchange).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_service_ends_an_upload_by_http2_with_a_reset_behind_its_answer() {
+    let (_send, upload, exchange) = answered_by_http2().await;
+    drop(upload);
+    in_time(exchange).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_a_connection_ends_with_its_router() {
+    for by_http2 in [false, true] {
+        let (_listener, _queued, address) = deaf().await;
+        let mut world = World::new(address);
+        world.abandoned.cancel();
+        let begun = Instant::now();
+        if by_http2 {
+            let (mut client, connection) =
+                hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(world.router)).await.unwrap();
+            tokio::spawn(connection);
+            tokio::spawn(client.send_request(Request::get("http://x/").body(empty()).unwrap()));
+        } else {
+            world.upload().await;
+        }
+        world.exchange.await.unwrap().await.unwrap();
+        assert_eq!(begun.elapsed().as_secs(), 0, "the time in which to connect was waited out; by HTTP/2: {by_http2}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_never_says_what_it_speaks_is_closed() {
+    for (sent, closes) in [
+        ("", true),
+        ("PRI * HT", true),
+        (std::str::from_utf8(PREFACE).unwrap(), false),
+        ("GET / HTTP/1.1\r\n\r\n", false),
+    ] {
+        let (mut router, sidecar) = tokio::io::duplex(1 << 10);
+        let recognised = Arc::new(AtomicBool::new(false));
+        let never =
+            service_fn(|_: Request<Incoming>| std::future::pending::<Result<Response<AnswerBody>, Infallible>>());
+        let stream = TokioIo::new(recognising(sidecar, recognised.clone()));
+        let builder = auto::Builder::new(TokioExecutor::new());
+        router.write_all(sent.as_bytes()).await.unwrap();
+        let connection = bounded(builder.serve_connection_with_upgrades(stream, never), &recognised);
+        let ended = timeout(ROUTER_IDLE + Duration::from_secs(1), connection).await;
+        assert_eq!(ended.is_ok(), closes, "{sent:?}");
+    }
+}

@@ -1,0 +1,130 @@
+//! The traffic between a sidecar and its service, as far as others must know of it: how much is under way, when the service
+//! was last sent something, whether it refuses connections.
+//!
+//! # Invariants
+//! * An exchange counts from before its first byte is sent until the service has ended it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+/// The traffic of one service.
+#[derive(Debug)]
+pub struct Traffic {
+    base: Instant,
+    under_way: AtomicUsize,
+    /// Microseconds after `base`.
+    last_sent: AtomicU64,
+    idle: Notify,
+    refused: Notify,
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        Traffic {
+            base: Instant::now(),
+            under_way: AtomicUsize::new(0),
+            last_sent: AtomicU64::new(0),
+            idle: Notify::new(),
+            refused: Notify::new(),
+        }
+    }
+}
+
+/// An exchange that is under way until this is dropped.
+#[derive(Debug)]
+pub(super) struct UnderWay(Arc<Traffic>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if self.0.under_way.fetch_sub(1, SeqCst) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}
+
+impl Traffic {
+    /// How many exchanges the service has not ended.
+    pub fn under_way(&self) -> usize {
+        self.under_way.load(SeqCst)
+    }
+
+    /// Returns once the service has ended all exchanges.
+    pub async fn ended(&self) {
+        loop {
+            let idle = self.idle.notified();
+            if self.under_way() == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    /// Returns once the kernel has taken nothing of any request to the service for so long. What lies in the sockets between
+    /// the two because the service does not read counts as sent.
+    pub async fn silent_for(&self, time: Duration) {
+        let begun = Instant::now();
+        loop {
+            let until = begun.max(self.base + Duration::from_micros(self.last_sent.load(SeqCst))) + time;
+            if Instant::now() >= until {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+
+    /// Returns once the service has refused a connection, from the last call on.
+    pub(super) async fn refusal(&self) {
+        self.refused.notified().await;
+    }
+
+    pub(super) fn enter(self: &Arc<Self>) -> UnderWay {
+        self.under_way.fetch_add(1, SeqCst);
+        UnderWay(self.clone())
+    }
+
+    pub(super) fn sent(&self) {
+        self.last_sent.store(self.base.elapsed().as_micros() as u64, SeqCst);
+    }
+
+    pub(super) fn refused(&self) {
+        self.refused.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_has_ended_its_work_a_while_after_the_last_byte() {
+        let traffic = Arc::new(Traffic::default());
+        let begun = Instant::now();
+        let wait = tokio::spawn({
+            let traffic = traffic.clone();
+            async move { traffic.silent_for(Duration::from_secs(10)).await }
+        });
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        traffic.sent();
+        wait.await.unwrap();
+        assert_eq!(begun.elapsed().as_secs(), 14);
+    }
+
+    #[tokio::test]
+    async fn the_last_exchange_ends_the_wait() {
+        let traffic = Arc::new(Traffic::default());
+        let (one, other) = (traffic.enter(), traffic.enter());
+        let waits = tokio::spawn({
+            let traffic = traffic.clone();
+            async move { traffic.ended().await }
+        });
+        drop(one);
+        tokio::task::yield_now().await;
+        assert!(!waits.is_finished());
+        drop(other);
+        waits.await.unwrap();
+    }
+}

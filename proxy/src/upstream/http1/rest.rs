@@ -1,0 +1,68 @@
+//! The rest of a request by HTTP/1.1 whose answer has begun.
+//!
+//! What must stay true: a request that does not go on is never ended as if it were complete.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
+use tokio::time::Instant;
+
+use super::upload::Upload;
+use crate::tls::{self, ReadHalf, WriteHalf};
+use crate::upstream::rest::Remaining;
+
+pub(super) struct RestOfRequest {
+    upload: Upload,
+    /// `None` once over.
+    write: Option<WriteHalf>,
+    /// Once the answer has been read: to notice that the pod closes the connection.
+    read: Option<ReadHalf>,
+    is_closing: bool,
+}
+
+impl RestOfRequest {
+    pub(super) fn new(upload: Upload, write: WriteHalf) -> Self {
+        RestOfRequest { upload, write: Some(write), read: None, is_closing: false }
+    }
+}
+
+impl Remaining for RestOfRequest {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(write) = &mut self.write else { return Poll::Ready(()) };
+        if let Some(read) = &mut self.read
+            && Pin::new(read).poll_read(context, &mut ReadBuf::new(&mut [0])).is_ready()
+        {
+            // The end, or something that nobody asked for: the pod wants no more.
+            self.write.take().into_iter().for_each(tls::throw_away);
+            return Poll::Ready(());
+        }
+        if !self.is_closing {
+            if ready!(self.upload.poll(context, write)).is_ok() {
+                // The pod may still be answering, and would take a half that closes for a hang-up.
+                self.write.take().into_iter().for_each(tls::forget);
+                return Poll::Ready(());
+            }
+            self.is_closing = true;
+        }
+        // Closed, so that what was sent cannot be taken for all of it.
+        let _ = ready!(Pin::new(write).poll_shutdown(context));
+        Poll::Ready(())
+    }
+
+    fn sent(&self) -> u64 {
+        self.upload.written
+    }
+
+    fn upload_due(&self) -> Option<Instant> {
+        self.upload.due()
+    }
+
+    fn answered(&mut self, read: ReadHalf) {
+        self.read = Some(read);
+    }
+
+    fn abort(mut self: Box<Self>) {
+        self.write.take().into_iter().for_each(tls::throw_away);
+    }
+}

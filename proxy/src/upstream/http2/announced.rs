@@ -1,0 +1,87 @@
+//! The bound on heads that a pod announces in its first SETTINGS.
+//!
+//! `h2` keeps it to itself. It matters because many servers end the whole connection over a head that is somewhat larger:
+//! Netty, and so gRPC for Java, announces 8 KiB and does that beyond 10 KiB.
+//! Not here: SETTINGS that a pod sends later; none is known to lower its bound.
+
+/// The header of a frame (RFC 9113, 4.1).
+const HEADER: usize = 9;
+const SETTINGS: u8 = 4;
+/// A setting: its identifier and its value (6.5.1).
+const SETTING: usize = 6;
+const MAX_HEADER_LIST_SIZE: u16 = 6;
+/// More settings than there are.
+const MOST: usize = HEADER + 32 * SETTING;
+
+/// Reads the first frame as it arrives.
+#[derive(Debug, Default)]
+pub(super) enum Announced {
+    #[default]
+    Nothing,
+    /// The beginning of the frame.
+    Some(Vec<u8>),
+    /// The frame has arrived, or something that is none.
+    All,
+}
+
+impl Announced {
+    /// Takes what has arrived, and returns the bound once it is there.
+    pub(super) fn read(&mut self, arrived: &[u8]) -> Option<usize> {
+        if matches!(self, Announced::All) {
+            return None;
+        }
+        let mut frame = match std::mem::take(self) {
+            Announced::Some(frame) => frame,
+            Announced::Nothing | Announced::All => Vec::new(),
+        };
+        frame.extend_from_slice(&arrived[..arrived.len().min(MOST - frame.len())]);
+        let Some(&[first, second, third, kind]) = frame.first_chunk() else {
+            *self = Announced::Some(frame);
+            return None;
+        };
+        let length = HEADER + u32::from_be_bytes([0, first, second, third]) as usize;
+        if kind != SETTINGS || length > MOST {
+            *self = Announced::All;
+        } else if let Some(settings) = frame.get(HEADER..length) {
+            *self = Announced::All;
+            return bound(settings);
+        } else {
+            *self = Announced::Some(frame);
+        }
+        None
+    }
+}
+
+fn bound(settings: &[u8]) -> Option<usize> {
+    let (settings, _) = settings.as_chunks::<SETTING>();
+    let bounds = settings.iter().filter(|[high, low, ..]| u16::from_be_bytes([*high, *low]) == MAX_HEADER_LIST_SIZE);
+    let last = bounds.map(|[_, _, value @ ..]| u32::from_be_bytes(*value)).next_back()?;
+    usize::try_from(last).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SETTINGS of three: concurrent streams, a bound of 8 KiB on heads, a window.
+    const FRAME: &[u8] = b"\0\0\x12\x04\0\0\0\0\0\0\x03\0\0\0\x64\0\x06\0\0\x20\0\0\x04\0\0\xff\xff";
+
+    #[test]
+    fn a_bound_is_read_however_the_frame_arrives() {
+        for pieces in 1..=FRAME.len() {
+            let mut announced = Announced::default();
+            let read: Vec<_> = FRAME.chunks(pieces).filter_map(|piece| announced.read(piece)).collect();
+            assert_eq!(read, [8192], "in pieces of {pieces}");
+            assert_eq!(announced.read(FRAME), None, "only the first frame counts");
+        }
+    }
+
+    #[test]
+    fn without_a_bound_there_is_none() {
+        assert_eq!(Announced::default().read(b"\0\0\0\x04\0\0\0\0\0"), None);
+        assert_eq!(Announced::default().read(b"HTTP/1.1 400 Bad Request\r\n\r\n"), None);
+        assert_eq!(Announced::default().read(&[0xff; 4096]), None);
+        let mut endless = Announced::default();
+        assert!((0..1000).all(|_| endless.read(b"\0\x01\0\x04").is_none()));
+    }
+}

@@ -1,0 +1,181 @@
+//! The head of a request by HTTP/2.
+//!
+//! Pure. What must stay true: a head that its pod might answer by ending the connection is refused here.
+
+use http::header::{CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TE, VIA};
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Method, Request, Uri, Version};
+
+use crate::deadline::GRPC_TIMEOUT;
+use crate::headers::{
+    Declared, SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, Stamps, X_FORWARDED_FOR, X_FORWARDED_PROTO,
+    continued, passes_to_pod, takes_trailers, via,
+};
+use crate::noted::Noted;
+use crate::respond::Own;
+
+/// Bytes that HTTP/2 counts for each line beside its text (RFC 9113, 6.5.2).
+const EACH: usize = 32;
+
+/// The head for the pod; `length`: of the body, where it is known. Refused if it is larger than `most` as HTTP/2 counts.
+pub(super) fn request(
+    head: &Parts,
+    noted: Noted,
+    stamps: &Stamps<'_>,
+    length: Option<u64>,
+    secure: bool,
+    most: usize,
+) -> Result<Request<()>, Own> {
+    let mut request = Request::new(());
+    *request.method_mut() = head.method.clone();
+    *request.version_mut() = Version::HTTP_2;
+    *request.uri_mut() = target(head, secure).ok_or(Own::Ambiguous)?;
+    *request.headers_mut() = pod_headers(head, noted, stamps);
+    if let Some(length) = length {
+        let says_none = [Method::GET, Method::HEAD, Method::DELETE].contains(&head.method);
+        if length != 0 || !says_none {
+            request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+        }
+    }
+    let uri = request.uri();
+    let target = uri.scheme_str().map_or(0, str::len)
+        + uri.authority().map_or(0, |authority| authority.as_str().len())
+        + uri.path_and_query().map_or(0, |path| path.as_str().len());
+    let pseudo = ":method:scheme:authority:path".len() + 4 * EACH + head.method.as_str().len();
+    if pseudo + target + list_size(request.headers()) > most {
+        return Err(Own::HeadTooLarge);
+    }
+    Ok(request)
+}
+
+/// How much lines are, as HTTP/2 counts.
+pub(super) fn list_size(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + EACH).sum()
+}
+
+/// HTTP/2 wants scheme and authority in the target.
+fn target(head: &Parts, secure: bool) -> Option<Uri> {
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(if secure { Scheme::HTTPS } else { Scheme::HTTP });
+    let authority = match (head.uri.authority(), head.headers.get(http::header::HOST)) {
+        (Some(authority), _) => Some(authority.clone()),
+        (None, Some(host)) if !host.is_empty() => Some(Authority::try_from(host.as_bytes()).ok()?),
+        (None, _) => None,
+    };
+    // The user information before the host is for the client's side only.
+    let bare = match &authority {
+        Some(authority) => match authority.as_str().rsplit_once('@') {
+            Some((_, host)) => Some(Authority::try_from(host).ok()?),
+            None => None,
+        },
+        None => Some(Authority::from_static("localhost")),
+    };
+    parts.authority = bare.or(authority);
+    let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    // The target `http://host?query` has no path.
+    let is_rooted = !path.as_str().starts_with('?');
+    parts.path_and_query =
+        Some(if is_rooted { path } else { PathAndQuery::try_from(format!("/{}", path.as_str())).ok()? });
+    Uri::from_parts(parts).ok()
+}
+
+fn pod_headers(head: &Parts, noted: Noted, stamps: &Stamps<'_>) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(head.headers.len() + 8);
+    let declared = Declared::of(&head.headers, noted);
+    for (name, value) in &head.headers {
+        if *name != CONTENT_LENGTH && passes_to_pod(name, noted, &declared, stamps.reserved) {
+            headers.append(name, value.clone());
+        }
+    }
+    headers.insert(SEGUE_PARTITION, HeaderValue::from(stamps.partition.get()));
+    headers.insert(SEGUE_EPOCH, HeaderValue::from(stamps.epoch.get()));
+    headers.insert(SEGUE_ROUTER, stamps.identity.router.clone());
+    headers.insert(SEGUE_KEYSPACE, stamps.identity.keyspace.clone());
+    if let Some(left) = stamps.grpc_timeout {
+        headers.insert(GRPC_TIMEOUT, left.clone());
+    }
+    let forwarded = noted.x_forwarded_for && stamps.reserved.trusts_forwarded();
+    let peer = if forwarded { list(head, &X_FORWARDED_FOR, stamps.peer) } else { stamps.peer.clone() };
+    headers.insert(X_FORWARDED_FOR, peer);
+    headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(stamps.scheme));
+    headers.insert(VIA, list(head, &VIA, &HeaderValue::from_static(via(head.version))));
+    if noted.te && takes_trailers(&head.headers) {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    headers
+}
+
+fn list(head: &Parts, name: &HeaderName, last: &HeaderValue) -> HeaderValue {
+    if !head.headers.contains_key(name) {
+        return last.clone();
+    }
+    let mut text = Vec::new();
+    continued(&head.headers, name).for_each(|part| text.extend_from_slice(part));
+    text.extend_from_slice(last.as_bytes());
+    // Values that were valid, and commas.
+    HeaderValue::from_maybe_shared(bytes::Bytes::from(text)).unwrap_or_else(|_| last.clone())
+}
+
+#[cfg(test)]
+mod tests {
+
+    use segue_coordination::protocol::ids::{Epoch, PartitionId};
+
+    use super::*;
+    use crate::headers::Identity;
+    use crate::partition::{Locator, PartitionSource};
+    use crate::reserved::Reserved;
+
+    const E3: Epoch = Epoch::new(3);
+    const P7: PartitionId = PartitionId::new(7);
+
+    fn made(builder: http::request::Builder, most: usize) -> Result<Request<()>, Own> {
+        let (head, ()) = builder.body(()).unwrap().into_parts();
+        let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
+        let peer = HeaderValue::from_static("10.0.0.9");
+        let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
+        let stamps = Stamps {
+            reserved: &Reserved::new(&Locator { source, order_by: None }, true),
+            partition: P7,
+            epoch: E3,
+            identity: &identity,
+            peer: &peer,
+            grpc_timeout: None,
+            scheme: "http",
+        };
+        request(&head, Noted::of(&head.headers), &stamps, Some(0), false, most)
+    }
+
+    #[test]
+    fn userinfo_stays_here() {
+        for (uri, authority) in [("http://user:pw@example.org:81/a", "example.org:81"), ("http://h/", "h")] {
+            assert_eq!(made(Request::get(uri), 1 << 14).unwrap().uri().authority().unwrap(), authority);
+        }
+    }
+
+    #[test]
+    fn a_host_that_cannot_be_one_is_not_replaced_by_another() {
+        let of = |host: &str| made(Request::get("/a").header("host", host), 1 << 14);
+        assert_eq!(of("a b").unwrap_err(), Own::Ambiguous);
+        assert_eq!(of("h:1").unwrap().uri().authority().unwrap(), "h:1");
+        assert_eq!(of("").unwrap().uri().authority().unwrap(), "localhost");
+    }
+
+    #[test]
+    fn the_bound_counts_as_the_pod_does() {
+        let whole = made(Request::get("http://h/path").header("x-a", "1"), usize::MAX).unwrap();
+        let lines: usize = whole.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
+        let pseudo = [(":method", "GET"), (":scheme", "http"), (":authority", "h"), (":path", "/path")];
+        let size = lines + pseudo.iter().map(|(name, value)| name.len() + value.len() + 32).sum::<usize>();
+        let with = |most| made(Request::get("http://h/path").header("x-a", "1"), most);
+        assert!(with(size).is_ok());
+        assert_eq!(with(size - 1).unwrap_err(), Own::HeadTooLarge);
+    }
+
+    #[test]
+    fn a_length_is_said_where_a_body_is_expected() {
+        assert_eq!(made(Request::post("http://h/"), 1 << 14).unwrap().headers()["content-length"], "0");
+        assert!(!made(Request::get("http://h/"), 1 << 14).unwrap().headers().contains_key("content-length"));
+    }
+}

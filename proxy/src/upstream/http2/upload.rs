@@ -1,0 +1,137 @@
+//! Sends the body of a request on its stream, as the pod's windows allow.
+//!
+//! What must stay true: a body that its client cut off is never ended as if it were complete; no more is given to `h2`
+//! than it may send at once, so that breaking off leaves nothing behind that would still be sent.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use h2::{Reason, SendStream};
+use http_body::Body as _;
+use tokio::time::Instant;
+
+use super::head::list_size;
+use super::sessions::Lease;
+use crate::request_body::Attempt;
+use crate::upstream::rest::Remaining;
+
+/// How much room is asked for at a time.
+const ROOM: usize = 16 << 10;
+
+/// A request's body on its way out.
+pub(super) struct Upload {
+    attempt: Attempt,
+    stream: SendStream<Bytes>,
+    pub(super) lease: Rc<Lease>,
+    /// Taken from the body and not sent yet; whether the body ends with it.
+    waiting: Bytes,
+    is_last: bool,
+    /// As HTTP/2 counts.
+    most_trailers: usize,
+    sent: u64,
+}
+
+/// How an upload ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Sent,
+    /// The pod takes no more. It may have answered all the same.
+    Refused,
+    /// The client did not send all of it.
+    CutOff,
+    /// Its trailers are larger than pods take.
+    TooLarge,
+}
+
+impl Upload {
+    pub(super) fn new(attempt: Attempt, stream: SendStream<Bytes>, lease: Rc<Lease>, most_trailers: usize) -> Self {
+        Upload { attempt, stream, lease, waiting: Bytes::new(), is_last: false, most_trailers, sent: 0 }
+    }
+
+    /// Sends as much as can be sent. Ready when nothing more will be.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        loop {
+            if !self.waiting.is_empty() {
+                let room = match self.stream.capacity() {
+                    0 => match ready!(self.stream.poll_capacity(context)) {
+                        Some(Ok(room)) => room,
+                        Some(Err(_)) | None => return Poll::Ready(End::Refused),
+                    },
+                    room => room,
+                };
+                let data = self.waiting.split_to(room.min(self.waiting.len()));
+                let ends = self.is_last && self.waiting.is_empty();
+                self.sent += data.len() as u64;
+                if self.stream.send_data(data, ends).is_err() {
+                    return Poll::Ready(End::Refused);
+                }
+                if ends {
+                    return Poll::Ready(End::Sent);
+                }
+                self.stream.reserve_capacity(self.waiting.len().min(ROOM));
+                continue;
+            }
+            let Poll::Ready(frame) = Pin::new(&mut self.attempt).poll_frame(context) else {
+                // A reset by the pod has to wake this too.
+                return self.stream.poll_reset(context).map(|_| End::Refused);
+            };
+            let sent = match frame {
+                Some(Err(_)) => return Poll::Ready(End::CutOff),
+                None => self.stream.send_data(Bytes::new(), true),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => {
+                        self.is_last = self.attempt.is_end_stream();
+                        if data.is_empty() && !self.is_last {
+                            continue;
+                        }
+                        if !data.is_empty() {
+                            self.stream.reserve_capacity(data.len().min(ROOM));
+                            self.waiting = data;
+                            continue;
+                        }
+                        self.stream.send_data(data, true)
+                    }
+                    Err(frame) => {
+                        let Ok(trailers) = frame.into_trailers() else { continue };
+                        if list_size(&trailers) > self.most_trailers {
+                            return Poll::Ready(End::TooLarge);
+                        }
+                        self.stream.reserve_capacity(0);
+                        self.stream.send_trailers(trailers)
+                    }
+                },
+            };
+            return Poll::Ready(if sent.is_ok() { End::Sent } else { End::Refused });
+        }
+    }
+
+    /// Breaks the exchange off. What `h2` has not written of it is thrown away.
+    pub(super) fn reset(&mut self) {
+        self.stream.send_reset(Reason::CANCEL);
+        self.lease.note_reset();
+    }
+}
+
+impl Remaining for Upload {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match ready!(self.poll(context)) {
+            End::Sent | End::Refused => {}
+            End::CutOff | End::TooLarge => self.reset(),
+        }
+        Poll::Ready(())
+    }
+
+    fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    fn upload_due(&self) -> Option<Instant> {
+        self.attempt.upload_due()
+    }
+
+    fn abort(mut self: Box<Self>) {
+        self.reset();
+    }
+}

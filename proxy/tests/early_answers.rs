@@ -1,0 +1,132 @@
+//! Answers that come before the end of their request's body: they reach the client, and so does the next answer.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use std::time::Duration;
+
+use http::Response;
+use http_body_util::BodyExt;
+use segue_coordination::protocol::ids::PartitionId;
+use support::client::{Plain, full};
+use support::pod::{Pod, Script, Speaks};
+use support::{Settings, World, soon};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+const P0: PartitionId = PartitionId::new(0);
+
+const MIB: usize = 1 << 20;
+
+fn post(fields: &str) -> String {
+    format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n{fields}\r\n\r\n")
+}
+
+/// No partition of this number is there.
+fn bad(fields: &str) -> String {
+    post(fields).replace("x-partition: 0", "x-partition: 99")
+}
+
+async fn collecting_pod(world: &World) -> Pod {
+    let pod = Pod::start(Speaks::Http1, |request| async {
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        Response::new(full(body))
+    })
+    .await;
+    world.lead(P0, pod.address, 1);
+    pod
+}
+
+#[tokio::test]
+async fn an_answer_of_the_routers_own_before_the_end_of_an_upload_says_that_the_connection_closes() {
+    let world = World::new();
+    let mut client = Plain::connect(world.address).await;
+    client.write(bad("content-length: 1048576")).await;
+    client.write(vec![b'x'; 1000]).await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.header("connection")), (400, "close"));
+    // Nothing is in the way of a client that has not looked yet.
+    client.write(vec![b'x'; MIB - 1000]).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn a_client_that_sends_a_whole_upload_before_it_reads_is_told_why_it_was_refused() {
+    let mut settings = Settings::default();
+    settings.forward.max_body_bytes = Some(MIB);
+    let world = World::with(settings);
+    let _pod = collecting_pod(&world).await;
+    let chunks = format!("10000\r\n{}\r\n", "x".repeat(0x10000)).repeat(64) + "0\r\n\r\n";
+    for (head, body, status) in [
+        (bad("content-length: 1048576"), "x".repeat(MIB), "400"),
+        (post("content-length: 4194304"), "x".repeat(4 * MIB), "413"),
+        (post("transfer-encoding: chunked"), chunks, "413"),
+    ] {
+        let mut client = Plain::connect(world.address).await;
+        client.write(&head).await;
+        client.write(&body).await;
+        let mut text = String::new();
+        soon(client.stream.read_to_string(&mut text)).await.unwrap();
+        assert!(text.starts_with(&format!("HTTP/1.1 {status} ")), "{head}: {text}");
+        assert!(text.contains("connection: close\r\n"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_small_body_that_has_arrived_does_not_cost_the_connection() {
+    let world = World::new();
+    let _pod = collecting_pod(&world).await;
+    let mut client = Plain::connect(world.address).await;
+    for _ in 0..3 {
+        for (fields, body) in
+            [("content-length: 5", "hello"), ("transfer-encoding: chunked", "5\r\nhello\r\n0\r\n\r\n")]
+        {
+            let answer = client.ask(bad(fields) + body).await;
+            assert_eq!((answer.status, answer.header("connection")), (400, ""), "{fields}");
+        }
+        let answer = client.ask(post("content-length: 5") + "hello").await;
+        assert_eq!((answer.text(), answer.header("connection")), ("hello", ""));
+    }
+}
+
+#[tokio::test]
+async fn a_pods_answer_before_the_end_of_an_upload_says_that_the_connection_closes() {
+    let world = World::new();
+    let pod = Script::new().await;
+    world.lead(P0, pod.address, 1);
+    for status in ["200 OK", "502 Bad Gateway"] {
+        let mut client = Plain::connect(world.address).await;
+        client.write(post("content-length: 1048576")).await;
+        client.write(vec![b'x'; 1000]).await;
+        let mut connection = pod.accept().await;
+        connection.head().await;
+        connection.write(format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\nno")).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.text(), answer.header("connection")), ("no", "close"), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn clients_that_reuse_their_connection_whenever_they_may_lose_no_answer() {
+    let world = World::new();
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("early")) }).await;
+    world.lead(P0, pod.address, 1);
+    let (mut client, mut closed) = (None, 0);
+    for _ in 0..100 {
+        let mut plain = match client.take() {
+            Some(client) => client,
+            None => Plain::connect(world.address).await,
+        };
+        // As a client that stops sending once it has been answered.
+        let request = post("content-length: 1048576") + &"x".repeat(MIB);
+        let sent = plain.stream.write_all(request.as_bytes());
+        let _ = tokio::time::timeout(Duration::from_secs(5), sent).await.expect("not even an end");
+        let answer = plain.answer().await;
+        assert_eq!(answer.text(), "early");
+        match answer.header("connection") {
+            "close" => closed += 1,
+            _ => client = Some(plain),
+        }
+    }
+    assert!(closed > 0, "no answer came early");
+}

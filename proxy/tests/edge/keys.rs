@@ -1,0 +1,207 @@
+//! Requests whose key a pod could read differently from the router.
+
+use http::Response;
+use segue_coordination::protocol::ids::PartitionId;
+use segue_proxy::hash::KeyHash;
+use segue_proxy::partition::{KeyFrom, Locator, PartitionSource};
+
+use crate::recorder::Recorder;
+use crate::support::client::{Answer, Http2, Plain, empty};
+use crate::support::pod::{Pod, Speaks};
+use crate::support::{Settings, World};
+
+const P0: PartitionId = PartitionId::new(0);
+
+fn by(from: KeyFrom) -> Settings {
+    let mut settings = Settings::default();
+    let source = PartitionSource::Key { from, hash: KeyHash::Murmur2 };
+    settings.forward.locator = Locator { source, order_by: None };
+    settings
+}
+
+async fn led(settings: Settings) -> (World, Recorder) {
+    let world = World::with(settings);
+    let pod = Recorder::start().await;
+    for partition in PartitionId::all(8) {
+        world.lead(partition, pod.address, 1);
+    }
+    (world, pod)
+}
+
+/// What a client gets that sends this head.
+async fn ask(world: &World, head: &str) -> (u16, String) {
+    let answer = answer(world, head).await;
+    let reason = answer.header("segue-reason").to_owned();
+    (answer.status, reason)
+}
+
+async fn answer(world: &World, head: &str) -> Answer {
+    let head = head.replace('\n', "\r\n");
+    Plain::connect(world.address).await.ask(format!("{head}\r\n\r\n")).await
+}
+
+fn refused() -> (u16, String) {
+    (400, "bad-partition".to_owned())
+}
+
+fn served() -> (u16, String) {
+    (200, String::new())
+}
+
+/// What pods may take for another path than the router does.
+const AMBIGUOUS: [&str; 20] = [
+    "/persons/anna/../bert",
+    "/persons/anna/x/../../bert",
+    "/persons/../persons/bert",
+    "/persons/anna/..",
+    "/persons/./bert",
+    "/./persons/bert",
+    "/persons/anna/%2e%2e/bert",
+    "/persons/anna/.%2E/bert",
+    "/persons/anna/..;/bert",
+    "/persons/anna/..;x=1/bert",
+    "/persons/anna/x%2f..%2f..%2fbert",
+    "/persons/anna/x\\..\\..\\bert",
+    "/persons/anna%2Fbert",
+    "/persons/anna%2F..%2Fbert",
+    "/persons/anna\\bert",
+    "/persons/anna%5cbert",
+    "/persons/anna;v=1",
+    "/persons;v=1/anna",
+    "/persons/anna%00",
+    "/persons//anna",
+];
+
+#[tokio::test]
+async fn a_path_that_pods_may_read_differently_is_refused() {
+    let (world, pod) = led(by(KeyFrom::Path("/persons/{key}".parse().unwrap()))).await;
+    for target in AMBIGUOUS {
+        for target in [target.to_owned(), format!("http://h{target}"), format!("{target}?a=b")] {
+            let got = ask(&world, &format!("GET {target} HTTP/1.1\nhost: h")).await;
+            assert_eq!(got, refused(), "{target}");
+        }
+    }
+    let client = Http2::connect(world.address).await;
+    for target in AMBIGUOUS {
+        let answer = client.ask(client.request("GET", target).body(empty()).unwrap()).await;
+        assert_eq!((answer.status, answer.header("segue-reason")), (400, "bad-partition"), "{target}");
+    }
+    assert!(pod.requests().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_path_that_all_read_alike_reaches_its_pod_unchanged() {
+    let (world, pod) = led(by(KeyFrom::Path("/persons/{key}".parse().unwrap()))).await;
+    let targets = [
+        "/persons/anna",
+        "/persons/a.b..c/v1.2",
+        "/persons/.hidden",
+        "/persons/...",
+        "/persons/a%20b%25c",
+        "/persons/%C3%A9",
+        // Behind the key nothing can change it any more.
+        "/persons/anna/files/a%2Fb",
+        "/persons/anna/x;v=1/y",
+        "/persons/anna//x",
+        "/persons/anna?next=/../x;y",
+    ];
+    for target in targets {
+        assert_eq!(ask(&world, &format!("GET {target} HTTP/1.1\nhost: h")).await, served(), "{target}");
+    }
+    let mut lines: Vec<_> = pod.requests().await.into_iter().map(|request| request.start).collect();
+    let mut expected: Vec<_> = targets.iter().map(|target| format!("GET {target} HTTP/1.1").into_bytes()).collect();
+    lines.sort();
+    expected.sort();
+    assert_eq!(lines, expected);
+}
+
+#[tokio::test]
+async fn a_query_that_names_its_key_in_two_ways_is_refused() {
+    let (world, pod) = led(by(KeyFrom::Query("id".to_owned()))).await;
+    let ambiguous = [
+        "/?id=1&id=2",
+        "/?id=1&id=1",
+        "/?id=1&ID=2",
+        "/?ID=2&id=1",
+        "/?id=1;id=2",
+        "/?id=1;x",
+        "/?x;id=1",
+        "/?id=1&id[]=2",
+        "/?id=1&i%64=2",
+        "/?id=%ff",
+        "/?id=a%00b",
+        "/?id=%4",
+    ];
+    for target in ambiguous {
+        assert_eq!(ask(&world, &format!("GET {target} HTTP/1.1\nhost: h")).await, refused(), "{target}");
+    }
+    assert!(pod.requests().await.is_empty());
+    for target in ["/?id=1", "/?a;b&id=1&ids=2", "http://h?id=1"] {
+        assert_eq!(ask(&world, &format!("GET {target} HTTP/1.1\nhost: h")).await, served(), "{target}");
+    }
+}
+
+#[tokio::test]
+async fn a_cookie_that_names_its_key_in_two_ways_is_refused() {
+    let (world, pod) = led(by(KeyFrom::Cookie("sid".to_owned()))).await;
+    let ambiguous = [
+        "sid=\"42\"",
+        "sid=1; sid=2",
+        "sid=1; SID=2",
+        "SID=2; sid=1",
+        "sid=1; sid =2",
+        "a=\"; sid=1; b=\"",
+        "a=\"\\\"; sid=1; b=\"",
+        "sid=1\ncookie: sid=2",
+        "sid=%ff",
+        "sid=a%00b",
+    ];
+    for cookie in ambiguous {
+        assert_eq!(ask(&world, &format!("GET / HTTP/1.1\nhost: h\ncookie: {cookie}")).await, refused(), "{cookie}");
+    }
+    assert!(pod.requests().await.is_empty());
+    for cookie in ["sid=1", "a=\"b c\"; sid=1; d=e", "sid=1; sid=1", "a=1\ncookie: sid=1"] {
+        assert_eq!(ask(&world, &format!("GET / HTTP/1.1\nhost: h\ncookie: {cookie}")).await, served(), "{cookie}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_or_an_order_that_is_given_twice_is_refused() {
+    let (world, pod) = led(Settings::default()).await;
+    for order in ["x-key: a\nx-key: b", "x-key: a\nx-key: a"] {
+        assert_eq!(ask(&world, &format!("GET / HTTP/1.1\nhost: h\nx-partition: 0\n{order}")).await, refused());
+    }
+    assert_eq!(ask(&world, "GET / HTTP/1.1\nhost: h\nx-partition: 0\nx-key: a").await, served());
+    assert_eq!(pod.requests().await.len(), 1);
+    let (world, pod) = led(by(KeyFrom::Header("x-key".parse().unwrap()))).await;
+    for key in ["x-key: a\nx-key: b", "x-key: a\nx-key: a"] {
+        assert_eq!(ask(&world, &format!("GET / HTTP/1.1\nhost: h\n{key}")).await, refused());
+    }
+    // By HTTP/2 spaces around a value arrive, and a pod by HTTP/1.1 would not see them.
+    let client = Http2::connect(world.address).await;
+    for key in [" a", "a "] {
+        let answer = client.ask(client.request("GET", "/").header("x-key", key).body(empty()).unwrap()).await;
+        assert_eq!((answer.status, answer.header("segue-reason")), (400, "bad-partition"), "{key:?}");
+    }
+    assert!(pod.requests().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_target_without_a_path_reaches_the_pod_as_one_with_a_path() {
+    let (world, pod) = led(Settings::default()).await;
+    assert_eq!(ask(&world, "GET http://h?id=7 HTTP/1.1\nhost: h\nx-partition: 0").await, served());
+    assert_eq!(ask(&world, "GET http://h HTTP/1.1\nhost: h\nx-partition: 0").await, served());
+    let lines: Vec<_> = pod.requests().await.into_iter().map(|request| request.start).collect();
+    assert_eq!(lines, [b"GET /?id=7 HTTP/1.1".to_vec(), b"GET / HTTP/1.1".to_vec()]);
+
+    let world = World::new();
+    let pod = Pod::start(Speaks::Http2, |request| async move {
+        let target = request.uri().path_and_query().map_or(String::new(), |target| target.to_string());
+        Response::builder().header("got", target).body(empty()).unwrap()
+    })
+    .await;
+    world.lead(P0, pod.address, 1);
+    let client = Http2::connect(world.address).await;
+    let request = http::Request::get(format!("http://{}?id=7", world.address)).header("x-partition", "0");
+    assert_eq!(client.ask(request.body(empty()).unwrap()).await.header("got"), "/?id=7");
+}

@@ -1,0 +1,185 @@
+//! `segue forget`: deletes a registration that does not end by itself.
+//!
+//! It is the operator's word that the process is gone and its work is over, which nothing here can check. A registration
+//! that stands with a lease needs no such word: it ends with the lease.
+
+use std::io::Write as _;
+
+use anyhow::{Context as _, anyhow};
+use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_coordination::protocol::registration;
+use segue_coordination::protocol::view::{Stamped, View};
+use segue_coordination::store::StoreError;
+use segue_coordination::store::data::Keys;
+use serde::Serialize;
+
+use super::store::StoreArgs;
+use super::{Failure, runtime};
+
+/// The registration to forget.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The kind of registration.
+    #[arg(value_enum)]
+    kind: Kind,
+    /// Its name.
+    name: String,
+    /// Delete the registration even if it can be read and stands with a lease.
+    #[arg(long)]
+    force: bool,
+    /// Print what was done as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Pod,
+    Router,
+}
+
+/// A registration that is deleted, and the partitions that its pod owned.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Forgotten {
+    kind: Kind,
+    name: String,
+    incarnation: Incarnation,
+    /// The partitions that the pod owned.
+    partitions: Vec<PartitionId>,
+}
+
+pub(super) fn forget(args: &Args) -> Result<(), Failure> {
+    runtime()?.block_on(run(args))
+}
+
+async fn run(args: &Args) -> Result<(), Failure> {
+    let (store, keys) = args.store.connect().await?;
+    let everything = Keys::Prefix(keys.root().to_owned());
+    let snapshot = store.snapshot(&everything).await.map_err(unreachable)?;
+    let view = View::from_snapshot(keys, snapshot);
+    let (key, seen, forgotten) = judge(&view, args.kind, &args.name, args.force).map_err(|why| anyhow!(why))?;
+    if !store.commit(registration::forget(&key, Revision::new(seen))).await.map_err(unreachable)?.committed() {
+        return Err(anyhow!("{key} has changed meanwhile, so somebody writes it; nothing was deleted").into());
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let line = serde_json::to_string(&forgotten).map_err(anyhow::Error::from)?;
+        writeln!(out, "{line}").context("cannot write to standard output")?;
+    } else {
+        writeln!(out, "{}", forgotten.in_words()).context("cannot write to standard output")?;
+    }
+    Ok(())
+}
+
+fn unreachable(error: StoreError) -> Failure {
+    match error {
+        StoreError::Unavailable(_) => Failure::Unreachable(error.into()),
+        other => Failure::Work(other.into()),
+    }
+}
+
+/// The key, when it was last written, and what its deletion means; or why it is not deleted.
+fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<(String, u64, Forgotten), String> {
+    let (key, standing) = match kind {
+        Kind::Pod => (view.keys().pod(name), view.pod_key(name)),
+        Kind::Router => (view.keys().router(name), view.routers.get(name).map(Stamped::key)),
+    };
+    let word = kind.word();
+    let standing = standing.ok_or_else(|| format!("no {word} {name} is registered: there is nothing to forget"))?;
+    if standing.lease.is_some() && !view.malformed.contains_key(&key) && !force {
+        return Err(format!(
+            "{word} {name} is registered with a lease: if its process is gone, the registration ends with the lease. With \
+             --force it is deleted now; if the process lives, it fences itself and registers again"
+        ));
+    }
+    let incarnation = Incarnation::registered_at(standing.create_revision);
+    let owned = view
+        .assignments
+        .iter()
+        .filter(|(_, it)| kind == Kind::Pod && it.value.owner == name && it.value.incarnation == incarnation);
+    let partitions = owned.map(|(partition, _)| *partition).collect();
+    let forgotten = Forgotten { kind, name: name.to_owned(), incarnation, partitions };
+    Ok((key, standing.mod_revision.get(), forgotten))
+}
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Kind::Pod => "pod",
+            Kind::Router => "router",
+        }
+    }
+}
+
+impl Forgotten {
+    fn in_words(&self) -> String {
+        let name = &self.name;
+        match (self.kind, self.partitions.len()) {
+            (Kind::Router, _) => format!("router {name} is forgotten: handoffs do not wait for it any more"),
+            (Kind::Pod, 0) => format!("pod {name} is forgotten: it owned no partition"),
+            (Kind::Pod, owned) => format!(
+                "pod {name} is forgotten: it counts as dead from now on, and other pods take over its partitions ({owned})"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use segue_coordination::protocol::ids::LeaseId;
+    use segue_coordination::store::data::{KeyValue, Snapshot};
+    use segue_coordination::store::keys::Keyspace;
+
+    use super::*;
+
+    const I3: Incarnation = Incarnation::registered_at(Revision::new(3));
+
+    fn view(lease: Option<i64>, value: &str) -> View {
+        let lease = lease.map(LeaseId::new);
+        let entry = |key: &str, value: &str, lease| KeyValue {
+            key: format!("/segue/default/{key}"),
+            value: value.as_bytes().to_vec(),
+            create_revision: Revision::new(3),
+            mod_revision: Revision::new(8),
+            lease,
+        };
+        let owned = |number| format!(r#"{{"partition":{number},"owner":"w","incarnation":3,"epoch":1}}"#);
+        let entries = vec![
+            entry("assignments/0", &owned(0), None),
+            entry("assignments/4", &owned(4), None),
+            entry("pods/w", value, lease),
+            entry("routers/w", "{}", lease),
+        ];
+        View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: Revision::new(9), entries })
+    }
+
+    const POD: &str = r#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
+
+    #[test]
+    fn a_registration_with_a_lease_is_left_to_it_unless_forced() {
+        let refused = judge(&view(Some(1), POD), Kind::Pod, "w", false).unwrap_err();
+        assert!(refused.contains("ends with the lease") && refused.contains("--force"), "{refused}");
+        assert!(judge(&view(Some(1), POD), Kind::Pod, "w", true).is_ok());
+    }
+
+    #[test]
+    fn a_registration_without_a_lease_or_that_cannot_be_read_is_forgotten_as_it_was_last_written() {
+        for (lease, value) in [(None, POD), (Some(1), "{"), (None, "{")] {
+            let (key, seen, forgotten) = judge(&view(lease, value), Kind::Pod, "w", false).unwrap();
+            assert_eq!((key.as_str(), seen, forgotten.incarnation), ("/segue/default/pods/w", 8, I3));
+            assert_eq!(forgotten.partitions, [0, 4].map(PartitionId::new));
+            assert!(forgotten.in_words().contains("take over its partitions (2)"));
+        }
+        let (key, _, forgotten) = judge(&view(Some(1), POD), Kind::Router, "w", false).unwrap();
+        assert_eq!((key.as_str(), forgotten.partitions.len()), ("/segue/default/routers/w", 0), "unreadable");
+    }
+
+    #[test]
+    fn there_is_nothing_to_forget_about_what_is_not_registered() {
+        let refused = judge(&view(None, POD), Kind::Router, "nobody", true).unwrap_err();
+        assert!(refused.contains("no router nobody is registered"), "{refused}");
+    }
+}

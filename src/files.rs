@@ -1,0 +1,152 @@
+//! How many files the process may open, and how many clients a router takes for it.
+//!
+//! Everything that a router connects to is an open file: each client, and for each client up to one pod. One that runs out
+//! can neither let clients in nor reach pods, its store or its admin endpoint, so it takes fewer clients instead.
+//! Not here: what happens when files run out all the same (`segue_proxy::server`).
+
+use std::sync::OnceLock;
+
+use anyhow::ensure;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use segue_config::{Config, Located, Problem, Router};
+
+/// Logs, the store's connections, certificates being read, a hot restart.
+const PROCESS: usize = 64;
+/// A listener, and what the runtime has.
+const WORKER: usize = 4;
+/// Connections to pods that no client's request is on.
+const PODS: usize = 64;
+/// Connections of the admin endpoint, and its listener.
+const ADMIN: usize = 88;
+
+const MAX_CONNECTIONS: &str = "router.limits.max_connections";
+
+/// Raises the soft limit to the hard one: the soft one protects programs that cannot count beyond 1,024. Returns how many
+/// files may be open.
+pub fn raise_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = FOUND.set(limit.current);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::warn!(%error, "cannot raise the limit of open files");
+        }
+    }
+    files(getrlimit(Resource::Nofile).current)
+}
+
+/// Returns the soft limit that this process was started with, which the programs that it starts are to have, unless that
+/// was unlimited or [`raise_limit`] was never called.
+pub fn found() -> Option<u64> {
+    FOUND.get().copied().flatten()
+}
+
+static FOUND: OnceLock<Option<u64>> = OnceLock::new();
+
+fn files(limit: Option<u64>) -> usize {
+    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
+
+/// Returns how many of these files a router may count on, or a pod: half of them if both are in one process.
+pub fn share(config: &Config, files: usize) -> usize {
+    if config.router.is_some() && config.pod.is_some() { files / 2 } else { files }
+}
+
+/// Lowers `max_connections` to what so many open files allow.
+pub fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
+    let has_admin = config.admin.is_some();
+    let files = share(config, files);
+    let Some(router) = &mut config.router else { return Ok(()) };
+    let (wanted, reserve) = (router.limits.max_connections, reserve(router, has_admin));
+    let most = clients(files, reserve);
+    ensure!(
+        most > 0,
+        "this process may open {files} files (`ulimit -Hn`), of which {reserve} are for its pods, its store and itself; \
+         it needs two more for each client"
+    );
+    if most < wanted {
+        router.limits.max_connections = most;
+        if is_far_too_much(wanted, files) {
+            tracing::warn!(
+                files,
+                "{MAX_CONNECTIONS} is {wanted}, which may take twice as many open files; at most {most} connections are \
+                 taken. Raise the hard limit (LimitNOFILE of systemd, `ulimit -Hn`)"
+            );
+        } else {
+            tracing::info!(files, reserve, "at most {most} connections are taken, so that files are left for all else");
+        }
+    }
+    Ok(())
+}
+
+/// Returns the doubt that `segue check` tells of: the machine that it runs on may not be the one that will run the file.
+pub fn doubt(located: &Located) -> Option<Problem> {
+    let router = located.config.router.as_ref()?;
+    let (wanted, files) = (router.limits.max_connections, files(getrlimit(Resource::Nofile).maximum));
+    let is_doubtful = located.is_given(MAX_CONNECTIONS) && is_far_too_much(wanted, files);
+    is_doubtful.then(|| {
+        let fact = format!("{wanted} may take {} open files, and here a process may have {files}", 2 * wanted);
+        located.problem(
+            MAX_CONNECTIONS,
+            fact,
+            "the router will take fewer connections unless `ulimit -Hn` is higher there",
+        )
+    })
+}
+
+/// Whether it does not fit even without a reserve.
+fn is_far_too_much(connections: usize, files: usize) -> bool {
+    connections.saturating_mul(2) > files
+}
+
+fn reserve(router: &Router, has_admin: bool) -> usize {
+    let workers = router.workers.or(std::thread::available_parallelism().ok()).map_or(1, usize::from);
+    PROCESS + PODS + WORKER * workers + if has_admin { ADMIN } else { 0 }
+}
+
+/// How many clients so many files allow: one for each, and one for the pod that its request goes to.
+fn clients(files: usize, reserve: usize) -> usize {
+    files.saturating_sub(reserve) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(max_connections: usize) -> Config {
+        let text = format!("[router]\nworkers = 2\n[router.limits]\nmax_connections = {max_connections}\n[admin]\n");
+        segue_config::parse("segue.toml", &text, [], "h").unwrap()
+    }
+
+    fn fitted(max_connections: usize, files: usize) -> Option<usize> {
+        let mut config = config(max_connections);
+        fit(&mut config, files).ok()?;
+        config.router.map(|router| router.limits.max_connections)
+    }
+
+    #[test]
+    fn a_reserve_is_left_for_all_that_is_no_client() {
+        let reserve = PROCESS + PODS + ADMIN + 2 * WORKER;
+        assert_eq!(fitted(10_000, 20_000 + reserve), Some(10_000));
+        assert_eq!(fitted(10_000, 20_000 + reserve - 2), Some(9_999));
+        assert_eq!(fitted(10_000, usize::MAX), Some(10_000));
+        assert_eq!(fitted(10_000, reserve + 3), Some(1));
+        assert_eq!(fitted(10_000, reserve + 1), None);
+        assert!(fitted(10_000, 256).is_some_and(|most| most > 0), "a limit of 256 files is enough for some");
+    }
+
+    #[test]
+    fn a_router_and_a_pod_in_one_process_share_its_files() {
+        let pod = "[pod]\nlisten = \"127.0.0.1:1\"\nupstream = \"127.0.0.1:2\"\nadvertise = \"127.0.0.1:1\"\n";
+        let alone = segue_config::parse("segue.toml", "[router]\n", [], "h").unwrap();
+        let both = segue_config::parse("segue.toml", &format!("[router]\n{pod}"), [], "h").unwrap();
+        assert_eq!((share(&alone, 1000), share(&both, 1000)), (1000, 500));
+    }
+
+    #[test]
+    fn the_reserve_alone_is_no_reason_to_doubt_a_file() {
+        assert!(!is_far_too_much(10_000, 20_000));
+        assert!(is_far_too_much(10_000, 19_999));
+        assert!(is_far_too_much(usize::MAX, usize::MAX - 1));
+    }
+}

@@ -1,0 +1,195 @@
+//! Hot restart of a router: a new process takes over the listening sockets of the running one, and no request is lost.
+//!
+//! ```text
+//!  old process                                    new process (`segue run` once more)
+//!     │ ◄───────────────── hello ─────────────────── │ connects to `router.hot_restart_socket`
+//!     │ ── offer: its name, then the sockets ──────► │ registers (by another name), snapshot, opens its routes
+//!     │ accepts                                      │
+//!     │ ◄───────────────── ready ─────────────────── │ accepts
+//!     │ ─────────────────  leaving ────────────────► │ puts its own socket at `router.hot_restart_socket`
+//!     │ drains, deregisters last                     │
+//!     │ ─────────────────  ended ──────────────────► │
+//! ```
+//!
+//! # Invariants
+//! * Until `ready` the old process serves as if nothing had happened, whatever the new one does.
+//! * After `ready` the new process serves, whatever becomes of the old one.
+//! * One hot restart at a time, and every wait has a bound.
+//!
+//! Elsewhere: how a server drains (`segue_proxy::server`), and in which order roles start and end (`commands::run`).
+
+mod adopt;
+mod channel;
+mod message;
+mod server;
+mod socket_path;
+#[cfg(test)]
+mod tests;
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use segue_config::Config;
+use tokio::sync::watch;
+use tracing::info;
+
+use self::adopt::{AdoptedSockets, adopt};
+use self::channel::Channel;
+use self::message::Message;
+use self::socket_path::SocketPath;
+use crate::metrics::HotRestartMetrics;
+
+pub use self::server::{Exit, Server, Successor};
+
+/// How often the running process may vanish just as it is asked.
+const MAX_ATTEMPTS: usize = 20;
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+/// How long the store may take, beyond the leases that have to end, before a new process gives up.
+const STORE_MARGIN: Duration = Duration::from_secs(20);
+
+/// A process that starts, perhaps as the successor of a running one.
+#[derive(Debug)]
+pub struct Startup {
+    /// `None`: this process takes part in no hot restart.
+    path: Option<PathBuf>,
+    /// How long this process may take to become ready.
+    patience: Duration,
+    name: String,
+    predecessor: Option<Channel>,
+    socket: Option<SocketPath>,
+    listeners: AdoptedSockets<TcpListener>,
+    /// What `/status` shows.
+    status: watch::Sender<Option<String>>,
+}
+
+impl Startup {
+    /// Looks for a running process. If there is one, receives its sockets and gives the router of the configuration a name
+    /// that can be registered beside it.
+    pub async fn begin(config: &mut Config) -> anyhow::Result<Self> {
+        let admin = config.admin.as_ref().map(|admin| admin.listen);
+        let mut startup = Startup {
+            path: None,
+            patience: Duration::ZERO,
+            name: String::new(),
+            predecessor: None,
+            socket: None,
+            listeners: AdoptedSockets { router: Vec::new(), admin: None },
+            status: watch::Sender::default(),
+        };
+        let Some(router) = &mut config.router else { return Ok(startup) };
+        let Some(path) = &router.hot_restart_socket else { return Ok(startup) };
+        startup.path = Some(path.clone());
+        // The name to register may be taken until its lease ends, and so may one whose registration is lost meanwhile.
+        startup.patience = 2 * router.lease_ttl + STORE_MARGIN;
+        if let Some(Offer { channel, name, sockets }) = request_sockets(path, startup.patience).await? {
+            router.name = adopt::name(&router.name, &name);
+            let offered: std::io::Result<Vec<_>> =
+                sockets.into_iter().map(|socket| Ok((socket.local_addr()?, socket))).collect();
+            startup.listeners = adopt(offered.context("received a socket that is not TCP")?, router.listen, admin);
+            let (sockets, admin) = (startup.listeners.router.len(), startup.listeners.admin.is_some());
+            info!(
+                pid = channel.pid,
+                predecessor = name,
+                name = router.name,
+                sockets,
+                admin,
+                "hot restart: taking over from the running process"
+            );
+            startup.predecessor = Some(channel);
+        }
+        startup.name.clone_from(&router.name);
+        Ok(startup)
+    }
+
+    /// Takes the adopted listeners of the router. If there are none, it has to bind its address.
+    pub fn router_listeners(&mut self) -> Vec<TcpListener> {
+        std::mem::take(&mut self.listeners.router)
+    }
+
+    /// Takes the adopted listener of the admin endpoint.
+    pub fn admin_listener(&mut self) -> Option<TcpListener> {
+        self.listeners.admin.take()
+    }
+
+    /// Opens the socket through which this process can be asked, unless its predecessor still has it. To be called once the
+    /// addresses are bound: the process that has those also owns the path.
+    pub fn open_socket(&mut self) -> anyhow::Result<()> {
+        if let (Some(path), None) = (&self.path, &self.predecessor) {
+            self.socket = Some(SocketPath::claim(path)?);
+        }
+        Ok(())
+    }
+
+    /// Returns what `/status` shows of the hot restart.
+    pub fn status(&self) -> watch::Receiver<Option<String>> {
+        self.status.subscribe()
+    }
+
+    /// Waits, if another process still serves, until this one is ready to. After an error it must not serve.
+    pub async fn until(&mut self, ready: impl Future<Output = ()>) -> anyhow::Result<()> {
+        let Some(predecessor) = &mut self.predecessor else { return Ok(()) };
+        let pid = predecessor.pid;
+        tokio::select! {
+            biased;
+            message = predecessor.receive() => match message? {
+                // Nobody serves: clients had better wait in this router's stash than in the kernel.
+                None => {
+                    info!(pid, "hot restart: the old process is gone; starting without it");
+                    self.predecessor = None;
+                    self.open_socket()
+                }
+                Some(Message::Refusal { reason }) => bail!("process {pid} keeps serving: {reason}"),
+                Some(other) => bail!("process {pid} sent {other:?} out of turn"),
+            },
+            () = ready => Ok(()),
+            () = tokio::time::sleep(self.patience) => {
+                let patience = self.patience.as_secs();
+                bail!("not ready to take over from process {pid} within {patience} s; that process keeps serving")
+            }
+        }
+    }
+
+    /// Announces that this process accepts. From here on another process can take over `sockets` from it.
+    pub async fn serving(mut self, sockets: Vec<TcpListener>, metrics: HotRestartMetrics) -> Server {
+        if let Some(predecessor) = &mut self.predecessor {
+            metrics.taken();
+            self.status.send_replace(Some(format!("taking over from process {}", predecessor.pid)));
+            // If this fails the predecessor is gone, which the next read will show.
+            let _ = predecessor.send(&Message::Ready).await;
+        }
+        Server::new(self, sockets, metrics)
+    }
+}
+
+/// What a running process offers.
+struct Offer {
+    channel: Channel,
+    name: String,
+    sockets: Vec<TcpListener>,
+}
+
+/// Asks the process at the path for its sockets. Returns `None` if there is no process.
+async fn request_sockets(path: &Path, patience: Duration) -> anyhow::Result<Option<Offer>> {
+    for _ in 0..MAX_ATTEMPTS {
+        let Some(mut channel) = socket_path::connect(path).await? else { return Ok(None) };
+        let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        // A process that does not read may still have sent its reason.
+        let _ = channel.send(&Message::Hello { patience_ms }).await;
+        let pid = channel.pid;
+        match channel.receive_soon().await.with_context(|| format!("cannot take over from process {pid}"))? {
+            Some(Message::Offer { name, sockets }) => {
+                if let Some(sockets) = channel.receive_sockets(sockets).await? {
+                    return Ok(Some(Offer { channel, name, sockets }));
+                }
+            }
+            Some(Message::Refusal { reason }) => bail!("cannot take over from process {pid}: {reason}"),
+            Some(other) => bail!("cannot take over from process {pid}, which sent {other:?} out of turn"),
+            None => {}
+        }
+        // It has just ended, or has just been replaced.
+        tokio::time::sleep(RETRY_DELAY).await;
+    }
+    bail!("cannot take over: the process at {} closes every connection", path.display())
+}

@@ -1,0 +1,206 @@
+//! The Unix socket through which a running process can be asked for a hot restart.
+//!
+//! # Invariants
+//! * The file belongs to one process, and a process removes only its own.
+//! * Only the user of the process can connect to it, at any moment.
+//! * It is replaced in one step, so there is always a process that can be asked.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::channel::Channel;
+
+/// New processes that may wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// This process's socket, at its path.
+#[derive(Debug)]
+pub(super) struct SocketPath {
+    path: PathBuf,
+    listener: UnixListener,
+    identity: (u64, u64),
+}
+
+impl SocketPath {
+    /// Puts a socket of this process at the path and replaces any socket that is there.
+    pub(super) fn claim(path: &Path) -> anyhow::Result<Self> {
+        ensure_free_or_socket(path)?;
+        ensure_folder_is_trusted(path)?;
+        Self::replace(path)
+            .with_context(|| format!("router.hot_restart_socket: cannot put a socket at {}", path.display()))
+    }
+
+    fn replace(path: &Path) -> anyhow::Result<Self> {
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".{}", std::process::id()));
+        let temporary = PathBuf::from(temporary);
+        remove_own_leftover(&temporary)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // Linux creates the file with the mode of the socket, so it never has another one.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&socket, &SocketAddrUnix::new(&temporary)?)?;
+        // Nobody can connect before it listens, and nobody finds it before it is renamed.
+        let placed = || -> anyhow::Result<Self> {
+            let mode = fs::symlink_metadata(&temporary)?.mode();
+            ensure!(mode & 0o077 == 0, "other users could connect to it: its mode is {:o}", mode & 0o777);
+            let identity = identity(&temporary)?;
+            listen(&socket, BACKLOG)?;
+            let listener = UnixListener::from_std(StdListener::from(socket))?;
+            fs::rename(&temporary, path)?;
+            Ok(SocketPath { path: path.to_owned(), listener, identity })
+        };
+        placed().inspect_err(|_| drop(fs::remove_file(&temporary)))
+    }
+
+    /// Accepts the next process that connects.
+    pub(super) async fn accept(&self) -> anyhow::Result<Channel> {
+        let (stream, _) = self.listener.accept().await?;
+        Channel::new(stream)
+    }
+
+    /// Removes the file, unless another process has replaced it.
+    pub(super) fn release(self) {
+        if identity(&self.path).is_ok_and(|there| there == self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Connects to the running process, or returns `None` if no process listens: there is no file, or a crash left it behind.
+pub(super) async fn connect(path: &Path) -> anyhow::Result<Option<Channel>> {
+    ensure_free_or_socket(path)?;
+    match UnixStream::connect(path).await {
+        Ok(stream) => Channel::new(stream).map(Some),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(None),
+        Err(error) => {
+            Err(error).with_context(|| format!("router.hot_restart_socket: cannot connect to {}", path.display()))
+        }
+    }
+}
+
+fn ensure_free_or_socket(path: &Path) -> anyhow::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(there) if there.file_type().is_socket() => Ok(()),
+        Ok(_) => {
+            bail!("router.hot_restart_socket: {} is not a socket; remove it, or name another path", path.display())
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => {
+            Err(error).with_context(|| format!("router.hot_restart_socket: cannot look at {}", path.display()))
+        }
+    }
+}
+
+/// Refuses a folder whose owner could replace the socket. Others who may write to it can only get in the way, because both
+/// sides of a hot restart ask the kernel who the other one is.
+fn ensure_folder_is_trusted(path: &Path) -> anyhow::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // A missing folder fails later, with an error of its own.
+    let Ok(there) = fs::metadata(folder) else { return Ok(()) };
+    let is_trusted = there.uid() == 0 || there.uid() == rustix::process::geteuid().as_raw();
+    let (folder, uid) = (folder.display(), there.uid());
+    ensure!(
+        is_trusted,
+        "router.hot_restart_socket: {folder} belongs to user {uid}; expected a folder of this user or of root"
+    );
+    Ok(())
+}
+
+/// Removes a socket that an earlier process of this user with the same pid has left behind, and nothing else.
+fn remove_own_leftover(temporary: &Path) -> anyhow::Result<()> {
+    let there = match fs::symlink_metadata(temporary) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        there => there?,
+    };
+    let is_own = there.file_type().is_socket() && there.uid() == rustix::process::geteuid().as_raw();
+    ensure!(is_own, "{} is not a socket of this user; remove it", temporary.display());
+    Ok(fs::remove_file(temporary)?)
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|there| (there.dev(), there.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_its_user_can_connect_and_only_its_own_file_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.sock");
+        assert!(connect(&path).await.unwrap().is_none());
+        let first = SocketPath::claim(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(connect(&path).await.unwrap().is_some());
+        let second = SocketPath::claim(&path).unwrap();
+        first.release();
+        assert!(connect(&path).await.unwrap().is_some());
+        second.release();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_not_its_own_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.sock");
+        let temporary = folder.path().join(format!("r.sock.{}", std::process::id()));
+        let precious = folder.path().join("precious");
+        fs::write(&precious, "data").unwrap();
+        fs::set_permissions(&precious, fs::Permissions::from_mode(0o644)).unwrap();
+        for link in [true, false] {
+            if link {
+                symlink(&precious, &temporary).unwrap()
+            } else {
+                fs::write(&temporary, "data").unwrap()
+            }
+            let error = format!("{:#}", SocketPath::claim(&path).unwrap_err());
+            assert!(error.contains("is not a socket of this user"), "{error}");
+            fs::remove_file(&temporary).unwrap();
+        }
+        assert_eq!(fs::metadata(&precious).unwrap().permissions().mode() & 0o777, 0o644);
+        // As in a container: a process with the same pid has crashed before it renamed its socket.
+        drop(StdListener::bind(&temporary).unwrap());
+        drop(SocketPath::claim(&path).unwrap());
+    }
+
+    /// Only root can give a folder away.
+    #[tokio::test]
+    async fn a_folder_of_another_user_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        if std::os::unix::fs::chown(folder.path(), Some(12_345), None).is_err() {
+            return;
+        }
+        let error = format!("{:#}", SocketPath::claim(&folder.path().join("r.sock")).unwrap_err());
+        assert!(error.contains("belongs to user 12345"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_a_crash_left_is_replaced_and_any_other_file_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.sock");
+        drop(StdListener::bind(&path).unwrap());
+        assert!(connect(&path).await.unwrap().is_none());
+        drop(SocketPath::claim(&path).unwrap());
+        assert!(connect(&path).await.unwrap().is_none());
+        let file = folder.path().join("precious");
+        fs::write(&file, "data").unwrap();
+        for error in [connect(&file).await.unwrap_err(), SocketPath::claim(&file).unwrap_err()] {
+            assert!(error.to_string().contains("precious is not a socket"), "{error:#}");
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "data");
+        let nowhere = SocketPath::claim(&folder.path().join("no/r.sock")).unwrap_err();
+        assert!(format!("{nowhere:#}").contains("router.hot_restart_socket: cannot put a socket at"), "{nowhere:#}");
+    }
+}

@@ -1,0 +1,165 @@
+//! The role of the sidecar in front of a writer pod: registration and handoffs, and the proxy that fences.
+
+mod behind;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use segue_config as config;
+use segue_coordination::pod::{Hooks, PodHandle, PodSettings, PodState};
+use segue_coordination::protocol::records::Capabilities;
+use segue_coordination::store::Store;
+use segue_coordination::store::keys::Keyspace;
+use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use self::behind::Behind;
+use crate::admin::Part;
+use crate::certificates::Certificates;
+use crate::supervise::Ended;
+
+/// Returns the capabilities of this section's pod.
+pub fn capabilities(section: &config::Pod) -> anyhow::Result<Capabilities> {
+    let hooks = section.hooks.clone();
+    Ok(Hooks::new(hooks.warm, hooks.sync, hooks.release)?.capabilities(Behind::vouches(section).is_some()))
+}
+
+/// How long requests that are under way may take to end once nothing is owned any more.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A pod's sidecar that has its socket and does not run yet.
+#[derive(Debug)]
+pub struct BoundPod {
+    sidecar: Sidecar,
+    section: config::Pod,
+    admin: Option<String>,
+}
+
+/// A running sidecar.
+#[derive(Debug)]
+pub struct PodRole {
+    handle: PodHandle,
+    behind: Arc<Behind>,
+    vouches: Option<&'static str>,
+    shutdown: CancellationToken,
+    shutdown_timeout: Duration,
+    server: JoinHandle<()>,
+}
+
+impl BoundPod {
+    /// Binds the address that routers reach. `files`: how many it may have open. `admin`: where others reach this process's admin endpoint.
+    pub async fn bind(
+        section: &config::Pod,
+        files: usize,
+        admin: Option<String>,
+        certificates: &Certificates,
+    ) -> anyhow::Result<Self> {
+        let sidecar = Sidecar::bind(section.listen, certificates.pod.clone(), max_connections(files)).await;
+        let sidecar = sidecar.with_context(|| format!("pod.listen: cannot listen on {}", section.listen))?;
+        Ok(BoundPod { sidecar, section: section.clone(), admin })
+    }
+
+    /// Starts it.
+    pub fn start(self, store: Arc<dyn Store>, keyspace: &str, keys: Keyspace) -> anyhow::Result<PodRole> {
+        let section = self.section;
+        let vouches = Behind::vouches(&section);
+        match vouches {
+            Some(way) => info!(by = way, "the end of the service's work is vouched for: the pod has fence"),
+            None => warn!(
+                "the service can outlive this sidecar and its lease, so the pod has no fence: a single writer is not assured \
+                 if the sidecar fails while the service works; set one of pod.exec, pod.hooks.lease and \
+                 pod.work_ends_within"
+            ),
+        }
+        let address = section.upstream.parse().context("pod.upstream")?;
+        let upstream =
+            Upstream { address, work_ends_within: section.work_ends_within, traffic: Arc::<Traffic>::default() };
+        let behind = Arc::new(Behind::new(&section, upstream.clone())?);
+        let hooks = Hooks::new(section.hooks.warm, section.hooks.sync, section.hooks.release)?;
+        let settings = PodSettings {
+            name: section.name,
+            address: section.advertise,
+            lease_ttl: section.lease_ttl,
+            weight: section.weight,
+            zone: section.zone,
+            capabilities: hooks.capabilities(vouches.is_some()),
+            admin: self.admin,
+            version: section.version,
+            work_ends_within: section.work_ends_within,
+        };
+        let handle = PodHandle::start_before(store, keyspace, keys, settings, Arc::new(hooks), behind.clone());
+        let shutdown = CancellationToken::new();
+        let server = tokio::spawn(self.sidecar.serve(handle.layer(), upstream, shutdown.clone(), GRACE));
+        Ok(PodRole { handle, behind, vouches, shutdown, shutdown_timeout: section.shutdown_timeout, server })
+    }
+}
+
+impl PodRole {
+    /// Returns its part of the admin endpoint's pages.
+    pub fn part(&self) -> Arc<dyn Part> {
+        let (handle, state) = (self.handle.clone(), self.handle.status());
+        Arc::new(PodPart { handle, behind: self.behind.clone(), vouches: self.vouches, state })
+    }
+
+    /// Returns once a supervised service has ended by itself.
+    pub async fn service_ended(&self) -> Ended {
+        self.behind.ended().await
+    }
+
+    /// Hands its partitions over, then stops serving, then deregisters. `ended`: there is no service any more, so nothing
+    /// can be handed over.
+    pub async fn stop(self, ended: bool) {
+        self.handle.shutdown(if ended { Duration::ZERO } else { self.shutdown_timeout }).await;
+        self.shutdown.cancel();
+        // It ends by itself now; a panic in it has been reported by the runtime.
+        let _ = self.server.await;
+    }
+}
+
+/// Each may need another one to the service; the store, the admin endpoint and hooks need some as well.
+fn max_connections(files: usize) -> usize {
+    files.min(MOST_FILES).saturating_sub(RESERVED_FILES).max(2) / 2
+}
+
+/// More connections than this are no use to one service.
+const MOST_FILES: usize = 1 << 20;
+/// Descriptors that are left to everything but routers.
+const RESERVED_FILES: usize = 64;
+
+struct PodPart {
+    handle: PodHandle,
+    behind: Arc<Behind>,
+    vouches: Option<&'static str>,
+    state: watch::Receiver<PodState>,
+}
+
+impl Part for PodPart {
+    fn name(&self) -> &'static str {
+        "pod"
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        let not_ready = self.behind.not_ready().or_else(|| self.state.borrow().not_ready.clone());
+        not_ready.map_or(Ok(()), Err)
+    }
+
+    fn status(&self) -> Value {
+        let state = self.state.borrow();
+        json!({
+            "not_ready": self.ready().err(),
+            "fence_by": self.vouches,
+            "service_up": self.behind.not_ready().is_none(),
+            "incarnation": state.incarnation,
+            "draining": state.draining,
+            "owned": state.owned.iter().map(|(partition, epoch)| json!({ "partition": partition, "epoch": epoch })).collect::<Vec<_>>(),
+            "in_flight": self.handle.ownership().total_in_flight(),
+            "lease_remaining_ms": state.lease_remaining().as_millis() as u64,
+            "resyncs": state.resyncs,
+        })
+    }
+}

@@ -1,0 +1,99 @@
+//! The end of all descendants of a process that is their subreaper: orphans become its children instead of `init`'s.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait, waitpid};
+
+/// How long killed processes may take to be gone before they are looked for again.
+pub(super) const AGAIN: Duration = Duration::from_millis(2);
+
+/// From here on orphaned descendants become children of this process.
+pub(super) fn adopt() -> io::Result<()> {
+    Ok(set_child_subreaper(Some(getpid()))?)
+}
+
+/// Reaps the children that have ended and tells `of` each. Returns whether any child is left.
+pub(super) fn reap(mut of: impl FnMut(Pid, WaitStatus)) -> bool {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some((pid, status))) => of(pid, status),
+            Ok(None) => return true,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Reaps the children among `pids`, and no others.
+pub(super) fn reap_only(pids: &BTreeSet<i32>) {
+    for pid in pids.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+        let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+    }
+}
+
+/// Kills all descendants of this process, once. Returns those that are not reaped yet.
+pub(super) fn kill() -> BTreeSet<i32> {
+    let found = descendants(getpid().as_raw_nonzero().get());
+    for pid in found.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    found
+}
+
+/// Kills all descendants and reaps them, until there are none.
+pub(super) async fn kill_all(mut of: impl FnMut(Pid, WaitStatus)) {
+    loop {
+        kill();
+        if !reap(&mut of) {
+            return;
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+fn descendants(of: i32) -> BTreeSet<i32> {
+    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for pid in processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        if let Some(parent) = parent(&stat) {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let (mut found, mut next) = (BTreeSet::new(), vec![of]);
+    while let Some(parent) = next.pop() {
+        for child in children.remove(&parent).unwrap_or_default() {
+            if found.insert(child) {
+                next.push(child);
+            }
+        }
+    }
+    found
+}
+
+/// The parent in `/proc/PID/stat`: the second word behind the name, which stands in parentheses and may hold any.
+fn parent(stat: &str) -> Option<i32> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parent_is_read_whatever_the_process_is_called() {
+        assert_eq!(parent("7 (a) R 8) S 42 7 7 0 -1"), Some(42));
+        assert_eq!(parent(""), None);
+    }
+
+    #[test]
+    fn a_child_is_a_descendant() {
+        let mut child = std::process::Command::new("/proc/self/exe").arg("--list").spawn().unwrap();
+        let me = std::process::id() as i32;
+        assert!(descendants(me).contains(&(child.id() as i32)));
+        child.wait().unwrap();
+    }
+}

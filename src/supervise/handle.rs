@@ -1,0 +1,206 @@
+//! The sidecar's end of supervision: starts the service, prolongs its deadline, ends it.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use segue_coordination::pod::boottime_millis;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::{error, info, warn};
+
+use super::descendants;
+use crate::files;
+
+/// How long a supervisor may take to kill a service before its sidecar does.
+const KILL_WITHIN: Duration = Duration::from_secs(1);
+/// The code of a service that was killed.
+const KILLED: u8 = 128 + 9;
+
+/// The end of a service that was not asked to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit code, as shells say it.
+    pub code: u8,
+}
+
+/// A supervised service, which may be started again and again.
+#[derive(Debug)]
+pub struct Supervisor {
+    command: Vec<String>,
+    running: tokio::sync::Mutex<Option<Running>>,
+    state: watch::Sender<State>,
+    /// For orders that cannot wait.
+    orders: Mutex<Option<OwnedWriteHalf>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    process: Child,
+}
+
+/// The state of the service, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Not started, or killed on purpose.
+    Stopped,
+    Runs,
+    /// It ended by itself.
+    Ended(u8),
+}
+
+impl Supervisor {
+    /// The supervisor of a service that runs `command`. It is started by [`start`](Self::start).
+    pub fn new(command: Vec<String>) -> anyhow::Result<Self> {
+        // The descendants of a supervisor that dies fall to this process.
+        descendants::adopt().context("cannot become the subreaper of the service")?;
+        Ok(Supervisor {
+            command,
+            running: tokio::sync::Mutex::new(None),
+            state: watch::channel(State::Stopped).0,
+            orders: Mutex::new(None),
+        })
+    }
+
+    /// Starts the service, unless it runs. One that has ended by itself is not started again.
+    pub async fn start(self: &std::sync::Arc<Self>) -> anyhow::Result<()> {
+        let mut running = self.running.lock().await;
+        if *self.state.borrow() != State::Stopped {
+            return Ok(());
+        }
+        let (near, far) = StdStream::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("segue").arg("supervise");
+        if let Some(files) = files::found() {
+            command.args(["--files", &files.to_string()]);
+        }
+        command.arg("--").args(&self.command);
+        command.stdin(Stdio::from(OwnedFd::from(far))).process_group(0);
+        let process = command.spawn().context("pod.exec: cannot start the supervisor")?;
+        let id = process.id();
+        near.set_nonblocking(true)?;
+        let (answers, orders) = UnixStream::from_std(near)?.into_split();
+        info!(service = self.command.first(), supervisor = id, "the service is started");
+        *self.orders() = Some(orders);
+        self.state.send_replace(State::Runs);
+        *running = Some(Running { process });
+        let supervisor = std::sync::Arc::downgrade(self);
+        tokio::spawn(async move {
+            let answer = BufReader::new(answers).lines().next_line().await.ok().flatten();
+            if let Some(supervisor) = supervisor.upgrade() {
+                supervisor.ended_with(id, answer.as_deref()).await;
+            }
+        });
+        Ok(())
+    }
+
+    /// Sets the deadline after which nothing that the service does may take effect.
+    pub fn lend(&self, until: Instant) {
+        self.order(&format!("until {}\n", boottime_millis(until)));
+    }
+
+    /// Passes a signal on to the service.
+    pub fn signal(&self, number: i32) {
+        self.order(&format!("signal {number}\n"));
+    }
+
+    /// Returns once the service does not run.
+    pub async fn stopped(&self) {
+        let _ = self.state.subscribe().wait_for(|state| *state != State::Runs).await;
+    }
+
+    /// Returns once the service has ended by itself.
+    pub async fn ended(&self) -> Ended {
+        loop {
+            let mut state = self.state.subscribe();
+            let ended = state.wait_for(|state| matches!(state, State::Ended(_))).await.map(|state| *state);
+            if let Ok(State::Ended(code)) = ended {
+                return Ended { code };
+            }
+        }
+    }
+
+    /// Ends the service: asks it to until `by`, then kills it. Returns once all its processes are dead.
+    pub async fn end(&self, by: Instant) {
+        if *self.state.borrow() == State::Runs && by > Instant::now() {
+            self.signal(rustix::process::Signal::TERM.as_raw());
+            let _ = timeout_at(by, self.stopped()).await;
+        }
+        if *self.state.borrow() != State::Runs {
+            return;
+        }
+        self.order("kill\n");
+        if timeout(KILL_WITHIN, self.stopped()).await.is_err() {
+            error!("the service's supervisor does not answer: killing it and the service");
+            let mut running = self.running.lock().await;
+            kill_descendants().await;
+            *running = None;
+            self.state.send_replace(State::Stopped);
+        }
+    }
+
+    /// The supervisor with this process id has said its last word, or is gone without one.
+    async fn ended_with(&self, id: u32, answer: Option<&str>) {
+        let mut running = self.running.lock().await;
+        // It may have been killed and succeeded by another one meanwhile.
+        let Some(Running { mut process }) = running.take_if(|running| running.process.id() == id) else { return };
+        let state = match answer {
+            Some("killed") => State::Stopped,
+            Some(answer) => {
+                let code = answer.strip_prefix("ended ").and_then(|code| code.parse().ok()).unwrap_or(KILLED);
+                warn!(code, "the service has ended");
+                State::Ended(code)
+            }
+            None => {
+                error!("the service's supervisor is gone: killing the service");
+                State::Ended(KILLED)
+            }
+        };
+        if answer.is_none() {
+            kill_descendants().await;
+        } else {
+            // It ends now.
+            let _ = tokio::task::spawn_blocking(move || process.wait()).await;
+        }
+        *self.orders() = None;
+        self.state.send_replace(state);
+    }
+
+    /// Without a wait: a supervisor that does not read is one that does not live.
+    fn order(&self, order: &str) {
+        if let Some(orders) = &*self.orders()
+            && let Err(error) = orders.try_write(order.as_bytes())
+        {
+            warn!(%error, order = order.trim_end(), "the service's supervisor does not take an order");
+        }
+    }
+
+    fn orders(&self) -> std::sync::MutexGuard<'_, Option<OwnedWriteHalf>> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Kills what a supervisor has left behind, and it. Names what does not die: nothing else shows why the pod keeps its
+/// registration.
+async fn kill_descendants() {
+    let mut warned = Instant::now();
+    loop {
+        let left = descendants::kill();
+        descendants::reap_only(&left);
+        if left.is_empty() {
+            return;
+        }
+        if warned.elapsed() >= KILL_WITHIN {
+            warned = Instant::now();
+            error!(pids = ?left, "processes of the service cannot be killed; trying again");
+        }
+        sleep(descendants::AGAIN).await;
+    }
+}
