@@ -24,7 +24,7 @@ fn enter_and_leave(criterion: &mut Criterion) {
 }
 
 /// The longer of two threads' times for `iterations` each.
-fn both(table: &Arc<segue_proxy::table::Table>, iterations: u64, now: Instant) -> Duration {
+fn both(table: &Arc<segue_proxy::routing::table::Table>, iterations: u64, now: Instant) -> Duration {
     let barrier = Barrier::new(2);
     std::thread::scope(|scope| {
         let run = |index| {

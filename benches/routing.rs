@@ -5,8 +5,8 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use http::request::Parts;
 use http::{HeaderName, Request};
-use segue_proxy::hash::KeyHash;
-use segue_proxy::partition::{KeyFrom, Locator, PartitionSource};
+use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};
 use tokio::time::Instant;
 
 mod support;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use segue_coordination::store::data::{Op, Txn};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
-use segue_proxy::respond::Own;
+use segue_proxy::message::local_reply::Own;
 use segue_tests::certificates::Authority;
 use segue_tests::etcd::Etcd;
 use segue_tests::ports::free_address;

@@ -8,8 +8,8 @@ use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_coordination::protocol::records::{Capabilities, PodRecord};
 use segue_coordination::protocol::router::Target;
 use segue_coordination::router::DataPlane;
-use segue_proxy::table::{StashLimits, Table};
-use segue_proxy::ticket::{Admission, Pass, Ticket, Worker};
+use segue_proxy::routing::permit::{Admission, Pass, Ticket, Worker};
+use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::time::Instant;
 
 /// Partitions of the table.

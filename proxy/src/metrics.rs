@@ -16,7 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
-use crate::respond::Own;
+use crate::message::local_reply::Own;
 
 /// Upper bounds of the buckets of `request_duration_seconds`, in microseconds. Dense below 50 ms, or a cutover's pause
 /// could not be seen.

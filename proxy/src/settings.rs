@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::partition::Locator;
+use crate::routing::partition_key::Locator;
 use crate::tls::{ClientTls, ServerTls};
 
 /// Everything that the path of a request needs to know (`[router]`).

@@ -28,8 +28,8 @@ use segue_coordination::router::{Cutover, RouterObserver, RouterPorts, RouterSet
 use segue_coordination::store::data::{Keys, Op, Snapshot, Txn, TxnOutcome};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
-use segue_proxy::table::{StashLimits, Table};
-use segue_proxy::ticket::{Admission, Worker};
+use segue_proxy::routing::permit::{Admission, Worker};
+use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, timeout};

@@ -11,9 +11,9 @@ use http::Response;
 use http_body_util::BodyExt;
 use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
+use segue_proxy::message::local_reply::Own;
 use segue_proxy::metrics::Bounce;
-use segue_proxy::partition::{KeyFrom, Locator, PartitionSource};
-use segue_proxy::respond::Own;
+use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
 use support::client::{Http2, Plain, empty, full};
 use support::pod::{Pod, Script, Speaks};
@@ -52,7 +52,7 @@ async fn a_key_in_the_path_finds_its_partition() {
     settings.forward.locator = Locator {
         source: PartitionSource::Key {
             from: KeyFrom::Path("/persons/{key}".parse().unwrap()),
-            hash: segue_proxy::hash::KeyHash::Murmur2,
+            hash: segue_proxy::routing::key_hash::KeyHash::Murmur2,
         },
         order_by: None,
     };
@@ -61,7 +61,7 @@ async fn a_key_in_the_path_finds_its_partition() {
         Response::builder().header("x-at", request.headers()["segue-partition"].clone()).body(empty()).unwrap()
     })
     .await;
-    let partition = segue_proxy::hash::KeyHash::Murmur2.partition(b"42", 8);
+    let partition = segue_proxy::routing::key_hash::KeyHash::Murmur2.partition(b"42", 8);
     world.lead(partition, pod.address, 1);
     let answer = Plain::connect(world.address).await.ask("GET /persons/42/x HTTP/1.1\r\nhost: h\r\n\r\n").await;
     assert_eq!((answer.status, answer.header("x-at")), (200, partition.to_string().as_str()));

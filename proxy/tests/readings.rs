@@ -13,8 +13,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use segue_coordination::protocol::ids::PartitionId;
-use segue_proxy::hash::KeyHash;
-use segue_proxy::partition::{KeyFrom, Locator, PartitionSource, Unlocated};
+use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource, Unlocated};
 use servers::{SERVERS, cookies, decoded, parameters};
 
 /// So many that no two keys have the same partition by chance.

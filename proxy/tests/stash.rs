@@ -1,7 +1,7 @@
 //! The stash through its public face: places of a flush, and requests that come back.
 #![allow(clippy::unwrap_used)]
 
-use segue_proxy::stash::{Arrival, Place, Stash};
+use segue_proxy::routing::stash::{Arrival, Place, Stash};
 
 /// The place of the `number`-th request.
 fn place(order: Option<u64>, number: u32) -> Place {

@@ -10,8 +10,8 @@ use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId, Revisio
 use segue_coordination::protocol::records::PodRecord;
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::DataPlane;
-use segue_proxy::table::{Refusal, StashLimits, Table};
-use segue_proxy::ticket::{Admission, Pass, Ticket, Worker};
+use segue_proxy::routing::permit::{Admission, Pass, Ticket, Worker};
+use segue_proxy::routing::table::{Refusal, StashLimits, Table};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 

@@ -7,7 +7,7 @@ use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::{Phase, PodRecord};
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::{CutoverTimes, DataPlane};
-use segue_proxy::table::Table;
+use segue_proxy::routing::table::Table;
 use tokio::time::Instant;
 
 use super::witness::Witness;

@@ -17,12 +17,12 @@ use segue_coordination::router::{
 };
 use segue_coordination::store::Store;
 use segue_coordination::store::keys::Keyspace;
-use segue_proxy::hash::KeyHash;
 use segue_proxy::metrics::Metrics;
-use segue_proxy::partition::{KeyFrom, Locator, PartitionSource, PathTemplate};
+use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource, PathTemplate};
+use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings};
-use segue_proxy::table::{StashLimits, Table};
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
 use tokio::sync::watch;

@@ -33,14 +33,14 @@ use tokio::time::Instant;
 
 use super::Idle;
 use super::io::{Arrived, ClientIo};
-use crate::answer::{AnswerBody, AnswerError};
-use crate::fair_share::{Addresses, Connection};
+use crate::forward::client_presence::Presence;
+use crate::forward::response_body::{AnswerBody, AnswerError};
 use crate::forward::{ClientGone, Forward, Peer};
-use crate::interim::Interim;
-use crate::local::LocalExecutor;
+use crate::message::interim::Interim;
+use crate::message::local_reply::Own;
 use crate::metrics::WorkerMetrics;
-use crate::presence::Presence;
-use crate::respond::Own;
+use crate::routing::client_share::{Addresses, Connection};
+use crate::runtime::background::LocalExecutor;
 use crate::tls::{ServerTls, Stream};
 
 /// How an HTTP/2 connection begins.

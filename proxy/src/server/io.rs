@@ -13,9 +13,9 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
-use crate::interim::Interim;
-use crate::presence::Presence;
-use crate::respond::{Own, SEGUE_REASON};
+use crate::forward::client_presence::Presence;
+use crate::message::interim::Interim;
+use crate::message::local_reply::{Own, SEGUE_REASON};
 use crate::tls::Stream;
 
 /// Up to this size an answer is written as one piece.

@@ -24,12 +24,12 @@ use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use crate::forward::tunnel::CLOSING_WEBSOCKETS;
 use crate::forward::{self, Forward, InvalidName};
 use crate::metrics::{Metrics, WorkerMetrics};
+use crate::routing::table::Table;
+use crate::runtime::shortage::is_shortage;
 use crate::settings::{ForwardSettings, ServerSettings};
-use crate::shortage::is_shortage;
-use crate::table::Table;
-use crate::upgrade::CLOSING_WEBSOCKETS;
 use client::{ClientTerms, Clients};
 use surplus::Surplus;
 

@@ -11,8 +11,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::io::own_answer;
+use crate::message::local_reply::Own;
 use crate::metrics::WorkerMetrics;
-use crate::respond::Own;
 
 /// How many are waited for at a time until they have read why. The others are closed without a word.
 const MOST: usize = 256;

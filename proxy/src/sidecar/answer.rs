@@ -11,8 +11,8 @@ use http_body_util::{BodyExt as _, Full};
 use segue_coordination::protocol::ids::PartitionId;
 
 use super::AnswerBody;
-use crate::headers::SEGUE_MISDIRECTED;
-use crate::respond::SEGUE_REASON;
+use crate::message::headers::SEGUE_MISDIRECTED;
+use crate::message::local_reply::SEGUE_REASON;
 
 /// The request that an answer is for, as far as the answer depends on it.
 #[derive(Debug, Clone, Copy)]

@@ -25,16 +25,15 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::flight::Flight;
-use crate::headers::{Stamps, clean_answer, clean_answer_trailers};
-use crate::noted::Noted;
-use crate::request_body::Attempt;
-use crate::respond::Own;
+use crate::message::header_scan::Noted;
+use crate::message::headers::{Stamps, clean_answer, clean_answer_trailers};
+use crate::message::local_reply::Own;
+use crate::message::request_body::Attempt;
+use crate::routing::table::Pod;
+use crate::runtime::coarse_timer::Watch;
+use crate::runtime::shortage::is_shortage;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
-use crate::shortage::is_shortage;
-use crate::table::Pod;
 use crate::tls::{Offer, Stream};
-use crate::watch::Watch;
 use backoff::BackOff;
 use http1::Connection;
 #[cfg(fuzzing)]
@@ -43,6 +42,7 @@ pub(crate) use http1::{AnswerHead, MAX_HEAD_BYTES};
 use http2::{Agreed, Lease, Leased, Sessions};
 pub(crate) use http2::{CONNECTION_WINDOW, says_unprocessed};
 use pool::Pool;
+pub(crate) use rest::Counted;
 use rest::Rest;
 
 /// How many connections a worker makes to a pod at a time. Servers usually let 128 wait to be accepted; what comes on top
@@ -133,7 +133,7 @@ pub(crate) enum Which {
 
 /// The connections to one pod.
 struct Lines {
-    pool: Rc<Pool>,
+    pool: Rc<Pool<Connection>>,
     whole: Sessions,
     uploading: Sessions,
     back_off: Cell<BackOff>,
@@ -142,7 +142,7 @@ struct Lines {
 
 /// A way to a pod for one request.
 pub(crate) enum Line {
-    Http1 { connection: Connection, pool: Rc<Pool>, fresh: bool },
+    Http1 { connection: Connection, pool: Rc<Pool<Connection>>, fresh: bool },
     Http2(Lease),
 }
 
@@ -470,14 +470,14 @@ impl AnswerStream {
     }
 
     /// Everything has been read, so the exchange is over once its request has been sent.
-    pub(crate) fn finish(self, flight: Box<Flight>) {
+    pub(crate) fn finish(self, counted: Box<impl Counted>) {
         let AnswerStream { rest, source } = self;
-        let Some(rest) = rest else { return drop(flight) };
+        let Some(rest) = rest else { return drop(counted) };
         let read = match source {
             Source::Http1(reader) => reader.into_half(),
             Source::Http2(_) => None,
         };
-        rest.finish(read, flight);
+        rest.finish(read, counted);
     }
 
     /// How much is left, where that is known.

@@ -7,28 +7,33 @@ use std::cell::RefCell;
 
 use tokio::time::Instant;
 
-use super::http1::Connection;
-use crate::watch::Watch;
+use crate::runtime::coarse_timer::Watch;
 
-pub(crate) struct Pool {
-    idle: RefCell<Vec<Connection>>,
+/// A connection that can wait for its next request.
+pub(crate) trait Idle {
+    /// Returns whether it is open, as far as can be told, and not too old at `now`.
+    fn is_open(&mut self, now: Instant) -> bool;
+}
+
+pub(crate) struct Pool<C> {
+    idle: RefCell<Vec<C>>,
     max_idle: usize,
     watch: Watch,
 }
 
-impl Pool {
+impl<C: Idle> Pool<C> {
     pub(super) fn new(max_idle: usize, watch: Watch) -> Self {
         Pool { idle: RefCell::default(), max_idle, watch }
     }
 
     /// A connection that is open, as far as can be told.
-    pub(super) fn take(&self) -> Option<Connection> {
+    pub(super) fn take(&self) -> Option<C> {
         let now = self.watch.now();
         let mut idle = self.idle.borrow_mut();
         std::iter::from_fn(|| idle.pop()).find_map(|mut connection| connection.is_open(now).then_some(connection))
     }
 
-    pub(super) fn give_back(&self, connection: Connection) {
+    pub(super) fn give_back(&self, connection: C) {
         let mut idle = self.idle.borrow_mut();
         if idle.len() < self.max_idle {
             idle.push(connection);

@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use crate::flight::Flight;
+use crate::runtime::background::Background;
 use crate::tls::ReadHalf;
 
 /// A request that is still being sent.
@@ -37,6 +38,21 @@ pub(crate) trait Remaining {
     fn abort(self: Box<Self>);
 }
 
+/// What counts an exchange until it is over.
+pub(crate) trait Counted: 'static {
+    /// Returns when the client wants to have all of the response, if it has said so.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// Returns how long nothing may be sent before the exchange ends.
+    fn idle_timeout(&self) -> Duration;
+
+    /// Returns the token that is cancelled when the partition is severed from its pod.
+    fn sever_token(&self) -> CancellationToken;
+
+    /// Returns where work goes on that nobody waits for.
+    fn background(&self) -> &Background;
+}
+
 /// The rest of a request. Dropped before [`finish`](Self::finish), it is broken off.
 pub(crate) struct Rest(Option<Rc<Inner>>);
 
@@ -49,13 +65,13 @@ struct State {
     /// `None` once over.
     remaining: Option<Box<dyn Remaining>>,
     /// The answer has been read, and this is what still counts.
-    flight: Option<Box<Flight>>,
+    counted: Option<Box<dyn Counted>>,
     waker: Option<Waker>,
 }
 
 impl Rest {
     pub(crate) fn new(remaining: Box<dyn Remaining>) -> Self {
-        let state = State { remaining: Some(remaining), flight: None, waker: None };
+        let state = State { remaining: Some(remaining), counted: None, waker: None };
         let inner = Rc::new(Inner { state: RefCell::new(state), over: Notify::new() });
         let sending = inner.clone();
         tokio::task::spawn_local(async move { std::future::poll_fn(|context| sending.poll(context)).await });
@@ -63,22 +79,22 @@ impl Rest {
     }
 
     /// The answer has been read. The exchange is over when the request has been sent, too.
-    pub(crate) fn finish(mut self, read: Option<ReadHalf>, flight: Box<Flight>) {
+    pub(crate) fn finish(mut self, read: Option<ReadHalf>, counted: Box<impl Counted>) {
         let Some(inner) = self.0.take() else { return };
-        let (shared, severed, deadline) = (flight.shared().clone(), flight.sever_token(), flight.deadline());
+        let (background, severed) = (counted.background().clone(), counted.sever_token());
+        let (deadline, idle) = (counted.deadline(), counted.idle_timeout().max(Duration::from_millis(1)));
         {
             let state = &mut *inner.state.borrow_mut();
             let Some(remaining) = &mut state.remaining else { return };
             if let Some(read) = read {
                 remaining.answered(read);
             }
-            state.flight = Some(flight);
+            state.counted = Some(counted);
             if let Some(waker) = state.waker.take() {
                 waker.wake();
             }
         }
-        let idle = shared.idle_timeout.max(Duration::from_millis(1));
-        shared.background.run(async move {
+        background.run(async move {
             let (mut sent, mut looked) = (inner.sent(), Instant::now());
             loop {
                 let ends = || [deadline, inner.upload_due()].into_iter().flatten().min();
@@ -112,7 +128,7 @@ impl Drop for Rest {
 
 impl Inner {
     fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
-        let flight = {
+        let counted = {
             let state = &mut *self.state.borrow_mut();
             if let Some(remaining) = &mut state.remaining
                 && remaining.poll(context).is_pending()
@@ -121,9 +137,9 @@ impl Inner {
                 return Poll::Pending;
             }
             state.remaining = None;
-            state.flight.take()
+            state.counted.take()
         };
-        drop(flight);
+        drop(counted);
         self.over.notify_one();
         Poll::Ready(())
     }
@@ -137,15 +153,15 @@ impl Inner {
     }
 
     fn abort(&self) {
-        let (remaining, flight, waker) = {
+        let (remaining, counted, waker) = {
             let state = &mut *self.state.borrow_mut();
-            (state.remaining.take(), state.flight.take(), state.waker.take())
+            (state.remaining.take(), state.counted.take(), state.waker.take())
         };
         if let Some(remaining) = remaining {
             remaining.abort();
         }
         // Only now does it leave the gate.
-        drop(flight);
+        drop(counted);
         if let Some(waker) = waker {
             waker.wake();
         }

@@ -2,8 +2,8 @@
 
 use http::Response;
 use segue_coordination::protocol::ids::PartitionId;
-use segue_proxy::hash::KeyHash;
-use segue_proxy::partition::{KeyFrom, Locator, PartitionSource};
+use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};
 
 use crate::recorder::Recorder;
 use crate::support::client::{Answer, Http2, Plain, empty};

@@ -16,10 +16,10 @@ use segue_coordination::protocol::records::PodRecord;
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::DataPlane;
 use segue_proxy::metrics::Metrics;
-use segue_proxy::partition::{Locator, PartitionSource};
+use segue_proxy::routing::partition_key::{Locator, PartitionSource};
+use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
-use segue_proxy::table::{StashLimits, Table};
 use tokio::time::Instant;
 
 const I1: Incarnation = Incarnation::registered_at(Revision::new(1));

@@ -152,7 +152,7 @@ pub(crate) async fn run(site: &Site) -> anyhow::Result<(bool, String)> {
 /// How long requests are held for a pod that takes nothing, and how many clients ask all the same.
 const HELD: &str = "[router.stash]\nmax_wait = \"250ms\"";
 const ASKING: usize = 100;
-/// What the router may add to what it is asked (`proxy/src/retry.rs`), and its workers.
+/// What the router may add to what it is asked (`proxy/src/forward/retry_budget.rs`), and its workers.
 const AGAIN: f64 = 0.2;
 const AGAIN_A_SECOND: f64 = 10.0;
 const SAVED: f64 = 100.0;

@@ -11,8 +11,8 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use segue_coordination::protocol::ids::PartitionId;
 use segue_fuzz::hashes;
 use segue_fuzz::servers::{SERVERS, cookies, decoded, parameters};
-use segue_proxy::hash::KeyHash;
-use segue_proxy::partition::{KeyFrom, Located, Locator, PartitionSource, PathTemplate, Unlocated};
+use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::routing::partition_key::{KeyFrom, Located, Locator, PartitionSource, PathTemplate, Unlocated};
 
 const NAME: &str = "x-key";
 /// A request has few enough keys that no two of them have the same number by chance.

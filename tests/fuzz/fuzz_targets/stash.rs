@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use segue_proxy::stash::{Arrival, Place, Stash};
+use segue_proxy::routing::stash::{Arrival, Place, Stash};
 
 /// Indices are of the requests that are there, and go round.
 #[derive(Debug, Clone, Copy, Arbitrary)]

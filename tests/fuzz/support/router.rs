@@ -19,9 +19,9 @@ use segue_coordination::router::DataPlane;
 use segue_proxy::forward::Forward;
 use segue_proxy::fuzzing::serve_client;
 use segue_proxy::metrics::{Metrics, WorkerMetrics};
-use segue_proxy::partition::{Locator, PartitionSource};
+use segue_proxy::routing::partition_key::{Locator, PartitionSource};
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamProtocol, UpstreamSettings};
-use segue_proxy::table::{StashLimits, Table};
+use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

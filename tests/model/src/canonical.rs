@@ -13,7 +13,7 @@ use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, Partition
 use segue_coordination::protocol::records::Mode;
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::keys::KeyName;
-use segue_proxy::gate::Position;
+use segue_proxy::routing::gate::Position;
 
 use crate::cluster::Cluster;
 use crate::rules::Rule;

@@ -15,7 +15,7 @@ use segue_coordination::protocol::pod::Duty;
 use segue_coordination::protocol::records::Capabilities;
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::keys::Keyspace;
-use segue_proxy::gate::Position;
+use segue_proxy::routing::gate::Position;
 
 use crate::action::Process;
 use crate::canonical::Numbers;

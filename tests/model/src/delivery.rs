@@ -2,7 +2,7 @@
 
 use segue_coordination::protocol::ids::Incarnation;
 use segue_coordination::protocol::records::encode;
-use segue_proxy::gate::Position;
+use segue_proxy::routing::gate::Position;
 
 use crate::action::Process;
 use crate::cluster::{Cluster, RouterStep};

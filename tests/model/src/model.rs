@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::PodStatus;
-use segue_proxy::gate::Position;
+use segue_proxy::routing::gate::Position;
 use stateright::{Model, Property};
 
 use crate::action::Action;

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use segue_proxy::gate::Position;
-use segue_proxy::stash::{Arrival, Place, Stash};
+use segue_proxy::routing::gate::Position;
+use segue_proxy::routing::stash::{Arrival, Place, Stash};
 
 use crate::cluster::Cluster;
 use crate::rules::Rule;

@@ -9,7 +9,7 @@ use segue_coordination::protocol::records::{PodRecord, RouterCutoverAck, RouterD
 use segue_coordination::protocol::router::{self as protocol, DrainTimeout, OnDrainTimeout, Step, Trust};
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::data::Txn;
-use segue_proxy::gate::Position;
+use segue_proxy::routing::gate::Position;
 
 use crate::cluster::{Cluster, RouterAsks, RouterStep};
 use crate::rules::{Rule, strike};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use segue_coordination::protocol::agree::Done;
 use segue_coordination::protocol::door::Door;
 use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
-use segue_proxy::gate::Position;
-use segue_proxy::stash::Stash;
+use segue_proxy::routing::gate::Position;
+use segue_proxy::routing::stash::Stash;
 
 use crate::action::Process;
 use crate::store::{StoreRef, TxnRef};

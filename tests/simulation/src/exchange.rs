@@ -6,7 +6,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use segue_proxy::ticket::Pass;
+use segue_proxy::routing::permit::Pass;
 use tokio::sync::oneshot;
 use tokio::task::spawn_local;
 use tokio::time::sleep;

@@ -10,7 +10,7 @@ use segue_coordination::protocol::records::{Phase, PodAck, PodAckKind, PodRecord
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::{CutoverTimes, DataPlane};
 use segue_coordination::store::Store as _;
-use segue_proxy::table::Table;
+use segue_proxy::routing::table::Table;
 use tokio::time::{Instant, sleep};
 
 use crate::contract::Author;

@@ -16,8 +16,8 @@ use segue_coordination::router::{
     Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
 use segue_coordination::store::{Store, StoreError};
-use segue_proxy::table::{Refusal, StashLimits, Table};
-use segue_proxy::ticket::{Admission, Pass, Ticket, Worker};
+use segue_proxy::routing::permit::{Admission, Pass, Ticket, Worker};
+use segue_proxy::routing::table::{Refusal, StashLimits, Table};
 use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};

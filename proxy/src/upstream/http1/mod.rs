@@ -34,12 +34,12 @@ use request_head::{Framing, encode_request};
 use rest::RestOfRequest;
 use upload::{Upload, UploadError};
 
-use super::pool::Pool;
+use super::pool::{Idle, Pool};
 use super::rest::Remaining;
 use super::{Broken, SendError};
-use crate::headers::Stamps;
-use crate::noted::Noted;
-use crate::request_body::Attempt;
+use crate::message::header_scan::Noted;
+use crate::message::headers::Stamps;
+use crate::message::request_body::Attempt;
 use crate::tls::{self, Stream};
 
 /// How long a pod that was told `Expect: 100-continue` may stay silent before the body is sent all the same (RFC 9110
@@ -79,10 +79,12 @@ impl Connection {
             is_doubtful: false,
         }
     }
+}
 
-    /// Whether another request may be sent on it: the pod has left it open, as far as can be told, and is not about to
-    /// close it.
-    pub(super) fn is_open(&mut self, now: Instant) -> bool {
+impl Idle for Connection {
+    /// Returns whether another request may be sent on it: the pod has left it open, as far as can be told, and is not about
+    /// to close it.
+    fn is_open(&mut self, now: Instant) -> bool {
         let idle = now.saturating_duration_since(self.idle_since);
         let trusted = idle < FRESH && !self.is_doubtful;
         idle < self.keep_for && self.stream.is_quiet() && (trusted || self.stream.is_silent())
@@ -103,7 +105,7 @@ pub(crate) struct Exchange {
     live: Option<Live>,
     /// The request is a HEAD.
     to_head: bool,
-    pool: Rc<Pool>,
+    pool: Rc<Pool<Connection>>,
     upgrade: bool,
     /// Runs while the pod has not said that it wants the body.
     continue_timer: Option<Pin<Box<Sleep>>>,
@@ -131,7 +133,7 @@ impl Exchange {
     /// Begins to send. Nothing is written before the first poll.
     pub(crate) fn new(
         connection: Connection,
-        pool: Rc<Pool>,
+        pool: Rc<Pool<Connection>>,
         head: &Parts,
         noted: Noted,
         stamps: &Stamps<'_>,
@@ -279,7 +281,7 @@ impl Live {
     }
 
     /// The pod may answer before it has the whole request. The rest goes on then: the pod may want it all the same.
-    fn into_reader(self, head: &AnswerHead, pool: Rc<Pool>) -> (Reader, Option<Box<dyn Remaining>>) {
+    fn into_reader(self, head: &AnswerHead, pool: Rc<Pool<Connection>>) -> (Reader, Option<Box<dyn Remaining>>) {
         match self.progress {
             Progress::Sent => (Reader::new(self.stream, self.read, self.upload.out, head, Some(pool)), None),
             // A client that was never told to go on has sent nothing, and the pod has its answer ready.

@@ -38,7 +38,7 @@ pub(crate) struct Reader {
 
 enum Side {
     /// The whole connection, with the buffer for its next request and where it goes afterwards.
-    Whole(Stream, BytesMut, Option<Rc<Pool>>),
+    Whole(Stream, BytesMut, Option<Rc<Pool<Connection>>>),
     /// The request is still being sent by itself.
     Half(ReadHalf),
     /// Given back.
@@ -52,7 +52,7 @@ impl Reader {
         read: BytesMut,
         write: BytesMut,
         head: &AnswerHead,
-        pool: Option<Rc<Pool>>,
+        pool: Option<Rc<Pool<Connection>>>,
     ) -> Self {
         let mut reader = Reader {
             side: Side::Whole(stream, write, pool.filter(|_| head.keep_alive)),

@@ -8,11 +8,11 @@ use http::Method;
 use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderName, UPGRADE, VIA};
 use http::request::Parts;
 
-use crate::deadline::GRPC_TIMEOUT;
-use crate::headers::{
+use crate::message::grpc_timeout::GRPC_TIMEOUT;
+use crate::message::header_scan::Noted;
+use crate::message::headers::{
     Declared, Stamps, X_FORWARDED_FOR, X_FORWARDED_PROTO, continued, passes_to_pod, takes_trailers, via,
 };
-use crate::noted::Noted;
 
 /// How the body of a request is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,9 +146,9 @@ mod tests {
     use segue_coordination::protocol::ids::{Epoch, PartitionId};
 
     use super::*;
-    use crate::headers::Identity;
-    use crate::partition::{Locator, PartitionSource};
-    use crate::reserved::Reserved;
+    use crate::message::headers::Identity;
+    use crate::message::reserved::Reserved;
+    use crate::routing::partition_key::{Locator, PartitionSource};
 
     const E3: Epoch = Epoch::new(3);
     const P7: PartitionId = PartitionId::new(7);

@@ -14,7 +14,7 @@ use tokio::io::AsyncWrite;
 use tokio::time::Instant;
 
 use super::request_head::Framing;
-use crate::request_body::Attempt;
+use crate::message::request_body::Attempt;
 
 /// Frames up to this size are copied behind what is written already; above, the copy costs more than a second slice.
 const COPIED: usize = 4 << 10;

@@ -7,13 +7,13 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Uri, Version};
 
-use crate::deadline::GRPC_TIMEOUT;
-use crate::headers::{
+use crate::message::grpc_timeout::GRPC_TIMEOUT;
+use crate::message::header_scan::Noted;
+use crate::message::headers::{
     Declared, SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, Stamps, X_FORWARDED_FOR, X_FORWARDED_PROTO,
     continued, passes_to_pod, takes_trailers, via,
 };
-use crate::noted::Noted;
-use crate::respond::Own;
+use crate::message::local_reply::Own;
 
 /// Bytes that HTTP/2 counts for each line beside its text (RFC 9113, 6.5.2).
 const EACH: usize = 32;
@@ -123,9 +123,9 @@ mod tests {
     use segue_coordination::protocol::ids::{Epoch, PartitionId};
 
     use super::*;
-    use crate::headers::Identity;
-    use crate::partition::{Locator, PartitionSource};
-    use crate::reserved::Reserved;
+    use crate::message::headers::Identity;
+    use crate::message::reserved::Reserved;
+    use crate::routing::partition_key::{Locator, PartitionSource};
 
     const E3: Epoch = Epoch::new(3);
     const P7: PartitionId = PartitionId::new(7);

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::head::list_size;
 use super::sessions::Lease;
-use crate::request_body::Attempt;
+use crate::message::request_body::Attempt;
 use crate::upstream::rest::Remaining;
 
 /// How much room is asked for at a time.

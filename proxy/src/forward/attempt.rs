@@ -1,0 +1,345 @@
+//! One exchange with the pod that a request was let through to: begun, and then answered, failed or undone.
+//!
+//! Not here: which pod, and what becomes of a request that was undone ([`forward`](crate::forward)); the bytes
+//! (`upstream`). What must stay true: [`Unanswered::Undone`] is said only if it is certain that no pod acted on the
+//! request; a pod's "not mine" is never passed on.
+
+use std::any::Any;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::BytesMut;
+use http::Response;
+use http::header::{CONNECTION, HeaderValue, UPGRADE};
+use hyper::upgrade::OnUpgrade;
+use tokio::time::Instant;
+
+use crate::forward::in_flight::Flight;
+use crate::forward::response_body::AnswerBody;
+use crate::forward::response_head::{NoAnswer, Sending};
+use crate::forward::tunnel;
+use crate::forward::{Asked, Shared};
+use crate::message::grpc_timeout;
+use crate::message::headers::{self, Stamps};
+use crate::message::local_reply::Own;
+use crate::message::request_body::{BodyError, RequestBody};
+use crate::routing::permit::Pass;
+use crate::routing::table::Pod;
+use crate::runtime::exchange_timeout::Ended;
+use crate::runtime::shortage::is_shortage;
+use crate::tls::Stream;
+use crate::upstream::{Answer, AnswerStream, Broken, Counted, Line, SendError, Wanted, Which, was_spared};
+
+/// Why there is no answer to pass on.
+pub(crate) enum Unanswered {
+    /// Nothing was done: the request waits for its turn again.
+    Undone(Pass, Undone),
+    /// While a connection was being made, the router's lease ran out: nothing was sent.
+    Fenced(Pass),
+    /// The router answers itself.
+    Own(Own),
+    ClientGone,
+}
+
+/// Why nothing was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Undone {
+    /// The pod answered "not mine".
+    Misdirected,
+    /// The pod has taken no request on the connection, or has said that it processed nothing.
+    Refused,
+    /// No connection could be made.
+    Unreachable,
+    /// No connection was tried.
+    Spared,
+    /// Its partition was severed before there was a connection.
+    Severed,
+}
+
+impl From<BodyError> for Unanswered {
+    fn from(error: BodyError) -> Self {
+        match error {
+            BodyError::TooLarge => Unanswered::Own(Own::BodyTooLarge),
+            BodyError::CutOff | BodyError::TakenBack => Unanswered::ClientGone,
+        }
+    }
+}
+
+/// The pod has taken a request.
+#[inline]
+fn note_acceptance(shared: &Shared, pod: &Pod) {
+    shared.budgets.accepted(pod.slot);
+    if let Some(after) = pod.health.accepted() {
+        tracing::info!(pod = pod.name, address = pod.address, after, "a pod takes requests again");
+    }
+}
+
+/// Sends a request to the pod that its flight leads to.
+pub(crate) async fn send(
+    shared: &Shared,
+    asked: &mut Asked,
+    mut flight: Box<Flight>,
+) -> Result<Response<AnswerBody>, Unanswered> {
+    let by_http2 = asked.switch.is_none() && shared.upstream.by_http2(asked.head.version);
+    let mut which = if asked.was_rejected { Which::Own } else { Which::Any };
+    loop {
+        let wanted = if !by_http2 {
+            Wanted::Http1
+        } else if asked.noted.expect {
+            // A client that asks before it sends would take reading for a yes, and the request may still be put back.
+            Wanted::Http2Uploading
+        } else if asked.body.is_here().await? {
+            Wanted::Http2Whole
+        } else {
+            Wanted::Http2Uploading
+        };
+        // With a name, as what `?` leaves behind would be kept across the `await`.
+        let begun = begin_at_once(shared, asked, flight, wanted, which)?;
+        let outcome;
+        (outcome, flight) = begun.await?;
+        return match outcome {
+            Ok(answer) => answered(shared, asked, answer, flight),
+            // A second time it was on a new connection that another request had made, so it may have been a refusal.
+            Err(NoAnswer::Stale)
+                if which == Which::Any || shared.budgets.may_try_again(flight.pod().slot, Instant::now()) =>
+            {
+                asked.body.take_back();
+                which = Which::New;
+                continue;
+            }
+            // The request may be the cause, so it goes once more on a connection where it can harm nobody else.
+            Err(NoAnswer::Send(SendError::Rejected(error))) if !asked.was_rejected => {
+                tracing::debug!(pod = flight.pod().name, %error, "a pod ended a connection with an error; sending once more");
+                asked.body.take_back();
+                asked.was_rejected = true;
+                which = Which::Own;
+                continue;
+            }
+            Err(why) => Err(unanswered(asked, why, flight)),
+        };
+    }
+}
+
+/// An exchange, or what has to be waited for before it may begin.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one; a box would be one more allocation")]
+enum Begun<'asked> {
+    Sending(Sending<'asked>),
+    /// In a box, as every request would have room for it otherwise, also while it is answered.
+    Waiting(Pin<Box<dyn Future<Output = Result<Outcome, Unanswered>> + 'asked>>),
+}
+
+type Outcome = (Result<Answer, NoAnswer>, Box<Flight>);
+
+impl Future for Begun<'_> {
+    type Output = Result<Outcome, Unanswered>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Begun::Sending(sending) => Pin::new(sending).poll(context).map(Ok),
+            Begun::Waiting(waiting) => waiting.as_mut().poll(context),
+        }
+    }
+}
+
+/// Begins to send at once if a connection is open and nobody has to be asked first.
+fn begin_at_once<'asked>(
+    shared: &'asked Shared,
+    asked: &'asked Asked,
+    flight: Box<Flight>,
+    wanted: Wanted,
+    which: Which,
+) -> Result<Begun<'asked>, Unanswered> {
+    if which == Which::Any
+        && !flight.was_held()
+        && let Some(line) = shared.upstream.open_line(flight.pod(), wanted)
+    {
+        return begin(shared, asked, flight, line).map(Begun::Sending);
+    }
+    Ok(Begun::Waiting(Box::pin(
+        async move { Ok(begin_after_waiting(shared, asked, flight, wanted, which).await?.await) },
+    )))
+}
+
+/// Begins to send once there is a connection, if the request may still be sent then.
+async fn begin_after_waiting<'asked>(
+    shared: &Shared,
+    asked: &'asked Asked,
+    flight: Box<Flight>,
+    wanted: Wanted,
+    which: Which,
+) -> Result<Sending<'asked>, Unanswered> {
+    // Many connections to one pod are made one after the other, so waiting for one may take long.
+    let severed = flight.sever_token();
+    let connected = tokio::select! {
+        biased;
+        () = severed.cancelled() => return Err(Unanswered::Undone(flight.undo(), Undone::Severed)),
+        connected = line(shared, &flight, wanted, which) => connected,
+    };
+    let line = match connected {
+        Ok(line) => line,
+        Err(error) => {
+            tracing::debug!(pod = flight.pod().name, %error, "a pod cannot be reached");
+            if is_shortage(&error) {
+                return Err(Unanswered::Own(Own::Overload));
+            }
+            let cause = if was_spared(&error) { Undone::Spared } else { Undone::Unreachable };
+            return Err(Unanswered::Undone(flight.undo(), cause));
+        }
+    };
+    // The last moment: a held request may have lost its client.
+    if flight.was_held() && asked.peer.presence.is_lost().await {
+        tracing::debug!(partition = flight.partition().get(), "the client of a held request is gone");
+        return Err(Unanswered::ClientGone);
+    }
+    // The lease may have run out meanwhile, whether this request made the connection, waited for another's or for its
+    // client's connection to say whether the client is there.
+    if !flight.may_still_go() {
+        return Err(Unanswered::Fenced(flight.undo()));
+    }
+    begin(shared, asked, flight, line)
+}
+
+/// A connection to the flight's pod. A request that holds a place in a flush gives it away if making one takes long.
+async fn line(shared: &Shared, flight: &Flight, wanted: Wanted, which: Which) -> io::Result<Line> {
+    if !flight.holds_place() {
+        return shared.upstream.line(flight.pod(), wanted, which).await;
+    }
+    // In a box, as every request would have room for it otherwise.
+    Box::pin(async {
+        let mut line = pin!(shared.upstream.line(flight.pod(), wanted, which));
+        tokio::select! {
+            biased;
+            line = &mut line => return line,
+            () = tokio::time::sleep_until(flight.gives_way_at()) => flight.give_way(),
+        }
+        line.await
+    })
+    .await
+}
+
+/// Begins to send, unless it must not be sent any more.
+fn begin<'asked>(
+    shared: &Shared,
+    asked: &'asked Asked,
+    flight: Box<Flight>,
+    line: Line,
+) -> Result<Sending<'asked>, Unanswered> {
+    if flight.is_late() {
+        return Err(Unanswered::Own(Own::Deadline));
+    }
+    let Some(attempt) = asked.body.attempt() else {
+        return Err(Unanswered::Own(Own::NoOwner));
+    };
+    let left = flight.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let left = left.map(grpc_timeout::header);
+    let stamps = Stamps {
+        reserved: &shared.reserved,
+        partition: flight.partition(),
+        epoch: flight.epoch(),
+        identity: &shared.identity,
+        peer: &asked.peer.address,
+        grpc_timeout: left.as_ref(),
+        scheme: if asked.peer.secure { "https" } else { "http" },
+    };
+    let made_for_this = line.is_fresh();
+    let most = shared.max_header_bytes_http2;
+    let exchange = line.begin(&asked.head, asked.noted, &stamps, attempt, asked.switch.is_some(), most);
+    let exchange = exchange.map_err(Unanswered::Own)?;
+    Ok(Sending::new(exchange, made_for_this, flight, asked))
+}
+
+fn answered(
+    shared: &Shared,
+    asked: &mut Asked,
+    answer: Answer,
+    flight: Box<Flight>,
+) -> Result<Response<AnswerBody>, Unanswered> {
+    let body = &asked.body;
+    match answer {
+        Answer::Response(mut response) => {
+            if !headers::take_misdirected(response.status(), response.headers_mut()) {
+                note_acceptance(shared, flight.pod());
+                body.settle();
+                return Ok(pass_on(shared, response, flight, body.clone()));
+            }
+            // If all of it is here, its connection can be used again.
+            drop(response.body_mut().take_whole());
+            drop(response);
+            body.take_back();
+            if body.is_whole() {
+                Err(Unanswered::Undone(flight.undo(), Undone::Misdirected))
+            } else {
+                // Nothing was done, so the client may send again; the router no longer can.
+                Err(Unanswered::Own(Own::NoOwner))
+            }
+        }
+        Answer::Switched(response, stream, read) => match asked.switch.take() {
+            Some(client) => {
+                let seat = asked.peer.seat.upgrade();
+                Ok(switched(shared, response, (client, seat), stream, read, flight))
+            }
+            None => Err(Unanswered::Own(Own::UpstreamFailed)),
+        },
+    }
+}
+
+fn unanswered(asked: &Asked, why: NoAnswer, flight: Box<Flight>) -> Unanswered {
+    let body = &asked.body;
+    match why {
+        NoAnswer::Stale => {
+            body.take_back();
+            Unanswered::Undone(flight.undo(), Undone::Refused)
+        }
+        NoAnswer::Send(SendError::NotSent(error)) => {
+            body.take_back();
+            tracing::debug!(pod = flight.pod().name, %error, "a pod takes no request");
+            Unanswered::Undone(flight.undo(), Undone::Refused)
+        }
+        NoAnswer::Send(SendError::Rejected(error)) => {
+            tracing::debug!(pod = flight.pod().name, %error, "a pod ended two connections of a request; answering 502");
+            Unanswered::Own(Own::UpstreamFailed)
+        }
+        NoAnswer::Send(SendError::Failed(Broken::TrailersTooLarge)) => Unanswered::Own(Own::HeadTooLarge),
+        NoAnswer::Send(SendError::Failed(_)) if body.is_too_large() => Unanswered::Own(Own::BodyTooLarge),
+        NoAnswer::Send(SendError::Failed(Broken::CutOff)) => Unanswered::ClientGone,
+        NoAnswer::Send(SendError::Failed(error)) => {
+            tracing::debug!(pod = flight.pod().name, %error, "an exchange has failed");
+            Unanswered::Own(Own::UpstreamFailed)
+        }
+        NoAnswer::Ended(Ended::Severed) => Unanswered::Own(Own::Severed),
+        NoAnswer::Ended(Ended::TimedOut) if flight.is_late() => Unanswered::Own(Own::Deadline),
+        NoAnswer::Ended(Ended::TimedOut) => {
+            let by_client = body.upload().is_some_and(|upload| upload.awaits_client);
+            Unanswered::Own(if by_client { Own::TooSlow } else { Own::UpstreamTimeout })
+        }
+    }
+}
+
+fn pass_on(
+    shared: &Shared,
+    response: Response<AnswerStream>,
+    mut flight: Box<Flight>,
+    request: RequestBody,
+) -> Response<AnswerBody> {
+    flight.delivered();
+    shared.metrics.passed(response.status());
+    response.map(|stream| AnswerBody::from_pod(stream, flight, request))
+}
+
+fn switched(
+    shared: &Shared,
+    mut response: Response<()>,
+    (client, seat): (OnUpgrade, Option<Rc<dyn Any>>),
+    stream: Stream,
+    read: BytesMut,
+    mut flight: Box<Flight>,
+) -> Response<AnswerBody> {
+    flight.delivered();
+    shared.metrics.passed(response.status());
+    tunnel::join(client, seat, stream, read, flight, response.headers().get(UPGRADE));
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    response.map(|()| AnswerBody::whole(bytes::Bytes::new()))
+}

@@ -1,0 +1,271 @@
+//! The body of an answer on its way to the client.
+//!
+//! What must stay true: while any of it is still with the pod, the exchange counts as in flight, and severing it or its
+//! falling silent ends it, even if the client has stopped reading or sends its request byte by byte; an answer that is cut
+//! off is an error, never a shorter answer.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::LazyLock;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::forward::in_flight::{Flight, see_rest_through};
+use crate::message::request_body::RequestBody;
+use crate::runtime::coarse_timer::{Enrolled, Overdue, Place};
+use crate::upstream::{AnswerStream, Broken, Counted};
+
+/// The body of an answer.
+pub struct AnswerBody(Kind);
+
+enum Kind {
+    /// All of it; empty once taken.
+    Whole(Bytes),
+    Streaming(Rc<Streaming>),
+}
+
+/// Why an answer ends before its end. An HTTP/2 client sees its stream reset with `INTERNAL_ERROR`, which gRPC reads as
+/// `INTERNAL` and nobody as leave to send again; after its own deadline with `CANCEL`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnswerError {
+    /// The pod broke off.
+    Broken,
+    /// The drain's end severed it.
+    Severed,
+    /// Nothing has flowed for too long.
+    Idle,
+    /// The time that a gRPC call's client gave it is up.
+    Deadline,
+}
+
+impl std::fmt::Display for AnswerError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            AnswerError::Broken => "the pod broke the answer off",
+            AnswerError::Severed => "the partition was handed over before the answer had ended",
+            AnswerError::Idle => "nothing has flowed for too long",
+            AnswerError::Deadline => "the call's deadline has passed",
+        })
+    }
+}
+
+impl std::error::Error for AnswerError {
+    /// hyper's server looks here for the code to reset a stream with.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        static CANCEL: LazyLock<h2::Error> = LazyLock::new(|| h2::Reason::CANCEL.into());
+        match self {
+            AnswerError::Deadline => Some(&*CANCEL),
+            _ => None,
+        }
+    }
+}
+
+struct Streaming {
+    state: RefCell<State>,
+    /// The pod is done, or nobody asks any more.
+    over: Notify,
+}
+
+struct State {
+    live: Option<(AnswerStream, Box<Flight>)>,
+    error: Option<AnswerError>,
+    progress: Instant,
+    /// The request, whose upload may still be going on.
+    request: RequestBody,
+    waker: Option<Waker>,
+    place: Option<Place>,
+}
+
+impl State {
+    /// When something flowed last, in either direction. An upload that is slower than it may be does not count, as a byte
+    /// now and then would else keep an answer that its client does not read.
+    fn last_progress(&self) -> Instant {
+        let is_slow = self.request.upload_due().is_some_and(|due| due <= Instant::now());
+        let upload = self.request.upload().filter(|_| !is_slow);
+        upload.map_or(self.progress, |upload| upload.progress.max(self.progress))
+    }
+}
+
+impl std::fmt::Debug for AnswerBody {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Kind::Whole(bytes) => out.debug_tuple("Whole").field(&bytes.len()).finish(),
+            Kind::Streaming(_) => out.write_str("Streaming"),
+        }
+    }
+}
+
+impl AnswerBody {
+    pub(crate) fn whole(bytes: Bytes) -> Self {
+        AnswerBody(Kind::Whole(bytes))
+    }
+
+    /// Passes on what the pod sends. If it is all there, the exchange is over at once.
+    pub(crate) fn from_pod(mut stream: AnswerStream, flight: Box<Flight>, request: RequestBody) -> Self {
+        if let Some(whole) = stream.take_whole() {
+            stream.finish(flight);
+            return AnswerBody::whole(whole);
+        }
+        let watch = flight.shared().watch.clone();
+        let streaming = Rc::new(Streaming {
+            state: RefCell::new(State {
+                live: Some((stream, flight)),
+                error: None,
+                progress: watch.now(),
+                request,
+                waker: None,
+                place: None,
+            }),
+            over: Notify::new(),
+        });
+        let place = watch.enrol(Enrolled::Call(streaming.clone()));
+        streaming.state.borrow_mut().place = Some(place);
+        AnswerBody(Kind::Streaming(streaming))
+    }
+}
+
+impl Streaming {
+    /// The exchange is over; what was left of it.
+    fn close(&self, state: &mut State) -> Option<(AnswerStream, Box<Flight>)> {
+        let live = state.live.take()?;
+        if let Some(place) = state.place.take() {
+            live.1.shared().watch.withdraw(place);
+        }
+        self.over.notify_one();
+        Some(live)
+    }
+
+    fn fail(&self, error: AnswerError) {
+        let mut state = self.state.borrow_mut();
+        let live = self.close(&mut state);
+        state.error = Some(error);
+        let waker = state.waker.take();
+        drop(state);
+        // Closes the connection, then leaves the gate.
+        drop(live);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn poll_frame(&self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+        let state = &mut *self.state.borrow_mut();
+        let Some((stream, flight)) = &mut state.live else {
+            return Poll::Ready(state.error.take().map(Err));
+        };
+        let polled = stream.poll_frame(context);
+        let (over, whole) = match &polled {
+            Poll::Pending => {
+                match &mut state.waker {
+                    Some(waker) if waker.will_wake(context.waker()) => {}
+                    waker => *waker = Some(context.waker().clone()),
+                }
+                return Poll::Pending;
+            }
+            Poll::Ready(Some(Ok(_))) => {
+                state.progress = flight.shared().watch.now();
+                (stream.is_done(), true)
+            }
+            Poll::Ready(Some(Err(_))) => (true, false),
+            Poll::Ready(None) => (true, true),
+        };
+        if over && let Some((stream, flight)) = self.close(state) {
+            if whole {
+                stream.finish(flight);
+            } else {
+                drop(stream);
+                drop(flight);
+            }
+        }
+        polled.map(|frame| frame.map(|frame| frame.map_err(AnswerError::from)))
+    }
+}
+
+impl From<Broken> for AnswerError {
+    fn from(_: Broken) -> Self {
+        AnswerError::Broken
+    }
+}
+
+impl Overdue for Streaming {
+    /// From here on a task of its own watches over it, because the client may not be reading.
+    fn overdue(self: Rc<Self>) {
+        tokio::task::spawn_local(async move {
+            let (severed, idle, slack, deadline) = match &self.state.borrow().live {
+                Some((_, flight)) => {
+                    let shared = flight.shared();
+                    (flight.sever_token(), shared.idle_timeout, shared.watch.tick(), flight.deadline())
+                }
+                None => return,
+            };
+            loop {
+                let silent = self.state.borrow().last_progress() + idle + slack;
+                let due = deadline.map_or(silent, |deadline| deadline.min(silent));
+                tokio::select! {
+                    () = self.over.notified() => return,
+                    () = severed.cancelled() => return self.fail(AnswerError::Severed),
+                    () = tokio::time::sleep_until(due) => {
+                        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                            return self.fail(AnswerError::Deadline);
+                        }
+                        if self.state.borrow().last_progress() + idle + slack <= Instant::now() {
+                            return self.fail(AnswerError::Idle);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = AnswerError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+        match &mut self.0 {
+            Kind::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Kind::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Kind::Streaming(streaming) => streaming.poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Whole(bytes) => bytes.is_empty(),
+            Kind::Streaming(streaming) => {
+                let state = streaming.state.borrow();
+                state.live.is_none() && state.error.is_none()
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Kind::Streaming(streaming) => match &streaming.state.borrow().live {
+                Some((stream, _)) => stream.size_hint(),
+                None => SizeHint::default(),
+            },
+        }
+    }
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        if let Kind::Streaming(streaming) = &self.0 {
+            let live = streaming.close(&mut streaming.state.borrow_mut());
+            if let Some((stream, flight)) = live {
+                see_rest_through(stream, flight);
+            }
+        }
+    }
+}

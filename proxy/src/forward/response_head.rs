@@ -1,0 +1,106 @@
+//! The time between the first byte to a pod and the head of its answer: the exchange, its time-outs, and a client that may
+//! leave.
+//!
+//! What must stay true: a client that leaves does not end the exchange; time and severing do.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::time::Instant;
+
+use crate::forward::Asked;
+use crate::forward::in_flight::{Flight, see_through};
+use crate::runtime::exchange_timeout::{Ended, Vigil};
+use crate::upstream::{Answer, Counted, InFlight, SendError};
+
+/// Why there is no answer.
+pub(crate) enum NoAnswer {
+    /// The connection had died while it was idle: nothing was sent.
+    Stale,
+    Send(SendError),
+    Ended(Ended),
+}
+
+/// An exchange until its answer begins. Dropped, because the client has gone, it goes on by itself.
+pub(crate) struct Sending<'request> {
+    under_way: Option<(InFlight, Box<Flight>)>,
+    /// The connection was made for this exchange.
+    made_for_this: bool,
+    asked: &'request Asked,
+    vigil: Vigil,
+    begun: Instant,
+}
+
+impl<'request> Sending<'request> {
+    pub(crate) fn new(exchange: InFlight, made_for_this: bool, flight: Box<Flight>, asked: &'request Asked) -> Self {
+        let watch = &flight.shared().watch;
+        let (vigil, begun) = (Vigil::new(watch.clone()), watch.now());
+        Sending { under_way: Some((exchange, flight)), made_for_this, asked, vigil, begun }
+    }
+}
+
+impl Future for Sending<'_> {
+    type Output = (Result<Answer, NoAnswer>, Box<Flight>);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let Some((exchange, flight)) = &mut this.under_way else {
+            return Poll::Pending;
+        };
+        let asked = this.asked;
+        let outcome = match exchange.poll_answer(context, &mut |head| asked.tell_before_the_answer(head)) {
+            Poll::Ready(Ok(answer)) => Ok(answer),
+            Poll::Ready(Err(SendError::NotSent(_))) if !this.made_for_this => Err(NoAnswer::Stale),
+            Poll::Ready(Err(error)) => Err(NoAnswer::Send(error)),
+            Poll::Pending => {
+                if flight.holds_place() {
+                    give_way_if_due(flight, asked);
+                }
+                let shared = flight.shared();
+                // The pod's time runs from when it last had what it needs: while the client still has to send, only
+                // silence is bounded.
+                let deadline = || {
+                    let upload = this.asked.body.upload().filter(|upload| upload.progress > this.begun);
+                    let since = upload.map_or(this.begun, |upload| upload.progress);
+                    let patience = match this.asked.body.upload() {
+                        Some(upload) if upload.awaits_client => shared.idle_timeout,
+                        _ => shared.request_timeout,
+                    };
+                    let due = since + patience;
+                    let due = this.asked.body.upload_due().map_or(due, |upload_due| due.min(upload_due));
+                    let due = due + shared.watch.tick();
+                    let due = if flight.holds_place() { due.min(flight.gives_way_at()) } else { due };
+                    flight.deadline().map_or(due, |deadline| deadline.min(due))
+                };
+                match this.vigil.poll(context, || flight.sever_token(), deadline) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(ended) => Err(NoAnswer::Ended(ended)),
+                }
+            }
+        };
+        match this.under_way.take() {
+            // Broken off here, if it has not ended by itself.
+            Some((_, flight)) => Poll::Ready((outcome, flight)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// Gives a place in a flush away for a request that waits for its client, or has waited for its pod for long. The exchange
+/// has just been polled, and with it the body, so it is known which.
+#[cold]
+fn give_way_if_due(flight: &Flight, asked: &Asked) {
+    let awaits_client = asked.body.upload().is_some_and(|upload| upload.awaits_client);
+    if awaits_client || flight.gives_way_at() <= Instant::now() {
+        flight.give_way();
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if let Some((exchange, flight)) = self.under_way.take() {
+            see_through(exchange, flight);
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Which headers go on to the next hop, and which ones the router adds.
+//!
+//! Pure. What must stay true: headers that are about one connection never cross the router, in either direction; what a
+//! pod reads in `segue-partition` and its siblings was written by the router, never by a client.
+
+use http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HOST,
+    HeaderName, HeaderValue, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use http::{HeaderMap, StatusCode, Version};
+use segue_coordination::protocol::ids::{Epoch, PartitionId};
+
+use crate::message::header_scan::Noted;
+use crate::message::local_reply::{SEGUE_REASON, is_pods_reason};
+use crate::message::reserved::Reserved;
+
+pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-partition");
+pub(crate) const SEGUE_EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
+pub(crate) const SEGUE_ROUTER: HeaderName = HeaderName::from_static("segue-router");
+pub(crate) const SEGUE_KEYSPACE: HeaderName = HeaderName::from_static("segue-keyspace");
+pub(crate) const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
+pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
+/// Who the router is.
+pub(crate) struct Identity {
+    pub(crate) router: HeaderValue,
+    pub(crate) keyspace: HeaderValue,
+    /// Both as lines of HTTP/1.1.
+    pub(crate) lines: Vec<u8>,
+}
+
+impl Identity {
+    pub(crate) fn new(router: HeaderValue, keyspace: HeaderValue) -> Self {
+        let mut lines = Vec::new();
+        for (name, value) in [(&SEGUE_ROUTER, &router), (&SEGUE_KEYSPACE, &keyspace)] {
+            lines.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+        }
+        Identity { router, keyspace, lines }
+    }
+}
+
+/// The headers that the router writes on a request, and those that it does not let pass.
+pub(crate) struct Stamps<'request> {
+    pub(crate) reserved: &'request Reserved,
+    pub(crate) partition: PartitionId,
+    pub(crate) epoch: Epoch,
+    pub(crate) identity: &'request Identity,
+    /// The client's address.
+    pub(crate) peer: &'request HeaderValue,
+    /// What is left of a gRPC call's time, instead of what its client said.
+    pub(crate) grpc_timeout: Option<&'request HeaderValue>,
+    /// What the client spoke: `http` or `https`.
+    pub(crate) scheme: &'static str,
+}
+
+/// The names that a message's `Connection` header declares to be about this connection only.
+pub(crate) struct Declared<'headers>(Option<&'headers HeaderMap>);
+
+impl<'headers> Declared<'headers> {
+    pub(crate) fn of(headers: &'headers HeaderMap, noted: Noted) -> Self {
+        if !noted.connection {
+            return Declared(None);
+        }
+        let ordinary = |option: &[u8]| {
+            [&b"close"[..], b"keep-alive", b"upgrade", b"te"].iter().any(|known| option.eq_ignore_ascii_case(known))
+        };
+        let unusual = all_options(headers).any(|option| !ordinary(option));
+        Declared(unusual.then_some(headers))
+    }
+
+    fn contains(&self, name: &HeaderName) -> bool {
+        self.0.is_some_and(|headers| {
+            all_options(headers).any(|option| option.eq_ignore_ascii_case(name.as_str().as_bytes()))
+        })
+    }
+}
+
+/// The options of one line of `Connection`.
+pub(crate) fn options(line: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii).filter(|option| !option.is_empty())
+}
+
+fn all_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    headers.get_all(CONNECTION).iter().flat_map(options)
+}
+
+/// Whether the header is about one connection, whatever `Connection` says.
+pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
+    *name == CONNECTION
+        || *name == TRANSFER_ENCODING
+        || *name == UPGRADE
+        || *name == TE
+        || *name == KEEP_ALIVE
+        || name.as_str().starts_with("proxy-")
+}
+
+/// Whether a client's header goes on to the pod as it is.
+pub(crate) fn passes_to_pod(name: &HeaderName, noted: Noted, declared: &Declared<'_>, reserved: &Reserved) -> bool {
+    !(is_hop_by_hop(name)
+        || *name == HOST
+        || *name == X_FORWARDED_FOR
+        || *name == VIA
+        || is_said_by_the_router(name)
+        || reserved.is_unbelieved(name)
+        || (noted.underscore && reserved.is_disguised(name))
+        || declared.contains(name))
+}
+
+/// Whether only a router says this to a pod.
+pub(crate) fn is_said_by_the_router(name: &HeaderName) -> bool {
+    is_stamp(name) || *name == SEGUE_MISDIRECTED || *name == SEGUE_REASON
+}
+
+fn is_stamp(name: &HeaderName) -> bool {
+    name.as_str().starts_with("segue-")
+        && (*name == SEGUE_PARTITION || *name == SEGUE_EPOCH || *name == SEGUE_ROUTER || *name == SEGUE_KEYSPACE)
+}
+
+/// Takes out of a pod's answer what does not go on to the client. (By HTTP/1.1 it is not even taken in.)
+pub(crate) fn clean_answer(headers: &mut HeaderMap) {
+    let forged = headers.get_all(SEGUE_REASON).iter().any(|reason| !is_pods_reason(reason));
+    let stays = |name: &HeaderName| !(is_hop_by_hop(name) || (forged && *name == SEGUE_REASON));
+    if headers.keys().all(stays) {
+        return;
+    }
+    let declared: Vec<HeaderName> =
+        all_options(headers).filter_map(|option| HeaderName::from_bytes(option).ok()).collect();
+    let others: Vec<HeaderName> = headers.keys().filter(|name| !stays(name)).cloned().collect();
+    for name in declared.into_iter().chain(others) {
+        headers.remove(name);
+    }
+}
+
+/// Whether a name may only stand in a head: what frames, routes, authenticates or describes a message (RFC 9110, 6.5.1),
+/// and what only the router says. A receiver may merge other trailers into the head.
+pub(crate) fn ends_up_in_a_head(name: &HeaderName) -> bool {
+    is_hop_by_hop(name)
+        || is_stamp(name)
+        || *name == SEGUE_REASON
+        || *name == X_FORWARDED_FOR
+        || *name == X_FORWARDED_PROTO
+        || *name == VIA
+        || [
+            AUTHORIZATION,
+            CACHE_CONTROL,
+            CONTENT_ENCODING,
+            CONTENT_LENGTH,
+            CONTENT_RANGE,
+            CONTENT_TYPE,
+            HOST,
+            MAX_FORWARDS,
+            SET_COOKIE,
+            TRAILER,
+        ]
+        .contains(name)
+}
+
+/// Takes out of an answer's trailers what may only stand in a head.
+pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
+    let others: Vec<HeaderName> = trailers.keys().filter(|name| ends_up_in_a_head(name)).cloned().collect();
+    for name in others {
+        trailers.remove(name);
+    }
+}
+
+/// The same for the trailers of an answer. The mark of a refusal is no news to the client, even where it comes too late for
+/// the router to act on it.
+pub(crate) fn clean_answer_trailers(trailers: &mut HeaderMap) {
+    clean_trailers(trailers);
+    trailers.remove(SEGUE_MISDIRECTED);
+}
+
+/// Whether a client's head names two hosts, or codings that would be lost with their header on the way to the pod;
+/// hyper has made sure that its length can be read in one way only. `sized`: there is no body, or its length is known.
+pub(crate) fn is_ambiguous(headers: &HeaderMap, sized: bool) -> bool {
+    // Hardly any request says something twice.
+    let two_hosts = headers.len() > headers.keys_len() && headers.get_all(HOST).iter().count() > 1;
+    let coded = || {
+        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+        let chunked = codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+        !chunked || codings.next().is_some()
+    };
+    two_hosts || (!sized && coded())
+}
+
+/// Whether the client takes trailers; the only thing that `TE` may say to the next hop.
+pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
+    headers.get_all(TE).iter().any(|line| {
+        line.as_bytes().split(|byte| *byte == b',').any(|coding| {
+            let name = coding.split(|byte| *byte == b';').next().unwrap_or_default();
+            name.trim_ascii().eq_ignore_ascii_case(b"trailers")
+        })
+    })
+}
+
+/// Whether an HTTP/1.1 request asks for another protocol on its connection. One that is itself HTTP (`h2c`) is not
+/// asked for: its requests would pass through the router unseen, to any partition and with stamps of the client's own.
+pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
+    version == Version::HTTP_11
+        && headers.contains_key(UPGRADE)
+        && all_options(headers).any(|option| option.eq_ignore_ascii_case(b"upgrade"))
+        && !headers.get_all(UPGRADE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).any(is_http)
+}
+
+fn is_http(protocol: &[u8]) -> bool {
+    let name = protocol.split(|byte| *byte == b'/').next().unwrap_or_default().trim_ascii();
+    // Inside TLS it would be HTTP again.
+    [&b"h2c"[..], b"h2", b"h3", b"http", b"tls"].iter().any(|http| name.eq_ignore_ascii_case(http))
+}
+
+/// What `Via` says of a message that came by this version.
+pub(crate) fn via(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_10 => "1.0 segue",
+        Version::HTTP_2 => "2.0 segue",
+        _ => "1.1 segue",
+    }
+}
+
+/// The values of a list header, ready to be continued: each followed by a comma.
+pub(crate) fn continued<'headers>(
+    headers: &'headers HeaderMap,
+    name: &HeaderName,
+) -> impl Iterator<Item = &'headers [u8]> {
+    headers.get_all(name).iter().flat_map(|value| [value.as_bytes(), b", "])
+}
+
+/// Whether an answer says "not mine, nothing was done"; takes out what says it. A pod may know no more than that it is a
+/// `421` which says so; one whose own service has answered `421` to its client marks that with `segue-misdirected: 0`, as
+/// the sidecar and the layer do. gRPC has no status of its own for it, so there the mark has to say it.
+pub(crate) fn take_misdirected(status: StatusCode, headers: &mut HeaderMap) -> bool {
+    let mark = headers.remove(SEGUE_MISDIRECTED);
+    let mark = mark.as_ref().map(HeaderValue::as_bytes);
+    match status {
+        StatusCode::MISDIRECTED_REQUEST => mark != Some(b"0"),
+        _ => mark == Some(b"1") && headers.get(GRPC_STATUS).is_some_and(|value| value == "9"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::routing::partition_key::{Locator, PartitionSource};
+
+    fn reserved() -> Reserved {
+        let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
+        Reserved::new(&Locator { source, order_by: None }, false)
+    }
+
+    fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn headers_about_the_connection_do_not_reach_the_pod() {
+        let headers = map(&[("connection", "close, X-Hop"), ("x-hop", "1"), ("x-end", "1")]);
+        let declared = Declared::of(&headers, Noted::of(&headers));
+        let (noted, reserved) = (Noted::of(&headers), reserved());
+        let passes = |name| passes_to_pod(&HeaderName::from_static(name), noted, &declared, &reserved);
+        for hop in [
+            "connection",
+            "keep-alive",
+            "te",
+            "transfer-encoding",
+            "upgrade",
+            "proxy-authorization",
+            "proxy-connection",
+            "x-hop",
+        ] {
+            assert!(!passes(hop), "{hop}");
+        }
+        assert!(passes("x-end"));
+        assert!(passes("authorization"));
+        assert!(passes("trailer"));
+    }
+
+    #[test]
+    fn a_clients_own_stamps_are_dropped() {
+        let headers = HeaderMap::new();
+        let declared = Declared::of(&headers, Noted::of(&headers));
+        let passes = |name: &HeaderName| passes_to_pod(name, Noted::of(&headers), &declared, &reserved());
+        for name in [SEGUE_PARTITION, SEGUE_EPOCH, SEGUE_ROUTER, SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON] {
+            assert!(!passes(&name), "{name}");
+        }
+        assert!(passes(&HeaderName::from_static("segue-other")));
+    }
+
+    #[test]
+    fn an_answer_loses_what_was_about_its_connection_and_any_reason_of_a_routers() {
+        let mut headers = map(&[
+            ("connection", "keep-alive, x-hop"),
+            ("keep-alive", "timeout=5"),
+            ("x-hop", "1"),
+            ("proxy-authenticate", "Basic"),
+            ("segue-reason", "fenced"),
+            ("x-end", "1"),
+        ]);
+        clean_answer(&mut headers);
+        assert_eq!(headers, map(&[("x-end", "1")]));
+    }
+
+    #[test]
+    fn trailers_are_the_only_coding_that_te_passes_on() {
+        assert!(takes_trailers(&map(&[("te", "gzip;q=0.5, Trailers")])));
+        assert!(!takes_trailers(&map(&[("te", "gzip")])));
+    }
+
+    #[test]
+    fn an_upgrade_needs_both_headers() {
+        let both = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]);
+        assert!(wants_upgrade(Version::HTTP_11, &both));
+        assert!(!wants_upgrade(Version::HTTP_10, &both));
+        assert!(!wants_upgrade(Version::HTTP_11, &map(&[("upgrade", "h2c")])));
+    }
+
+    #[test]
+    fn an_upgrade_to_http_is_not_passed_on() {
+        for protocol in ["h2c", "H2C", "websocket, h2c", "HTTP/2.0", "TLS/1.3", "h2"] {
+            let mut headers = map(&[("connection", "upgrade")]);
+            headers.insert(UPGRADE, HeaderValue::from_static(protocol));
+            assert!(!wants_upgrade(Version::HTTP_11, &headers), "{protocol}");
+        }
+    }
+
+    #[test]
+    fn trailers_lose_what_belongs_into_a_head() {
+        let mut trailers = map(&[
+            ("x-sum", "7"),
+            ("grpc-status", "0"),
+            ("segue-misdirected", "1"),
+            ("segue-epoch", "9"),
+            ("segue-reason", "fenced"),
+            ("content-length", "5"),
+            ("transfer-encoding", "chunked"),
+            ("host", "h"),
+            ("x-forwarded-for", "1.2.3.4"),
+            ("connection", "close"),
+        ]);
+        clean_trailers(&mut trailers);
+        assert_eq!(trailers, map(&[("x-sum", "7"), ("grpc-status", "0"), ("segue-misdirected", "1")]));
+    }
+
+    #[test]
+    fn a_head_that_says_two_things_is_ambiguous() {
+        assert!(is_ambiguous(&map(&[("host", "a"), ("host", "b")]), true));
+        assert!(!is_ambiguous(&map(&[("host", "a"), ("x-a", "a"), ("x-a", "b")]), true));
+        assert!(!is_ambiguous(&map(&[("transfer-encoding", "Chunked")]), false));
+        for codings in [&["gzip, chunked"][..], &["chunked", "chunked"], &["identity", "chunked"]] {
+            let mut headers = HeaderMap::new();
+            for coding in codings {
+                headers.append(TRANSFER_ENCODING, HeaderValue::from_static(coding));
+            }
+            assert!(is_ambiguous(&headers, false), "{codings:?}");
+        }
+    }
+
+    #[test]
+    fn a_misdirected_grpc_answer_needs_status_and_metadata() {
+        let says = |lines: &[_]| take_misdirected(StatusCode::OK, &mut map(lines));
+        assert!(says(&[("grpc-status", "9"), ("segue-misdirected", "1")]));
+        assert!(!says(&[("grpc-status", "9")]));
+        assert!(!says(&[("grpc-status", "0"), ("segue-misdirected", "1")]));
+    }
+
+    #[test]
+    fn a_421_is_a_refusal_unless_it_is_marked_as_the_services_own() {
+        let says = |lines: &[_]| take_misdirected(StatusCode::MISDIRECTED_REQUEST, &mut map(lines));
+        assert!(says(&[]), "pods that know the status alone");
+        assert!(says(&[("segue-misdirected", "1")]));
+        assert!(!says(&[("segue-misdirected", "0")]));
+    }
+
+    #[test]
+    fn the_mark_does_not_go_on() {
+        let mut headers = map(&[("segue-misdirected", "0"), ("x-end", "1")]);
+        assert!(!take_misdirected(StatusCode::OK, &mut headers));
+        assert_eq!(headers, map(&[("x-end", "1")]));
+    }
+}

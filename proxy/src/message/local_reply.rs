@@ -1,0 +1,273 @@
+//! The router's own answers: the only place where an error becomes a status.
+//!
+//! Not here: when they are given. What must stay true: each says its `segue-reason`, and nothing but them does; none that
+//! follows a request which a pod may have acted on looks as if it were safe to send again.
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{HeaderMap, Response, StatusCode};
+use segue_coordination::protocol::ids::PartitionId;
+use segue_coordination::protocol::router::HoldCause;
+
+use crate::routing::partition_key::Unlocated;
+use crate::routing::table::Refusal;
+
+/// Names the reason of an answer that is the router's own.
+pub const SEGUE_REASON: HeaderName = HeaderName::from_static("segue-reason");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// Whether a pod's own answer, which its layer or sidecar gives, may tell clients this reason.
+pub(crate) fn is_pods_reason(reason: &HeaderValue) -> bool {
+    matches!(reason.as_bytes(), b"lease-lost" | b"upstream-failed")
+}
+
+/// Why the router answers itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Own {
+    /// The request names no partition.
+    NoPartition,
+    /// It names one that cannot be, or two.
+    BadPartition,
+    /// Its head says two different things.
+    Ambiguous,
+    /// The pod broke the exchange after the request may have reached it.
+    UpstreamFailed,
+    /// The drain's end severed the exchange.
+    Severed,
+    /// The pod did not begin its answer in time.
+    UpstreamTimeout,
+    /// The time that a gRPC call's client gave it is up.
+    Deadline,
+    /// Held for as long as a request may be.
+    StashTimeout,
+    /// Too much is held already.
+    StashFull,
+    /// No pod owns the partition.
+    NoOwner,
+    /// The store is lost, and with it the right to route.
+    Fenced,
+    /// The router is ending.
+    Shutdown,
+    /// The pod, or the router itself, has as much to do already as it may.
+    Overload,
+    /// The request's head is too large.
+    HeadTooLarge,
+    /// Its body is.
+    BodyTooLarge,
+    /// The request, or its head alone, took too long to arrive.
+    TooSlow,
+}
+
+impl Own {
+    /// All of them, in the order in which [`index`](Self::index) numbers them.
+    pub const ALL: [Own; 16] = [
+        Own::NoPartition,
+        Own::BadPartition,
+        Own::Ambiguous,
+        Own::UpstreamFailed,
+        Own::Severed,
+        Own::UpstreamTimeout,
+        Own::Deadline,
+        Own::StashTimeout,
+        Own::StashFull,
+        Own::NoOwner,
+        Own::Fenced,
+        Own::Shutdown,
+        Own::Overload,
+        Own::HeadTooLarge,
+        Own::BodyTooLarge,
+        Own::TooSlow,
+    ];
+
+    /// Its place in [`ALL`](Self::ALL).
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The status it is answered with.
+    pub fn status(self) -> StatusCode {
+        match self {
+            Own::NoPartition | Own::BadPartition | Own::Ambiguous => StatusCode::BAD_REQUEST,
+            Own::UpstreamFailed | Own::Severed => StatusCode::BAD_GATEWAY,
+            Own::UpstreamTimeout | Own::Deadline => StatusCode::GATEWAY_TIMEOUT,
+            Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown | Own::Overload => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Own::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Own::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Own::TooSlow => StatusCode::REQUEST_TIMEOUT,
+        }
+    }
+
+    /// What `segue-reason` says.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Own::NoPartition => "no-partition",
+            Own::BadPartition => "bad-partition",
+            Own::Ambiguous => "ambiguous",
+            Own::UpstreamFailed => "upstream-failed",
+            Own::Severed => "severed",
+            Own::UpstreamTimeout => "upstream-timeout",
+            Own::Deadline => "deadline",
+            Own::StashTimeout => "stash-timeout",
+            Own::StashFull => "stash-full",
+            Own::NoOwner => "no-owner",
+            Own::Fenced => "fenced",
+            Own::Shutdown => "shutdown",
+            Own::Overload => "overload",
+            Own::HeadTooLarge | Own::BodyTooLarge | Own::TooSlow => "limit",
+        }
+    }
+
+    fn error(self) -> &'static str {
+        match self {
+            Own::NoPartition => "the request names no partition",
+            Own::BadPartition => {
+                "the request names a partition that does not exist, or two, or a key that pods may read differently"
+            }
+            Own::Ambiguous => "the request names no host or two, or a transfer coding other than chunked",
+            Own::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
+            Own::Severed => "the partition moved and did not wait longer for this request; it may have taken effect",
+            Own::UpstreamTimeout => "the pod did not answer in time; the request may have taken effect",
+            Own::Deadline => "the deadline that the client gave with grpc-timeout has passed",
+            Own::StashTimeout => "the partition is being handed over and the request was held for as long as allowed",
+            Own::StashFull => "too many requests wait for this partition",
+            Own::NoOwner => "no pod owns the partition at the moment",
+            Own::Fenced => "the router has lost its store and may not route at the moment",
+            Own::Shutdown => "the router is shutting down",
+            Own::Overload => "too much is under way already; nothing was sent",
+            Own::HeadTooLarge => "the request's head is too large",
+            Own::BodyTooLarge => "the request's body is too large; what a pod has seen of it is incomplete",
+            Own::TooSlow => "the request took too long to arrive",
+        }
+    }
+
+    /// The gRPC status that matches. What may have taken effect is `INTERNAL`, because clients take `UNAVAILABLE` as
+    /// leave to send again.
+    fn grpc_status(self) -> &'static str {
+        match self {
+            Own::NoPartition | Own::BadPartition | Own::Ambiguous => "3",
+            Own::UpstreamFailed | Own::Severed => "13",
+            Own::UpstreamTimeout | Own::Deadline | Own::TooSlow => "4",
+            Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown | Own::Overload => "14",
+            Own::HeadTooLarge | Own::BodyTooLarge => "8",
+        }
+    }
+
+    /// The body of the answer.
+    pub(crate) fn body(self, partition: Option<PartitionId>) -> Bytes {
+        let (error, reason) = (self.error(), self.reason());
+        let text = match partition {
+            Some(partition) => format!(r#"{{"error":"{error}","reason":"{reason}","partition":{partition}}}"#),
+            None => format!(r#"{{"error":"{error}","reason":"{reason}","partition":null}}"#),
+        };
+        Bytes::from(text)
+    }
+
+    /// The answer to a request for `partition`, if it got that far; `grpc`: the request was gRPC.
+    pub(crate) fn answer(self, partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
+        let body = if grpc { Bytes::new() } else { self.body(partition) };
+        let mut answer = Response::new(body);
+        if !grpc {
+            *answer.status_mut() = self.status();
+        }
+        let length = answer.body().len();
+        let headers = answer.headers_mut();
+        headers.insert(SEGUE_REASON, HeaderValue::from_static(self.reason()));
+        if grpc {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            headers.insert(GRPC_STATUS, HeaderValue::from_static(self.grpc_status()));
+            headers.insert(GRPC_MESSAGE, HeaderValue::from_static(self.error()));
+        } else {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        if self.status() == StatusCode::SERVICE_UNAVAILABLE {
+            // A handoff takes milliseconds; a second is the smallest that the header can say.
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        answer
+    }
+}
+
+impl From<Refusal> for Own {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Full => Own::StashFull,
+            Refusal::Waited(HoldCause::Handoff) => Own::StashTimeout,
+            Refusal::Waited(HoldCause::NoOwner) => Own::NoOwner,
+            Refusal::Waited(HoldCause::Fenced) => Own::Fenced,
+            Refusal::Shutdown => Own::Shutdown,
+        }
+    }
+}
+
+impl From<Unlocated> for Own {
+    fn from(unlocated: Unlocated) -> Self {
+        match unlocated {
+            Unlocated::Missing => Own::NoPartition,
+            Unlocated::Bad => Own::BadPartition,
+        }
+    }
+}
+
+/// Whether a message is gRPC.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    // `application/grpc`, `application/grpc+proto`; not `application/grpc-web`, whose clients read no bare trailers.
+    kind.strip_prefix(b"application/grpc").is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P1: PartitionId = PartitionId::new(1);
+    const P7: PartitionId = PartitionId::new(7);
+
+    #[test]
+    fn an_answer_is_json_with_its_reason_in_header_and_body() {
+        let answer = Own::StashFull.answer(Some(P7), false);
+        assert_eq!(answer.status(), 503);
+        assert_eq!(answer.headers()["segue-reason"], "stash-full");
+        assert_eq!(answer.headers()["retry-after"], "1");
+        let body: serde_json::Value = serde_json::from_slice(answer.body()).unwrap();
+        assert_eq!(body["reason"], "stash-full");
+        assert_eq!(body["partition"], 7);
+        assert_eq!(answer.headers()["content-length"], answer.body().len().to_string().as_str());
+    }
+
+    #[test]
+    fn every_answer_has_a_valid_body_and_its_own_index() {
+        for (index, own) in Own::ALL.into_iter().enumerate() {
+            assert_eq!(own.index(), index);
+            let body: serde_json::Value = serde_json::from_slice(&own.body(None)).unwrap();
+            assert_eq!(body["reason"], own.reason());
+            assert!(body["partition"].is_null());
+        }
+    }
+
+    #[test]
+    fn grpc_gets_trailers_only_and_what_may_have_taken_effect_is_not_unavailable() {
+        for own in Own::ALL {
+            let answer = own.answer(Some(P1), true);
+            assert_eq!(answer.status(), 200);
+            assert!(answer.body().is_empty());
+            assert_eq!(answer.headers()["segue-reason"], own.reason());
+            let unavailable = answer.headers()["grpc-status"] == "14";
+            assert_eq!(unavailable, own.status() == StatusCode::SERVICE_UNAVAILABLE, "{own:?}");
+        }
+    }
+
+    #[test]
+    fn grpc_is_told_by_its_content_type() {
+        let grpc =
+            |kind: &'static str| is_grpc(&[(CONTENT_TYPE, HeaderValue::from_static(kind))].into_iter().collect());
+        assert!(grpc("application/grpc"));
+        assert!(grpc("application/grpc+proto"));
+        assert!(!grpc("application/grpc-web+proto"));
+        assert!(!grpc("application/json"));
+        assert!(!is_grpc(&HeaderMap::new()));
+    }
+}

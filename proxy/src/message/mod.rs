@@ -1,0 +1,15 @@
+//! HTTP messages: what a request says, its body, and the responses that the router makes itself.
+//!
+//! Router and sidecar share these rules. Not here: which pod gets a request (`routing`), how a message is written to a
+//! pod (`upstream`) or a client (`server`).
+
+pub(crate) mod detach;
+pub(crate) mod frames;
+pub(crate) mod grpc_timeout;
+pub(crate) mod header_scan;
+pub(crate) mod headers;
+pub(crate) mod interim;
+pub mod local_reply;
+pub(crate) mod request_body;
+pub(crate) mod reserved;
+pub(crate) mod websocket;

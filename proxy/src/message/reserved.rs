@@ -1,0 +1,106 @@
+//! Headers that a client may not send to a pod as they are, in heads and in trailers.
+//!
+//! Pure. What must stay true: a pod that reads one of the router's own headers, or the header that the request was routed
+//! by, reads what the router has read or written, even if it takes `_` in a name for `-` (as CGI and WSGI do) or merges
+//! trailers into the head; what a client says of itself in `x-forwarded-*` and `forwarded` is believed only if the
+//! configuration says so.
+
+use http::HeaderMap;
+use http::header::{CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
+
+use crate::message::headers::{X_FORWARDED_FOR, ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router};
+use crate::routing::partition_key::{KeyFrom, Locator, PartitionSource};
+
+/// The names, as far as the configuration decides them.
+pub(crate) struct Reserved {
+    trusts_forwarded: bool,
+    /// The headers that requests are routed and ordered by.
+    locating: Vec<HeaderName>,
+}
+
+impl Reserved {
+    pub(crate) fn new(locator: &Locator, trusts_forwarded: bool) -> Self {
+        let source = match &locator.source {
+            PartitionSource::Header(name) | PartitionSource::Key { from: KeyFrom::Header(name), .. } => Some(name),
+            PartitionSource::Key { .. } => None,
+        };
+        Reserved { trusts_forwarded, locating: source.into_iter().chain(&locator.order_by).cloned().collect() }
+    }
+
+    /// Whether the client's `x-forwarded-for` is continued.
+    pub(crate) fn trusts_forwarded(&self) -> bool {
+        self.trusts_forwarded
+    }
+
+    /// Whether the client says something about itself that is not believed.
+    pub(crate) fn is_unbelieved(&self, name: &HeaderName) -> bool {
+        !self.trusts_forwarded && is_forwarded(name)
+    }
+
+    /// Whether a name with underscores would be one of the router's with dashes in their place.
+    pub(crate) fn is_disguised(&self, name: &HeaderName) -> bool {
+        if !name.as_str().contains('_') || self.locating.contains(name) {
+            return false;
+        }
+        let Ok(dashed) = HeaderName::try_from(name.as_str().replace('_', "-")) else {
+            return true;
+        };
+        is_hop_by_hop(&dashed)
+            || is_said_by_the_router(&dashed)
+            || self.is_unbelieved(&dashed)
+            || self.locating.contains(&dashed)
+            || [CONTENT_LENGTH, HOST, VIA, X_FORWARDED_FOR].contains(&dashed)
+    }
+
+    /// Takes out of a request's trailers what a pod may read as if it had been in the head.
+    pub(crate) fn clean_trailers(&self, trailers: &mut HeaderMap) {
+        let is_reserved = |name: &HeaderName| {
+            ends_up_in_a_head(name)
+                || is_said_by_the_router(name)
+                || is_forwarded(name)
+                || self.locating.contains(name)
+                || self.is_disguised(name)
+                || *name == COOKIE
+        };
+        let others: Vec<HeaderName> = trailers.keys().filter(|name| is_reserved(name)).cloned().collect();
+        for name in others {
+            trailers.remove(name);
+        }
+    }
+}
+
+fn is_forwarded(name: &HeaderName) -> bool {
+    *name == FORWARDED || name.as_str().starts_with("x-forwarded-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reserved(trusts_forwarded: bool) -> Reserved {
+        let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
+        let locator = Locator { source, order_by: Some(HeaderName::from_static("x_order")) };
+        Reserved::new(&locator, trusts_forwarded)
+    }
+
+    #[test]
+    fn underscores_hide_nothing() {
+        let is_disguised = |name| reserved(false).is_disguised(&HeaderName::from_static(name));
+        for name in ["segue_epoch", "x_partition", "content_length", "transfer_encoding", "x_forwarded-for"] {
+            assert!(is_disguised(name), "{name}");
+        }
+        // The configuration may name a header with an underscore.
+        for name in ["x_order", "my_own", "x-partition"] {
+            assert!(!is_disguised(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_a_client_says_of_itself_is_believed_if_the_configuration_says_so() {
+        for name in ["forwarded", "x-forwarded-proto", "x-forwarded-host", "x-forwarded-prefix"] {
+            let name = HeaderName::from_static(name);
+            assert!(reserved(false).is_unbelieved(&name) && !reserved(true).is_unbelieved(&name), "{name}");
+        }
+        assert!(!reserved(false).is_unbelieved(&HeaderName::from_static("x-forwarded")));
+    }
+}

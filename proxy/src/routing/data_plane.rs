@@ -1,0 +1,71 @@
+//! The table as the router's side of the protocol sees it: a [`DataPlane`] that is told, partition by partition, to stop,
+//! switch or sever.
+//!
+//! Translation only: what to do and when is decided in `segue-coordination`, how it is done safely in
+//! [`table`](crate::routing::table).
+
+use segue_coordination::protocol::ids::PartitionId;
+use segue_coordination::protocol::records::PodRecord;
+use segue_coordination::protocol::router::{HoldCause, Stage, Target};
+use segue_coordination::router::{CutoverTimes, DataPlane};
+use tokio::time::Instant;
+
+use crate::routing::gate::Position;
+use crate::routing::table::Table;
+
+impl DataPlane for Table {
+    fn set_partitions(&self, partitions: u32) {
+        Table::set_partitions(self, partitions);
+    }
+
+    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
+        let seen = self.position(partition);
+        let target = || {
+            let pod = self.pod(seen.slot);
+            Target { pod: pod.name.clone(), incarnation: pod.incarnation, epoch: seen.epoch }
+        };
+        let stage = match seen.position {
+            // What still waits does so for something of its own key, which may take long and is no part of the cutover.
+            Position::Flushing if seen.flows => Stage::Open(target()),
+            Position::Held => Stage::Held,
+            Position::Open => Stage::Open(target()),
+            Position::Draining => Stage::Draining(target()),
+            Position::Flushing => Stage::Flushing(target()),
+        };
+        (stage, seen.retry_at)
+    }
+
+    fn stop(&self, partition: PartitionId, cause: HoldCause) {
+        Table::stop(self, partition, cause);
+    }
+
+    fn name_cause(&self, partition: PartitionId, cause: HoldCause) {
+        Table::name_cause(self, partition, cause);
+    }
+
+    fn expect(&self, target: &Target, pod: &PodRecord, without_lease: bool) {
+        let slot = self.intern_pod(&target.pod, target.incarnation, &pod.address, without_lease);
+        Table::expect(self, slot);
+    }
+
+    fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool) {
+        let slot = self.intern_pod(&target.pod, target.incarnation, &pod.address, without_lease);
+        Table::switch(self, partition, slot, target.epoch);
+    }
+
+    fn retry_now(&self, partition: PartitionId) {
+        Table::retry_now(self, partition);
+    }
+
+    fn sever(&self, partition: PartitionId) -> u64 {
+        u64::from(Table::sever(self, partition))
+    }
+
+    fn trust_until(&self, until: Instant) {
+        Table::trust_until(self, until);
+    }
+
+    fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes> {
+        Table::take_times(self, partition)
+    }
+}

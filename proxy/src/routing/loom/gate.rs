@@ -1,0 +1,91 @@
+//! The gate by itself: two counters, one word, no lock.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::*;
+use crate::routing::gate::{Gate, Inside};
+use crate::routing::sync::AtomicU32;
+
+#[derive(Default)]
+struct Site {
+    gate: Gate,
+    inside: [Inside; 2],
+    /// Where the gate leads.
+    owner: AtomicU32,
+}
+
+impl Site {
+    fn open() -> Arc<Self> {
+        let site = Site::default();
+        site.owner.store(1, Relaxed);
+        site.gate.set(Position::Open);
+        Arc::new(site)
+    }
+
+    fn count(&self) -> u32 {
+        self.inside.iter().map(Inside::count).sum()
+    }
+}
+
+/// Who is inside reads one owner, however often it looks, and the closer changes it only when nobody is.
+#[test]
+fn whoever_got_in_is_counted_or_the_closer_is_seen() {
+    explore("gate::whoever_got_in_is_counted_or_the_closer_is_seen", None, || {
+        let site = Site::open();
+        let workers = [0, 1].map(|index| {
+            let site = site.clone();
+            spawn(move || {
+                let inside = &site.inside[index];
+                if site.gate.enter(inside).is_some() {
+                    assert_eq!(site.owner.load(Relaxed), 1);
+                }
+                let _ = site.gate.leave(inside);
+            })
+        });
+        site.gate.set(Position::Draining);
+        if site.count() == 0 {
+            site.owner.store(2, Relaxed);
+        }
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
+}
+
+/// Who gets in through a gate that was opened anew reads the new owner.
+#[test]
+fn an_opened_gate_shows_where_it_leads() {
+    explore("gate::an_opened_gate_shows_where_it_leads", None, || {
+        let site = Arc::new(Site::default());
+        let worker = {
+            let site = site.clone();
+            spawn(move || {
+                for _ in 0..2 {
+                    if site.gate.enter(&site.inside[0]).is_some() {
+                        assert_eq!(site.owner.load(Relaxed), 2);
+                    }
+                    let _ = site.gate.leave(&site.inside[0]);
+                }
+            })
+        };
+        site.owner.store(2, Relaxed);
+        site.gate.set(Position::Open);
+        worker.join().unwrap();
+    });
+}
+
+/// Of those who leave while the gate is closed, the last one finds it draining and the counters at zero, or the closer
+/// found them there.
+#[test]
+fn somebody_notices_that_the_last_one_has_left() {
+    explore("gate::somebody_notices_that_the_last_one_has_left", None, || {
+        let site = Site::open();
+        site.inside.iter().for_each(|inside| assert!(site.gate.enter(inside).is_some()));
+        let workers = [0, 1].map(|index| {
+            let site = site.clone();
+            spawn(move || site.gate.leave(&site.inside[index]) && site.count() == 0)
+        });
+        site.gate.set(Position::Draining);
+        let seen_by_closer = site.count() == 0;
+        let seen_by_leaver = workers.map(|worker| worker.join().unwrap()).contains(&true);
+        assert!(seen_by_closer || seen_by_leaver, "nobody looks any more, and the gate drains for ever");
+    });
+}

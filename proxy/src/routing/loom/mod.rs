@@ -1,0 +1,252 @@
+//! The concurrent mechanisms in all interleavings that loom knows of: `make loom`.
+//!
+//! Each model is a few threads that do to a gate or to a whole [`Table`] what workers and the control side do, and loom
+//! runs them in every order, with the values that a weak memory could show. A wake-up that is lost is a deadlock, which
+//! loom reports; everything else is asserted. All but the smallest are bounded to a number of preemptions
+//! (switches away from a thread that could have gone on), as each says.
+//!
+//! What loom does not explore: what is inside tokio's tokens and notices, and the map and list of pods (steps that happen at
+//! once here), the passing of time (a timer is due at once or never), and a load that shows a store which comes later in
+//! the same run. So it cannot tell that [`leave`](crate::routing::gate::Gate::leave) needs its release half: made `Relaxed`, no
+//! model fails. Nor does any model switch a gate that is not empty; `tests/table.rs` does.
+//!
+//! What was broken once, and which models failed:
+//!
+//! | broken | failed |
+//! | --- | --- |
+//! | `enter` reads the word with `Acquire`, `count` reads with `Acquire` | `gate::whoever_got_in_…`, `cutover::one_after_…` |
+//! | `leave` reads the word with `Acquire`, or before it counts the caller out | `gate::somebody_notices_…`, `cutover::one_after_…` |
+//! | `set` stores with `Relaxed` | `gate::an_opened_gate_…`, `cutover::one_after_…` |
+//! | settling without a notice, or without the lock | `cutover::everyone_…`, `one_after_…`, both of `severing` |
+//! | a newcomer at a closed gate does not look if it was the last; `wait` does not look again under the lock | `cutover::everyone_…`, `one_after_…` |
+//! | the gate opens although someone waits | `cutover::everyone_…`, `giving_up_…`, `hanging_up_…` |
+//! | a grant that its ticket no longer takes stays counted, or is not given back | `cutover::hanging_up_…` |
+//! | coming back although the router ends | `cutover::nobody_waits_…` |
+//! | severing cancels the tokens before it counts itself | both of `severing` |
+//! | a refused request is placed by its return | `returning::refused_requests_…` |
+//! | the count of partitions is read with `Relaxed` | `growing::a_partition_that_counts_is_there` |
+
+mod cutover;
+mod gate;
+mod growing;
+mod returning;
+mod severing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::task::Poll;
+use std::time::Duration;
+
+use ::loom::future::block_on;
+use ::loom::model::Builder;
+use ::loom::thread::{JoinHandle, spawn};
+use segue_coordination::protocol::ids::{Incarnation, PartitionId};
+use segue_coordination::protocol::router::HoldCause;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::Instant;
+
+use crate::routing::gate::Position;
+use crate::routing::permit::{Admission, Pass, Worker};
+use crate::routing::table::{Refusal, StashLimits, Table};
+
+/// The only partition.
+const PARTITION: PartitionId = PartitionId::new(0);
+/// The only key.
+const KEY: Option<u64> = Some(7);
+
+/// Runs a model in all interleavings with at most so many preemptions (`None`: all there are).
+#[expect(clippy::print_stdout, reason = "`make loom` adds these lines up")]
+fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    let executions = Arc::new(AtomicU64::new(0));
+    let counted = executions.clone();
+    let mut builder = Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.max_branches = 100_000;
+    builder.check(move || {
+        counted.fetch_add(1, SeqCst);
+        model();
+    });
+    println!("loom: model={name} executions={}", executions.load(SeqCst));
+}
+
+/// What is true of the requests, beside what the table believes. Not seen by loom: it costs no interleavings.
+#[derive(Default)]
+struct Witness {
+    /// How many requests hold a pass, by epoch.
+    inside: [AtomicU32; 4],
+    /// The requests that a pod has acted on, in that order.
+    acted: std::sync::Mutex<Vec<u32>>,
+}
+
+/// One router: a table with one partition, its workers as threads, the control side as the model's own thread.
+struct World {
+    table: Arc<Table>,
+    notices: UnboundedReceiver<PartitionId>,
+    witness: Arc<Witness>,
+    ended: (UnboundedSender<()>, UnboundedReceiver<()>),
+    /// Before all requests.
+    began: Instant,
+}
+
+impl World {
+    fn new(workers: usize, max_wait: Duration) -> Self {
+        let limits = StashLimits {
+            max_requests: 100,
+            max_bytes: 10_000,
+            max_total_bytes: 10_000,
+            max_wait,
+            flush_concurrency: 4,
+        };
+        let (table, notices) = Table::new(workers, limits);
+        let began = Instant::now();
+        table.trust_until(began + Duration::from_secs(86_400));
+        World { table, notices, witness: Arc::default(), ended: unbounded_channel(), began }
+    }
+
+    /// One whose partition is there, and held.
+    fn held(workers: usize, max_wait: Duration) -> Self {
+        let world = World::new(workers, max_wait);
+        world.table.set_partitions(1);
+        world
+    }
+
+    /// One whose partition is open at epoch 1.
+    fn open(workers: usize) -> Self {
+        let world = World::held(workers, Duration::from_secs(3600));
+        world.switch(1);
+        world
+    }
+
+    /// Runs a worker as a thread.
+    fn worker(&self, index: usize, life: impl FnOnce(Client) + Send + 'static) -> JoinHandle<()> {
+        let (table, witness, began, ended) =
+            (self.table.clone(), self.witness.clone(), self.began, self.ended.0.clone());
+        spawn(move || {
+            life(Client { worker: table.worker(index), witness, began });
+            // The model may have ended already.
+            let _ = ended.send(());
+        })
+    }
+
+    fn stop(&self) {
+        self.table.stop(PARTITION, HoldCause::Handoff);
+    }
+
+    /// Leads the partition to the pod of this epoch.
+    fn switch(&self, epoch: u64) {
+        let slot = self.table.intern_pod(&epoch.to_string(), Incarnation::registered_at(1.into()), "pod:1", false);
+        self.table.switch(PARTITION, slot, epoch.into());
+    }
+
+    fn position(&self) -> Position {
+        self.table.position(PARTITION).position
+    }
+
+    /// Waits until the gate is there, looking again only when told to.
+    fn until(&mut self, position: Position) {
+        while self.position() != position {
+            block_on(self.notices.recv());
+        }
+    }
+
+    /// The rest of a handoff that has been stopped: drain, switch, flush.
+    fn move_to(&mut self, epoch: u64) {
+        self.until(Position::Held);
+        self.assert_empty();
+        self.switch(epoch);
+        self.until(Position::Open);
+    }
+
+    /// Leads the partition to the pod of this epoch whenever it is held, until so many workers have ended and it is open.
+    fn keep_open(&mut self, epoch: u64, workers: usize) {
+        let mut ended = 0;
+        while ended < workers || self.position() != Position::Open {
+            if self.position() == Position::Held {
+                self.assert_empty();
+                self.switch(epoch);
+                continue;
+            }
+            let (notices, ends) = (&mut self.notices, &mut self.ended.1);
+            block_on(std::future::poll_fn(|context| {
+                while ends.poll_recv(context).is_ready() {
+                    ended += 1;
+                }
+                if ended == workers { Poll::Ready(()) } else { notices.poll_recv(context).map(drop) }
+            }));
+        }
+    }
+
+    fn assert_empty(&self) {
+        let inside = self.witness.inside.iter().map(|count| count.load(SeqCst)).sum::<u32>();
+        assert_eq!(inside, 0, "the gate is held with requests inside");
+    }
+
+    /// Nothing is left behind, and the gate is where it should be.
+    fn assert_at_rest(&self, position: Position) {
+        self.assert_empty();
+        assert_eq!(self.table.in_flight(PARTITION), 0);
+        assert_eq!(self.table.stashed(PARTITION), (0, 0));
+        assert_eq!(self.position(), position);
+        self.table.take_times(PARTITION);
+        assert!(self.table.is_forgotten(PARTITION) || position != Position::Open, "an open gate keeps its past");
+    }
+
+    fn acted(&self) -> Vec<u32> {
+        self.witness.acted.lock().unwrap().clone()
+    }
+}
+
+/// A worker with its requests.
+struct Client {
+    worker: Worker,
+    witness: Arc<Witness>,
+    began: Instant,
+}
+
+/// A request that has passed, as the witness knows it.
+struct Passed {
+    pass: Pass,
+    epoch: u64,
+    witness: Arc<Witness>,
+}
+
+impl Client {
+    /// The `number`-th request of all comes to the gate.
+    fn enter(&self, number: u32) -> Result<Admission, Refusal> {
+        self.worker.enter(PARTITION, KEY, 1, self.began + Duration::from_secs(number.into()))
+    }
+
+    /// Takes the request through the gate, waiting if it has to.
+    fn pass(&self, number: u32) -> Passed {
+        let pass = match self.enter(number).unwrap() {
+            Admission::Pass(pass) => pass,
+            Admission::Held(ticket) => block_on(ticket).unwrap(),
+        };
+        self.saw(pass)
+    }
+
+    /// Checks where the pass leads against all others that are held.
+    fn saw(&self, pass: Pass) -> Passed {
+        let epoch = pass.epoch().get();
+        assert_eq!(pass.pod().name, epoch.to_string(), "the pod of one epoch, the number of another");
+        self.witness.inside[epoch as usize].fetch_add(1, SeqCst);
+        let others = self.witness.inside.iter().enumerate().filter(|(of, _)| *of as u64 != epoch);
+        assert_eq!(others.map(|(_, count)| count.load(SeqCst)).sum::<u32>(), 0, "requests of two owners in flight");
+        Passed { pass, epoch, witness: self.witness.clone() }
+    }
+}
+
+impl Passed {
+    /// The pod acts on the request and answers.
+    fn served(mut self, number: u32) {
+        self.witness.acted.lock().unwrap().push(number);
+        self.pass.delivered();
+        drop(self.left());
+    }
+
+    /// It counts no longer; what follows is its pass's end.
+    fn left(self) -> Pass {
+        self.witness.inside[self.epoch as usize].fetch_sub(1, SeqCst);
+        self.pass
+    }
+}

@@ -1,0 +1,322 @@
+//! Which partition a request is for, and which order it must keep: from its head alone.
+//!
+//! Pure. Not here: whether the partition has an owner, and what the client is told ([`respond`](crate::message::local_reply)).
+//! What must stay true: a request whose head says two different things is refused, never routed by one of them; the key
+//! that a request is routed by is the key that its pod finds, however the pod normalises what it reads; a key gives the
+//! partition that the producers compute ([`hash`](crate::routing::key_hash)).
+
+mod pairs;
+mod path;
+
+use std::borrow::Cow;
+
+use http::header::HeaderName;
+use http::request::Parts;
+use segue_coordination::protocol::ids::PartitionId;
+
+use crate::routing::key_hash::{KeyHash, order_of};
+
+pub use path::{PathTemplate, PathTemplateError};
+
+/// Where a request names its partition (`[router.partition]`).
+#[derive(Debug, Clone)]
+pub enum PartitionSource {
+    /// A header with the number itself.
+    Header(HeaderName),
+    /// A key, hashed.
+    Key {
+        /// Where the key is.
+        from: KeyFrom,
+        /// How it is hashed.
+        hash: KeyHash,
+    },
+}
+
+/// Where a request has its key.
+#[derive(Debug, Clone)]
+pub enum KeyFrom {
+    /// The value of this header.
+    Header(HeaderName),
+    /// A segment of the path.
+    Path(PathTemplate),
+    /// The query parameter of this name.
+    Query(String),
+    /// The cookie of this name.
+    Cookie(String),
+}
+
+/// Where a request goes, as far as its head says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Located {
+    /// Its partition.
+    pub partition: PartitionId,
+    /// The hash of what orders it; requests without one are ordered by arrival only.
+    pub order: Option<u64>,
+}
+
+/// Why a request is for no partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unlocated {
+    /// It names none.
+    Missing,
+    /// It names one that cannot be, or two.
+    Bad,
+}
+
+/// Reads partition and order from request heads.
+#[derive(Debug, Clone)]
+pub struct Locator {
+    /// Where the partition is named.
+    pub source: PartitionSource,
+    /// A header whose value orders requests, where the partition is named by number.
+    pub order_by: Option<HeaderName>,
+}
+
+impl Locator {
+    /// The partition that a request with this head is for, among `partitions` (at least 1).
+    pub fn locate(&self, head: &Parts, partitions: u32) -> Result<Located, Unlocated> {
+        match &self.source {
+            PartitionSource::Header(name) => {
+                let partition = number(header(head, name)?).ok_or(Unlocated::Bad)?;
+                if partition.get() >= partitions {
+                    return Err(Unlocated::Bad);
+                }
+                let order = match self.order_by.as_ref().map(|name| only(head, name)) {
+                    None | Some(Err(Unlocated::Missing)) => None,
+                    Some(key) => Some(order_of(key?)),
+                };
+                Ok(Located { partition, order })
+            }
+            PartitionSource::Key { from, hash } => {
+                let key = match from {
+                    KeyFrom::Header(name) => Cow::Borrowed(only(head, name)?),
+                    KeyFrom::Path(template) => template.key(head.uri.path())?,
+                    KeyFrom::Query(name) => pairs::query(head.uri.query().unwrap_or_default(), name)?,
+                    KeyFrom::Cookie(name) => pairs::cookie(&head.headers, name)?,
+                };
+                Ok(Located { partition: hash.partition(&key, partitions), order: Some(order_of(&key)) })
+            }
+        }
+    }
+}
+
+/// The one value of a header that may be repeated but not contradict itself.
+fn header<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unlocated> {
+    let mut values = head.headers.get_all(name).iter().map(|value| value.as_bytes());
+    let first = values.next().ok_or(Unlocated::Missing)?;
+    if values.all(|other| other == first) { Ok(first) } else { Err(Unlocated::Bad) }
+}
+
+/// The value of a header that may stand there once: a server that joins lines would read another key in two of them.
+/// Spaces around it come by HTTP/2 only (RFC 9113, 8.2.1, forbids them), and every reader of HTTP/1.1 takes them off.
+fn only<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unlocated> {
+    let mut values = head.headers.get_all(name).iter().map(|value| value.as_bytes());
+    let first = values.next().ok_or(Unlocated::Missing)?;
+    if values.next().is_none() && first.trim_ascii() == first { Ok(first) } else { Err(Unlocated::Bad) }
+}
+
+/// A decimal number as one would write it: no sign, no leading zeros.
+fn number(text: &[u8]) -> Option<PartitionId> {
+    if text.is_empty() || text.len() > 10 || (text[0] == b'0' && text.len() > 1) {
+        return None;
+    }
+    let mut number = 0u32;
+    for byte in text {
+        let digit = byte.checked_sub(b'0').filter(|digit| *digit < 10)?;
+        number = number.checked_mul(10)?.checked_add(u32::from(digit))?;
+    }
+    Some(PartitionId::new(number))
+}
+
+/// Percent-decoding; `plus` makes `+` a space, as forms do. `None`: a `%` without two digits after it, of which nobody
+/// can say what the producer made.
+fn decode(raw: &[u8], plus: bool) -> Option<Cow<'_, [u8]>> {
+    if !raw.iter().any(|byte| *byte == b'%' || (plus && *byte == b'+')) {
+        return Some(Cow::Borrowed(raw));
+    }
+    let mut decoded = Vec::with_capacity(raw.len());
+    let mut bytes = raw.iter();
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => {
+                let mut digit = || char::from(*bytes.next()?).to_digit(16);
+                (digit()? * 16 + digit()?) as u8
+            }
+            b'+' if plus => b' ',
+            other => *other,
+        });
+    }
+    Some(Cow::Owned(decoded))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const P0: PartitionId = PartitionId::new(0);
+    const P7: PartitionId = PartitionId::new(7);
+    const P63: PartitionId = PartitionId::new(63);
+
+    fn head(uri: &str, headers: &[(&'static str, &str)]) -> Parts {
+        let mut request = http::Request::builder().uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn by_header() -> Locator {
+        Locator {
+            source: PartitionSource::Header(HeaderName::from_static("x-partition")),
+            order_by: Some(HeaderName::from_static("x-key")),
+        }
+    }
+
+    fn by(from: KeyFrom) -> Locator {
+        Locator { source: PartitionSource::Key { from, hash: KeyHash::Murmur2 }, order_by: None }
+    }
+
+    fn of_key(key: &[u8]) -> Result<Located, Unlocated> {
+        Ok(Located { partition: KeyHash::Murmur2.partition(key, 64), order: Some(order_of(key)) })
+    }
+
+    #[test]
+    fn a_partition_header_is_the_number_itself() {
+        let found = |value| by_header().locate(&head("/", &[("x-partition", value)]), 64).map(|at| at.partition);
+        assert_eq!(found("0"), Ok(P0));
+        assert_eq!(found("63"), Ok(P63));
+        for bad in ["64", "", "-1", "+1", "01", "1.0", "0x1", "1, 2", "4294967296", "99999999999", "one"] {
+            assert_eq!(found(bad), Err(Unlocated::Bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_without_the_header_names_no_partition() {
+        assert_eq!(by_header().locate(&head("/", &[]), 64), Err(Unlocated::Missing));
+    }
+
+    #[test]
+    fn a_repeated_header_may_not_contradict_itself() {
+        let twice = |a, b| by_header().locate(&head("/", &[("x-partition", a), ("x-partition", b)]), 64);
+        assert_eq!(twice("7", "7").map(|at| at.partition), Ok(P7));
+        assert_eq!(twice("7", "8"), Err(Unlocated::Bad));
+    }
+
+    #[test]
+    fn the_order_comes_from_its_own_header_or_not_at_all() {
+        let order = |headers: &[(&'static str, &str)]| by_header().locate(&head("/", headers), 64).unwrap().order;
+        assert_eq!(order(&[("x-partition", "1")]), None);
+        assert_eq!(order(&[("x-partition", "1"), ("x-key", "anna")]), Some(order_of(b"anna")));
+    }
+
+    #[test]
+    fn a_key_or_an_order_in_a_header_stands_there_once() {
+        let keyed = by(KeyFrom::Header(HeaderName::from_static("x-key")));
+        for values in [["a", "b"], ["a", "a"]] {
+            let lines = values.map(|value| ("x-key", value));
+            assert_eq!(keyed.locate(&head("/", &lines), 64), Err(Unlocated::Bad), "{values:?}");
+            let numbered = [("x-partition", "1"), lines[0], lines[1]];
+            assert_eq!(by_header().locate(&head("/", &numbered), 64), Err(Unlocated::Bad), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_or_an_order_with_spaces_around_it_is_refused() {
+        let keyed = by(KeyFrom::Header(HeaderName::from_static("x-key")));
+        for value in [" a", "a ", "a\t", " "] {
+            assert_eq!(keyed.locate(&head("/", &[("x-key", value)]), 64), Err(Unlocated::Bad), "{value:?}");
+            let numbered = [("x-partition", "1"), ("x-key", value)];
+            assert_eq!(by_header().locate(&head("/", &numbered), 64), Err(Unlocated::Bad), "{value:?}");
+        }
+        assert_eq!(keyed.locate(&head("/", &[("x-key", "a b")]), 64), of_key(b"a b"));
+    }
+
+    #[test]
+    fn a_path_key_is_one_decoded_segment_whatever_follows() {
+        let persons = by(KeyFrom::Path("/persons/{key}".parse().unwrap()));
+        let found = |uri| persons.locate(&head(uri, &[]), 64);
+        assert_eq!(found("/persons/42"), of_key(b"42"));
+        assert_eq!(found("/persons/42/events?x=1"), of_key(b"42"));
+        assert_eq!(found("http://host/persons/42"), of_key(b"42"));
+        assert_eq!(found("/persons/a%20b+c"), of_key(b"a b+c"));
+        for missing in ["/persons", "/persons/", "/people/42", "/v1/persons/42", "/"] {
+            assert_eq!(found(missing), Err(Unlocated::Missing), "{missing}");
+        }
+        assert_eq!(found("/persons/4%2"), Err(Unlocated::Bad));
+        let nested = by(KeyFrom::Path("/v1/{key}/events".parse().unwrap()));
+        assert_eq!(nested.locate(&head("/v1/7/events/9", &[]), 64), of_key(b"7"));
+        assert_eq!(nested.locate(&head("/v1/7/other", &[]), 64), Err(Unlocated::Missing));
+    }
+
+    #[test]
+    fn a_query_key_is_decoded_as_a_form_would_be() {
+        let id = by(KeyFrom::Query("id".to_owned()));
+        let found = |uri| id.locate(&head(uri, &[]), 64);
+        assert_eq!(found("/?id=42"), of_key(b"42"));
+        assert_eq!(found("/?a=1&id=a%26b+c&z"), of_key(b"a&b c"));
+        assert_eq!(found("/?i%64=42"), of_key(b"42"));
+        assert_eq!(found("/?id="), of_key(b""));
+        assert_eq!(found("/?id=%zz"), Err(Unlocated::Bad));
+        assert_eq!(found("/?ids=1"), Err(Unlocated::Missing));
+        assert_eq!(found("/"), Err(Unlocated::Missing));
+    }
+
+    #[test]
+    fn a_cookie_key_is_found_among_the_others() {
+        let sid = by(KeyFrom::Cookie("sid".to_owned()));
+        let found = |value| sid.locate(&head("/", &[("cookie", value)]), 64);
+        assert_eq!(found("a=1; sid=42; b=2"), of_key(b"42"));
+        assert_eq!(found("sid=42"), of_key(b"42"));
+        assert_eq!(found("xsid=1; sid2=2"), Err(Unlocated::Missing));
+        assert_eq!(sid.locate(&head("/", &[("cookie", "a=1"), ("cookie", "sid=42")]), 64), of_key(b"42"));
+    }
+
+    /// Any bytes as a client would escape them.
+    fn escaped(key: &[u8]) -> String {
+        key.iter().map(|byte| format!("%{byte:02x}")).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn any_key_is_found_wherever_it_is_carried(
+            // Anything that a path or a query may carry is text.
+            text in "[^\\x00/\\\\;.]{1,20}",
+            partitions in 1..=i32::MAX as u32,
+            hash in prop::sample::select(&[KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3][..]),
+        ) {
+            let key = text.as_bytes();
+            let locator = |from| Locator { source: PartitionSource::Key { from, hash }, order_by: None };
+            let expected = Ok(Located { partition: hash.partition(key, partitions), order: Some(order_of(key)) });
+            prop_assert!(expected.is_ok_and(|at: Located| at.partition.get() < partitions));
+            let path = locator(KeyFrom::Path("/persons/{key}".parse().unwrap()));
+            prop_assert_eq!(path.locate(&head(&format!("/persons/{}/x", escaped(key)), &[]), partitions), expected);
+            let query = locator(KeyFrom::Query("id".to_owned()));
+            prop_assert_eq!(query.locate(&head(&format!("/?a=1&id={}", escaped(key)), &[]), partitions), expected);
+            // A header carries what a header can.
+            if key.trim_ascii() == key
+                && let Ok(value) = http::HeaderValue::from_bytes(key)
+            {
+                let mut carried = head("/", &[]);
+                carried.headers.insert("x-key", value);
+                let header = locator(KeyFrom::Header(HeaderName::from_static("x-key")));
+                prop_assert_eq!(header.locate(&carried, partitions), expected);
+            }
+        }
+
+        #[test]
+        fn a_number_is_read_in_the_one_way_that_it_is_written(text in "[0-9]{0,12}|[+-]?[0-9]{1,3}|\\PC{0,4}", partitions: u32) {
+            prop_assume!(partitions > 0);
+            let read = text.parse::<u32>().ok().filter(|number| number.to_string() == text && *number < partitions);
+            prop_assert_eq!(number(text.as_bytes()).map(PartitionId::get).filter(|number| *number < partitions), read);
+        }
+    }
+
+    #[test]
+    fn a_key_header_may_be_empty_and_is_then_the_empty_key() {
+        let key = by(KeyFrom::Header(HeaderName::from_static("x-key")));
+        assert_eq!(key.locate(&head("/", &[("x-key", "")]), 64), of_key(b""));
+        assert_eq!(key.locate(&head("/", &[]), 64), Err(Unlocated::Missing));
+    }
+}

@@ -1,0 +1,404 @@
+//! What a request holds while it goes through the table: a [`Ticket`] while it waits, a [`Pass`] while it is in flight.
+//!
+//! Both undo themselves when dropped: a client that hangs up while held takes its place along, an exchange that ends in
+//! any way leaves the gate. Each belongs to one worker thread.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use segue_coordination::protocol::ids::{Epoch, PartitionId};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::routing::client_share::Claim;
+use crate::routing::stash::{Arrival, Place};
+use crate::routing::sync::oneshot;
+use crate::routing::sync::time::{Sleep, sleep_until};
+use crate::routing::table::{ComesBack, Pod, Refusal, Refusals, Returned, Table, Turn, Way};
+
+/// One worker thread's access to the table.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    inner: Rc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    table: Arc<Table>,
+    index: usize,
+    /// Requests that wait although it is not known for which partition.
+    early: Cell<usize>,
+    last_arrival: Cell<u64>,
+}
+
+impl Inner {
+    /// Of a request that is taken at `now`, as the table's clock has it.
+    #[inline]
+    fn arrival(&self, now: u64) -> Arrival {
+        let at = now.max(self.last_arrival.get() + 1);
+        self.last_arrival.set(at);
+        Arrival { at, worker: self.index as u32 }
+    }
+}
+
+/// A place among those who came before the table.
+#[derive(Debug)]
+pub(crate) struct Early(Rc<Inner>);
+
+impl Drop for Early {
+    fn drop(&mut self) {
+        self.0.early.set(self.0.early.get() - 1);
+    }
+}
+
+/// What became of a request at the gate.
+#[derive(Debug)]
+pub enum Admission {
+    /// It may go to the pod.
+    Pass(Pass),
+    /// It waits.
+    Held(Ticket),
+}
+
+impl Admission {
+    /// Keeps the claim for as long as the request waits or is in flight.
+    #[inline]
+    pub(crate) fn keep(&mut self, claim: Claim) {
+        let (Admission::Pass(Pass { request, .. }) | Admission::Held(Ticket { request, .. })) = self;
+        if let Some(request) = request {
+            request.claim = Some(claim);
+        }
+    }
+}
+
+impl Table {
+    /// The access of worker number `index`, to be made on that worker's thread.
+    pub fn worker(self: &Arc<Self>, index: usize) -> Worker {
+        Worker { inner: Rc::new(Inner { table: self.clone(), index, early: Cell::new(0), last_arrival: Cell::new(0) }) }
+    }
+}
+
+impl Worker {
+    /// How many partitions there are; 0 until the store was seen.
+    #[inline]
+    pub fn partitions(&self) -> u32 {
+        self.inner.table.partitions()
+    }
+
+    /// Whether the router is ending.
+    pub fn shutting_down(&self) -> bool {
+        self.inner.table.is_shutting_down()
+    }
+
+    /// Pods that requests are about to go to; to be asked for once.
+    pub(crate) fn expected(&self) -> Option<UnboundedReceiver<u32>> {
+        self.inner.table.expected(self.inner.index)
+    }
+
+    pub(crate) fn pod(&self, slot: u32) -> &Arc<Pod> {
+        self.inner.table.pod(slot)
+    }
+
+    /// Longest that a request waits.
+    pub(crate) fn max_wait(&self) -> Duration {
+        self.inner.table.max_wait()
+    }
+
+    /// A place for a request that came before the table; `None`: as many wait already as may for a partition.
+    pub(crate) fn wait_early(&self) -> Option<Early> {
+        let waiting = self.inner.early.get();
+        if waiting >= self.inner.table.max_requests() {
+            return None;
+        }
+        self.inner.early.set(waiting + 1);
+        Some(Early(self.inner.clone()))
+    }
+
+    /// A request arrives at the gate of `partition`, which must be below [`partitions`](Self::partitions). Requests with
+    /// the same `order` never overtake each other while they wait; `bytes` is what waiting costs in memory.
+    #[inline]
+    pub fn enter(
+        &self,
+        partition: PartitionId,
+        order: Option<u64>,
+        bytes: usize,
+        now: Instant,
+    ) -> Result<Admission, Refusal> {
+        let at = self.inner.table.nanos(now);
+        let arrival = self.inner.arrival(at);
+        let request = Request {
+            worker: self.clone(),
+            partition,
+            order,
+            arrival,
+            bytes,
+            held_since: None,
+            refusals: None,
+            claim: None,
+        };
+        match self.inner.table.try_pass(self.inner.index, partition, at) {
+            Some(way) => Ok(Admission::Pass(Pass::new(request, way, false))),
+            None => self.wait(request, now, at),
+        }
+    }
+
+    #[cold]
+    fn wait(&self, mut request: Request, now: Instant, at: u64) -> Result<Admission, Refusal> {
+        let table = &self.inner.table;
+        Ok(match table.wait(self.inner.index, request.partition, request.place(), request.bytes, at)? {
+            Turn::Now(way) => Admission::Pass(Pass::new(request, way, false)),
+            Turn::First(way) => Admission::Pass(Pass::new(request, way, true)),
+            Turn::Later(grant) => {
+                request.held_since = Some(now);
+                Admission::Held(Ticket::new(request, grant))
+            }
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Request {
+    worker: Worker,
+    partition: PartitionId,
+    order: Option<u64>,
+    arrival: Arrival,
+    bytes: usize,
+    held_since: Option<Instant>,
+    /// In a box: few requests are refused, and each carries this about.
+    refusals: Option<Box<Refusals>>,
+    /// What its client is counted by.
+    claim: Option<Claim>,
+}
+
+impl Request {
+    fn table(&self) -> &Arc<Table> {
+        &self.worker.inner.table
+    }
+
+    fn place(&self) -> Place {
+        Place::new(self.order, self.arrival)
+    }
+}
+
+/// A request that waits for its turn. Resolves to a [`Pass`], or to why it waits no longer. Dropped, it is taken out.
+#[derive(Debug)]
+pub struct Ticket {
+    request: Option<Request>,
+    grant: oneshot::Receiver<Way>,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl Ticket {
+    fn new(request: Request, grant: oneshot::Receiver<Way>) -> Self {
+        let since = request.held_since.unwrap_or_else(Instant::now);
+        let deadline = Box::pin(sleep_until(since + request.table().max_wait()));
+        Ticket { request: Some(request), grant, deadline }
+    }
+}
+
+impl Ticket {
+    /// What it costs in memory by now. It may have become too much; then it must be dropped.
+    pub(crate) fn weigh(&mut self, bytes: usize) -> Result<(), Refusal> {
+        let Some(request) = self.request.as_mut().filter(|request| request.bytes < bytes) else { return Ok(()) };
+        let more = bytes - request.bytes;
+        request.table().grow(request.partition, request.place(), more)?;
+        request.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Future for Ticket {
+    type Output = Result<Pass, Refusal>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match Pin::new(&mut self.grant).poll(context) {
+            Poll::Ready(Ok(way)) => {
+                let Some(request) = self.request.take() else {
+                    return Poll::Pending;
+                };
+                let pass = Pass::new(request, way, true);
+                if pass.may_still_go() {
+                    return Poll::Ready(Ok(pass));
+                }
+                *self = pass.put_back_fenced();
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Poll::Ready(Err(_)) => {
+                self.request = None;
+                return Poll::Ready(Err(Refusal::Shutdown));
+            }
+            Poll::Pending => {}
+        }
+        ready!(self.deadline.as_mut().poll(context));
+        let Some(request) = self.request.as_ref() else {
+            return Poll::Pending;
+        };
+        match request.table().give_up(request.partition, request.place()) {
+            Some(cause) => {
+                self.request = None;
+                Poll::Ready(Err(Refusal::Waited(cause)))
+            }
+            // Let in at this very moment: the grant is there.
+            None => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let Some(request) = self.request.take() else { return };
+        self.grant.close();
+        if let Ok(way) = self.grant.try_recv() {
+            drop(Pass::new(request, way, true));
+        } else {
+            request.table().give_up(request.partition, request.place());
+        }
+    }
+}
+
+/// A request in flight. It counts for the partition's drain until this is dropped.
+#[derive(Debug)]
+pub struct Pass {
+    request: Option<Request>,
+    /// Where it was let in to.
+    way: Way,
+    /// Its line waits for its outcome, and that is not definite yet.
+    is_tried: bool,
+    /// It has given its place in the flush away.
+    gave_way: Cell<bool>,
+}
+
+/// A pod has refused a request for what it is: it takes others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the pod refuses this request and takes others")]
+pub struct RefusedForGood;
+
+impl Pass {
+    #[inline]
+    fn new(request: Request, way: Way, is_tried: bool) -> Self {
+        Pass { request: Some(request), way, is_tried, gave_way: Cell::new(false) }
+    }
+
+    fn request(&self) -> &Request {
+        // Taken only by `back`, which consumes the pass.
+        self.request.as_ref().expect("a pass that was not put back")
+    }
+
+    /// The request's partition.
+    pub fn partition(&self) -> PartitionId {
+        self.request().partition
+    }
+
+    /// The epoch to stamp it with.
+    pub fn epoch(&self) -> Epoch {
+        self.way.epoch
+    }
+
+    /// Where it goes.
+    pub fn pod(&self) -> &Arc<Pod> {
+        self.request().table().pod(self.way.slot)
+    }
+
+    /// Its outcome is definite: the head of the pod's answer is there, or it failed for good. The next request
+    /// of its key may start.
+    pub fn delivered(&mut self) {
+        if std::mem::take(&mut self.is_tried) {
+            let request = self.request();
+            request.table().done(request.partition, request.place(), true);
+        }
+    }
+
+    /// Whether it had to wait before it was let in.
+    pub fn was_held(&self) -> bool {
+        self.request().held_since.is_some()
+    }
+
+    /// Whether it takes up one of the places of a flush.
+    pub fn holds_place(&self) -> bool {
+        self.is_tried && !self.gave_way.get()
+    }
+
+    /// It waits for its client, or for its pod for long: another key's request may have its place in the flush. Its own
+    /// key goes on waiting for its outcome.
+    pub fn give_way(&self) {
+        if self.holds_place() {
+            self.gave_way.set(true);
+            let request = self.request();
+            request.table().give_way(request.partition, request.place());
+        }
+    }
+
+    /// Whether the pod that it leads to has refused it before.
+    pub(crate) fn was_refused_here(&self) -> bool {
+        self.request().refusals.as_ref().is_some_and(|refusals| refusals.are_of(self.way.slot, self.way.epoch))
+    }
+
+    /// No pod has acted on it, and none has refused it: back to its place. It keeps the deadline that it had.
+    pub fn put_back(self) -> Ticket {
+        self.back(Some(Returned::Unreachable))
+    }
+
+    /// As [`put_back`](Self::put_back), because its pod is left alone for a moment.
+    pub(crate) fn put_back_spared(self) -> Ticket {
+        self.back(Some(Returned::Spared))
+    }
+
+    /// Its pod has refused it without acting on it: back to its place, unless that is for good.
+    pub fn refused(self) -> Result<Ticket, RefusedForGood> {
+        if self.way.last_try { Err(RefusedForGood) } else { Ok(self.back(Some(Returned::Refused))) }
+    }
+
+    /// Whether the router's lease may still be trusted, or need not be. To be asked again before sending if time has
+    /// passed since the request was let in.
+    pub fn may_still_go(&self) -> bool {
+        let table = self.request().table();
+        table.may_pass(self.way.slot, table.nanos(Instant::now()))
+    }
+
+    /// As [`put_back`](Self::put_back), because of the router's lease.
+    pub fn put_back_fenced(self) -> Ticket {
+        self.back(None)
+    }
+
+    fn back(mut self, returned: Option<Returned>) -> Ticket {
+        let mut request = self.request.take().expect("a pass that was not put back");
+        request.held_since.get_or_insert_with(Instant::now);
+        let comes_back = ComesBack {
+            worker: request.worker.inner.index,
+            place: request.place(),
+            is_tried: self.is_tried,
+            bytes: request.bytes,
+            refusals: request.refusals.take().map(|refusals| *refusals),
+        };
+        let (grant, refusals) = request.table().put_back(request.partition, comes_back, self.way, returned);
+        request.refusals = refusals.map(Box::new);
+        Ticket::new(request, grant)
+    }
+
+    /// Cancelled when the partition's exchanges are severed.
+    pub fn sever_token(&self) -> CancellationToken {
+        let request = self.request();
+        request.table().sever_token(request.worker.inner.index, request.partition, self.way.severs)
+    }
+}
+
+impl Drop for Pass {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(request) = &self.request else { return };
+        if self.is_tried {
+            request.table().done(request.partition, request.place(), false);
+        }
+        request.table().leave(request.worker.inner.index, request.partition);
+    }
+}

@@ -1,0 +1,605 @@
+//! The requests that wait while a partition has no owner to go to: in which order they leave, and how many at a time.
+//!
+//! A plain data structure: no lock, no clock, no I/O; the [`table`](crate::routing::table) drives it under the partition's lock.
+//! Requests with an ordering key form a *line* and leave one at a time, each after the outcome of the one before is
+//! definite; a request without a key is a line of its own. Lines take turns by the arrival of their first request.
+//!
+//! A flush has a number of *places*: most requests that it tries at a time. A request that is slow, or that waits for its
+//! own client, gives its place to another line ([`Stash::give_way`]) and still holds up its own. A request that its pod
+//! has refused several times ranks behind the others ([`Stash::insert_ranked`]), so it holds up only its own line too.
+//!
+//! # Invariants
+//!
+//! * Nothing of a line starts while an earlier request of it is queued.
+//! * Nothing of a line starts while an earlier request of it is being tried, unless the flush has released the line
+//!   ([`Stash::begin_flush`]).
+//! * A request that comes back stands where its arrival puts it in its line.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// When the router took a request: the order in which requests of one key leave, however often they come back.
+///
+/// On one worker it grows with each request. Between workers it is the machine's monotonic clock: a request that was
+/// there before another one came is the earlier one, and of two that came at the same moment either may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Arrival {
+    /// By the clock, moved on where two of one worker would be the same.
+    pub at: u64,
+    /// The worker that took it.
+    pub worker: u32,
+}
+
+/// A line of requests that must not overtake each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum LineId {
+    /// All requests with this hash of their ordering key.
+    Key(u64),
+    /// One request without a key.
+    Alone(Arrival),
+}
+
+/// A request's place in its line: the same one from its arrival to its end, whether it waits, is tried or has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    line: LineId,
+    arrival: Arrival,
+}
+
+impl Place {
+    /// The place of a request with this ordering key, if any. No two requests have the same arrival.
+    pub fn new(order: Option<u64>, arrival: Arrival) -> Self {
+        Place { line: order.map_or(LineId::Alone(arrival), LineId::Key), arrival }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Entry<W> {
+    arrival: Arrival,
+    rank: u32,
+    bytes: usize,
+    waiter: W,
+}
+
+impl<W> Entry<W> {
+    fn turn(&self) -> Turn {
+        (self.rank, self.arrival)
+    }
+}
+
+/// When a line's first request may start: a lower rank goes first, then the earlier arrival.
+type Turn = (u32, Arrival);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Line<W> {
+    /// Started and without a definite outcome.
+    trying: usize,
+    /// Of those, the ones that have given their place away.
+    slow: usize,
+    /// How many more of the line leave one at a time, whatever the flush has released: what was there when it began, and
+    /// as many again.
+    owed: usize,
+    standing: Standing,
+    queue: VecDeque<Entry<W>>,
+}
+
+/// What a line means for the end of a flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Standing {
+    /// Nothing: it came later, or what was there when the flush began is done with.
+    Free,
+    /// Something that was there when the flush began has still to be tried or, if it has a key, to have its outcome.
+    Due,
+    /// The same, but a request of the line has given its place away, and the others wait for that.
+    Slow,
+}
+
+/// How a flush goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Flush {
+    /// Most requests that have a place at a time.
+    concurrency: usize,
+    /// How many may still be started with a place each, and one at a time per key.
+    in_order_left: usize,
+    /// The one that came last goes first, among those of the lowest rank.
+    newest_first: bool,
+}
+
+/// The waiting requests of one partition.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Stash<W> {
+    lines: BTreeMap<LineId, Line<W>>,
+    /// Lines whose first request may start, by the turn of that request.
+    ready: BTreeMap<Turn, LineId>,
+    waiting: usize,
+    bytes: usize,
+    trying: usize,
+    trying_in_order: usize,
+    /// Those being tried that have given their place away.
+    slow: BTreeSet<Place>,
+    /// How many lines are [`Standing::Due`].
+    due_lines: usize,
+    /// How many lines are [`Standing::Slow`].
+    slow_lines: usize,
+    /// How many wait with a rank above the lowest.
+    ranked: usize,
+    flush: Option<Flush>,
+}
+
+impl<W> Default for Stash<W> {
+    fn default() -> Self {
+        Stash {
+            lines: BTreeMap::new(),
+            ready: BTreeMap::new(),
+            waiting: 0,
+            bytes: 0,
+            trying: 0,
+            trying_in_order: 0,
+            slow: BTreeSet::new(),
+            due_lines: 0,
+            slow_lines: 0,
+            ranked: 0,
+            flush: None,
+        }
+    }
+}
+
+impl<W> Line<W> {
+    fn new() -> Self {
+        // Most keys have one request waiting.
+        Line { trying: 0, slow: 0, owed: 0, standing: Standing::Free, queue: VecDeque::with_capacity(1) }
+    }
+
+    fn stands(&self, id: LineId) -> Standing {
+        match id {
+            _ if self.owed == 0 => Standing::Free,
+            // Nothing waits for the outcome of a request without a key.
+            LineId::Alone(_) if self.queue.is_empty() => Standing::Free,
+            LineId::Alone(_) => Standing::Due,
+            LineId::Key(_) if self.slow > 0 => Standing::Slow,
+            LineId::Key(_) => Standing::Due,
+        }
+    }
+}
+
+impl<W> Stash<W> {
+    /// How many wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// What they cost in memory, as their pushers said.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a request at its place: behind those of its line that came before it, ahead of those that came after. So a
+    /// newcomer goes to the end, and one that a pod has refused to where it was.
+    pub fn insert(&mut self, place: Place, bytes: usize, waiter: W) {
+        self.insert_ranked(place, 0, bytes, waiter);
+    }
+
+    /// Adds a request that lets other lines go first: all whose first request has a lower rank.
+    pub fn insert_ranked(&mut self, place: Place, rank: u32, bytes: usize, waiter: W) {
+        let line = self.lines.entry(place.line).or_insert_with(Line::new);
+        let index = line.queue.partition_point(|entry| entry.arrival < place.arrival);
+        if index == 0
+            && let Some(head) = line.queue.front()
+        {
+            self.ready.remove(&head.turn());
+        }
+        line.queue.insert(index, Entry { arrival: place.arrival, rank, bytes, waiter });
+        self.ranked += usize::from(rank > 0);
+        self.waiting += 1;
+        self.bytes += bytes;
+        self.refresh(place.line);
+    }
+
+    /// Takes a request out that waits no longer. `None`: it has been started.
+    pub fn remove(&mut self, place: Place) -> Option<W> {
+        let line = self.lines.get_mut(&place.line)?;
+        let index = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival).ok()?;
+        let entry = line.queue.remove(index)?;
+        self.waiting -= 1;
+        self.bytes -= entry.bytes;
+        self.ready.remove(&entry.turn());
+        self.ranked -= usize::from(entry.rank > 0);
+        self.refresh(place.line);
+        Some(entry.waiter)
+    }
+
+    /// A request that waits takes up so much more. False: it does not wait.
+    pub fn grow(&mut self, place: Place, bytes: usize) -> bool {
+        let Some(line) = self.lines.get_mut(&place.line) else { return false };
+        let Ok(index) = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival) else { return false };
+        line.queue[index].bytes += bytes;
+        self.bytes += bytes;
+        true
+    }
+
+    /// Lets requests start, with `concurrency` places.
+    ///
+    /// One at a time per key cannot go on for ever: a key whose requests come faster than one after the other can be
+    /// answered would never leave the stash. So the strict order holds, and with it the number of places, for what waits
+    /// now and as much again and a few more; what is left then is started at once, in order of arrival. A key that has
+    /// something here now keeps its order until that, and as much again of its own, has been started.
+    pub fn begin_flush(&mut self, concurrency: usize) {
+        let concurrency = concurrency.max(1);
+        let in_order_left = 2 * self.waiting + concurrency;
+        self.flush = Some(Flush { concurrency, in_order_left, newest_first: false });
+        self.owe(|line| 2 * (line.queue.len() + line.trying));
+    }
+
+    /// Bounds the flush to so many places from here on; how many are started in strict order stays as it is.
+    pub fn limit_flush(&mut self, concurrency: usize) {
+        if let Some(flush) = &mut self.flush {
+            flush.concurrency = concurrency.max(1);
+            flush.newest_first = false;
+        }
+    }
+
+    /// Bounds the flush to one place, for trying out a pod that has refused. `newest`: of those of the lowest rank, the
+    /// request that came last is the one to try.
+    pub fn probe(&mut self, newest: bool) {
+        self.limit_flush(1);
+        if let Some(flush) = &mut self.flush {
+            flush.newest_first = newest;
+        }
+    }
+
+    /// Lets nothing start any more.
+    pub fn end_flush(&mut self) {
+        self.flush = None;
+        self.owe(|_| 0);
+        let lines: Vec<LineId> = self.ready.values().copied().collect();
+        for line in lines {
+            self.refresh(line);
+        }
+    }
+
+    /// Says of each line how many of it leave one at a time whatever is released.
+    fn owe(&mut self, owed: impl Fn(&Line<W>) -> usize) {
+        (self.due_lines, self.slow_lines) = (0, 0);
+        for (id, line) in &mut self.lines {
+            line.owed = owed(line);
+            line.standing = line.stands(*id);
+            match line.standing {
+                Standing::Free => {}
+                Standing::Due => self.due_lines += 1,
+                Standing::Slow => self.slow_lines += 1,
+            }
+        }
+    }
+
+    /// Forgets all ranks: the pod that refused is no longer the one to try.
+    pub fn forget_ranks(&mut self) {
+        if std::mem::take(&mut self.ranked) == 0 {
+            return;
+        }
+        for entry in self.lines.values_mut().flat_map(|line| line.queue.iter_mut()) {
+            entry.rank = 0;
+        }
+        self.ready =
+            std::mem::take(&mut self.ready).into_iter().map(|((_, arrival), line)| ((0, arrival), line)).collect();
+    }
+
+    /// The next request that may start now; it is being tried from here on, until [`done`](Self::done).
+    pub fn start_next(&mut self) -> Option<(Place, W)> {
+        if !self.has_place() {
+            return None;
+        }
+        let line_id = self.next_line()?;
+        let line = self.lines.get_mut(&line_id)?;
+        let entry = line.queue.pop_front()?;
+        self.ready.remove(&entry.turn());
+        self.ranked -= usize::from(entry.rank > 0);
+        self.waiting -= 1;
+        self.bytes -= entry.bytes;
+        self.started(line_id);
+        Some((Place { line: line_id, arrival: entry.arrival }, entry.waiter))
+    }
+
+    /// Starts a newcomer that need not wait: a flush is on, there is a place, and nobody is before it. It is being tried
+    /// from here on, until [`done`](Self::done).
+    pub fn start_at_once(&mut self, place: Place) -> bool {
+        // Whoever is ready waits for a place.
+        if !self.has_place() || !self.ready.is_empty() {
+            return false;
+        }
+        if self.lines.contains_key(&place.line) && !self.is_released(place.line) {
+            return false;
+        }
+        self.lines.entry(place.line).or_insert_with(Line::new);
+        self.started(place.line);
+        true
+    }
+
+    fn has_place(&self) -> bool {
+        self.flush.is_some_and(|flush| flush.in_order_left == 0 || self.trying - self.slow.len() < flush.concurrency)
+    }
+
+    fn next_line(&self) -> Option<LineId> {
+        let (&(lowest, _), first) = self.ready.first_key_value()?;
+        if !self.flush.is_some_and(|flush| flush.newest_first) {
+            return Some(*first);
+        }
+        let none = Arrival { at: 0, worker: 0 };
+        self.ready.range(..(lowest.saturating_add(1), none)).next_back().map(|(_, line)| *line)
+    }
+
+    /// Counts one more of a line as being tried.
+    fn started(&mut self, line_id: LineId) {
+        let mut begins_release = false;
+        if let Some(flush) = &mut self.flush {
+            begins_release = flush.in_order_left == 1;
+            flush.in_order_left = flush.in_order_left.saturating_sub(1);
+        }
+        let Some(line) = self.lines.get_mut(&line_id) else { return };
+        line.trying += 1;
+        line.owed = line.owed.saturating_sub(1);
+        self.trying += 1;
+        self.trying_in_order += usize::from(matches!(line_id, LineId::Key(_)));
+        self.refresh(line_id);
+        if begins_release {
+            let lines: Vec<LineId> = self.lines.keys().copied().collect();
+            lines.into_iter().for_each(|line| self.refresh(line));
+        }
+    }
+
+    /// A request that is being tried gives its place to another line: it waits for its client, or for its pod. Returns
+    /// whether it had one: it is being tried and has not done so before.
+    pub fn give_way(&mut self, place: Place) -> bool {
+        let Some(line) = self.lines.get_mut(&place.line).filter(|line| line.slow < line.trying) else { return false };
+        if !self.slow.insert(place) {
+            return false;
+        }
+        line.slow += 1;
+        self.refresh(place.line);
+        true
+    }
+
+    /// The outcome of a started request is definite, or it has been inserted again: the next of its line may start.
+    pub fn done(&mut self, place: Place) {
+        let Some(line) = self.lines.get_mut(&place.line) else {
+            return;
+        };
+        line.trying -= 1;
+        line.slow -= usize::from(self.slow.remove(&place));
+        self.trying -= 1;
+        self.trying_in_order -= usize::from(matches!(place.line, LineId::Key(_)));
+        self.refresh(place.line);
+    }
+
+    /// Whether newcomers may pass by without overtaking anyone.
+    pub fn is_flushed(&self) -> bool {
+        let keeps_order = match self.flush {
+            Some(flush) if flush.in_order_left == 0 => self.due_lines + self.slow_lines > 0,
+            _ => self.trying_in_order > 0,
+        };
+        self.waiting == 0 && !keeps_order
+    }
+
+    /// Whether nothing that was there when the flush began holds it up any more: each request without a key has been
+    /// started, and those of each key are done or wait for one of them that has given its place away.
+    pub fn is_under_way(&self) -> bool {
+        self.flush.is_some() && self.due_lines == 0
+    }
+
+    /// Whether nobody waits and nothing is being tried.
+    pub fn is_idle(&self) -> bool {
+        self.waiting == 0 && self.trying == 0
+    }
+
+    /// Takes out everyone who waits.
+    pub fn take_all(&mut self) -> Vec<W> {
+        self.ready.clear();
+        self.waiting = 0;
+        self.ranked = 0;
+        self.bytes = 0;
+        let mut entries: Vec<Entry<W>> = self.lines.values_mut().flat_map(|line| line.queue.drain(..)).collect();
+        self.lines.retain(|_, line| line.trying > 0);
+        self.owe(|line| line.owed);
+        entries.sort_unstable_by_key(|entry| entry.arrival);
+        entries.into_iter().map(|entry| entry.waiter).collect()
+    }
+
+    /// Whether requests of this line go without waiting for each other's outcome.
+    fn is_released(&self, line_id: LineId) -> bool {
+        let owes_nothing = self.lines.get(&line_id).is_none_or(|line| line.owed == 0);
+        owes_nothing && self.flush.is_some_and(|flush| flush.in_order_left == 0)
+    }
+
+    /// Makes `ready` and the counts tell the truth about a line, and forgets a line in which there is nothing.
+    fn refresh(&mut self, line_id: LineId) {
+        let released = self.is_released(line_id);
+        let Some(line) = self.lines.get_mut(&line_id) else { return };
+        let is_empty = line.queue.is_empty() && line.trying == 0;
+        let stands = if is_empty { Standing::Free } else { line.stands(line_id) };
+        let stood = std::mem::replace(&mut line.standing, stands);
+        match line.queue.front() {
+            Some(head) if line.trying == 0 || released => drop(self.ready.insert(head.turn(), line_id)),
+            Some(head) => drop(self.ready.remove(&head.turn())),
+            None if is_empty => drop(self.lines.remove(&line_id)),
+            None => {}
+        }
+        self.due_lines -= usize::from(stood == Standing::Due);
+        self.due_lines += usize::from(stands == Standing::Due);
+        self.slow_lines -= usize::from(stood == Standing::Slow);
+        self.slow_lines += usize::from(stands == Standing::Slow);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The place of the `number`-th request.
+    fn place(order: Option<u64>, number: u64) -> Place {
+        Place::new(order, Arrival { at: number, worker: 0 })
+    }
+
+    fn started(stash: &mut Stash<u32>) -> Vec<(Place, u32)> {
+        std::iter::from_fn(|| stash.start_next()).collect()
+    }
+
+    fn names(started: &[(Place, u32)]) -> Vec<u32> {
+        started.iter().map(|(_, name)| *name).collect()
+    }
+
+    #[test]
+    fn requests_of_one_key_leave_one_at_a_time_and_keys_do_not_wait_for_each_other() {
+        let mut stash = Stash::default();
+        for (order, name) in [(7, 1), (7, 2), (9, 3), (7, 4)] {
+            stash.insert(place(Some(order), name.into()), 1, name);
+        }
+        stash.begin_flush(64);
+        let first = started(&mut stash);
+        assert_eq!(names(&first), [1, 3]);
+        stash.done(first[1].0);
+        assert_eq!(names(&started(&mut stash)), [] as [u32; 0]);
+        stash.done(first[0].0);
+        let second = started(&mut stash);
+        assert_eq!(names(&second), [2]);
+        stash.done(second[0].0);
+        assert_eq!(names(&started(&mut stash)), [4]);
+        assert!(!stash.is_flushed(), "the last one is still being tried");
+    }
+
+    #[test]
+    fn requests_without_a_key_start_in_order_of_arrival_and_do_not_wait() {
+        let mut stash = Stash::default();
+        for name in 0..5 {
+            stash.insert(place(None, name.into()), 1, name);
+        }
+        stash.begin_flush(64);
+        assert_eq!(names(&started(&mut stash)), [0, 1, 2, 3, 4]);
+        assert!(stash.is_flushed());
+    }
+
+    #[test]
+    fn concurrency_bounds_a_flush() {
+        let mut stash = Stash::default();
+        for name in 0..10 {
+            stash.insert(place(None, name.into()), 1, name);
+        }
+        stash.begin_flush(3);
+        let first = started(&mut stash);
+        assert_eq!(first.len(), 3);
+        stash.done(first[0].0);
+        assert_eq!(started(&mut stash).len(), 1);
+    }
+
+    fn drained(stash: &mut Stash<u32>) -> Vec<u32> {
+        let mut order = Vec::new();
+        while let Some((place, name)) = stash.start_next() {
+            order.push(name);
+            stash.done(place);
+        }
+        order
+    }
+
+    #[test]
+    fn a_request_that_comes_back_stands_where_its_arrival_puts_it() {
+        let mut stash = Stash::default();
+        stash.insert(place(Some(7), 3), 1, 3);
+        stash.insert(place(Some(7), 4), 1, 4);
+        stash.begin_flush(64);
+        let (third, name) = stash.start_next().unwrap();
+        stash.end_flush();
+        stash.insert(third, 1, name);
+        stash.done(third);
+        // These two had passed the open gate before, and were refused in the other order.
+        stash.insert(place(Some(7), 2), 1, 2);
+        stash.insert(place(Some(7), 1), 1, 1);
+        stash.begin_flush(64);
+        assert_eq!(drained(&mut stash), [1, 2, 3, 4]);
+        assert!(stash.is_flushed() && stash.lines.is_empty() && stash.bytes() == 0);
+    }
+
+    #[test]
+    fn a_released_request_that_comes_back_stands_before_one_that_passed_the_gate_after_it() {
+        let mut stash = Stash::default();
+        (1..=3).for_each(|name| stash.insert(place(Some(7), name.into()), 1, name));
+        stash.begin_flush(1);
+        let (mut tried, mut number) = (Vec::new(), 3);
+        while stash.waiting() > 0 {
+            // Arrivals keep the key busy until the rest is released.
+            let Some((place_of, name)) = stash.start_next() else { break };
+            tried.push((place_of, name));
+            if tried.len() < 7 {
+                stash.done(place_of);
+                number += 1;
+                stash.insert(place(Some(7), number), 1, number as u32);
+            }
+        }
+        assert!(stash.is_flushed(), "the gate opens while the released ones are in flight");
+        let &(released, name) = tried.last().unwrap();
+        stash.end_flush();
+        stash.insert(place(Some(7), 100), 1, 100);
+        stash.insert(released, 1, name);
+        stash.done(released);
+        stash.begin_flush(64);
+        assert_eq!(stash.start_next().map(|(_, first)| first), None, "others of its key are still being tried");
+        tried.iter().rev().skip(1).take(tried.len() - 7).for_each(|(place, _)| stash.done(*place));
+        assert_eq!(drained(&mut stash), [name, 100]);
+    }
+
+    #[test]
+    fn a_key_that_never_rests_is_released_in_order_after_a_bounded_number() {
+        let mut stash = Stash::default();
+        stash.insert(place(Some(7), 0), 1, 0);
+        stash.begin_flush(1);
+        let mut name = 0;
+        // One more arrives whenever one is answered.
+        for _ in 0..10 {
+            let Some((started, _)) = stash.start_next() else { break };
+            for _ in 0..2 {
+                name += 1;
+                stash.insert(place(Some(7), name.into()), 1, name);
+            }
+            stash.done(started);
+        }
+        let rest = started(&mut stash);
+        assert!(names(&rest).is_sorted());
+        assert!(stash.waiting() == 0 && stash.is_flushed());
+    }
+
+    #[test]
+    fn looking_for_somebody_who_may_start_does_not_bring_the_release_nearer() {
+        let mut stash = Stash::default();
+        stash.insert(place(Some(7), 0), 1, 0);
+        stash.insert(place(Some(7), 1), 1, 1);
+        stash.begin_flush(64);
+        let first = started(&mut stash);
+        for _ in 0..200 {
+            assert!(stash.start_next().is_none(), "the first of the line is still being tried");
+        }
+        stash.done(first[0].0);
+        assert_eq!(names(&started(&mut stash)), [1]);
+    }
+
+    #[test]
+    fn what_has_grown_is_taken_out_with_all_that_it_weighs() {
+        let mut stash = Stash::default();
+        (1..=2).for_each(|name| stash.insert(place(Some(7), name.into()), 10, name));
+        assert!(stash.grow(place(Some(7), 2), 5) && !stash.grow(place(Some(7), 3), 5));
+        assert_eq!(stash.bytes(), 25);
+        stash.begin_flush(64);
+        let first = started(&mut stash);
+        assert_eq!((names(&first), stash.bytes()), (vec![1], 15));
+        assert!(!stash.grow(first[0].0, 5), "it has been started");
+        assert_eq!((stash.remove(place(Some(7), 2)), stash.bytes()), (Some(2), 0));
+    }
+
+    #[test]
+    fn one_that_gives_up_leaves_no_trace() {
+        let mut stash = Stash::default();
+        let first = place(Some(7), 1);
+        stash.insert(first, 10, 1);
+        stash.insert(place(Some(7), 2), 20, 2);
+        assert_eq!(stash.remove(first), Some(1));
+        assert_eq!(stash.remove(first), None);
+        assert_eq!((stash.waiting(), stash.bytes()), (1, 20));
+        stash.begin_flush(64);
+        assert_eq!(names(&started(&mut stash)), [2]);
+    }
+}

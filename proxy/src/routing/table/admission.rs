@@ -1,0 +1,250 @@
+//! What the request path needs of a partition, one operation each; [`Worker`](crate::routing::permit::Worker) gives it a face.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use segue_coordination::participant::boottime;
+use segue_coordination::protocol::ids::PartitionId;
+use segue_coordination::protocol::router::HoldCause;
+use tokio_util::sync::CancellationToken;
+
+use super::hold::{Closed, Waiter};
+use super::{Refusal, Refusals, Returned, Table, Way, whole_nanos};
+use crate::routing::gate::{Position, Severs};
+use crate::routing::stash::Place;
+use crate::routing::sync::oneshot;
+
+/// What becomes of a request that did not pass at once.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// It is inside now: the gate has opened meanwhile.
+    Now(Way),
+    /// It is inside now, and its line waits for its outcome: the gate is not open yet, but nobody is before it.
+    First(Way),
+    /// It waits for this.
+    Later(oneshot::Receiver<Way>),
+}
+
+/// A request that is inside and that no pod has acted on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ComesBack {
+    pub(crate) worker: usize,
+    pub(crate) place: Place,
+    /// Its line waits for its outcome.
+    pub(crate) is_tried: bool,
+    pub(crate) bytes: usize,
+    pub(crate) refusals: Option<Refusals>,
+}
+
+impl Table {
+    /// Tries to pass the open gate. On success the caller is inside, and where the gate leads is returned.
+    #[inline]
+    pub(crate) fn try_pass(&self, worker: usize, partition: PartitionId, now: u64) -> Option<Way> {
+        let cell = self.cell(partition);
+        let inside = self.inside(worker, partition);
+        if let Some(severs) = cell.gate.enter(inside) {
+            let way = cell.way(severs);
+            if self.may_pass(way.slot, now) {
+                return Some(way);
+            }
+            self.leave(worker, partition);
+            // The control side sees the same clock; this closes the gap until it has acted.
+            self.stop(partition, HoldCause::Fenced);
+            self.notify(partition);
+            return None;
+        }
+        self.leave(worker, partition);
+        None
+    }
+
+    /// Whether the router's lease may be trusted at `now`, or need not be towards that pod.
+    #[inline]
+    pub(crate) fn may_pass(&self, slot: u32, now: u64) -> bool {
+        self.pod(slot).serves_without_lease || self.is_trusted(now)
+    }
+
+    /// Asks the clock that counts suspended time as well: the first request after a suspension must see it.
+    #[inline]
+    fn is_trusted(&self, now: u64) -> bool {
+        now < self.trusted_until.load(Relaxed) && whole_nanos(boottime()) < self.trusted_until_boottime.load(Relaxed)
+    }
+
+    /// Counts the caller out.
+    #[inline]
+    pub(crate) fn leave(&self, worker: usize, partition: PartitionId) {
+        let cell = self.cell(partition);
+        if cell.gate.leave(self.inside(worker, partition)) && self.in_flight(partition) == 0 {
+            let mut closed = Self::lock(cell);
+            if let Some(closed) = closed.as_mut() {
+                self.settle(partition, cell, closed);
+            }
+        }
+    }
+
+    /// Waits before the gate, unless it has opened meanwhile.
+    pub(crate) fn wait(
+        &self,
+        worker: usize,
+        partition: PartitionId,
+        place: Place,
+        bytes: usize,
+        now: u64,
+    ) -> Result<Turn, Refusal> {
+        let cell = self.cell(partition);
+        let mut guard = Self::lock(cell);
+        if cell.gate.position() == Position::Open && self.may_pass(cell.slot.load(Relaxed), now) {
+            cell.gate.admit(self.inside(worker, partition));
+            return Ok(Turn::Now(cell.way(cell.gate.severs())));
+        }
+        if self.shutting_down.load(Relaxed) {
+            return Err(Refusal::Shutdown);
+        }
+        if cell.gate.position() == Position::Open {
+            self.close(partition, cell, &mut guard, HoldCause::Fenced);
+        }
+        let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
+        if cell.gate.position() == Position::Flushing
+            && self.may_pass(cell.slot.load(Relaxed), now)
+            && closed.stash.start_at_once(place)
+        {
+            cell.gate.admit(self.inside(worker, partition));
+            let way = cell.way(cell.gate.severs());
+            // Its start may have released lines, whose requests were there before the next newcomer.
+            self.flush(partition, cell, closed);
+            return Ok(Turn::First(way));
+        }
+        let limits = &self.limits;
+        if closed.stash.waiting() >= limits.max_requests || closed.stash.bytes() + bytes > limits.max_bytes {
+            return Err(Refusal::Full);
+        }
+        if self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes > limits.max_total_bytes {
+            self.stashed_bytes.fetch_sub(bytes, Relaxed);
+            return Err(Refusal::Full);
+        }
+        let (granted, grant) = oneshot::channel();
+        closed.stash.insert(place, bytes, Waiter { worker, refusals: None, granted });
+        closed.stashed += 1;
+        self.flush(partition, cell, closed);
+        Ok(Turn::Later(grant))
+    }
+
+    /// A request that waits has come to take up so much more. One that was let in meanwhile no longer counts.
+    pub(crate) fn grow(&self, partition: PartitionId, place: Place, bytes: usize) -> Result<(), Refusal> {
+        let mut guard = Self::lock(self.cell(partition));
+        let Some(closed) = guard.as_mut() else { return Ok(()) };
+        let before = closed.stash.bytes();
+        if !closed.stash.grow(place, bytes) {
+            return Ok(());
+        }
+        // Counted also where it is refused: it is taken out with all that it weighs.
+        let total = self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes;
+        let fits = before + bytes <= self.limits.max_bytes && total <= self.limits.max_total_bytes;
+        if fits { Ok(()) } else { Err(Refusal::Full) }
+    }
+
+    /// Puts a request back that is inside and that no pod has acted on, and holds the partition: other requests
+    /// would be refused as well, or overtake this one. `returned`: by whom; `None`: the router's lease is not to be
+    /// trusted. Also says what its refusals have come to.
+    pub(crate) fn put_back(
+        &self,
+        partition: PartitionId,
+        request: ComesBack,
+        way: Way,
+        returned: Option<Returned>,
+    ) -> (oneshot::Receiver<Way>, Option<Refusals>) {
+        let ComesBack { worker, place, is_tried, bytes, mut refusals } = request;
+        let cause = returned.map_or(Some(HoldCause::Fenced), |_| None);
+        let cell = self.cell(partition);
+        let (granted, grant) = oneshot::channel();
+        let mut guard = Self::lock(cell);
+        let was_passing = matches!(cell.gate.position(), Position::Open | Position::Flushing);
+        self.close(partition, cell, &mut guard, cause.unwrap_or(HoldCause::NoOwner));
+        let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
+        if let Some(returned) = returned {
+            refusals = Refusals::after(refusals, way, returned, closed.taken);
+            if was_passing {
+                closed.back_off();
+            }
+        }
+        // Once nobody waits any more, the sender is dropped, which refuses it.
+        if !self.shutting_down.load(Relaxed) {
+            // Limits do not apply: it was let in before.
+            self.stashed_bytes.fetch_add(bytes, Relaxed);
+            let rank = refusals.map_or(0, |refusals| refusals.rank());
+            closed.stash.insert_ranked(place, rank, bytes, Waiter { worker, refusals, granted });
+        }
+        if is_tried {
+            // Not earlier: ending the try first could let the next of the line start.
+            closed.stash.done(place);
+        }
+        drop(guard);
+        self.leave(worker, partition);
+        self.notify(partition);
+        (grant, refusals)
+    }
+
+    /// The outcome of a request that had waited is definite. `taken`: its pod has acted on it.
+    pub(crate) fn done(&self, partition: PartitionId, place: Place, taken: bool) {
+        let cell = self.cell(partition);
+        let mut guard = Self::lock(cell);
+        if let Some(closed) = guard.as_mut() {
+            closed.stash.done(place);
+            if taken {
+                closed.took(self.limits.flush_concurrency);
+            }
+            self.flush(partition, cell, closed);
+        }
+        Self::forget(cell, &mut guard);
+    }
+
+    /// A request that had waited waits again, for its client or its pod: its place in the flush goes to another.
+    #[cold]
+    pub(crate) fn give_way(&self, partition: PartitionId, place: Place) {
+        let cell = self.cell(partition);
+        let mut guard = Self::lock(cell);
+        if let Some(closed) = guard.as_mut()
+            && closed.stash.give_way(place)
+        {
+            closed.was_not_refused_at_once(self.limits.flush_concurrency);
+            self.flush(partition, cell, closed);
+        }
+    }
+
+    /// Takes a request out that waits no longer; why it was held. `None`: it has been let in.
+    pub(crate) fn give_up(&self, partition: PartitionId, place: Place) -> Option<HoldCause> {
+        let cell = self.cell(partition);
+        let mut guard = Self::lock(cell);
+        let closed = guard.as_mut()?;
+        let before = closed.stash.bytes();
+        closed.stash.remove(place)?;
+        self.stashed_bytes.fetch_sub(before - closed.stash.bytes(), Relaxed);
+        let cause = closed.cause;
+        self.flush(partition, cell, closed);
+        Some(cause)
+    }
+
+    pub(crate) fn max_requests(&self) -> usize {
+        self.limits.max_requests
+    }
+
+    pub(crate) fn max_wait(&self) -> Duration {
+        self.limits.max_wait
+    }
+
+    pub(crate) fn is_shutting_down(&self) -> bool {
+        self.shutting_down.load(Relaxed)
+    }
+
+    /// Cancelled when the partition's exchanges are severed, or since `began` were.
+    pub(crate) fn sever_token(&self, worker: usize, partition: PartitionId, began: Severs) -> CancellationToken {
+        let mut tokens = self.severing[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever severed counted it before it took the tokens, under this lock.
+        if self.cell(partition).gate.severs() != began {
+            let token = CancellationToken::new();
+            token.cancel();
+            return token;
+        }
+        tokens.entry(partition).or_default().clone()
+    }
+}

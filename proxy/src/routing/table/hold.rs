@@ -1,0 +1,167 @@
+//! What is known of a partition whose gate is closed: who waits, why, since when, and how the cutover goes.
+//!
+//! Plain data under the partition's lock; the [`table`](super) drives it.
+
+use std::time::Duration;
+
+use segue_coordination::protocol::router::HoldCause;
+use segue_coordination::router::CutoverTimes;
+use tokio::time::Instant;
+
+use super::Way;
+use super::refusals::{Refusals, TRIES};
+use crate::routing::stash::Stash;
+use crate::routing::sync::oneshot;
+
+/// First wait before a pod that refused a partition is tried again; doubles up to [`LONGEST_BACK_OFF`].
+const FIRST_BACK_OFF: Duration = Duration::from_millis(5);
+const LONGEST_BACK_OFF: Duration = Duration::from_millis(250);
+
+/// What is known of a partition whose gate is closed, or was until just now.
+#[derive(Debug)]
+pub(super) struct Closed {
+    pub(super) stash: Stash<Waiter>,
+    pub(super) cause: HoldCause,
+    pub(super) stopped_at: Instant,
+    pub(super) drained_at: Option<Instant>,
+    pub(super) switched_at: Option<Instant>,
+    pub(super) stashed: u64,
+    bounces: u32,
+    /// How many requests a pod that has refused gets at a time.
+    places: usize,
+    /// How many requests the pod has taken that had waited.
+    pub(super) taken: u32,
+    pub(super) retry_at: Option<Instant>,
+    /// Requests flow, although the gate may not be open yet: those that still wait do so behind slow ones of their key.
+    flows: bool,
+    /// Set when requests flow again, for the acknowledgement.
+    pub(super) times: Option<CutoverTimes>,
+}
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) worker: usize,
+    /// What has become of it so far.
+    pub(super) refusals: Option<Refusals>,
+    /// Where it may go, once it may.
+    pub(super) granted: oneshot::Sender<Way>,
+}
+
+impl Closed {
+    pub(super) fn new(cause: HoldCause) -> Self {
+        Closed {
+            stash: Stash::default(),
+            cause,
+            stopped_at: Instant::now(),
+            drained_at: None,
+            switched_at: None,
+            stashed: 0,
+            bounces: 0,
+            places: 1,
+            taken: 0,
+            retry_at: None,
+            flows: false,
+            times: None,
+        }
+    }
+
+    /// The pod refused: it is left alone for a while, longer each time.
+    pub(super) fn back_off(&mut self) {
+        let back_off = FIRST_BACK_OFF.saturating_mul(1 << self.bounces.min(6)).min(LONGEST_BACK_OFF);
+        self.retry_at = Some(Instant::now() + back_off);
+        self.bounces += 1;
+    }
+
+    /// The pod has refused, and has taken nothing since.
+    pub(super) fn is_refused(&self) -> bool {
+        self.bounces > 0
+    }
+
+    /// The pod has taken something, or it is another.
+    pub(super) fn forgive(&mut self) {
+        self.bounces = 0;
+    }
+
+    /// The pod has taken a request that had waited: it is no longer tried out by one at a time.
+    pub(super) fn took(&mut self, flush_concurrency: usize) {
+        self.taken = self.taken.saturating_add(1);
+        if self.is_refused() {
+            self.forgive();
+            self.stash.limit_flush(flush_concurrency);
+        }
+    }
+
+    /// Begins to let those go who wait. A pod that has refused gets one request, and more once it has taken one. After
+    /// [`TRIES`] it is every other time the newest that is tried, so that many requests which are refused for what they
+    /// are cannot keep the others from being tried.
+    pub(super) fn begin_flush(&mut self, concurrency: usize) {
+        self.stash.begin_flush(concurrency);
+        self.places = 1;
+        if self.is_refused() {
+            self.stash.probe(self.bounces >= TRIES && self.bounces % 2 == 1);
+        }
+    }
+
+    /// A request waits at a pod that has refused others. One that takes nothing says so sooner, so a few more may go: were
+    /// it one at a time, slow requests would hold up the others for as long as they take together.
+    pub(super) fn was_not_refused_at_once(&mut self, flush_concurrency: usize) {
+        if self.is_refused() {
+            self.places = (4 * self.places).min(flush_concurrency);
+            self.stash.limit_flush(self.places);
+        }
+    }
+
+    pub(super) fn flows(&self) -> bool {
+        self.flows
+    }
+
+    /// Notes that requests flow if they do. Returns whether they begin to just now.
+    pub(super) fn begins_to_flow(&mut self) -> bool {
+        let begins = !self.flows && !self.is_refused() && self.stash.is_under_way();
+        if begins {
+            self.flows = true;
+            self.times = Some(self.times_until(Instant::now()));
+        }
+        begins
+    }
+
+    /// The gate has opened. Returns whether requests did not flow before.
+    pub(super) fn opened(&mut self) -> bool {
+        self.forgive();
+        let begins = self.begins_to_flow();
+        self.stash.end_flush();
+        begins
+    }
+
+    /// The gate has been closed, if `was_open`, or else in the middle of a flush.
+    pub(super) fn closed(&mut self, was_open: bool) {
+        if was_open || self.flows {
+            self.restart();
+        } else {
+            // The pod that it led to refused, or is the wrong one by now: the pause goes on until it leads to another.
+            self.switched_at = None;
+        }
+        self.flows = false;
+        self.stash.end_flush();
+    }
+
+    /// Another pause begins.
+    fn restart(&mut self) {
+        self.stopped_at = Instant::now();
+        self.drained_at = None;
+        self.switched_at = None;
+        self.stashed = 0;
+        self.times = None;
+    }
+
+    fn times_until(&self, opened: Instant) -> CutoverTimes {
+        let since_stop =
+            |at: Option<Instant>| at.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.stopped_at));
+        CutoverTimes {
+            stashed: self.stashed,
+            drain: since_stop(self.drained_at),
+            pause: since_stop(self.switched_at),
+            flush: self.switched_at.map_or(Duration::ZERO, |at| opened.saturating_duration_since(at)),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The refusals of one request: they say that its pod is not ready, or that the request itself is not wanted.
+//!
+//! A pod that takes nothing refuses whatever it is sent; a pod that takes others and refuses one request again and again
+//! will refuse it for ever, and the request must not hold up anybody but its own key. Plain data; the
+//! [`table`](super) asks it when a request comes back and when it goes again.
+
+use segue_coordination::protocol::ids::Epoch;
+
+use super::Way;
+
+/// How often a request is tried with one owner before another key's request is tried in its place.
+pub(super) const TRIES: u32 = 3;
+
+/// Why a request came back although no pod acted on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Returned {
+    /// The pod saw it and refused it.
+    Refused,
+    /// The pod could not be reached.
+    Unreachable,
+    /// It was not tried: its pod is left alone for a moment.
+    Spared,
+}
+
+/// How often one owner has refused a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Refusals {
+    slot: u32,
+    epoch: Epoch,
+    /// How often it came back.
+    returns: u16,
+    /// How often the pod itself had refused it.
+    refused: u16,
+    /// How many others the pod had taken when the request came back last.
+    taken: u32,
+}
+
+impl Refusals {
+    /// What is known after one more return of a request that was let in by `way`.
+    pub(super) fn after(before: Option<Self>, way: Way, returned: Returned, taken: u32) -> Option<Self> {
+        let before = before.filter(|before| before.are_of(way.slot, way.epoch));
+        let tried = returned != Returned::Spared;
+        if before.is_none() && !tried {
+            return None;
+        }
+        let mut now = before.unwrap_or(Refusals { slot: way.slot, epoch: way.epoch, returns: 0, refused: 0, taken });
+        now.returns = now.returns.saturating_add(1);
+        now.refused = now.refused.saturating_add(u16::from(returned == Returned::Refused));
+        now.taken = taken;
+        Some(now)
+    }
+
+    pub(crate) fn are_of(&self, slot: u32, epoch: Epoch) -> bool {
+        (self.slot, self.epoch) == (slot, epoch)
+    }
+
+    /// How many others it lets go first: see [`Stash::insert_ranked`](crate::routing::stash::Stash::insert_ranked).
+    pub(super) fn rank(&self) -> u32 {
+        u32::from(self.returns) / TRIES
+    }
+
+    /// Whether the next try is the last one: the owner has refused the request often enough, and has taken another since.
+    pub(super) fn leave_one_try(&self, slot: u32, epoch: Epoch, taken: u32) -> bool {
+        self.are_of(slot, epoch) && u32::from(self.refused) >= TRIES && taken != self.taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::routing::gate::Gate;
+
+    fn to(epoch: u64) -> Way {
+        Way { slot: 1, epoch: epoch.into(), severs: Gate::default().severs(), last_try: false }
+    }
+
+    fn after(returns: &[(Returned, u32)]) -> Option<Refusals> {
+        returns.iter().fold(None, |before, (returned, taken)| Refusals::after(before, to(7), *returned, *taken))
+    }
+
+    #[test]
+    fn three_refusals_and_another_request_taken_since_leave_one_try() {
+        use Returned::{Refused, Spared, Unreachable};
+        let three = after(&[(Refused, 0), (Refused, 0), (Refused, 4)]).unwrap();
+        assert!(!three.leave_one_try(1, Epoch::new(7), 4), "nothing was taken since");
+        assert!(three.leave_one_try(1, Epoch::new(7), 5));
+        assert!(
+            !three.leave_one_try(1, Epoch::new(8), 5) && !three.leave_one_try(2, Epoch::new(7), 5),
+            "another owner has not refused it"
+        );
+        let unreachable = after(&[(Refused, 0), (Unreachable, 0), (Spared, 0), (Refused, 0)]).unwrap();
+        assert!(
+            !unreachable.leave_one_try(1, Epoch::new(7), 1),
+            "a pod that cannot be reached says nothing about a request"
+        );
+        assert!(after(&[(Spared, 0)]).is_none());
+    }
+
+    #[test]
+    fn a_request_lets_others_go_first_after_every_third_return() {
+        let ranks = (1..=7).map(|returns| after(&vec![(Returned::Unreachable, 0); returns]).unwrap().rank());
+        assert_eq!(ranks.collect::<Vec<_>>(), [0, 0, 1, 1, 1, 2, 2]);
+        let elsewhere = Refusals::after(after(&[(Returned::Refused, 0); 3]), to(8), Returned::Refused, 0).unwrap();
+        assert_eq!(elsewhere.rank(), 0);
+    }
+}

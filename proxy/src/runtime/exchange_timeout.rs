@@ -1,0 +1,122 @@
+//! Watches over one exchange: ends it when its time is up or its partition is severed.
+//!
+//! Costs next to nothing for exchanges that are over within two ticks of the [`watch`](crate::runtime::coarse_timer). What must
+//! stay true: severing reaches every exchange that lasts, whatever it is waiting for.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use crate::runtime::coarse_timer::{Enrolled, Place, Watch};
+
+/// Why an exchange is ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Its partition was severed.
+    Severed,
+    /// Its time is up.
+    TimedOut,
+}
+
+pub(crate) struct Vigil {
+    watch: Watch,
+    state: State,
+}
+
+enum State {
+    New,
+    Young(Place),
+    Grown(Pin<Box<Sleep>>, Pin<Box<WaitForCancellationFutureOwned>>),
+}
+
+impl Vigil {
+    pub(crate) fn new(watch: Watch) -> Self {
+        Vigil { watch, state: State::New }
+    }
+
+    /// To be polled whenever the exchange is not ready. `deadline` may move either way from one call to the next.
+    pub(crate) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        token: impl FnOnce() -> CancellationToken,
+        deadline: impl Fn() -> Instant,
+    ) -> Poll<Ended> {
+        match &mut self.state {
+            State::New => {
+                let place = self.watch.enrol(Enrolled::Task(context.waker().clone()));
+                self.state = State::Young(place);
+                return Poll::Pending;
+            }
+            State::Young(place) if !self.watch.is_told(*place) => {
+                self.watch.renew(*place, context.waker());
+                return Poll::Pending;
+            }
+            State::Young(_) => {
+                let sleep = Box::pin(tokio::time::sleep_until(deadline()));
+                self.state = State::Grown(sleep, Box::pin(token().cancelled_owned()));
+            }
+            State::Grown(..) => {}
+        }
+        let State::Grown(sleep, severed) = &mut self.state else {
+            return Poll::Pending;
+        };
+        if severed.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Ended::Severed);
+        }
+        // A deadline that has moved on is noticed when the timer fires, one that has come closer only here.
+        let due = deadline();
+        if due < sleep.deadline() {
+            sleep.as_mut().reset(due);
+        }
+        while sleep.as_mut().poll(context).is_ready() {
+            let due = deadline();
+            if due <= Instant::now() {
+                return Poll::Ready(Ended::TimedOut);
+            }
+            sleep.as_mut().reset(due);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Vigil {
+    fn drop(&mut self) {
+        if let State::Young(place) = self.state {
+            self.watch.withdraw(place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::poll_fn;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_that_comes_closer_is_kept_as_one_that_moves_on_is() {
+        for (first, then) in [(3600, 2), (2, 5)] {
+            let watch = Watch::new(Duration::from_millis(10));
+            let begins = Instant::now();
+            let due = Cell::new(begins + Duration::from_secs(first));
+            let mut vigil = Vigil::new(watch.clone());
+            let ended = poll_fn(|context| vigil.poll(context, CancellationToken::new, || due.get()));
+            let moves = async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                due.set(begins + Duration::from_secs(then));
+            };
+            tokio::select! {
+                biased;
+                () = watch.run(|| true) => {}
+                ((), ended) = async { tokio::join!(moves, ended) } => assert_eq!(ended, Ended::TimedOut),
+            }
+            let took = begins.elapsed();
+            assert!(took >= Duration::from_secs(then) && took < Duration::from_secs(then + 1), "{took:?}");
+        }
+    }
+}

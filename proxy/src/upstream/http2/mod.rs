@@ -1,0 +1,170 @@
+//! Exchanges with a pod by HTTP/2.
+//!
+//! `h2` does the framing, and the exchange runs inside the request's own future, as by HTTP/1.1: no task and no channel, and
+//! it can be broken off at any moment. What must stay true: a request is called not sent only if it was not given to `h2`,
+//! or the pod itself says that it did not process it (`REFUSED_STREAM`, or a `GOAWAY` below its stream).
+//! Elsewhere: which connection ([`sessions`]).
+
+mod announced;
+mod head;
+mod reader;
+mod sessions;
+mod upload;
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use h2::client::ResponseFuture;
+use http::Response;
+use http::header::CONTENT_LENGTH;
+use http::request::Parts;
+use http_body::Body as _;
+
+use super::rest::Remaining;
+use super::{Broken, SendError};
+use crate::message::header_scan::Noted;
+use crate::message::headers::Stamps;
+use crate::message::local_reply::Own;
+use crate::message::request_body::Attempt;
+pub(crate) use reader::Reader;
+pub(super) use sessions::{Agreed, Leased, Sessions, UPLOADING, WHOLE};
+pub(crate) use sessions::{CONNECTION_WINDOW, Lease};
+use upload::{End, Upload};
+
+/// A request being sent, until the head of its answer is there. Dropped before, it is broken off.
+pub(crate) struct Exchange {
+    /// `None` once over.
+    live: Option<Live>,
+    /// Why the exchange could not even begin.
+    refused: Option<io::Error>,
+}
+
+struct Live {
+    response: ResponseFuture,
+    upload: Upload,
+    is_sending: bool,
+}
+
+/// What a pod answered, and the upload if it goes on.
+pub(crate) type Answer = (Response<Reader>, Option<Box<dyn Remaining>>);
+
+impl Exchange {
+    /// Begins to send, unless the head is larger than `most` as HTTP/2 counts, or than its pod has announced to take. The
+    /// same bound holds for trailers.
+    pub(super) fn new(
+        lease: Lease,
+        head: &Parts,
+        noted: Noted,
+        stamps: &Stamps<'_>,
+        attempt: Attempt,
+        most: usize,
+    ) -> Result<Self, Own> {
+        let most = lease.session().most_head(most);
+        let request = head::request(head, noted, stamps, attempt.left(), lease.session().secure, most)?;
+        let ended = attempt.is_end_stream();
+        // A handle of its own: one that is shared remembers a stream that waits to be opened, and refuses others meanwhile.
+        let mut sender = lease.session().sender.clone();
+        Ok(match sender.send_request(request, ended) {
+            Ok((response, stream)) => {
+                let upload = Upload::new(attempt, stream, Rc::new(lease), most);
+                Exchange { live: Some(Live { response, upload, is_sending: !ended }), refused: None }
+            }
+            Err(error) => {
+                lease.note_closed();
+                Exchange { live: None, refused: Some(io::Error::other(error)) }
+            }
+        })
+    }
+
+    pub(crate) fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Answer, SendError>> {
+        let Some(live) = &mut self.live else {
+            let refused = self.refused.take();
+            return Poll::Ready(Err(refused.map_or(SendError::Failed(Broken::Closed), SendError::NotSent)));
+        };
+        if live.is_sending
+            && let Poll::Ready(end) = live.upload.poll(context)
+        {
+            let broken = match end {
+                End::Sent | End::Refused => None,
+                End::CutOff => Some(Broken::CutOff),
+                End::TooLarge => Some(Broken::TrailersTooLarge),
+            };
+            live.is_sending = false;
+            if let Some(broken) = broken {
+                // Dropped, it is reset.
+                return Poll::Ready(Err(SendError::Failed(broken)));
+            }
+        }
+        let answered = ready!(Pin::new(&mut live.response).poll(context));
+        let Some(live) = self.live.take() else {
+            return Poll::Ready(Err(SendError::Failed(Broken::Closed)));
+        };
+        Poll::Ready(match answered {
+            Ok(answer) => Ok(live.answered(answer)),
+            Err(error) if live.upload.lease.is_refused() => Err(SendError::NotSent(io::Error::other(error))),
+            Err(error) => Err(why(error)),
+        })
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.upload.reset();
+        }
+    }
+}
+
+impl Live {
+    fn answered(self, answer: Response<h2::RecvStream>) -> Answer {
+        let (head, stream) = answer.into_parts();
+        // `h2` has made sure that there is only one.
+        let length = head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let lease = self.upload.lease.clone();
+        let (sent, rest) = match self.is_sending {
+            true => (None, Some(Box::new(self.upload) as Box<dyn Remaining>)),
+            false => (Some(self.upload), None),
+        };
+        (Response::from_parts(head, Reader::new(stream, length, sent, lease)), rest)
+    }
+}
+
+fn why(error: h2::Error) -> SendError {
+    match unprocessed(&error) {
+        Some(Unprocessed::Alone) => SendError::NotSent(io::Error::other(error)),
+        Some(Unprocessed::WithItsConnection) => SendError::Rejected(io::Error::other(error)),
+        None => {
+            tracing::debug!(%error, "an exchange with a pod has failed");
+            SendError::Failed(Broken::Closed)
+        }
+    }
+}
+
+/// How a pod has said that it did not process a request at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unprocessed {
+    Alone,
+    /// The pod has ended the connection because of an error, and this request may be its cause.
+    WithItsConnection,
+}
+
+fn unprocessed(error: &h2::Error) -> Option<Unprocessed> {
+    // h2 gives a remote GOAWAY only to streams above the last one that it names.
+    if !error.is_remote() {
+        None
+    } else if error.is_go_away() {
+        let graceful = error.reason() == Some(h2::Reason::NO_ERROR);
+        Some(if graceful { Unprocessed::Alone } else { Unprocessed::WithItsConnection })
+    } else {
+        (error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM)).then_some(Unprocessed::Alone)
+    }
+}
+
+/// The pod says that it has not processed the request at all.
+pub(crate) fn says_unprocessed(error: &hyper::Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
+    cause.is_some_and(|cause| unprocessed(cause).is_some())
+}
