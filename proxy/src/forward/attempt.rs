@@ -17,11 +17,12 @@ use http::header::{CONNECTION, HeaderValue, UPGRADE};
 use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
-use crate::forward::in_flight::Flight;
-use crate::forward::response_body::AnswerBody;
-use crate::forward::response_head::{NoAnswer, Sending};
-use crate::forward::tunnel;
-use crate::forward::{Asked, Shared};
+use super::context::Shared;
+use super::in_flight::Flight;
+use super::request::Asked;
+use super::response_body::AnswerBody;
+use super::response_head::{NoAnswer, Sending};
+use super::tunnel;
 use crate::message::grpc_timeout;
 use crate::message::headers::{self, Stamps};
 use crate::message::local_reply::Own;

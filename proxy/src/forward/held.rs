@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::forward::{Asked, RouteError};
+use super::error::RouteError;
+use super::request::Asked;
 use crate::message::detach::compact;
 use crate::message::local_reply::Own;
 use crate::message::request_body::BodyError;

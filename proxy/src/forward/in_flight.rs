@@ -12,7 +12,8 @@ use segue_coordination::protocol::ids::{Epoch, PartitionId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::forward::{Asked, Shared};
+use super::context::Shared;
+use super::request::Asked;
 use crate::message::headers;
 use crate::routing::permit::Pass;
 use crate::routing::table::Pod;

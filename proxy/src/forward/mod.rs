@@ -9,135 +9,47 @@
 mod attempt;
 pub(crate) mod client_presence;
 mod concurrency_limit;
+mod context;
+mod error;
 mod held;
 mod in_flight;
+mod request;
 pub mod response_body;
 mod response_head;
 mod retry_budget;
 pub(crate) mod tunnel;
 
-use std::any::Any;
 use std::future::Future;
-use std::pin::Pin;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
+#[cfg(fuzzing)]
 use std::time::Duration;
 
 use futures_util::future::Either;
-use http::header::{CONNECTION, HeaderValue};
-use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Request, Response};
 use hyper::body::Incoming;
-use hyper::upgrade::OnUpgrade;
-use segue_coordination::protocol::ids::PartitionId;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use crate::forward::attempt::{Unanswered, Undone, send};
-use crate::forward::client_presence::Presence;
-use crate::forward::concurrency_limit::Load;
-use crate::forward::held::{Waiting, table_is_there};
-use crate::forward::in_flight::Flight;
-use crate::forward::response_body::AnswerBody;
-use crate::forward::retry_budget::Budgets;
-use crate::message::grpc_timeout;
-use crate::message::header_scan::Noted;
-use crate::message::headers::{self, Identity};
-use crate::message::interim::Interim;
-use crate::message::local_reply::{Own, is_grpc};
-use crate::message::request_body::{Pace, RequestBody};
-use crate::message::reserved::Reserved;
+use self::attempt::{Unanswered, Undone, send};
+pub use self::context::Peer;
+use self::context::Shared;
+pub(crate) use self::context::check;
+use self::error::RouteError;
+pub use self::error::{ClientGone, InvalidName};
+use self::held::{Waiting, table_is_there};
+use self::in_flight::Flight;
+use self::request::Asked;
+use self::response_body::AnswerBody;
+use crate::message::local_reply::Own;
 use crate::metrics::{Bounce, WorkerMetrics};
-use crate::routing::client_share::Usage;
-use crate::routing::partition_key::Locator;
 use crate::routing::permit::{Admission, Pass, Ticket, Worker};
-use crate::routing::table::{Pod, Refusal, Refused};
-use crate::runtime::background::Background;
-use crate::runtime::coarse_timer::Watch;
+use crate::routing::table::{Pod, Refused};
 use crate::settings::ForwardSettings;
-use crate::upstream::{AnswerHead, Upstream};
 
 /// One worker's data path.
 #[derive(Clone)]
 pub struct Forward {
     shared: Rc<Shared>,
-}
-
-/// What all requests of a worker share.
-pub(crate) struct Shared {
-    pub(crate) identity: Identity,
-    locator: Locator,
-    pub(crate) reserved: Rc<Reserved>,
-    pub(crate) worker: Worker,
-    pub(crate) upstream: Upstream,
-    pub(crate) load: Load,
-    pub(crate) budgets: Budgets,
-    pub(crate) request_timeout: Duration,
-    pub(crate) idle_timeout: Duration,
-    pub(crate) max_header_bytes_http2: usize,
-    pace: Pace,
-    max_body_bytes: u64,
-    pub(crate) watch: Watch,
-    pub(crate) background: Background,
-    /// The router is ending, and what is open without an end is closed.
-    pub(crate) ending: CancellationToken,
-    pub(crate) metrics: Arc<WorkerMetrics>,
-}
-
-/// Who sends a request, and how.
-#[derive(Debug, Clone)]
-pub struct Peer {
-    /// The client's address, as `x-forwarded-for` has it.
-    pub address: HeaderValue,
-    /// It came by TLS.
-    pub secure: bool,
-    pub(crate) interim: Interim,
-    pub(crate) presence: Presence,
-    /// What the client's address uses of the worker.
-    pub(crate) usage: Rc<Usage>,
-    /// The place of its connection, kept by whoever goes on with the connection after it has switched protocols.
-    pub(crate) seat: Weak<dyn Any>,
-}
-
-/// The client is gone, or what it sends is not HTTP: there is nobody to answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the client has not sent its whole request")]
-pub struct ClientGone;
-
-/// Why a request gets no response of a pod.
-pub(crate) enum RouteError {
-    /// The router answers itself.
-    Own(Own),
-    /// There is nobody to answer.
-    ClientGone,
-}
-
-impl From<Own> for RouteError {
-    fn from(own: Own) -> Self {
-        RouteError::Own(own)
-    }
-}
-
-impl From<Refusal> for RouteError {
-    fn from(refusal: Refusal) -> Self {
-        RouteError::Own(refusal.into())
-    }
-}
-
-/// A name that cannot be written into a header.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} cannot be the name of a router or keyspace: it goes into a header, so only visible ASCII is allowed")]
-pub struct InvalidName(String);
-
-fn header_value(name: &str) -> Result<HeaderValue, InvalidName> {
-    let visible = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
-    let value = HeaderValue::try_from(name).ok().filter(|_| visible);
-    value.ok_or_else(|| InvalidName(name.to_owned()))
-}
-
-/// Refuses settings that [`Forward::new`] would refuse.
-pub(crate) fn check(settings: &ForwardSettings) -> Result<(), InvalidName> {
-    header_value(&settings.router).and(header_value(&settings.keyspace)).map(drop)
 }
 
 impl std::fmt::Debug for Forward {
@@ -150,27 +62,7 @@ impl Forward {
     /// The data path of the worker whose access to the table this is. To be called on that worker's thread, inside its
     /// set of local tasks.
     pub fn new(settings: &ForwardSettings, worker: Worker, metrics: Arc<WorkerMetrics>) -> Result<Self, InvalidName> {
-        // Short time-outs want a finer watch; below a millisecond nobody can tell.
-        let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
-        let watch = Watch::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
-        let shared = Rc::new(Shared {
-            identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
-            locator: settings.locator.clone(),
-            reserved: Rc::new(Reserved::new(&settings.locator, settings.trust_forwarded)),
-            worker,
-            upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
-            load: Load::new(settings.upstream.max_in_flight_per_pod),
-            budgets: Budgets::default(),
-            request_timeout: settings.upstream.request_timeout,
-            idle_timeout: settings.upstream.idle_timeout,
-            max_header_bytes_http2: settings.upstream.max_header_bytes_http2,
-            pace: Pace { rate: settings.upstream.min_upload_rate, grace: settings.upstream.upload_grace },
-            max_body_bytes: settings.max_body_bytes.map_or(u64::MAX, |bytes| bytes as u64),
-            watch,
-            background: Background::start(),
-            ending: CancellationToken::new(),
-            metrics,
-        });
+        let shared = Rc::new(Shared::new(settings, worker, metrics)?);
         if let Some(mut expected) = shared.worker.expected() {
             let weak = Rc::downgrade(&shared);
             tokio::task::spawn_local(async move {
@@ -248,98 +140,6 @@ impl Drop for Open<'_> {
         if let Some(metrics) = self.0 {
             metrics.aborted();
         }
-    }
-}
-
-/// A request, and what is known of it before it goes anywhere. It is there once for each exchange and stays where it is:
-/// what is on the way to a pod, and who waits, refers to it.
-pub(crate) struct Asked {
-    pub(crate) head: Parts,
-    pub(crate) noted: Noted,
-    pub(crate) body: RequestBody,
-    pub(crate) peer: Rc<Peer>,
-    pub(crate) arrived: Instant,
-    /// Until when its client wants to have all of the answer.
-    pub(crate) deadline: Option<Instant>,
-    /// Where its client's connection can be had if the pod switches protocols. There if the client has asked for that.
-    pub(crate) switch: Option<OnUpgrade>,
-    /// Once known.
-    partition: Option<PartitionId>,
-    /// A pod has ended a connection with an error, and the request may be the cause.
-    pub(crate) was_rejected: bool,
-}
-
-impl Asked {
-    /// A client by HTTP/1.1 is told what its pod says before it answers.
-    pub(crate) fn tell_before_the_answer(&self, head: &AnswerHead) {
-        if self.head.version == Version::HTTP_11 {
-            self.peer.interim.push(head.status, &head.headers);
-        }
-    }
-
-    fn new(shared: &Shared, mut request: Request<Incoming>, peer: Rc<Peer>) -> Self {
-        let arrived = Instant::now();
-        let noted = Noted::of(request.headers());
-        let upgrades = noted.upgrade && headers::wants_upgrade(request.version(), request.headers());
-        let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
-        let (head, incoming) = request.into_parts();
-        let body =
-            RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.watch);
-        let timeout = if noted.grpc_timeout { grpc_timeout::timeout(&head.headers) } else { None };
-        let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
-        Asked { head, noted, body, peer, arrived, deadline, switch, partition: None, was_rejected: false }
-    }
-
-    /// The router's own answer. Takes in first what has arrived of the body, so that the connection can be used again if that
-    /// is all of it; by HTTP/2 a stream of its own ends. In a box, as every request would have room for it otherwise.
-    #[cold]
-    fn refuse<'a>(&'a self, shared: &'a Shared, own: Own) -> Pin<Box<dyn Future<Output = Response<AnswerBody>> + 'a>> {
-        Box::pin(async move {
-            // A client that asks before it sends would take reading for a yes.
-            if self.head.version != Version::HTTP_2 && !self.noted.expect {
-                self.body.discard_what_has_arrived().await;
-            }
-            shared.metrics.answered(own);
-            shared.metrics.took(self.arrived.elapsed());
-            let mut answer = own.answer(self.partition, is_grpc(&self.head.headers)).map(AnswerBody::whole);
-            self.announce_close(&mut answer);
-            answer
-        })
-    }
-
-    /// Says on an answer that comes before the end of its request's body that the connection closes: what is left of the
-    /// body stands in front of any next request.
-    fn announce_close(&self, answer: &mut Response<AnswerBody>) {
-        if self.head.version != Version::HTTP_2
-            && self.body.is_unread()
-            && answer.status() != StatusCode::SWITCHING_PROTOCOLS
-        {
-            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        }
-    }
-
-    /// Whether it can be passed on at all.
-    fn check(&self) -> Result<(), Own> {
-        if self.head.method == Method::CONNECT {
-            // It asks for a connection to somewhere, which is no request for a partition.
-            return Err(Own::NoPartition);
-        }
-        if self.body.is_too_large() {
-            return Err(Own::BodyTooLarge);
-        }
-        let has_no_host = self.head.version == Version::HTTP_11 && !self.noted.host;
-        if has_no_host || headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
-            return Err(Own::Ambiguous);
-        }
-        Ok(())
-    }
-
-    /// Bytes that it takes up in memory, about.
-    pub(crate) fn weight(&self) -> usize {
-        // Beside the text: the request's own bookkeeping.
-        const REQUEST: usize = 512;
-        let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
-        REQUEST + uri + self.noted.weight + self.body.weight()
     }
 }
 

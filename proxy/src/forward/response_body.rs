@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::forward::in_flight::{Flight, see_rest_through};
+use super::in_flight::{Flight, see_rest_through};
 use crate::message::request_body::RequestBody;
 use crate::runtime::coarse_timer::{Enrolled, Overdue, Place};
 use crate::upstream::{AnswerStream, Broken, Counted};

@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 
 use tokio::time::Instant;
 
-use crate::forward::Asked;
-use crate::forward::in_flight::{Flight, see_through};
+use super::in_flight::{Flight, see_through};
+use super::request::Asked;
 use crate::runtime::exchange_timeout::{Ended, Vigil};
 use crate::upstream::{Answer, Counted, InFlight, SendError};
 

@@ -18,7 +18,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
-use crate::forward::in_flight::Flight;
+use super::in_flight::Flight;
 use crate::message::websocket::{self, Frames, GOING_AWAY, SERVICE_RESTART};
 use crate::tls::Stream;
 use crate::upstream::Counted;

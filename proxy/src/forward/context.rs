@@ -1,0 +1,105 @@
+//! What outlives a request: the state that a worker's requests share, and the client that sends them.
+
+use std::any::Any;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::HeaderValue;
+use tokio_util::sync::CancellationToken;
+
+use super::client_presence::Presence;
+use super::concurrency_limit::Load;
+use super::error::InvalidName;
+use super::retry_budget::Budgets;
+use crate::message::headers::Identity;
+use crate::message::interim::Interim;
+use crate::message::request_body::Pace;
+use crate::message::reserved::Reserved;
+use crate::metrics::WorkerMetrics;
+use crate::routing::client_share::Usage;
+use crate::routing::partition_key::Locator;
+use crate::routing::permit::Worker;
+use crate::runtime::background::Background;
+use crate::runtime::coarse_timer::Watch;
+use crate::settings::ForwardSettings;
+use crate::upstream::Upstream;
+
+/// What all requests of a worker share.
+pub(crate) struct Shared {
+    pub(crate) identity: Identity,
+    pub(super) locator: Locator,
+    pub(crate) reserved: Rc<Reserved>,
+    pub(crate) worker: Worker,
+    pub(crate) upstream: Upstream,
+    pub(crate) load: Load,
+    pub(crate) budgets: Budgets,
+    pub(crate) request_timeout: Duration,
+    pub(crate) idle_timeout: Duration,
+    pub(crate) max_header_bytes_http2: usize,
+    pub(super) pace: Pace,
+    pub(super) max_body_bytes: u64,
+    pub(crate) watch: Watch,
+    pub(crate) background: Background,
+    /// The router is ending, and what is open without an end is closed.
+    pub(crate) ending: CancellationToken,
+    pub(crate) metrics: Arc<WorkerMetrics>,
+}
+
+impl Shared {
+    /// Returns the state of the worker whose access to the table this is. To be called on that worker's thread, inside its set
+    /// of local tasks.
+    pub(super) fn new(
+        settings: &ForwardSettings,
+        worker: Worker,
+        metrics: Arc<WorkerMetrics>,
+    ) -> Result<Self, InvalidName> {
+        // Short time-outs want a finer watch; below a millisecond nobody can tell.
+        let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
+        let watch = Watch::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
+        Ok(Shared {
+            identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
+            locator: settings.locator.clone(),
+            reserved: Rc::new(Reserved::new(&settings.locator, settings.trust_forwarded)),
+            worker,
+            upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
+            load: Load::new(settings.upstream.max_in_flight_per_pod),
+            budgets: Budgets::default(),
+            request_timeout: settings.upstream.request_timeout,
+            idle_timeout: settings.upstream.idle_timeout,
+            max_header_bytes_http2: settings.upstream.max_header_bytes_http2,
+            pace: Pace { rate: settings.upstream.min_upload_rate, grace: settings.upstream.upload_grace },
+            max_body_bytes: settings.max_body_bytes.map_or(u64::MAX, |bytes| bytes as u64),
+            watch,
+            background: Background::start(),
+            ending: CancellationToken::new(),
+            metrics,
+        })
+    }
+}
+
+/// Who sends a request, and how.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// The client's address, as `x-forwarded-for` has it.
+    pub address: HeaderValue,
+    /// It came by TLS.
+    pub secure: bool,
+    pub(crate) interim: Interim,
+    pub(crate) presence: Presence,
+    /// What the client's address uses of the worker.
+    pub(crate) usage: Rc<Usage>,
+    /// The place of its connection, kept by whoever goes on with the connection after it has switched protocols.
+    pub(crate) seat: Weak<dyn Any>,
+}
+
+fn header_value(name: &str) -> Result<HeaderValue, InvalidName> {
+    let visible = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    let value = HeaderValue::try_from(name).ok().filter(|_| visible);
+    value.ok_or_else(|| InvalidName(name.to_owned()))
+}
+
+/// Refuses settings that [`Forward::new`](super::Forward::new) would refuse.
+pub(crate) fn check(settings: &ForwardSettings) -> Result<(), InvalidName> {
+    header_value(&settings.router).and(header_value(&settings.keyspace)).map(drop)
+}
