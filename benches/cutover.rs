@@ -8,7 +8,7 @@ use segue_coordination::protocol::router::HoldCause;
 use tokio::time::Instant;
 
 mod support;
-use support::{open_table, pass, switch, wait};
+use support::{open_table, permit, switch, wait};
 
 const P0: PartitionId = PartitionId::new(0);
 
@@ -37,8 +37,8 @@ fn pause(criterion: &mut Criterion) {
                     switch(&table, P0, "pod", epoch);
                     // Each is let in and has its outcome; the flush lets the next ones in as they have.
                     runtime.block_on(async {
-                        for ticket in waiting {
-                            drop(ticket.await.expect("let in"));
+                        for queued in waiting {
+                            drop(queued.await.expect("let in"));
                         }
                     });
                     total += begin.elapsed();
@@ -58,7 +58,7 @@ fn pause(criterion: &mut Criterion) {
                 for _ in 0..iterations {
                     epoch += 1;
                     let now = Instant::now();
-                    let passes: Vec<_> = (0..*in_flight).map(|_| pass(&worker, P0, now)).collect();
+                    let passes: Vec<_> = (0..*in_flight).map(|_| permit(&worker, P0, now)).collect();
                     let begin = StdInstant::now();
                     table.stop(P0, HoldCause::Handoff);
                     drop(passes);

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 mod support;
 use segue_coordination::protocol::ids::PartitionId;
-use support::{open_table, pass};
+use support::{open_table, permit};
 
 const P7: PartitionId = PartitionId::new(7);
 
@@ -16,7 +16,7 @@ fn enter_and_leave(criterion: &mut Criterion) {
     let table = open_table(2);
     let now = Instant::now();
     let worker = table.worker(0);
-    criterion.bench_function("gate/enter+leave, one thread", |bencher| bencher.iter(|| drop(pass(&worker, P7, now))));
+    criterion.bench_function("gate/enter+leave, one thread", |bencher| bencher.iter(|| drop(permit(&worker, P7, now))));
     criterion.bench_function("gate/enter+leave, two threads on one partition", |bencher| {
         bencher.iter_custom(|iterations| both(&table, iterations, now));
     });
@@ -34,7 +34,7 @@ fn both(table: &Arc<segue_proxy::routing::table::Table>, iterations: u64, now: I
                 barrier.wait();
                 let begin = StdInstant::now();
                 for _ in 0..iterations {
-                    drop(std::hint::black_box(pass(&worker, P7, now)));
+                    drop(std::hint::black_box(permit(&worker, P7, now)));
                 }
                 begin.elapsed()
             })

@@ -10,7 +10,7 @@ use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};
 use tokio::time::Instant;
 
 mod support;
-use support::{PARTITIONS, open_table, pass};
+use support::{PARTITIONS, open_table, permit};
 
 /// A head such as a browser behind a load balancer sends.
 fn head() -> Parts {
@@ -45,7 +45,7 @@ fn routing(criterion: &mut Criterion) {
         criterion.bench_function(&format!("routing/partition {name}, clock, gate and lease"), |bencher| {
             bencher.iter(|| {
                 let located = locator.locate(black_box(&head), PARTITIONS).expect("a partition");
-                drop(black_box(pass(&worker, located.partition, Instant::now())));
+                drop(black_box(permit(&worker, located.partition, Instant::now())));
             });
         });
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use segue_coordination::store::data::{Op, Txn};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
-use segue_proxy::message::local_reply::Own;
+use segue_proxy::message::local_reply::LocalReply;
 use segue_tests::certificates::Authority;
 use segue_tests::etcd::Etcd;
 use segue_tests::ports::free_address;
@@ -116,7 +116,7 @@ fn the_page_lists_every_reason_with_its_status_and_no_other() {
     let rows = rows("Local replies", "reason");
     let listed =
         rows.iter().flat_map(|row| row[1].split(", ").map(|status| (row[0].trim_matches('`'), status.to_owned())));
-    let given = Own::ALL.map(|own| (own.reason(), own.status().as_str().to_owned()));
+    let given = LocalReply::ALL.map(|own| (own.reason(), own.status().as_str().to_owned()));
     // A pod gives this one, and its router passes it on.
     assert_same(listed, given.into_iter().chain([("lease-lost", "500".to_owned())]));
 }

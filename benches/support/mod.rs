@@ -8,7 +8,7 @@ use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_coordination::protocol::records::{Capabilities, PodRecord};
 use segue_coordination::protocol::router::Target;
 use segue_coordination::router::DataPlane;
-use segue_proxy::routing::permit::{Admission, Pass, Ticket, Worker};
+use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::time::Instant;
 
@@ -41,17 +41,17 @@ pub(crate) fn switch(table: &Table, partition: PartitionId, pod: &str, epoch: u6
 }
 
 /// A request that passes.
-pub(crate) fn pass(worker: &Worker, partition: PartitionId, now: Instant) -> Pass {
+pub(crate) fn permit(worker: &TableHandle, partition: PartitionId, now: Instant) -> Permit {
     match worker.enter(partition, None, 512, now) {
-        Ok(Admission::Pass(pass)) => pass,
+        Ok(Admission::Admitted(permit)) => permit,
         other => panic!("expected an open gate, found {other:?}"),
     }
 }
 
 /// A request that waits.
-pub(crate) fn wait(worker: &Worker, partition: PartitionId, now: Instant) -> Ticket {
+pub(crate) fn wait(worker: &TableHandle, partition: PartitionId, now: Instant) -> QueuedPermit {
     match worker.enter(partition, None, 512, now) {
-        Ok(Admission::Held(ticket)) => ticket,
+        Ok(Admission::Queued(queued)) => queued,
         other => panic!("expected a closed gate, found {other:?}"),
     }
 }

@@ -16,7 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
-use crate::message::local_reply::Own;
+use crate::message::local_reply::LocalReply;
 
 /// Upper bounds of the buckets of `request_duration_seconds`, in microseconds. Dense below 50 ms, or a cutover's pause
 /// could not be seen.
@@ -47,7 +47,7 @@ pub struct Metrics {
 /// The counters of one worker. Only that worker's thread writes them.
 pub struct WorkerMetrics {
     passed: [AtomicU64; CODES],
-    own: [AtomicU64; Own::ALL.len()],
+    own: [AtomicU64; LocalReply::ALL.len()],
     aborted: AtomicU64,
     requests_in_flight: AtomicU64,
     requests_bounced: [AtomicU64; 3],
@@ -114,7 +114,7 @@ impl WorkerMetrics {
         }
     }
 
-    pub(crate) fn answered(&self, own: Own) {
+    pub(crate) fn answered(&self, own: LocalReply) {
         add(&self.own[own.index()], 1);
     }
 
@@ -187,7 +187,7 @@ impl Metrics {
     }
 
     /// How often the router answered itself for this reason.
-    pub fn own_answers(&self, own: Own) -> u64 {
+    pub fn own_answers(&self, own: LocalReply) -> u64 {
         self.sum(|worker| &worker.own[own.index()])
     }
 
@@ -241,7 +241,7 @@ impl Collector for Metrics {
                 requests.encode_family(&labels)?.encode_counter(&count, none)?;
             }
         }
-        for own in Own::ALL {
+        for own in LocalReply::ALL {
             let (code, reason) = (own.status().as_u16(), own.reason());
             let labels = Answered { code, reason };
             requests.encode_family(&labels)?.encode_counter(&self.own_answers(own), none)?;
@@ -263,7 +263,13 @@ impl Collector for Metrics {
 
         let help = "Requests that were held, or were to be, and were refused";
         let mut rejected = encoder.encode_descriptor("stash_rejected", help, None, Counter)?;
-        for own in [Own::StashFull, Own::StashTimeout, Own::NoOwner, Own::Fenced, Own::Shutdown] {
+        for own in [
+            LocalReply::StashFull,
+            LocalReply::StashTimeout,
+            LocalReply::NoOwner,
+            LocalReply::Fenced,
+            LocalReply::Shutdown,
+        ] {
             let count = self.own_answers(own);
             rejected.encode_family(&[("reason", own.reason())])?.encode_counter(&count, none)?;
         }
@@ -301,7 +307,7 @@ mod tests {
     #[test]
     fn every_series_of_the_routers_own_is_there_at_zero() {
         let text = text(&Metrics::new(2));
-        for own in Own::ALL {
+        for own in LocalReply::ALL {
             let line =
                 format!("segue_requests_total{{code=\"{}\",reason=\"{}\"}} 0\n", own.status().as_u16(), own.reason());
             assert!(text.contains(&line), "{line} in {text}");

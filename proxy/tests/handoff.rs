@@ -1,7 +1,7 @@
 //! Coordinators, routers with real routing tables and pods that do their duty, over the embedded store and a paused
 //! clock: partitions move while requests flow.
 //!
-//! Pods and sockets are left out here: a request goes no further than its [`Pass`], and the pod that it was passed to is
+//! Pods and sockets are left out here: a request goes no further than its [`Permit`], and the pod that it was passed to is
 //! asked whether it would accept it. Whole processes are tested in the root package.
 #![allow(clippy::unwrap_used)]
 
@@ -28,7 +28,7 @@ use segue_coordination::router::{Cutover, RouterObserver, RouterPorts, RouterSet
 use segue_coordination::store::data::{Keys, Op, Snapshot, Txn, TxnOutcome};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
-use segue_proxy::routing::permit::{Admission, Worker};
+use segue_proxy::routing::permit::{Admission, TableHandle};
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
@@ -259,16 +259,16 @@ impl World {
         })
     }
 
-    async fn request(&self, worker: &Worker, partition: PartitionId) {
+    async fn request(&self, worker: &TableHandle, partition: PartitionId) {
         loop {
-            let mut pass = match worker.enter(partition, Some(7), 100, Instant::now()).unwrap() {
-                Admission::Pass(pass) => pass,
-                Admission::Held(ticket) => ticket.await.unwrap(),
+            let mut permit = match worker.enter(partition, Some(7), 100, Instant::now()).unwrap() {
+                Admission::Admitted(permit) => permit,
+                Admission::Queued(queued) => queued.await.unwrap(),
             };
-            let pod = pass.pod().name.clone();
-            if self.accepted.borrow().get(&(pod.clone(), partition)) != Some(&pass.epoch()) {
+            let pod = permit.pod().name.clone();
+            if self.accepted.borrow().get(&(pod.clone(), partition)) != Some(&permit.epoch()) {
                 // The pod has not seen yet that it is the owner, or no longer is: 421.
-                match pass.put_back().await {
+                match permit.put_back().await {
                     Ok(again) => drop(again),
                     Err(refusal) => panic!("{refusal}"),
                 }
@@ -277,8 +277,8 @@ impl World {
             sleep(Duration::from_micros(800)).await;
             let still = self.accepted.borrow().get(&(pod.clone(), partition)).copied();
             let died = self.dead.borrow().contains(&pod);
-            assert!(died || still == Some(pass.epoch()), "{pod} lost partition {partition} with work in it");
-            pass.delivered();
+            assert!(died || still == Some(permit.epoch()), "{pod} lost partition {partition} with work in it");
+            permit.delivered();
             self.served.set(self.served.get() + 1);
             return;
         }
@@ -605,7 +605,7 @@ async fn a_router_without_readable_settings_goes_on_with_the_partitions_that_it_
         sleep(Duration::from_millis(10)).await;
         let is_held = |partition| {
             let admission = worker.enter(partition, None, 100, Instant::now()).unwrap();
-            matches!(admission, Admission::Held(_))
+            matches!(admission, Admission::Queued(_))
         };
         assert!(PartitionId::all(PARTITIONS).all(is_held), "nothing goes to a dead owner");
     })
@@ -625,10 +625,10 @@ async fn failover_of_a_vanished_owner(capabilities: Capabilities) -> Duration {
     let partition = PartitionId::all(PARTITIONS)
         .find(|partition| world.accepted.borrow().contains_key(&("a".to_owned(), *partition)));
     let partition = partition.unwrap();
-    let Admission::Pass(pass) = worker.enter(partition, None, 100, Instant::now()).unwrap() else {
+    let Admission::Admitted(permit) = worker.enter(partition, None, 100, Instant::now()).unwrap() else {
         panic!("the partition is held")
     };
-    let unanswered = spawn_local(async move { pass.sever_token().cancelled().await });
+    let unanswered = spawn_local(async move { permit.sever_token().cancelled().await });
     // Its host vanishes: no connection ends, and its lease runs out.
     crash(&a);
     world.accepted.borrow_mut().retain(|(pod, _), _| pod != "a");

@@ -11,7 +11,7 @@ use http::Response;
 use http_body_util::BodyExt;
 use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
-use segue_proxy::message::local_reply::Own;
+use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
@@ -43,7 +43,7 @@ async fn a_request_that_names_no_partition_is_refused() {
     }
     let answer = Plain::connect(world.address).await.ask("CONNECT h:80 HTTP/1.1\r\nhost: h:80\r\n\r\n").await;
     assert_eq!(reason(&answer), (400, "no-partition"));
-    assert_eq!(world.metrics.own_answers(Own::NoPartition), 2);
+    assert_eq!(world.metrics.own_answers(LocalReply::NoPartition), 2);
 }
 
 #[tokio::test]

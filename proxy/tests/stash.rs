@@ -1,11 +1,11 @@
 //! The stash through its public face: places of a flush, and requests that come back.
 #![allow(clippy::unwrap_used)]
 
-use segue_proxy::routing::stash::{Arrival, Place, Stash};
+use segue_proxy::routing::stash::{Arrival, QueuePosition, Stash};
 
 /// The place of the `number`-th request.
-fn place(order: Option<u64>, number: u32) -> Place {
-    Place::new(order, Arrival { at: number.into(), worker: 0 })
+fn place(order: Option<u64>, number: u32) -> QueuePosition {
+    QueuePosition::new(order, Arrival { at: number.into(), worker: 0 })
 }
 
 /// A stash in which these wait: their keys, in the order in which they came.

@@ -10,7 +10,7 @@ use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId, Revisio
 use segue_coordination::protocol::records::PodRecord;
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::DataPlane;
-use segue_proxy::routing::permit::{Admission, Pass, Ticket, Worker};
+use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use segue_proxy::routing::table::{Refusal, StashLimits, Table};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
@@ -50,24 +50,24 @@ fn stage(table: &Table, partition: PartitionId) -> Stage {
     DataPlane::stage(table, partition).0
 }
 
-fn passes(worker: &Worker, order: Option<u64>) -> Pass {
+fn passes(worker: &TableHandle, order: Option<u64>) -> Permit {
     match worker.enter(P0, order, 10, Instant::now()).unwrap() {
-        Admission::Pass(pass) => pass,
-        Admission::Held(_) => panic!("held"),
+        Admission::Admitted(permit) => permit,
+        Admission::Queued(_) => panic!("held"),
     }
 }
 
-fn waits(worker: &Worker, order: Option<u64>) -> Ticket {
+fn waits(worker: &TableHandle, order: Option<u64>) -> QueuedPermit {
     match worker.enter(P0, order, 10, Instant::now()).unwrap() {
-        Admission::Held(ticket) => ticket,
-        Admission::Pass(_) => panic!("passed"),
+        Admission::Queued(queued) => queued,
+        Admission::Admitted(_) => panic!("passed"),
     }
 }
 
-async fn is_pending(ticket: &mut Ticket) -> bool {
+async fn is_pending(queued: &mut QueuedPermit) -> bool {
     tokio::select! {
         biased;
-        _ = ticket => false,
+        _ = queued => false,
         () = std::future::ready(()) => true,
     }
 }
@@ -84,8 +84,8 @@ async fn requests_of_a_key_that_their_pod_refuses_go_again_in_the_order_in_which
     let mut second = second.put_back();
     switch(&table, P0, "b", 2);
     assert!(is_pending(&mut third).await && is_pending(&mut second).await, "one at a time");
-    let mut pass = (&mut first).await.unwrap();
-    pass.delivered();
+    let mut permit = (&mut first).await.unwrap();
+    permit.delivered();
     assert!(is_pending(&mut third).await);
     (&mut second).await.unwrap().delivered();
     (&mut third).await.unwrap().delivered();
@@ -95,10 +95,10 @@ async fn requests_of_a_key_that_their_pod_refuses_go_again_in_the_order_in_which
 async fn a_partition_that_leads_nowhere_holds_and_lets_in_once_it_leads_somewhere() {
     let (table, _notices) = table(1);
     let worker = table.worker(0);
-    let ticket = waits(&worker, None);
+    let queued = waits(&worker, None);
     switch(&table, P0, "a", 1);
-    let pass = ticket.await.unwrap();
-    assert_eq!((pass.pod().name.as_str(), pass.epoch()), ("a", E1));
+    let permit = queued.await.unwrap();
+    assert_eq!((permit.pod().name.as_str(), permit.epoch()), ("a", E1));
     assert_eq!(stage(&table, P0), Stage::Open(target("a", 1)));
 }
 
@@ -170,26 +170,26 @@ async fn a_refused_request_goes_first_again_and_the_pod_is_left_alone_for_a_whil
     let again = refused.await.unwrap().put_back();
     assert_eq!(DataPlane::stage(&*table, P0).1, Some(Instant::now() + Duration::from_millis(10)), "longer each time");
     switch(&table, P0, "b", 2);
-    let mut pass = again.await.unwrap();
+    let mut permit = again.await.unwrap();
     assert!(is_pending(&mut later).await);
-    pass.delivered();
+    permit.delivered();
     assert_eq!(later.await.unwrap().pod().name, "b");
 }
 
 /// Sends `tickets` to the pod and tells in which order their `numbers` come out.
-async fn order_of_leaving(tickets: Vec<(u32, Ticket)>) -> Vec<u32> {
+async fn order_of_leaving(tickets: Vec<(u32, QueuedPermit)>) -> Vec<u32> {
     let mut waiting = tickets;
     let mut left = Vec::new();
     while !waiting.is_empty() {
         for index in 0..waiting.len() {
             let passed = tokio::select! {
                 biased;
-                pass = &mut waiting[index].1 => Some(pass.unwrap()),
+                permit = &mut waiting[index].1 => Some(permit.unwrap()),
                 () = std::future::ready(()) => None,
             };
-            if let Some(mut pass) = passed {
+            if let Some(mut permit) = passed {
                 left.push(waiting.remove(index).0);
-                pass.delivered();
+                permit.delivered();
                 break;
             }
         }
@@ -218,9 +218,9 @@ async fn a_request_that_comes_back_while_the_router_ends_is_refused() {
     let (table, _notices) = table(1);
     let worker = table.worker(0);
     switch(&table, P0, "a", 1);
-    let pass = passes(&worker, Some(7));
+    let permit = passes(&worker, Some(7));
     table.shut_down();
-    assert_eq!(pass.put_back().await.unwrap_err(), Refusal::Shutdown);
+    assert_eq!(permit.put_back().await.unwrap_err(), Refusal::Shutdown);
     assert_eq!((table.in_flight(P0), table.stashed(P0)), (0, (0, 0)));
 }
 
@@ -354,8 +354,8 @@ async fn severing_reaches_what_is_in_flight_and_nothing_that_comes_later() {
     let (table, _notices) = table(1);
     let worker = table.worker(0);
     switch(&table, P0, "a", 1);
-    let pass = passes(&worker, None);
-    let token = pass.sever_token();
+    let permit = passes(&worker, None);
+    let token = permit.sever_token();
     assert_eq!(table.sever(P0), 1);
     assert!(token.is_cancelled());
     assert!(!passes(&worker, None).sever_token().is_cancelled());
@@ -366,9 +366,9 @@ async fn severing_reaches_an_exchange_that_asks_for_its_token_only_later() {
     let (table, _notices) = table(1);
     let worker = table.worker(0);
     switch(&table, P0, "a", 1);
-    let pass = passes(&worker, None);
+    let permit = passes(&worker, None);
     table.sever(P0);
-    assert!(pass.sever_token().is_cancelled());
+    assert!(permit.sever_token().is_cancelled());
 }
 
 #[tokio::test(start_paused = true)]
@@ -425,26 +425,26 @@ async fn a_stop_while_slow_requests_are_tried_begins_another_cutover() {
 }
 
 /// Lets the next request of `tickets` in and has its pod refuse it, or take it.
-async fn tries(tickets: &mut Vec<(u32, Ticket)>, refuses: impl Fn(u32) -> bool) -> (u32, bool) {
+async fn tries(tickets: &mut Vec<(u32, QueuedPermit)>, refuses: impl Fn(u32) -> bool) -> (u32, bool) {
     loop {
         for index in 0..tickets.len() {
-            let pass = tokio::select! {
+            let permit = tokio::select! {
                 biased;
-                pass = &mut tickets[index].1 => pass.unwrap(),
+                permit = &mut tickets[index].1 => permit.unwrap(),
                 () = std::future::ready(()) => continue,
             };
             let (number, _) = tickets.remove(index);
             return match refuses(number) {
-                true => match pass.refused() {
-                    Ok(ticket) => {
-                        tickets.insert(index, (number, ticket));
+                true => match permit.refused() {
+                    Ok(queued) => {
+                        tickets.insert(index, (number, queued));
                         (number, true)
                     }
                     Err(_) => (number, false),
                 },
                 false => {
-                    let mut pass = pass;
-                    pass.delivered();
+                    let mut permit = permit;
+                    permit.delivered();
                     (number, true)
                 }
             };
@@ -570,19 +570,19 @@ fn requests_of_two_owners_are_never_in_flight_together() {
 }
 
 /// Sends one request after the other until told to end.
-async fn hammer(worker: &Worker, in_flight: &AtomicU64, begun: &AtomicU64, ended: &AtomicBool) {
+async fn hammer(worker: &TableHandle, in_flight: &AtomicU64, begun: &AtomicU64, ended: &AtomicBool) {
     let mut number = 0;
     while !ended.load(SeqCst) {
         number += 1;
         let order = (number % 3 != 0).then_some(number % 5);
-        let pass = match worker.enter(P0, order, 1, Instant::now()).unwrap() {
-            Admission::Pass(pass) => pass,
-            Admission::Held(ticket) => ticket.await.unwrap(),
+        let permit = match worker.enter(P0, order, 1, Instant::now()).unwrap() {
+            Admission::Admitted(permit) => permit,
+            Admission::Queued(queued) => queued.await.unwrap(),
         };
         let entered = in_flight.fetch_update(SeqCst, SeqCst, |seen| {
             let (epoch, count) = (seen >> 32, seen & 0xffff_ffff);
-            assert!(epoch == pass.epoch().get() || count == 0, "{} joins {count} of {epoch}", pass.epoch());
-            Some((pass.epoch().get() << 32) | (count + 1))
+            assert!(epoch == permit.epoch().get() || count == 0, "{} joins {count} of {epoch}", permit.epoch());
+            Some((permit.epoch().get() << 32) | (count + 1))
         });
         assert!(entered.is_ok());
         begun.fetch_add(1, SeqCst);

@@ -17,31 +17,31 @@ use http::header::{CONNECTION, HeaderValue, UPGRADE};
 use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
-use super::context::Shared;
-use super::in_flight::Flight;
-use super::request::Asked;
-use super::response_body::AnswerBody;
-use super::response_head::{NoAnswer, Sending};
+use super::context::WorkerContext;
+use super::in_flight::InFlight;
+use super::request::ForwardRequest;
+use super::response_body::ResponseBody;
+use super::response_head::{AwaitResponse, NoAnswer};
 use super::tunnel;
 use crate::message::grpc_timeout;
-use crate::message::headers::{self, Stamps};
-use crate::message::local_reply::Own;
+use crate::message::headers::{self, RoutingHeaders};
+use crate::message::local_reply::LocalReply;
 use crate::message::request_body::{BodyError, RequestBody};
-use crate::routing::permit::Pass;
+use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
 use crate::runtime::exchange_timeout::Ended;
 use crate::runtime::shortage::is_shortage;
 use crate::tls::Stream;
-use crate::upstream::{Answer, AnswerStream, Broken, Counted, Line, SendError, Wanted, Which, was_spared};
+use crate::upstream::{Answer, Broken, Checkout, Counted, ResponseStream, SendError, Wanted, Which, was_spared};
 
 /// Why there is no answer to pass on.
 pub(crate) enum Unanswered {
     /// Nothing was done: the request waits for its turn again.
-    Undone(Pass, Undone),
+    Undone(Permit, Undone),
     /// While a connection was being made, the router's lease ran out: nothing was sent.
-    Fenced(Pass),
+    Fenced(Permit),
     /// The router answers itself.
-    Own(Own),
+    LocalReply(LocalReply),
     ClientGone,
 }
 
@@ -63,7 +63,7 @@ pub(crate) enum Undone {
 impl From<BodyError> for Unanswered {
     fn from(error: BodyError) -> Self {
         match error {
-            BodyError::TooLarge => Unanswered::Own(Own::BodyTooLarge),
+            BodyError::TooLarge => Unanswered::LocalReply(LocalReply::BodyTooLarge),
             BodyError::CutOff | BodyError::TakenBack => Unanswered::ClientGone,
         }
     }
@@ -71,7 +71,7 @@ impl From<BodyError> for Unanswered {
 
 /// The pod has taken a request.
 #[inline]
-fn note_acceptance(shared: &Shared, pod: &Pod) {
+fn note_acceptance(shared: &WorkerContext, pod: &Pod) {
     shared.budgets.accepted(pod.slot);
     if let Some(after) = pod.health.accepted() {
         tracing::info!(pod = pod.name, address = pod.address, after, "a pod takes requests again");
@@ -80,16 +80,16 @@ fn note_acceptance(shared: &Shared, pod: &Pod) {
 
 /// Sends a request to the pod that its flight leads to.
 pub(crate) async fn send(
-    shared: &Shared,
-    asked: &mut Asked,
-    mut flight: Box<Flight>,
-) -> Result<Response<AnswerBody>, Unanswered> {
+    shared: &WorkerContext,
+    asked: &mut ForwardRequest,
+    mut flight: Box<InFlight>,
+) -> Result<Response<ResponseBody>, Unanswered> {
     let by_http2 = asked.switch.is_none() && shared.upstream.by_http2(asked.head.version);
-    let mut which = if asked.was_rejected { Which::Own } else { Which::Any };
+    let mut which = if asked.was_rejected { Which::LocalReply } else { Which::Any };
     loop {
         let wanted = if !by_http2 {
             Wanted::Http1
-        } else if asked.noted.expect {
+        } else if asked.scan.expect {
             // A client that asks before it sends would take reading for a yes, and the request may still be put back.
             Wanted::Http2Uploading
         } else if asked.body.is_here().await? {
@@ -116,7 +116,7 @@ pub(crate) async fn send(
                 tracing::debug!(pod = flight.pod().name, %error, "a pod ended a connection with an error; sending once more");
                 asked.body.take_back();
                 asked.was_rejected = true;
-                which = Which::Own;
+                which = Which::LocalReply;
                 continue;
             }
             Err(why) => Err(unanswered(asked, why, flight)),
@@ -127,29 +127,29 @@ pub(crate) async fn send(
 /// An exchange, or what has to be waited for before it may begin.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one; a box would be one more allocation")]
 enum Begun<'asked> {
-    Sending(Sending<'asked>),
+    AwaitResponse(AwaitResponse<'asked>),
     /// In a box, as every request would have room for it otherwise, also while it is answered.
-    Waiting(Pin<Box<dyn Future<Output = Result<Outcome, Unanswered>> + 'asked>>),
+    HeldRequest(Pin<Box<dyn Future<Output = Result<Outcome, Unanswered>> + 'asked>>),
 }
 
-type Outcome = (Result<Answer, NoAnswer>, Box<Flight>);
+type Outcome = (Result<Answer, NoAnswer>, Box<InFlight>);
 
 impl Future for Begun<'_> {
     type Output = Result<Outcome, Unanswered>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Begun::Sending(sending) => Pin::new(sending).poll(context).map(Ok),
-            Begun::Waiting(waiting) => waiting.as_mut().poll(context),
+            Begun::AwaitResponse(sending) => Pin::new(sending).poll(context).map(Ok),
+            Begun::HeldRequest(waiting) => waiting.as_mut().poll(context),
         }
     }
 }
 
 /// Begins to send at once if a connection is open and nobody has to be asked first.
 fn begin_at_once<'asked>(
-    shared: &'asked Shared,
-    asked: &'asked Asked,
-    flight: Box<Flight>,
+    shared: &'asked WorkerContext,
+    asked: &'asked ForwardRequest,
+    flight: Box<InFlight>,
     wanted: Wanted,
     which: Which,
 ) -> Result<Begun<'asked>, Unanswered> {
@@ -157,21 +157,21 @@ fn begin_at_once<'asked>(
         && !flight.was_held()
         && let Some(line) = shared.upstream.open_line(flight.pod(), wanted)
     {
-        return begin(shared, asked, flight, line).map(Begun::Sending);
+        return begin(shared, asked, flight, line).map(Begun::AwaitResponse);
     }
-    Ok(Begun::Waiting(Box::pin(
-        async move { Ok(begin_after_waiting(shared, asked, flight, wanted, which).await?.await) },
-    )))
+    Ok(Begun::HeldRequest(Box::pin(async move {
+        Ok(begin_after_waiting(shared, asked, flight, wanted, which).await?.await)
+    })))
 }
 
 /// Begins to send once there is a connection, if the request may still be sent then.
 async fn begin_after_waiting<'asked>(
-    shared: &Shared,
-    asked: &'asked Asked,
-    flight: Box<Flight>,
+    shared: &WorkerContext,
+    asked: &'asked ForwardRequest,
+    flight: Box<InFlight>,
     wanted: Wanted,
     which: Which,
-) -> Result<Sending<'asked>, Unanswered> {
+) -> Result<AwaitResponse<'asked>, Unanswered> {
     // Many connections to one pod are made one after the other, so waiting for one may take long.
     let severed = flight.sever_token();
     let connected = tokio::select! {
@@ -184,7 +184,7 @@ async fn begin_after_waiting<'asked>(
         Err(error) => {
             tracing::debug!(pod = flight.pod().name, %error, "a pod cannot be reached");
             if is_shortage(&error) {
-                return Err(Unanswered::Own(Own::Overload));
+                return Err(Unanswered::LocalReply(LocalReply::Overload));
             }
             let cause = if was_spared(&error) { Undone::Spared } else { Undone::Unreachable };
             return Err(Unanswered::Undone(flight.undo(), cause));
@@ -204,7 +204,7 @@ async fn begin_after_waiting<'asked>(
 }
 
 /// A connection to the flight's pod. A request that holds a place in a flush gives it away if making one takes long.
-async fn line(shared: &Shared, flight: &Flight, wanted: Wanted, which: Which) -> io::Result<Line> {
+async fn line(shared: &WorkerContext, flight: &InFlight, wanted: Wanted, which: Which) -> io::Result<Checkout> {
     if !flight.holds_place() {
         return shared.upstream.line(flight.pod(), wanted, which).await;
     }
@@ -223,20 +223,20 @@ async fn line(shared: &Shared, flight: &Flight, wanted: Wanted, which: Which) ->
 
 /// Begins to send, unless it must not be sent any more.
 fn begin<'asked>(
-    shared: &Shared,
-    asked: &'asked Asked,
-    flight: Box<Flight>,
-    line: Line,
-) -> Result<Sending<'asked>, Unanswered> {
+    shared: &WorkerContext,
+    asked: &'asked ForwardRequest,
+    flight: Box<InFlight>,
+    line: Checkout,
+) -> Result<AwaitResponse<'asked>, Unanswered> {
     if flight.is_late() {
-        return Err(Unanswered::Own(Own::Deadline));
+        return Err(Unanswered::LocalReply(LocalReply::Deadline));
     }
     let Some(attempt) = asked.body.attempt() else {
-        return Err(Unanswered::Own(Own::NoOwner));
+        return Err(Unanswered::LocalReply(LocalReply::NoOwner));
     };
     let left = flight.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let left = left.map(grpc_timeout::header);
-    let stamps = Stamps {
+    let routing = RoutingHeaders {
         reserved: &shared.reserved,
         partition: flight.partition(),
         epoch: flight.epoch(),
@@ -247,17 +247,17 @@ fn begin<'asked>(
     };
     let made_for_this = line.is_fresh();
     let most = shared.max_header_bytes_http2;
-    let exchange = line.begin(&asked.head, asked.noted, &stamps, attempt, asked.switch.is_some(), most);
-    let exchange = exchange.map_err(Unanswered::Own)?;
-    Ok(Sending::new(exchange, made_for_this, flight, asked))
+    let exchange = line.begin(&asked.head, asked.scan, &routing, attempt, asked.switch.is_some(), most);
+    let exchange = exchange.map_err(Unanswered::LocalReply)?;
+    Ok(AwaitResponse::new(exchange, made_for_this, flight, asked))
 }
 
 fn answered(
-    shared: &Shared,
-    asked: &mut Asked,
+    shared: &WorkerContext,
+    asked: &mut ForwardRequest,
     answer: Answer,
-    flight: Box<Flight>,
-) -> Result<Response<AnswerBody>, Unanswered> {
+    flight: Box<InFlight>,
+) -> Result<Response<ResponseBody>, Unanswered> {
     let body = &asked.body;
     match answer {
         Answer::Response(mut response) => {
@@ -274,7 +274,7 @@ fn answered(
                 Err(Unanswered::Undone(flight.undo(), Undone::Misdirected))
             } else {
                 // Nothing was done, so the client may send again; the router no longer can.
-                Err(Unanswered::Own(Own::NoOwner))
+                Err(Unanswered::LocalReply(LocalReply::NoOwner))
             }
         }
         Answer::Switched(response, stream, read) => match asked.switch.take() {
@@ -282,12 +282,12 @@ fn answered(
                 let seat = asked.peer.seat.upgrade();
                 Ok(switched(shared, response, (client, seat), stream, read, flight))
             }
-            None => Err(Unanswered::Own(Own::UpstreamFailed)),
+            None => Err(Unanswered::LocalReply(LocalReply::UpstreamFailed)),
         },
     }
 }
 
-fn unanswered(asked: &Asked, why: NoAnswer, flight: Box<Flight>) -> Unanswered {
+fn unanswered(asked: &ForwardRequest, why: NoAnswer, flight: Box<InFlight>) -> Unanswered {
     let body = &asked.body;
     match why {
         NoAnswer::Stale => {
@@ -301,46 +301,46 @@ fn unanswered(asked: &Asked, why: NoAnswer, flight: Box<Flight>) -> Unanswered {
         }
         NoAnswer::Send(SendError::Rejected(error)) => {
             tracing::debug!(pod = flight.pod().name, %error, "a pod ended two connections of a request; answering 502");
-            Unanswered::Own(Own::UpstreamFailed)
+            Unanswered::LocalReply(LocalReply::UpstreamFailed)
         }
-        NoAnswer::Send(SendError::Failed(Broken::TrailersTooLarge)) => Unanswered::Own(Own::HeadTooLarge),
-        NoAnswer::Send(SendError::Failed(_)) if body.is_too_large() => Unanswered::Own(Own::BodyTooLarge),
+        NoAnswer::Send(SendError::Failed(Broken::TrailersTooLarge)) => Unanswered::LocalReply(LocalReply::HeadTooLarge),
+        NoAnswer::Send(SendError::Failed(_)) if body.is_too_large() => Unanswered::LocalReply(LocalReply::BodyTooLarge),
         NoAnswer::Send(SendError::Failed(Broken::CutOff)) => Unanswered::ClientGone,
         NoAnswer::Send(SendError::Failed(error)) => {
             tracing::debug!(pod = flight.pod().name, %error, "an exchange has failed");
-            Unanswered::Own(Own::UpstreamFailed)
+            Unanswered::LocalReply(LocalReply::UpstreamFailed)
         }
-        NoAnswer::Ended(Ended::Severed) => Unanswered::Own(Own::Severed),
-        NoAnswer::Ended(Ended::TimedOut) if flight.is_late() => Unanswered::Own(Own::Deadline),
+        NoAnswer::Ended(Ended::Severed) => Unanswered::LocalReply(LocalReply::Severed),
+        NoAnswer::Ended(Ended::TimedOut) if flight.is_late() => Unanswered::LocalReply(LocalReply::Deadline),
         NoAnswer::Ended(Ended::TimedOut) => {
             let by_client = body.upload().is_some_and(|upload| upload.awaits_client);
-            Unanswered::Own(if by_client { Own::TooSlow } else { Own::UpstreamTimeout })
+            Unanswered::LocalReply(if by_client { LocalReply::TooSlow } else { LocalReply::UpstreamTimeout })
         }
     }
 }
 
 fn pass_on(
-    shared: &Shared,
-    response: Response<AnswerStream>,
-    mut flight: Box<Flight>,
+    shared: &WorkerContext,
+    response: Response<ResponseStream>,
+    mut flight: Box<InFlight>,
     request: RequestBody,
-) -> Response<AnswerBody> {
+) -> Response<ResponseBody> {
     flight.delivered();
     shared.metrics.passed(response.status());
-    response.map(|stream| AnswerBody::from_pod(stream, flight, request))
+    response.map(|stream| ResponseBody::from_pod(stream, flight, request))
 }
 
 fn switched(
-    shared: &Shared,
+    shared: &WorkerContext,
     mut response: Response<()>,
     (client, seat): (OnUpgrade, Option<Rc<dyn Any>>),
     stream: Stream,
     read: BytesMut,
-    mut flight: Box<Flight>,
-) -> Response<AnswerBody> {
+    mut flight: Box<InFlight>,
+) -> Response<ResponseBody> {
     flight.delivered();
     shared.metrics.passed(response.status());
     tunnel::join(client, seat, stream, read, flight, response.headers().get(UPGRADE));
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    response.map(|()| AnswerBody::whole(bytes::Bytes::new()))
+    response.map(|()| ResponseBody::whole(bytes::Bytes::new()))
 }

@@ -7,14 +7,14 @@
 use std::cell::RefCell;
 
 /// One worker's requests by the dense numbers of pods.
-pub(crate) struct Load {
+pub(crate) struct ConcurrencyLimit {
     most: usize,
     pods: RefCell<Vec<usize>>,
 }
 
-impl Load {
+impl ConcurrencyLimit {
     pub(crate) fn new(most: usize) -> Self {
-        Load { most, pods: RefCell::default() }
+        ConcurrencyLimit { most, pods: RefCell::default() }
     }
 
     /// Whether the pod may be given one more.
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn one_pods_load_leaves_room_with_others() {
-        let load = Load::new(2);
+        let load = ConcurrencyLimit::new(2);
         load.begin(3);
         assert!(load.has_room(3));
         load.begin(3);

@@ -9,9 +9,9 @@ use http::header::HeaderValue;
 use tokio_util::sync::CancellationToken;
 
 use super::client_presence::Presence;
-use super::concurrency_limit::Load;
+use super::concurrency_limit::ConcurrencyLimit;
 use super::error::InvalidName;
-use super::retry_budget::Budgets;
+use super::retry_budget::RetryBudgets;
 use crate::message::headers::Identity;
 use crate::message::interim::Interim;
 use crate::message::request_body::Pace;
@@ -19,52 +19,52 @@ use crate::message::reserved::Reserved;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Usage;
 use crate::routing::partition_key::Locator;
-use crate::routing::permit::Worker;
+use crate::routing::permit::TableHandle;
 use crate::runtime::background::Background;
-use crate::runtime::coarse_timer::Watch;
+use crate::runtime::coarse_timer::CoarseTimer;
 use crate::settings::ForwardSettings;
 use crate::upstream::Upstream;
 
 /// What all requests of a worker share.
-pub(crate) struct Shared {
+pub(crate) struct WorkerContext {
     pub(crate) identity: Identity,
     pub(super) locator: Locator,
     pub(crate) reserved: Rc<Reserved>,
-    pub(crate) worker: Worker,
+    pub(crate) worker: TableHandle,
     pub(crate) upstream: Upstream,
-    pub(crate) load: Load,
-    pub(crate) budgets: Budgets,
+    pub(crate) load: ConcurrencyLimit,
+    pub(crate) budgets: RetryBudgets,
     pub(crate) request_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) max_header_bytes_http2: usize,
     pub(super) pace: Pace,
     pub(super) max_body_bytes: u64,
-    pub(crate) watch: Watch,
+    pub(crate) watch: CoarseTimer,
     pub(crate) background: Background,
     /// The router is ending, and what is open without an end is closed.
     pub(crate) ending: CancellationToken,
     pub(crate) metrics: Arc<WorkerMetrics>,
 }
 
-impl Shared {
+impl WorkerContext {
     /// Returns the state of the worker whose access to the table this is. To be called on that worker's thread, inside its set
     /// of local tasks.
     pub(super) fn new(
         settings: &ForwardSettings,
-        worker: Worker,
+        worker: TableHandle,
         metrics: Arc<WorkerMetrics>,
     ) -> Result<Self, InvalidName> {
         // Short time-outs want a finer watch; below a millisecond nobody can tell.
         let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
-        let watch = Watch::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
-        Ok(Shared {
+        let watch = CoarseTimer::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
+        Ok(WorkerContext {
             identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
             locator: settings.locator.clone(),
             reserved: Rc::new(Reserved::new(&settings.locator, settings.trust_forwarded)),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
-            load: Load::new(settings.upstream.max_in_flight_per_pod),
-            budgets: Budgets::default(),
+            load: ConcurrencyLimit::new(settings.upstream.max_in_flight_per_pod),
+            budgets: RetryBudgets::default(),
             request_timeout: settings.upstream.request_timeout,
             idle_timeout: settings.upstream.idle_timeout,
             max_header_bytes_http2: settings.upstream.max_header_bytes_http2,
@@ -80,7 +80,7 @@ impl Shared {
 
 /// Who sends a request, and how.
 #[derive(Debug, Clone)]
-pub struct Peer {
+pub struct ClientInfo {
     /// The client's address, as `x-forwarded-for` has it.
     pub address: HeaderValue,
     /// It came by TLS.

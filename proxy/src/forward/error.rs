@@ -1,6 +1,6 @@
 //! Why a request gets no response, or none from a pod, and why a data path cannot be built.
 
-use crate::message::local_reply::Own;
+use crate::message::local_reply::LocalReply;
 use crate::routing::table::Refusal;
 
 /// The client is gone, or what it sends is not HTTP: there is nobody to answer.
@@ -16,19 +16,19 @@ pub struct InvalidName(pub(super) String);
 /// Why a request gets no response of a pod.
 pub(crate) enum RouteError {
     /// The router answers itself.
-    Own(Own),
+    LocalReply(LocalReply),
     /// There is nobody to answer.
     ClientGone,
 }
 
-impl From<Own> for RouteError {
-    fn from(own: Own) -> Self {
-        RouteError::Own(own)
+impl From<LocalReply> for RouteError {
+    fn from(own: LocalReply) -> Self {
+        RouteError::LocalReply(own)
     }
 }
 
 impl From<Refusal> for RouteError {
     fn from(refusal: Refusal) -> Self {
-        RouteError::Own(refusal.into())
+        RouteError::LocalReply(refusal.into())
     }
 }

@@ -12,21 +12,21 @@ use segue_coordination::protocol::ids::{Epoch, PartitionId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::context::Shared;
-use super::request::Asked;
+use super::context::WorkerContext;
+use super::request::ForwardRequest;
 use crate::message::headers;
-use crate::routing::permit::Pass;
+use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
 use crate::runtime::background::Background;
-use crate::upstream::{Answer, AnswerStream, Counted, InFlight};
+use crate::upstream::{Answer, Counted, Exchange, ResponseStream};
 
 /// How long a request may wait for its pod before its place in a flush goes to another key's.
 const GIVES_WAY_AFTER: Duration = Duration::from_millis(250);
 
 /// A pass, and the books that are kept about it. It goes from hand to hand, hence in a box.
-pub(crate) struct Flight {
-    pass: Option<Pass>,
-    shared: Rc<Shared>,
+pub(crate) struct InFlight {
+    permit: Option<Permit>,
+    shared: Rc<WorkerContext>,
     started: Instant,
     /// When it set out for its pod; by the watch, which may be behind, unless it holds a place.
     departed: Instant,
@@ -35,13 +35,13 @@ pub(crate) struct Flight {
     is_safe: bool,
 }
 
-impl Flight {
-    pub(crate) fn begin(pass: Pass, shared: &Rc<Shared>, asked: &Asked) -> Self {
+impl InFlight {
+    pub(crate) fn begin(permit: Permit, shared: &Rc<WorkerContext>, asked: &ForwardRequest) -> Self {
         shared.metrics.begins();
-        shared.load.begin(pass.pod().slot);
-        let departed = if pass.holds_place() { Instant::now() } else { shared.watch.now() };
-        Flight {
-            pass: Some(pass),
+        shared.load.begin(permit.pod().slot);
+        let departed = if permit.holds_place() { Instant::now() } else { shared.watch.now() };
+        InFlight {
+            permit: Some(permit),
             shared: shared.clone(),
             started: asked.arrived,
             departed,
@@ -50,21 +50,21 @@ impl Flight {
         }
     }
 
-    fn pass(&self) -> &Pass {
+    fn permit(&self) -> &Permit {
         // Taken only by `undo`, which consumes the flight.
-        self.pass.as_ref().expect("a flight that was not undone")
+        self.permit.as_ref().expect("a flight that was not undone")
     }
 
     pub(crate) fn pod(&self) -> &Arc<Pod> {
-        self.pass().pod()
+        self.permit().pod()
     }
 
     pub(crate) fn partition(&self) -> PartitionId {
-        self.pass().partition()
+        self.permit().partition()
     }
 
     pub(crate) fn epoch(&self) -> Epoch {
-        self.pass().epoch()
+        self.permit().epoch()
     }
 
     /// Whether that is over.
@@ -74,12 +74,12 @@ impl Flight {
 
     /// Whether it had to wait before it set out.
     pub(crate) fn was_held(&self) -> bool {
-        self.pass().was_held()
+        self.permit().was_held()
     }
 
     /// Whether it takes up one of the places of a flush.
     pub(crate) fn holds_place(&self) -> bool {
-        self.pass().holds_place()
+        self.permit().holds_place()
     }
 
     /// When it has waited for its pod for so long that its place goes to another.
@@ -89,35 +89,35 @@ impl Flight {
 
     /// Gives its place in the flush to another key's request, because it waits.
     pub(crate) fn give_way(&self) {
-        self.pass().give_way();
+        self.permit().give_way();
     }
 
     pub(crate) fn may_still_go(&self) -> bool {
-        self.pass().may_still_go()
+        self.permit().may_still_go()
     }
 
-    pub(crate) fn shared(&self) -> &Rc<Shared> {
+    pub(crate) fn shared(&self) -> &Rc<WorkerContext> {
         &self.shared
     }
 
     /// The outcome is definite.
     pub(crate) fn delivered(&mut self) {
-        if let Some(pass) = &mut self.pass {
-            pass.delivered();
+        if let Some(permit) = &mut self.permit {
+            permit.delivered();
         }
     }
 
     /// It has not taken place.
     #[expect(clippy::boxed_local, reason = "so that nobody takes it out of its box for this")]
-    pub(crate) fn undo(mut self: Box<Self>) -> Pass {
-        let pass = self.pass.take().expect("a flight that was not undone");
+    pub(crate) fn undo(mut self: Box<Self>) -> Permit {
+        let permit = self.permit.take().expect("a flight that was not undone");
         self.shared.metrics.ends();
-        self.shared.load.end(pass.pod().slot);
-        pass
+        self.shared.load.end(permit.pod().slot);
+        permit
     }
 }
 
-impl Counted for Flight {
+impl Counted for InFlight {
     fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
@@ -127,7 +127,7 @@ impl Counted for Flight {
     }
 
     fn sever_token(&self) -> CancellationToken {
-        self.pass().sever_token()
+        self.permit().sever_token()
     }
 
     fn background(&self) -> &Background {
@@ -135,11 +135,11 @@ impl Counted for Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(pass) = &self.pass {
+        if let Some(permit) = &self.permit {
             self.shared.metrics.ends();
-            self.shared.load.end(pass.pod().slot);
+            self.shared.load.end(permit.pod().slot);
             self.shared.metrics.took(self.started.elapsed());
         }
     }
@@ -155,7 +155,7 @@ const READ_ON_BYTES: u64 = 1 << 20;
 const WORTH_READING: u64 = 64 << 10;
 
 /// Sees an exchange through whose client has hung up before the answer began.
-pub(crate) fn see_through(mut exchange: InFlight, mut flight: Box<Flight>) {
+pub(crate) fn see_through(mut exchange: Exchange, mut flight: Box<InFlight>) {
     let shared = flight.shared.clone();
     let limit = flight.deadline.unwrap_or(Instant::now() + shared.request_timeout);
     let limit = limit.min(Instant::now() + shared.request_timeout);
@@ -184,14 +184,14 @@ pub(crate) fn see_through(mut exchange: InFlight, mut flight: Box<Flight>) {
 }
 
 /// Sees an exchange through whose client has hung up in the middle of the answer.
-pub(crate) fn see_rest_through(stream: AnswerStream, flight: Box<Flight>) {
+pub(crate) fn see_rest_through(stream: ResponseStream, flight: Box<InFlight>) {
     let (shared, severed) = (flight.shared.clone(), flight.sever_token());
     shared.background.run(read_on(stream, flight, severed));
 }
 
 /// Reads an answer that nobody waits for, within bounds; then breaks it off. That is when the pod learns that its client has
 /// gone.
-async fn read_on(mut stream: AnswerStream, flight: Box<Flight>, severed: CancellationToken) {
+async fn read_on(mut stream: ResponseStream, flight: Box<InFlight>, severed: CancellationToken) {
     if flight.is_safe && stream.left().is_none_or(|left| left > WORTH_READING) {
         drop(stream);
         drop(flight);

@@ -31,25 +31,25 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use self::attempt::{Unanswered, Undone, send};
-pub use self::context::Peer;
-use self::context::Shared;
+pub use self::context::ClientInfo;
+use self::context::WorkerContext;
 pub(crate) use self::context::check;
 use self::error::RouteError;
 pub use self::error::{ClientGone, InvalidName};
-use self::held::{Waiting, table_is_there};
-use self::in_flight::Flight;
-use self::request::Asked;
-use self::response_body::AnswerBody;
-use crate::message::local_reply::Own;
+use self::held::{HeldRequest, table_is_there};
+use self::in_flight::InFlight;
+use self::request::ForwardRequest;
+use self::response_body::ResponseBody;
+use crate::message::local_reply::LocalReply;
 use crate::metrics::{Bounce, WorkerMetrics};
-use crate::routing::permit::{Admission, Pass, Ticket, Worker};
+use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use crate::routing::table::{Pod, Refused};
 use crate::settings::ForwardSettings;
 
 /// One worker's data path.
 #[derive(Clone)]
 pub struct Forward {
-    shared: Rc<Shared>,
+    shared: Rc<WorkerContext>,
 }
 
 impl std::fmt::Debug for Forward {
@@ -61,8 +61,12 @@ impl std::fmt::Debug for Forward {
 impl Forward {
     /// The data path of the worker whose access to the table this is. To be called on that worker's thread, inside its
     /// set of local tasks.
-    pub fn new(settings: &ForwardSettings, worker: Worker, metrics: Arc<WorkerMetrics>) -> Result<Self, InvalidName> {
-        let shared = Rc::new(Shared::new(settings, worker, metrics)?);
+    pub fn new(
+        settings: &ForwardSettings,
+        worker: TableHandle,
+        metrics: Arc<WorkerMetrics>,
+    ) -> Result<Self, InvalidName> {
+        let shared = Rc::new(WorkerContext::new(settings, worker, metrics)?);
         if let Some(mut expected) = shared.worker.expected() {
             let weak = Rc::downgrade(&shared);
             tokio::task::spawn_local(async move {
@@ -108,10 +112,10 @@ impl Forward {
     pub fn call(
         &self,
         request: Request<Incoming>,
-        peer: Rc<Peer>,
-    ) -> impl Future<Output = Result<Response<AnswerBody>, ClientGone>> + use<> {
+        peer: Rc<ClientInfo>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
         let shared = self.shared.clone();
-        let mut asked = Asked::new(&shared, request, peer);
+        let mut asked = ForwardRequest::new(&shared, request, peer);
         async move {
             // In a block of its own, so that what comes of it takes no room while the router's own answer is made.
             let own = {
@@ -124,7 +128,7 @@ impl Forward {
                         return Ok(answer);
                     }
                     Err(RouteError::ClientGone) => return Err(ClientGone),
-                    Err(RouteError::Own(own)) => own,
+                    Err(RouteError::LocalReply(own)) => own,
                 }
             };
             Ok(asked.refuse(&shared, own).await)
@@ -146,7 +150,7 @@ impl Drop for Open<'_> {
 /// Returns the pod's answer.
 ///
 /// Its future is what a held request costs most, so nothing is kept across an `await` that does not have to be.
-async fn route(shared: &Rc<Shared>, asked: &mut Asked) -> Result<Response<AnswerBody>, RouteError> {
+async fn route(shared: &Rc<WorkerContext>, asked: &mut ForwardRequest) -> Result<Response<ResponseBody>, RouteError> {
     asked.check()?;
     let partitions = match shared.worker.partitions() {
         0 => Box::pin(table_is_there(&shared.worker, asked)).await?,
@@ -154,64 +158,64 @@ async fn route(shared: &Rc<Shared>, asked: &mut Asked) -> Result<Response<Answer
     };
     let mut admission = admit(shared, asked, partitions)?;
     loop {
-        let waits = matches!(admission, Admission::Held(_));
+        let waits = matches!(admission, Admission::Queued(_));
         let turn = turn(admission, asked);
-        let pass = turn.await?;
+        let permit = turn.await?;
         if waits {
             shared.metrics.waited(asked.arrived.elapsed());
         }
-        let flight = match depart(shared, asked, pass) {
+        let flight = match depart(shared, asked, permit) {
             Ok(flight) => flight,
             Err(spared) => {
-                admission = Admission::Held(spared);
+                admission = Admission::Queued(spared);
                 continue;
             }
         };
-        admission = Admission::Held(match send(shared, asked, flight).await {
+        admission = Admission::Queued(match send(shared, asked, flight).await {
             Ok(answer) => return Ok(answer),
-            Err(Unanswered::Own(own)) => return Err(own.into()),
+            Err(Unanswered::LocalReply(own)) => return Err(own.into()),
             Err(Unanswered::ClientGone) => return Err(RouteError::ClientGone),
-            Err(Unanswered::Undone(pass, cause)) => undone(shared, pass, cause)?,
-            Err(Unanswered::Fenced(pass)) => pass.put_back_fenced(),
+            Err(Unanswered::Undone(permit, cause)) => undone(shared, permit, cause)?,
+            Err(Unanswered::Fenced(permit)) => permit.put_back_fenced(),
         });
     }
 }
 
 /// When the request may set out.
-fn turn(admission: Admission, asked: &mut Asked) -> impl Future<Output = Result<Pass, RouteError>> {
+fn turn(admission: Admission, asked: &mut ForwardRequest) -> impl Future<Output = Result<Permit, RouteError>> {
     match admission {
-        Admission::Pass(pass) => Either::Left(std::future::ready(Ok(pass))),
-        Admission::Held(ticket) => Either::Right(Waiting::new(ticket, asked)),
+        Admission::Admitted(permit) => Either::Left(std::future::ready(Ok(permit))),
+        Admission::Queued(queued) => Either::Right(HeldRequest::new(queued, asked)),
     }
 }
 
-fn admit(shared: &Shared, asked: &mut Asked, partitions: u32) -> Result<Admission, Own> {
+fn admit(shared: &WorkerContext, asked: &mut ForwardRequest, partitions: u32) -> Result<Admission, LocalReply> {
     let located = shared.locator.locate(&asked.head, partitions)?;
     asked.partition = Some(located.partition);
-    let claim = asked.peer.usage.claim().ok_or(Own::Overload)?;
+    let claim = asked.peer.usage.claim().ok_or(LocalReply::Overload)?;
     let mut admission = shared.worker.enter(located.partition, located.order, asked.weight(), asked.arrived)?;
     admission.keep(claim);
     match &admission {
-        Admission::Pass(pass) if !shared.load.has_room(pass.pod().slot) => Err(Own::Overload),
+        Admission::Admitted(permit) if !shared.load.has_room(permit.pod().slot) => Err(LocalReply::Overload),
         _ => Ok(admission),
     }
 }
 
 /// Sets out, unless the pod that has refused the request is to be spared.
-fn depart(shared: &Rc<Shared>, asked: &Asked, pass: Pass) -> Result<Box<Flight>, Ticket> {
-    let pod = pass.pod().slot;
-    if !pass.was_refused_here() {
+fn depart(shared: &Rc<WorkerContext>, asked: &ForwardRequest, permit: Permit) -> Result<Box<InFlight>, QueuedPermit> {
+    let pod = permit.pod().slot;
+    if !permit.was_refused_here() {
         shared.budgets.first_try(pod);
     } else if !shared.budgets.may_try_again(pod, Instant::now()) {
         shared.metrics.bounced(Bounce::Spared);
-        return Err(pass.put_back_spared());
+        return Err(permit.put_back_spared());
     }
-    Ok(Box::new(Flight::begin(pass, shared, asked)))
+    Ok(Box::new(InFlight::begin(permit, shared, asked)))
 }
 
 /// Nothing was done: back to its place, unless its pod refuses this very request for good.
-fn undone(shared: &Shared, pass: Pass, cause: Undone) -> Result<Ticket, Own> {
-    let pod = pass.pod().clone();
+fn undone(shared: &WorkerContext, permit: Permit, cause: Undone) -> Result<QueuedPermit, LocalReply> {
+    let pod = permit.pod().clone();
     let (bounce, refused) = match cause {
         Undone::Misdirected => (Bounce::Misdirected, Some(Refused::Misdirected)),
         Undone::Refused | Undone::Unreachable => (Bounce::Refused, Some(Refused::Unreachable)),
@@ -223,16 +227,16 @@ fn undone(shared: &Shared, pass: Pass, cause: Undone) -> Result<Ticket, Own> {
             shared.budgets.refused(pod.slot, Instant::now());
             note_refusal(&pod, how);
         }
-        None if pass.was_refused_here() => shared.budgets.was_not_tried(pod.slot),
+        None if permit.was_refused_here() => shared.budgets.was_not_tried(pod.slot),
         None => {}
     }
     match cause {
-        Undone::Misdirected | Undone::Refused => pass.refused().map_err(|refused_for_good| {
+        Undone::Misdirected | Undone::Refused => permit.refused().map_err(|refused_for_good| {
             tracing::debug!(pod = pod.name, "{refused_for_good}");
-            Own::NoOwner
+            LocalReply::NoOwner
         }),
-        Undone::Unreachable => Ok(pass.put_back()),
-        Undone::Spared | Undone::Severed => Ok(pass.put_back_spared()),
+        Undone::Unreachable => Ok(permit.put_back()),
+        Undone::Spared | Undone::Severed => Ok(permit.put_back_spared()),
     }
 }
 
@@ -247,7 +251,7 @@ fn note_refusal(pod: &Pod, how: Refused) {
 mod tests {
     use super::*;
 
-    fn size_of_answer<R>(_: impl FnOnce(&Forward, Request<Incoming>, Rc<Peer>) -> R) -> usize {
+    fn size_of_answer<R>(_: impl FnOnce(&Forward, Request<Incoming>, Rc<ClientInfo>) -> R) -> usize {
         size_of::<R>()
     }
 

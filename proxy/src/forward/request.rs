@@ -12,22 +12,22 @@ use hyper::upgrade::OnUpgrade;
 use segue_coordination::protocol::ids::PartitionId;
 use tokio::time::Instant;
 
-use super::context::{Peer, Shared};
-use super::response_body::AnswerBody;
+use super::context::{ClientInfo, WorkerContext};
+use super::response_body::ResponseBody;
 use crate::message::grpc_timeout;
-use crate::message::header_scan::Noted;
+use crate::message::header_scan::HeaderScan;
 use crate::message::headers;
-use crate::message::local_reply::{Own, is_grpc};
+use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::message::request_body::RequestBody;
-use crate::upstream::AnswerHead;
+use crate::upstream::ResponseHead;
 
 /// A request, and what is known of it before it goes anywhere. It is there once for each exchange and stays where it is:
 /// what is on the way to a pod, and who waits, refers to it.
-pub(crate) struct Asked {
+pub(crate) struct ForwardRequest {
     pub(crate) head: Parts,
-    pub(crate) noted: Noted,
+    pub(crate) scan: HeaderScan,
     pub(crate) body: RequestBody,
-    pub(crate) peer: Rc<Peer>,
+    pub(crate) peer: Rc<ClientInfo>,
     pub(crate) arrived: Instant,
     /// Until when its client wants to have all of the answer.
     pub(crate) deadline: Option<Instant>,
@@ -39,25 +39,25 @@ pub(crate) struct Asked {
     pub(crate) was_rejected: bool,
 }
 
-impl Asked {
+impl ForwardRequest {
     /// A client by HTTP/1.1 is told what its pod says before it answers.
-    pub(crate) fn tell_before_the_answer(&self, head: &AnswerHead) {
+    pub(crate) fn tell_before_the_answer(&self, head: &ResponseHead) {
         if self.head.version == Version::HTTP_11 {
             self.peer.interim.push(head.status, &head.headers);
         }
     }
 
-    pub(super) fn new(shared: &Shared, mut request: Request<Incoming>, peer: Rc<Peer>) -> Self {
+    pub(super) fn new(shared: &WorkerContext, mut request: Request<Incoming>, peer: Rc<ClientInfo>) -> Self {
         let arrived = Instant::now();
-        let noted = Noted::of(request.headers());
-        let upgrades = noted.upgrade && headers::wants_upgrade(request.version(), request.headers());
+        let scan = HeaderScan::of(request.headers());
+        let upgrades = scan.upgrade && headers::wants_upgrade(request.version(), request.headers());
         let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
         let (head, incoming) = request.into_parts();
         let body =
             RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.watch);
-        let timeout = if noted.grpc_timeout { grpc_timeout::timeout(&head.headers) } else { None };
+        let timeout = if scan.grpc_timeout { grpc_timeout::timeout(&head.headers) } else { None };
         let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
-        Asked { head, noted, body, peer, arrived, deadline, switch, partition: None, was_rejected: false }
+        ForwardRequest { head, scan, body, peer, arrived, deadline, switch, partition: None, was_rejected: false }
     }
 
     /// The router's own answer. Takes in first what has arrived of the body, so that the connection can be used again if that
@@ -65,17 +65,17 @@ impl Asked {
     #[cold]
     pub(super) fn refuse<'a>(
         &'a self,
-        shared: &'a Shared,
-        own: Own,
-    ) -> Pin<Box<dyn Future<Output = Response<AnswerBody>> + 'a>> {
+        shared: &'a WorkerContext,
+        own: LocalReply,
+    ) -> Pin<Box<dyn Future<Output = Response<ResponseBody>> + 'a>> {
         Box::pin(async move {
             // A client that asks before it sends would take reading for a yes.
-            if self.head.version != Version::HTTP_2 && !self.noted.expect {
+            if self.head.version != Version::HTTP_2 && !self.scan.expect {
                 self.body.discard_what_has_arrived().await;
             }
             shared.metrics.answered(own);
             shared.metrics.took(self.arrived.elapsed());
-            let mut answer = own.answer(self.partition, is_grpc(&self.head.headers)).map(AnswerBody::whole);
+            let mut answer = own.answer(self.partition, is_grpc(&self.head.headers)).map(ResponseBody::whole);
             self.announce_close(&mut answer);
             answer
         })
@@ -83,7 +83,7 @@ impl Asked {
 
     /// Says on an answer that comes before the end of its request's body that the connection closes: what is left of the
     /// body stands in front of any next request.
-    pub(super) fn announce_close(&self, answer: &mut Response<AnswerBody>) {
+    pub(super) fn announce_close(&self, answer: &mut Response<ResponseBody>) {
         if self.head.version != Version::HTTP_2
             && self.body.is_unread()
             && answer.status() != StatusCode::SWITCHING_PROTOCOLS
@@ -93,17 +93,17 @@ impl Asked {
     }
 
     /// Whether it can be passed on at all.
-    pub(super) fn check(&self) -> Result<(), Own> {
+    pub(super) fn check(&self) -> Result<(), LocalReply> {
         if self.head.method == Method::CONNECT {
             // It asks for a connection to somewhere, which is no request for a partition.
-            return Err(Own::NoPartition);
+            return Err(LocalReply::NoPartition);
         }
         if self.body.is_too_large() {
-            return Err(Own::BodyTooLarge);
+            return Err(LocalReply::BodyTooLarge);
         }
-        let has_no_host = self.head.version == Version::HTTP_11 && !self.noted.host;
+        let has_no_host = self.head.version == Version::HTTP_11 && !self.scan.host;
         if has_no_host || headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
-            return Err(Own::Ambiguous);
+            return Err(LocalReply::Ambiguous);
         }
         Ok(())
     }
@@ -113,6 +113,6 @@ impl Asked {
         // Beside the text: the request's own bookkeeping.
         const REQUEST: usize = 512;
         let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
-        REQUEST + uri + self.noted.weight + self.body.weight()
+        REQUEST + uri + self.scan.weight + self.body.weight()
     }
 }

@@ -15,13 +15,13 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::in_flight::{Flight, see_rest_through};
+use super::in_flight::{InFlight, see_rest_through};
 use crate::message::request_body::RequestBody;
-use crate::runtime::coarse_timer::{Enrolled, Overdue, Place};
-use crate::upstream::{AnswerStream, Broken, Counted};
+use crate::runtime::coarse_timer::{OnExpiry, Place, TimerEntry};
+use crate::upstream::{Broken, Counted, ResponseStream};
 
 /// The body of an answer.
-pub struct AnswerBody(Kind);
+pub struct ResponseBody(Kind);
 
 enum Kind {
     /// All of it; empty once taken.
@@ -32,7 +32,7 @@ enum Kind {
 /// Why an answer ends before its end. An HTTP/2 client sees its stream reset with `INTERNAL_ERROR`, which gRPC reads as
 /// `INTERNAL` and nobody as leave to send again; after its own deadline with `CANCEL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AnswerError {
+pub enum ResponseError {
     /// The pod broke off.
     Broken,
     /// The drain's end severed it.
@@ -43,23 +43,23 @@ pub enum AnswerError {
     Deadline,
 }
 
-impl std::fmt::Display for AnswerError {
+impl std::fmt::Display for ResponseError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
-            AnswerError::Broken => "the pod broke the answer off",
-            AnswerError::Severed => "the partition was handed over before the answer had ended",
-            AnswerError::Idle => "nothing has flowed for too long",
-            AnswerError::Deadline => "the call's deadline has passed",
+            ResponseError::Broken => "the pod broke the answer off",
+            ResponseError::Severed => "the partition was handed over before the answer had ended",
+            ResponseError::Idle => "nothing has flowed for too long",
+            ResponseError::Deadline => "the call's deadline has passed",
         })
     }
 }
 
-impl std::error::Error for AnswerError {
+impl std::error::Error for ResponseError {
     /// hyper's server looks here for the code to reset a stream with.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         static CANCEL: LazyLock<h2::Error> = LazyLock::new(|| h2::Reason::CANCEL.into());
         match self {
-            AnswerError::Deadline => Some(&*CANCEL),
+            ResponseError::Deadline => Some(&*CANCEL),
             _ => None,
         }
     }
@@ -72,8 +72,8 @@ struct Streaming {
 }
 
 struct State {
-    live: Option<(AnswerStream, Box<Flight>)>,
-    error: Option<AnswerError>,
+    live: Option<(ResponseStream, Box<InFlight>)>,
+    error: Option<ResponseError>,
     progress: Instant,
     /// The request, whose upload may still be going on.
     request: RequestBody,
@@ -91,7 +91,7 @@ impl State {
     }
 }
 
-impl std::fmt::Debug for AnswerBody {
+impl std::fmt::Debug for ResponseBody {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
             Kind::Whole(bytes) => out.debug_tuple("Whole").field(&bytes.len()).finish(),
@@ -100,16 +100,16 @@ impl std::fmt::Debug for AnswerBody {
     }
 }
 
-impl AnswerBody {
+impl ResponseBody {
     pub(crate) fn whole(bytes: Bytes) -> Self {
-        AnswerBody(Kind::Whole(bytes))
+        ResponseBody(Kind::Whole(bytes))
     }
 
     /// Passes on what the pod sends. If it is all there, the exchange is over at once.
-    pub(crate) fn from_pod(mut stream: AnswerStream, flight: Box<Flight>, request: RequestBody) -> Self {
+    pub(crate) fn from_pod(mut stream: ResponseStream, flight: Box<InFlight>, request: RequestBody) -> Self {
         if let Some(whole) = stream.take_whole() {
             stream.finish(flight);
-            return AnswerBody::whole(whole);
+            return ResponseBody::whole(whole);
         }
         let watch = flight.shared().watch.clone();
         let streaming = Rc::new(Streaming {
@@ -123,15 +123,15 @@ impl AnswerBody {
             }),
             over: Notify::new(),
         });
-        let place = watch.enrol(Enrolled::Call(streaming.clone()));
+        let place = watch.enrol(TimerEntry::Call(streaming.clone()));
         streaming.state.borrow_mut().place = Some(place);
-        AnswerBody(Kind::Streaming(streaming))
+        ResponseBody(Kind::Streaming(streaming))
     }
 }
 
 impl Streaming {
     /// The exchange is over; what was left of it.
-    fn close(&self, state: &mut State) -> Option<(AnswerStream, Box<Flight>)> {
+    fn close(&self, state: &mut State) -> Option<(ResponseStream, Box<InFlight>)> {
         let live = state.live.take()?;
         if let Some(place) = state.place.take() {
             live.1.shared().watch.withdraw(place);
@@ -140,7 +140,7 @@ impl Streaming {
         Some(live)
     }
 
-    fn fail(&self, error: AnswerError) {
+    fn fail(&self, error: ResponseError) {
         let mut state = self.state.borrow_mut();
         let live = self.close(&mut state);
         state.error = Some(error);
@@ -153,7 +153,7 @@ impl Streaming {
         }
     }
 
-    fn poll_frame(&self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+    fn poll_frame(&self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ResponseError>>> {
         let state = &mut *self.state.borrow_mut();
         let Some((stream, flight)) = &mut state.live else {
             return Poll::Ready(state.error.take().map(Err));
@@ -182,17 +182,17 @@ impl Streaming {
                 drop(flight);
             }
         }
-        polled.map(|frame| frame.map(|frame| frame.map_err(AnswerError::from)))
+        polled.map(|frame| frame.map(|frame| frame.map_err(ResponseError::from)))
     }
 }
 
-impl From<Broken> for AnswerError {
+impl From<Broken> for ResponseError {
     fn from(_: Broken) -> Self {
-        AnswerError::Broken
+        ResponseError::Broken
     }
 }
 
-impl Overdue for Streaming {
+impl OnExpiry for Streaming {
     /// From here on a task of its own watches over it, because the client may not be reading.
     fn overdue(self: Rc<Self>) {
         tokio::task::spawn_local(async move {
@@ -208,13 +208,13 @@ impl Overdue for Streaming {
                 let due = deadline.map_or(silent, |deadline| deadline.min(silent));
                 tokio::select! {
                     () = self.over.notified() => return,
-                    () = severed.cancelled() => return self.fail(AnswerError::Severed),
+                    () = severed.cancelled() => return self.fail(ResponseError::Severed),
                     () = tokio::time::sleep_until(due) => {
                         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                            return self.fail(AnswerError::Deadline);
+                            return self.fail(ResponseError::Deadline);
                         }
                         if self.state.borrow().last_progress() + idle + slack <= Instant::now() {
-                            return self.fail(AnswerError::Idle);
+                            return self.fail(ResponseError::Idle);
                         }
                     }
                 }
@@ -223,14 +223,14 @@ impl Overdue for Streaming {
     }
 }
 
-impl Body for AnswerBody {
+impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = AnswerError;
+    type Error = ResponseError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseError>>> {
         match &mut self.0 {
             Kind::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Kind::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
@@ -259,7 +259,7 @@ impl Body for AnswerBody {
     }
 }
 
-impl Drop for AnswerBody {
+impl Drop for ResponseBody {
     fn drop(&mut self) {
         if let Kind::Streaming(streaming) = &self.0 {
             let live = streaming.close(&mut streaming.state.borrow_mut());

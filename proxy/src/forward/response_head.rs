@@ -9,10 +9,10 @@ use std::task::{Context, Poll};
 
 use tokio::time::Instant;
 
-use super::in_flight::{Flight, see_through};
-use super::request::Asked;
-use crate::runtime::exchange_timeout::{Ended, Vigil};
-use crate::upstream::{Answer, Counted, InFlight, SendError};
+use super::in_flight::{InFlight, see_through};
+use super::request::ForwardRequest;
+use crate::runtime::exchange_timeout::{Ended, ExchangeTimeout};
+use crate::upstream::{Answer, Counted, Exchange, SendError};
 
 /// Why there is no answer.
 pub(crate) enum NoAnswer {
@@ -23,25 +23,30 @@ pub(crate) enum NoAnswer {
 }
 
 /// An exchange until its answer begins. Dropped, because the client has gone, it goes on by itself.
-pub(crate) struct Sending<'request> {
-    under_way: Option<(InFlight, Box<Flight>)>,
+pub(crate) struct AwaitResponse<'request> {
+    under_way: Option<(Exchange, Box<InFlight>)>,
     /// The connection was made for this exchange.
     made_for_this: bool,
-    asked: &'request Asked,
-    vigil: Vigil,
+    asked: &'request ForwardRequest,
+    timeout: ExchangeTimeout,
     begun: Instant,
 }
 
-impl<'request> Sending<'request> {
-    pub(crate) fn new(exchange: InFlight, made_for_this: bool, flight: Box<Flight>, asked: &'request Asked) -> Self {
+impl<'request> AwaitResponse<'request> {
+    pub(crate) fn new(
+        exchange: Exchange,
+        made_for_this: bool,
+        flight: Box<InFlight>,
+        asked: &'request ForwardRequest,
+    ) -> Self {
         let watch = &flight.shared().watch;
-        let (vigil, begun) = (Vigil::new(watch.clone()), watch.now());
-        Sending { under_way: Some((exchange, flight)), made_for_this, asked, vigil, begun }
+        let (timeout, begun) = (ExchangeTimeout::new(watch.clone()), watch.now());
+        AwaitResponse { under_way: Some((exchange, flight)), made_for_this, asked, timeout, begun }
     }
 }
 
-impl Future for Sending<'_> {
-    type Output = (Result<Answer, NoAnswer>, Box<Flight>);
+impl Future for AwaitResponse<'_> {
+    type Output = (Result<Answer, NoAnswer>, Box<InFlight>);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -73,7 +78,7 @@ impl Future for Sending<'_> {
                     let due = if flight.holds_place() { due.min(flight.gives_way_at()) } else { due };
                     flight.deadline().map_or(due, |deadline| deadline.min(due))
                 };
-                match this.vigil.poll(context, || flight.sever_token(), deadline) {
+                match this.timeout.poll(context, || flight.sever_token(), deadline) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(ended) => Err(NoAnswer::Ended(ended)),
                 }
@@ -90,14 +95,14 @@ impl Future for Sending<'_> {
 /// Gives a place in a flush away for a request that waits for its client, or has waited for its pod for long. The exchange
 /// has just been polled, and with it the body, so it is known which.
 #[cold]
-fn give_way_if_due(flight: &Flight, asked: &Asked) {
+fn give_way_if_due(flight: &InFlight, asked: &ForwardRequest) {
     let awaits_client = asked.body.upload().is_some_and(|upload| upload.awaits_client);
     if awaits_client || flight.gives_way_at() <= Instant::now() {
         flight.give_way();
     }
 }
 
-impl Drop for Sending<'_> {
+impl Drop for AwaitResponse<'_> {
     fn drop(&mut self) {
         if let Some((exchange, flight)) = self.under_way.take() {
             see_through(exchange, flight);

@@ -54,9 +54,9 @@ impl Budget {
 
 /// One worker's budgets, by the dense numbers of pods; there only for pods that have refused something.
 #[derive(Default)]
-pub(crate) struct Budgets(RefCell<Vec<Option<Budget>>>);
+pub(crate) struct RetryBudgets(RefCell<Vec<Option<Budget>>>);
 
-impl Budgets {
+impl RetryBudgets {
     /// The pod has refused something: from here on it is counted what it is sent.
     pub(crate) fn refused(&self, slot: u32, now: Instant) {
         let mut budgets = self.0.borrow_mut();
@@ -101,13 +101,13 @@ mod tests {
     use super::*;
 
     /// How many of `tries` are allowed at that moment.
-    fn allowed(budgets: &Budgets, tries: usize, now: Instant) -> usize {
+    fn allowed(budgets: &RetryBudgets, tries: usize, now: Instant) -> usize {
         (0..tries).filter(|_| budgets.may_try_again(1, now)).count()
     }
 
     #[test]
     fn a_pod_that_refuses_all_gets_what_was_saved_then_ten_a_second_and_a_fifth() {
-        let (budgets, start) = (Budgets::default(), Instant::now());
+        let (budgets, start) = (RetryBudgets::default(), Instant::now());
         budgets.refused(1, start);
         assert_eq!(allowed(&budgets, 1_000, start), 100);
         assert_eq!(allowed(&budgets, 1_000, start + Duration::from_millis(99)), 0);
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_accepts_again_is_not_made_to_wait() {
-        let (budgets, start) = (Budgets::default(), Instant::now());
+        let (budgets, start) = (RetryBudgets::default(), Instant::now());
         budgets.refused(1, start);
         assert_eq!(allowed(&budgets, 1_000, start), 100);
         budgets.accepted(1);

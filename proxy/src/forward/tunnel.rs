@@ -18,7 +18,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
-use super::in_flight::Flight;
+use super::in_flight::InFlight;
 use crate::message::websocket::{self, Frames, GOING_AWAY, SERVICE_RESTART};
 use crate::tls::Stream;
 use crate::upstream::Counted;
@@ -44,7 +44,7 @@ pub(crate) fn join(
     seat: Option<Rc<dyn Any>>,
     pod: Stream,
     read: BytesMut,
-    flight: Box<Flight>,
+    flight: Box<InFlight>,
     to: Option<&HeaderValue>,
 ) {
     let shared = flight.shared().clone();
@@ -106,7 +106,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
     }
 
     /// Closes a WebSocket towards both sides. The pod is done once it has closed too.
-    async fn close(self, cause: Cause, flight: Box<Flight>) {
+    async fn close(self, cause: Cause, flight: Box<InFlight>) {
         let Tunnel { mut client, mut pod, mut up, mut down } = self;
         let (to_client, to_pod) = match cause {
             Cause::Severed => (SERVICE_RESTART, GOING_AWAY),

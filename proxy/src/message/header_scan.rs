@@ -13,7 +13,7 @@ use crate::message::headers::X_FORWARDED_FOR;
 const EACH: usize = 104;
 
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Noted {
+pub(crate) struct HeaderScan {
     pub(crate) connection: bool,
     pub(crate) upgrade: bool,
     pub(crate) expect: bool,
@@ -30,25 +30,25 @@ pub(crate) struct Noted {
     pub(crate) weight: usize,
 }
 
-impl Noted {
+impl HeaderScan {
     pub(crate) fn of(headers: &HeaderMap) -> Self {
-        let mut noted = Noted::default();
+        let mut scan = HeaderScan::default();
         let mut cookie = false;
         for (name, value) in headers {
-            noted.weight += name.as_str().len() + value.len() + EACH;
-            noted.connection |= *name == CONNECTION;
-            noted.upgrade |= *name == UPGRADE;
-            noted.expect |= *name == EXPECT;
-            noted.te |= *name == TE;
-            noted.via |= *name == VIA;
-            noted.x_forwarded_for |= *name == X_FORWARDED_FOR;
-            noted.grpc_timeout |= *name == GRPC_TIMEOUT;
-            noted.host |= *name == HOST;
-            noted.underscore |= name.as_str().as_bytes().contains(&b'_');
+            scan.weight += name.as_str().len() + value.len() + EACH;
+            scan.connection |= *name == CONNECTION;
+            scan.upgrade |= *name == UPGRADE;
+            scan.expect |= *name == EXPECT;
+            scan.te |= *name == TE;
+            scan.via |= *name == VIA;
+            scan.x_forwarded_for |= *name == X_FORWARDED_FOR;
+            scan.grpc_timeout |= *name == GRPC_TIMEOUT;
+            scan.host |= *name == HOST;
+            scan.underscore |= name.as_str().as_bytes().contains(&b'_');
             let is_cookie = *name == COOKIE;
-            noted.cookies |= cookie && is_cookie;
+            scan.cookies |= cookie && is_cookie;
             cookie |= is_cookie;
         }
-        noted
+        scan
     }
 }

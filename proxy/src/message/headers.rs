@@ -10,7 +10,7 @@ use http::header::{
 use http::{HeaderMap, StatusCode, Version};
 use segue_coordination::protocol::ids::{Epoch, PartitionId};
 
-use crate::message::header_scan::Noted;
+use crate::message::header_scan::HeaderScan;
 use crate::message::local_reply::{SEGUE_REASON, is_pods_reason};
 use crate::message::reserved::Reserved;
 
@@ -43,7 +43,7 @@ impl Identity {
 }
 
 /// The headers that the router writes on a request, and those that it does not let pass.
-pub(crate) struct Stamps<'request> {
+pub(crate) struct RoutingHeaders<'request> {
     pub(crate) reserved: &'request Reserved,
     pub(crate) partition: PartitionId,
     pub(crate) epoch: Epoch,
@@ -60,8 +60,8 @@ pub(crate) struct Stamps<'request> {
 pub(crate) struct Declared<'headers>(Option<&'headers HeaderMap>);
 
 impl<'headers> Declared<'headers> {
-    pub(crate) fn of(headers: &'headers HeaderMap, noted: Noted) -> Self {
-        if !noted.connection {
+    pub(crate) fn of(headers: &'headers HeaderMap, scan: HeaderScan) -> Self {
+        if !scan.connection {
             return Declared(None);
         }
         let ordinary = |option: &[u8]| {
@@ -98,14 +98,14 @@ pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
 }
 
 /// Whether a client's header goes on to the pod as it is.
-pub(crate) fn passes_to_pod(name: &HeaderName, noted: Noted, declared: &Declared<'_>, reserved: &Reserved) -> bool {
+pub(crate) fn passes_to_pod(name: &HeaderName, scan: HeaderScan, declared: &Declared<'_>, reserved: &Reserved) -> bool {
     !(is_hop_by_hop(name)
         || *name == HOST
         || *name == X_FORWARDED_FOR
         || *name == VIA
         || is_said_by_the_router(name)
         || reserved.is_unbelieved(name)
-        || (noted.underscore && reserved.is_disguised(name))
+        || (scan.underscore && reserved.is_disguised(name))
         || declared.contains(name))
 }
 
@@ -257,9 +257,9 @@ mod tests {
     #[test]
     fn headers_about_the_connection_do_not_reach_the_pod() {
         let headers = map(&[("connection", "close, X-Hop"), ("x-hop", "1"), ("x-end", "1")]);
-        let declared = Declared::of(&headers, Noted::of(&headers));
-        let (noted, reserved) = (Noted::of(&headers), reserved());
-        let passes = |name| passes_to_pod(&HeaderName::from_static(name), noted, &declared, &reserved);
+        let declared = Declared::of(&headers, HeaderScan::of(&headers));
+        let (scan, reserved) = (HeaderScan::of(&headers), reserved());
+        let passes = |name| passes_to_pod(&HeaderName::from_static(name), scan, &declared, &reserved);
         for hop in [
             "connection",
             "keep-alive",
@@ -280,8 +280,8 @@ mod tests {
     #[test]
     fn a_clients_own_stamps_are_dropped() {
         let headers = HeaderMap::new();
-        let declared = Declared::of(&headers, Noted::of(&headers));
-        let passes = |name: &HeaderName| passes_to_pod(name, Noted::of(&headers), &declared, &reserved());
+        let declared = Declared::of(&headers, HeaderScan::of(&headers));
+        let passes = |name: &HeaderName| passes_to_pod(name, HeaderScan::of(&headers), &declared, &reserved());
         for name in [SEGUE_PARTITION, SEGUE_EPOCH, SEGUE_ROUTER, SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON] {
             assert!(!passes(&name), "{name}");
         }

@@ -24,7 +24,7 @@ pub(crate) fn is_pods_reason(reason: &HeaderValue) -> bool {
 
 /// Why the router answers itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Own {
+pub enum LocalReply {
     /// The request names no partition.
     NoPartition,
     /// It names one that cannot be, or two.
@@ -59,25 +59,25 @@ pub enum Own {
     TooSlow,
 }
 
-impl Own {
+impl LocalReply {
     /// All of them, in the order in which [`index`](Self::index) numbers them.
-    pub const ALL: [Own; 16] = [
-        Own::NoPartition,
-        Own::BadPartition,
-        Own::Ambiguous,
-        Own::UpstreamFailed,
-        Own::Severed,
-        Own::UpstreamTimeout,
-        Own::Deadline,
-        Own::StashTimeout,
-        Own::StashFull,
-        Own::NoOwner,
-        Own::Fenced,
-        Own::Shutdown,
-        Own::Overload,
-        Own::HeadTooLarge,
-        Own::BodyTooLarge,
-        Own::TooSlow,
+    pub const ALL: [LocalReply; 16] = [
+        LocalReply::NoPartition,
+        LocalReply::BadPartition,
+        LocalReply::Ambiguous,
+        LocalReply::UpstreamFailed,
+        LocalReply::Severed,
+        LocalReply::UpstreamTimeout,
+        LocalReply::Deadline,
+        LocalReply::StashTimeout,
+        LocalReply::StashFull,
+        LocalReply::NoOwner,
+        LocalReply::Fenced,
+        LocalReply::Shutdown,
+        LocalReply::Overload,
+        LocalReply::HeadTooLarge,
+        LocalReply::BodyTooLarge,
+        LocalReply::TooSlow,
     ];
 
     /// Its place in [`ALL`](Self::ALL).
@@ -88,58 +88,65 @@ impl Own {
     /// The status it is answered with.
     pub fn status(self) -> StatusCode {
         match self {
-            Own::NoPartition | Own::BadPartition | Own::Ambiguous => StatusCode::BAD_REQUEST,
-            Own::UpstreamFailed | Own::Severed => StatusCode::BAD_GATEWAY,
-            Own::UpstreamTimeout | Own::Deadline => StatusCode::GATEWAY_TIMEOUT,
-            Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown | Own::Overload => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
-            Own::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            Own::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Own::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            LocalReply::NoPartition | LocalReply::BadPartition | LocalReply::Ambiguous => StatusCode::BAD_REQUEST,
+            LocalReply::UpstreamFailed | LocalReply::Severed => StatusCode::BAD_GATEWAY,
+            LocalReply::UpstreamTimeout | LocalReply::Deadline => StatusCode::GATEWAY_TIMEOUT,
+            LocalReply::StashTimeout
+            | LocalReply::StashFull
+            | LocalReply::NoOwner
+            | LocalReply::Fenced
+            | LocalReply::Shutdown
+            | LocalReply::Overload => StatusCode::SERVICE_UNAVAILABLE,
+            LocalReply::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            LocalReply::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            LocalReply::TooSlow => StatusCode::REQUEST_TIMEOUT,
         }
     }
 
     /// What `segue-reason` says.
     pub fn reason(self) -> &'static str {
         match self {
-            Own::NoPartition => "no-partition",
-            Own::BadPartition => "bad-partition",
-            Own::Ambiguous => "ambiguous",
-            Own::UpstreamFailed => "upstream-failed",
-            Own::Severed => "severed",
-            Own::UpstreamTimeout => "upstream-timeout",
-            Own::Deadline => "deadline",
-            Own::StashTimeout => "stash-timeout",
-            Own::StashFull => "stash-full",
-            Own::NoOwner => "no-owner",
-            Own::Fenced => "fenced",
-            Own::Shutdown => "shutdown",
-            Own::Overload => "overload",
-            Own::HeadTooLarge | Own::BodyTooLarge | Own::TooSlow => "limit",
+            LocalReply::NoPartition => "no-partition",
+            LocalReply::BadPartition => "bad-partition",
+            LocalReply::Ambiguous => "ambiguous",
+            LocalReply::UpstreamFailed => "upstream-failed",
+            LocalReply::Severed => "severed",
+            LocalReply::UpstreamTimeout => "upstream-timeout",
+            LocalReply::Deadline => "deadline",
+            LocalReply::StashTimeout => "stash-timeout",
+            LocalReply::StashFull => "stash-full",
+            LocalReply::NoOwner => "no-owner",
+            LocalReply::Fenced => "fenced",
+            LocalReply::Shutdown => "shutdown",
+            LocalReply::Overload => "overload",
+            LocalReply::HeadTooLarge | LocalReply::BodyTooLarge | LocalReply::TooSlow => "limit",
         }
     }
 
     fn error(self) -> &'static str {
         match self {
-            Own::NoPartition => "the request names no partition",
-            Own::BadPartition => {
+            LocalReply::NoPartition => "the request names no partition",
+            LocalReply::BadPartition => {
                 "the request names a partition that does not exist, or two, or a key that pods may read differently"
             }
-            Own::Ambiguous => "the request names no host or two, or a transfer coding other than chunked",
-            Own::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
-            Own::Severed => "the partition moved and did not wait longer for this request; it may have taken effect",
-            Own::UpstreamTimeout => "the pod did not answer in time; the request may have taken effect",
-            Own::Deadline => "the deadline that the client gave with grpc-timeout has passed",
-            Own::StashTimeout => "the partition is being handed over and the request was held for as long as allowed",
-            Own::StashFull => "too many requests wait for this partition",
-            Own::NoOwner => "no pod owns the partition at the moment",
-            Own::Fenced => "the router has lost its store and may not route at the moment",
-            Own::Shutdown => "the router is shutting down",
-            Own::Overload => "too much is under way already; nothing was sent",
-            Own::HeadTooLarge => "the request's head is too large",
-            Own::BodyTooLarge => "the request's body is too large; what a pod has seen of it is incomplete",
-            Own::TooSlow => "the request took too long to arrive",
+            LocalReply::Ambiguous => "the request names no host or two, or a transfer coding other than chunked",
+            LocalReply::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
+            LocalReply::Severed => {
+                "the partition moved and did not wait longer for this request; it may have taken effect"
+            }
+            LocalReply::UpstreamTimeout => "the pod did not answer in time; the request may have taken effect",
+            LocalReply::Deadline => "the deadline that the client gave with grpc-timeout has passed",
+            LocalReply::StashTimeout => {
+                "the partition is being handed over and the request was held for as long as allowed"
+            }
+            LocalReply::StashFull => "too many requests wait for this partition",
+            LocalReply::NoOwner => "no pod owns the partition at the moment",
+            LocalReply::Fenced => "the router has lost its store and may not route at the moment",
+            LocalReply::Shutdown => "the router is shutting down",
+            LocalReply::Overload => "too much is under way already; nothing was sent",
+            LocalReply::HeadTooLarge => "the request's head is too large",
+            LocalReply::BodyTooLarge => "the request's body is too large; what a pod has seen of it is incomplete",
+            LocalReply::TooSlow => "the request took too long to arrive",
         }
     }
 
@@ -147,11 +154,16 @@ impl Own {
     /// leave to send again.
     fn grpc_status(self) -> &'static str {
         match self {
-            Own::NoPartition | Own::BadPartition | Own::Ambiguous => "3",
-            Own::UpstreamFailed | Own::Severed => "13",
-            Own::UpstreamTimeout | Own::Deadline | Own::TooSlow => "4",
-            Own::StashTimeout | Own::StashFull | Own::NoOwner | Own::Fenced | Own::Shutdown | Own::Overload => "14",
-            Own::HeadTooLarge | Own::BodyTooLarge => "8",
+            LocalReply::NoPartition | LocalReply::BadPartition | LocalReply::Ambiguous => "3",
+            LocalReply::UpstreamFailed | LocalReply::Severed => "13",
+            LocalReply::UpstreamTimeout | LocalReply::Deadline | LocalReply::TooSlow => "4",
+            LocalReply::StashTimeout
+            | LocalReply::StashFull
+            | LocalReply::NoOwner
+            | LocalReply::Fenced
+            | LocalReply::Shutdown
+            | LocalReply::Overload => "14",
+            LocalReply::HeadTooLarge | LocalReply::BodyTooLarge => "8",
         }
     }
 
@@ -191,23 +203,23 @@ impl Own {
     }
 }
 
-impl From<Refusal> for Own {
+impl From<Refusal> for LocalReply {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Full => Own::StashFull,
-            Refusal::Waited(HoldCause::Handoff) => Own::StashTimeout,
-            Refusal::Waited(HoldCause::NoOwner) => Own::NoOwner,
-            Refusal::Waited(HoldCause::Fenced) => Own::Fenced,
-            Refusal::Shutdown => Own::Shutdown,
+            Refusal::Full => LocalReply::StashFull,
+            Refusal::Waited(HoldCause::Handoff) => LocalReply::StashTimeout,
+            Refusal::Waited(HoldCause::NoOwner) => LocalReply::NoOwner,
+            Refusal::Waited(HoldCause::Fenced) => LocalReply::Fenced,
+            Refusal::Shutdown => LocalReply::Shutdown,
         }
     }
 }
 
-impl From<Unlocated> for Own {
+impl From<Unlocated> for LocalReply {
     fn from(unlocated: Unlocated) -> Self {
         match unlocated {
-            Unlocated::Missing => Own::NoPartition,
-            Unlocated::Bad => Own::BadPartition,
+            Unlocated::Missing => LocalReply::NoPartition,
+            Unlocated::Bad => LocalReply::BadPartition,
         }
     }
 }
@@ -228,7 +240,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_json_with_its_reason_in_header_and_body() {
-        let answer = Own::StashFull.answer(Some(P7), false);
+        let answer = LocalReply::StashFull.answer(Some(P7), false);
         assert_eq!(answer.status(), 503);
         assert_eq!(answer.headers()["segue-reason"], "stash-full");
         assert_eq!(answer.headers()["retry-after"], "1");
@@ -240,7 +252,7 @@ mod tests {
 
     #[test]
     fn every_answer_has_a_valid_body_and_its_own_index() {
-        for (index, own) in Own::ALL.into_iter().enumerate() {
+        for (index, own) in LocalReply::ALL.into_iter().enumerate() {
             assert_eq!(own.index(), index);
             let body: serde_json::Value = serde_json::from_slice(&own.body(None)).unwrap();
             assert_eq!(body["reason"], own.reason());
@@ -250,7 +262,7 @@ mod tests {
 
     #[test]
     fn grpc_gets_trailers_only_and_what_may_have_taken_effect_is_not_unavailable() {
-        for own in Own::ALL {
+        for own in LocalReply::ALL {
             let answer = own.answer(Some(P1), true);
             assert_eq!(answer.status(), 200);
             assert!(answer.body().is_empty());

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use crate::message::frames::poll_telling_frame;
 use crate::message::local_reply::is_grpc;
 use crate::message::reserved::Reserved;
-use crate::runtime::coarse_timer::Watch;
+use crate::runtime::coarse_timer::CoarseTimer;
 
 /// How much of a body is kept for another attempt, and read ahead while held. One request's share of the stash: 1,000 held
 /// requests with bodies of this size are the default bound of a partition's stash (64 MiB), and most writes are smaller.
@@ -57,7 +57,7 @@ struct Source {
     /// The outcome is definite: nothing more has to be kept.
     settled: bool,
     attempt: u32,
-    watch: Watch,
+    watch: CoarseTimer,
     progress: Instant,
     awaits_client: bool,
     /// How long pods have waited for the client so far, and since when one does.
@@ -132,7 +132,7 @@ impl RequestBody {
         most: u64,
         pace: Pace,
         reserved: &Rc<Reserved>,
-        watch: &Watch,
+        watch: &CoarseTimer,
     ) -> Self {
         if incoming.is_end_stream() {
             return RequestBody { source: None };

@@ -10,7 +10,7 @@ use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::{CutoverTimes, DataPlane};
 use tokio::time::Instant;
 
-use crate::routing::gate::Position;
+use crate::routing::gate::GateState;
 use crate::routing::table::Table;
 
 impl DataPlane for Table {
@@ -26,11 +26,11 @@ impl DataPlane for Table {
         };
         let stage = match seen.position {
             // What still waits does so for something of its own key, which may take long and is no part of the cutover.
-            Position::Flushing if seen.flows => Stage::Open(target()),
-            Position::Held => Stage::Held,
-            Position::Open => Stage::Open(target()),
-            Position::Draining => Stage::Draining(target()),
-            Position::Flushing => Stage::Flushing(target()),
+            GateState::Flushing if seen.flows => Stage::Open(target()),
+            GateState::Held => Stage::Held,
+            GateState::Open => Stage::Open(target()),
+            GateState::Draining => Stage::Draining(target()),
+            GateState::Flushing => Stage::Flushing(target()),
         };
         (stage, seen.retry_at)
     }

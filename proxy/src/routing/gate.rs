@@ -16,7 +16,7 @@ use crate::routing::sync::AtomicU32;
 /// What the gate lets through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
-pub enum Position {
+pub enum GateState {
     /// Closed and empty.
     #[default]
     Held = 0,
@@ -30,26 +30,26 @@ pub enum Position {
 
 /// The moves of a gate, as plain functions: the table asks them under the partition's lock, the model of the protocol asks
 /// the same ones. `None`: it stays where it is.
-impl Position {
+impl GateState {
     /// Newcomers are to wait.
     pub fn stopped(self) -> Option<Self> {
-        matches!(self, Position::Open | Position::Flushing).then_some(Position::Draining)
+        matches!(self, GateState::Open | GateState::Flushing).then_some(GateState::Draining)
     }
 
     /// So many are inside now.
     pub fn settled(self, inside: u32) -> Option<Self> {
-        (self == Position::Draining && inside == 0).then_some(Position::Held)
+        (self == GateState::Draining && inside == 0).then_some(GateState::Held)
     }
 
     /// It is to lead somewhere, those who wait going first. Who is inside may only stay if it `leads_there` already.
     pub fn switched(self, leads_there: bool) -> Option<Self> {
-        let may = self == Position::Held || (self == Position::Draining && leads_there);
-        may.then_some(Position::Flushing)
+        let may = self == GateState::Held || (self == GateState::Draining && leads_there);
+        may.then_some(GateState::Flushing)
     }
 
     /// `is_flushed`: newcomers would overtake nobody.
     pub fn flushed(self, is_flushed: bool) -> Option<Self> {
-        (self == Position::Flushing && is_flushed).then_some(Position::Open)
+        (self == GateState::Flushing && is_flushed).then_some(GateState::Open)
     }
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Gate {
 
 /// How often the exchanges of a partition had been severed. An exchange that began at another count is one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Severs(u32);
+pub(crate) struct AbortGeneration(u32);
 
 /// How many entered through one worker and have not left.
 #[derive(Debug, Default)]
@@ -75,10 +75,10 @@ impl Gate {
     /// Counts the caller in; `Some` if the gate was open. If not, the caller must [`leave`](Self::leave) again.
     #[inline]
     #[must_use]
-    pub(crate) fn enter(&self, inside: &Inside) -> Option<Severs> {
+    pub(crate) fn enter(&self, inside: &Inside) -> Option<AbortGeneration> {
         inside.0.fetch_add(1, SeqCst);
         let word = self.word.load(SeqCst);
-        (word & POSITION == Position::Open as u32).then_some(Severs(word / SEVERED_ONCE))
+        (word & POSITION == GateState::Open as u32).then_some(AbortGeneration(word / SEVERED_ONCE))
     }
 
     /// Counts the caller out; whether the gate is draining, so that the caller has to look if it was the last.
@@ -86,7 +86,7 @@ impl Gate {
     #[must_use]
     pub(crate) fn leave(&self, inside: &Inside) -> bool {
         inside.0.fetch_sub(1, SeqCst);
-        self.word.load(SeqCst) & POSITION == Position::Draining as u32
+        self.word.load(SeqCst) & POSITION == GateState::Draining as u32
     }
 
     /// Counts someone in whom the holder of the lock admits, whatever the position.
@@ -95,18 +95,18 @@ impl Gate {
     }
 
     /// Changes the position. Only under the partition's lock.
-    pub(crate) fn set(&self, position: Position) {
+    pub(crate) fn set(&self, position: GateState) {
         let severs = self.word.load(Relaxed) & !POSITION;
         self.word.store(severs | position as u32, SeqCst);
     }
 
     /// The position. Only under the partition's lock, which orders what it reads.
-    pub(crate) fn position(&self) -> Position {
+    pub(crate) fn position(&self) -> GateState {
         match self.word.load(Relaxed) & POSITION {
-            1 => Position::Open,
-            2 => Position::Draining,
-            3 => Position::Flushing,
-            _ => Position::Held,
+            1 => GateState::Open,
+            2 => GateState::Draining,
+            3 => GateState::Flushing,
+            _ => GateState::Held,
         }
     }
 
@@ -117,8 +117,8 @@ impl Gate {
     }
 
     /// How often it was severed.
-    pub(crate) fn severs(&self) -> Severs {
-        Severs(self.word.load(Relaxed) / SEVERED_ONCE)
+    pub(crate) fn severs(&self) -> AbortGeneration {
+        AbortGeneration(self.word.load(Relaxed) / SEVERED_ONCE)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a request holds while it goes through the table: a [`Ticket`] while it waits, a [`Pass`] while it is in flight.
+//! What a request holds while it goes through the table: a [`QueuedPermit`] while it waits, a [`Permit`] while it is in flight.
 //!
 //! Both undo themselves when dropped: a client that hangs up while held takes its place along, an exchange that ends in
 //! any way leaves the gate. Each belongs to one worker thread.
@@ -17,14 +17,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::routing::client_share::Claim;
-use crate::routing::stash::{Arrival, Place};
+use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
-use crate::routing::table::{ComesBack, Pod, Refusal, Refusals, Returned, Table, Turn, Way};
+use crate::routing::table::{ComesBack, Pod, Refusal, Refusals, Returned, Route, Table, Turn};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
-pub struct Worker {
+pub struct TableHandle {
     inner: Rc<Inner>,
 }
 
@@ -61,16 +61,16 @@ impl Drop for Early {
 #[derive(Debug)]
 pub enum Admission {
     /// It may go to the pod.
-    Pass(Pass),
+    Admitted(Permit),
     /// It waits.
-    Held(Ticket),
+    Queued(QueuedPermit),
 }
 
 impl Admission {
     /// Keeps the claim for as long as the request waits or is in flight.
     #[inline]
     pub(crate) fn keep(&mut self, claim: Claim) {
-        let (Admission::Pass(Pass { request, .. }) | Admission::Held(Ticket { request, .. })) = self;
+        let (Admission::Admitted(Permit { request, .. }) | Admission::Queued(QueuedPermit { request, .. })) = self;
         if let Some(request) = request {
             request.claim = Some(claim);
         }
@@ -79,12 +79,14 @@ impl Admission {
 
 impl Table {
     /// The access of worker number `index`, to be made on that worker's thread.
-    pub fn worker(self: &Arc<Self>, index: usize) -> Worker {
-        Worker { inner: Rc::new(Inner { table: self.clone(), index, early: Cell::new(0), last_arrival: Cell::new(0) }) }
+    pub fn worker(self: &Arc<Self>, index: usize) -> TableHandle {
+        TableHandle {
+            inner: Rc::new(Inner { table: self.clone(), index, early: Cell::new(0), last_arrival: Cell::new(0) }),
+        }
     }
 }
 
-impl Worker {
+impl TableHandle {
     /// How many partitions there are; 0 until the store was seen.
     #[inline]
     pub fn partitions(&self) -> u32 {
@@ -143,7 +145,7 @@ impl Worker {
             claim: None,
         };
         match self.inner.table.try_pass(self.inner.index, partition, at) {
-            Some(way) => Ok(Admission::Pass(Pass::new(request, way, false))),
+            Some(way) => Ok(Admission::Admitted(Permit::new(request, way, false))),
             None => self.wait(request, now, at),
         }
     }
@@ -152,11 +154,11 @@ impl Worker {
     fn wait(&self, mut request: Request, now: Instant, at: u64) -> Result<Admission, Refusal> {
         let table = &self.inner.table;
         Ok(match table.wait(self.inner.index, request.partition, request.place(), request.bytes, at)? {
-            Turn::Now(way) => Admission::Pass(Pass::new(request, way, false)),
-            Turn::First(way) => Admission::Pass(Pass::new(request, way, true)),
+            Turn::Now(way) => Admission::Admitted(Permit::new(request, way, false)),
+            Turn::First(way) => Admission::Admitted(Permit::new(request, way, true)),
             Turn::Later(grant) => {
                 request.held_since = Some(now);
-                Admission::Held(Ticket::new(request, grant))
+                Admission::Queued(QueuedPermit::new(request, grant))
             }
         })
     }
@@ -164,7 +166,7 @@ impl Worker {
 
 #[derive(Debug)]
 struct Request {
-    worker: Worker,
+    worker: TableHandle,
     partition: PartitionId,
     order: Option<u64>,
     arrival: Arrival,
@@ -181,28 +183,28 @@ impl Request {
         &self.worker.inner.table
     }
 
-    fn place(&self) -> Place {
-        Place::new(self.order, self.arrival)
+    fn place(&self) -> QueuePosition {
+        QueuePosition::new(self.order, self.arrival)
     }
 }
 
-/// A request that waits for its turn. Resolves to a [`Pass`], or to why it waits no longer. Dropped, it is taken out.
+/// A request that waits for its turn. Resolves to a [`Permit`], or to why it waits no longer. Dropped, it is taken out.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct QueuedPermit {
     request: Option<Request>,
-    grant: oneshot::Receiver<Way>,
+    grant: oneshot::Receiver<Route>,
     deadline: Pin<Box<Sleep>>,
 }
 
-impl Ticket {
-    fn new(request: Request, grant: oneshot::Receiver<Way>) -> Self {
+impl QueuedPermit {
+    fn new(request: Request, grant: oneshot::Receiver<Route>) -> Self {
         let since = request.held_since.unwrap_or_else(Instant::now);
         let deadline = Box::pin(sleep_until(since + request.table().max_wait()));
-        Ticket { request: Some(request), grant, deadline }
+        QueuedPermit { request: Some(request), grant, deadline }
     }
 }
 
-impl Ticket {
+impl QueuedPermit {
     /// What it costs in memory by now. It may have become too much; then it must be dropped.
     pub(crate) fn weigh(&mut self, bytes: usize) -> Result<(), Refusal> {
         let Some(request) = self.request.as_mut().filter(|request| request.bytes < bytes) else { return Ok(()) };
@@ -213,8 +215,8 @@ impl Ticket {
     }
 }
 
-impl Future for Ticket {
-    type Output = Result<Pass, Refusal>;
+impl Future for QueuedPermit {
+    type Output = Result<Permit, Refusal>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match Pin::new(&mut self.grant).poll(context) {
@@ -222,11 +224,11 @@ impl Future for Ticket {
                 let Some(request) = self.request.take() else {
                     return Poll::Pending;
                 };
-                let pass = Pass::new(request, way, true);
-                if pass.may_still_go() {
-                    return Poll::Ready(Ok(pass));
+                let permit = Permit::new(request, way, true);
+                if permit.may_still_go() {
+                    return Poll::Ready(Ok(permit));
                 }
-                *self = pass.put_back_fenced();
+                *self = permit.put_back_fenced();
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -254,12 +256,12 @@ impl Future for Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for QueuedPermit {
     fn drop(&mut self) {
         let Some(request) = self.request.take() else { return };
         self.grant.close();
         if let Ok(way) = self.grant.try_recv() {
-            drop(Pass::new(request, way, true));
+            drop(Permit::new(request, way, true));
         } else {
             request.table().give_up(request.partition, request.place());
         }
@@ -268,10 +270,10 @@ impl Drop for Ticket {
 
 /// A request in flight. It counts for the partition's drain until this is dropped.
 #[derive(Debug)]
-pub struct Pass {
+pub struct Permit {
     request: Option<Request>,
     /// Where it was let in to.
-    way: Way,
+    way: Route,
     /// Its line waits for its outcome, and that is not definite yet.
     is_tried: bool,
     /// It has given its place in the flush away.
@@ -283,15 +285,15 @@ pub struct Pass {
 #[error("the pod refuses this request and takes others")]
 pub struct RefusedForGood;
 
-impl Pass {
+impl Permit {
     #[inline]
-    fn new(request: Request, way: Way, is_tried: bool) -> Self {
-        Pass { request: Some(request), way, is_tried, gave_way: Cell::new(false) }
+    fn new(request: Request, way: Route, is_tried: bool) -> Self {
+        Permit { request: Some(request), way, is_tried, gave_way: Cell::new(false) }
     }
 
     fn request(&self) -> &Request {
         // Taken only by `back`, which consumes the pass.
-        self.request.as_ref().expect("a pass that was not put back")
+        self.request.as_ref().expect("a permit that was not put back")
     }
 
     /// The request's partition.
@@ -344,17 +346,17 @@ impl Pass {
     }
 
     /// No pod has acted on it, and none has refused it: back to its place. It keeps the deadline that it had.
-    pub fn put_back(self) -> Ticket {
+    pub fn put_back(self) -> QueuedPermit {
         self.back(Some(Returned::Unreachable))
     }
 
     /// As [`put_back`](Self::put_back), because its pod is left alone for a moment.
-    pub(crate) fn put_back_spared(self) -> Ticket {
+    pub(crate) fn put_back_spared(self) -> QueuedPermit {
         self.back(Some(Returned::Spared))
     }
 
     /// Its pod has refused it without acting on it: back to its place, unless that is for good.
-    pub fn refused(self) -> Result<Ticket, RefusedForGood> {
+    pub fn refused(self) -> Result<QueuedPermit, RefusedForGood> {
         if self.way.last_try { Err(RefusedForGood) } else { Ok(self.back(Some(Returned::Refused))) }
     }
 
@@ -366,12 +368,12 @@ impl Pass {
     }
 
     /// As [`put_back`](Self::put_back), because of the router's lease.
-    pub fn put_back_fenced(self) -> Ticket {
+    pub fn put_back_fenced(self) -> QueuedPermit {
         self.back(None)
     }
 
-    fn back(mut self, returned: Option<Returned>) -> Ticket {
-        let mut request = self.request.take().expect("a pass that was not put back");
+    fn back(mut self, returned: Option<Returned>) -> QueuedPermit {
+        let mut request = self.request.take().expect("a permit that was not put back");
         request.held_since.get_or_insert_with(Instant::now);
         let comes_back = ComesBack {
             worker: request.worker.inner.index,
@@ -382,7 +384,7 @@ impl Pass {
         };
         let (grant, refusals) = request.table().put_back(request.partition, comes_back, self.way, returned);
         request.refusals = refusals.map(Box::new);
-        Ticket::new(request, grant)
+        QueuedPermit::new(request, grant)
     }
 
     /// Cancelled when the partition's exchanges are severed.
@@ -392,7 +394,7 @@ impl Pass {
     }
 }
 
-impl Drop for Pass {
+impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
         let Some(request) = &self.request else { return };

@@ -40,15 +40,15 @@ enum LineId {
 
 /// A request's place in its line: the same one from its arrival to its end, whether it waits, is tried or has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct QueuePosition {
     line: LineId,
     arrival: Arrival,
 }
 
-impl Place {
+impl QueuePosition {
     /// The place of a request with this ordering key, if any. No two requests have the same arrival.
     pub fn new(order: Option<u64>, arrival: Arrival) -> Self {
-        Place { line: order.map_or(LineId::Alone(arrival), LineId::Key), arrival }
+        QueuePosition { line: order.map_or(LineId::Alone(arrival), LineId::Key), arrival }
     }
 }
 
@@ -70,7 +70,7 @@ impl<W> Entry<W> {
 type Turn = (u32, Arrival);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Line<W> {
+struct KeyQueue<W> {
     /// Started and without a definite outcome.
     trying: usize,
     /// Of those, the ones that have given their place away.
@@ -107,7 +107,7 @@ struct Flush {
 /// The waiting requests of one partition.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Stash<W> {
-    lines: BTreeMap<LineId, Line<W>>,
+    lines: BTreeMap<LineId, KeyQueue<W>>,
     /// Lines whose first request may start, by the turn of that request.
     ready: BTreeMap<Turn, LineId>,
     waiting: usize,
@@ -115,7 +115,7 @@ pub struct Stash<W> {
     trying: usize,
     trying_in_order: usize,
     /// Those being tried that have given their place away.
-    slow: BTreeSet<Place>,
+    slow: BTreeSet<QueuePosition>,
     /// How many lines are [`Standing::Due`].
     due_lines: usize,
     /// How many lines are [`Standing::Slow`].
@@ -143,10 +143,10 @@ impl<W> Default for Stash<W> {
     }
 }
 
-impl<W> Line<W> {
+impl<W> KeyQueue<W> {
     fn new() -> Self {
         // Most keys have one request waiting.
-        Line { trying: 0, slow: 0, owed: 0, standing: Standing::Free, queue: VecDeque::with_capacity(1) }
+        KeyQueue { trying: 0, slow: 0, owed: 0, standing: Standing::Free, queue: VecDeque::with_capacity(1) }
     }
 
     fn stands(&self, id: LineId) -> Standing {
@@ -174,13 +174,13 @@ impl<W> Stash<W> {
 
     /// Adds a request at its place: behind those of its line that came before it, ahead of those that came after. So a
     /// newcomer goes to the end, and one that a pod has refused to where it was.
-    pub fn insert(&mut self, place: Place, bytes: usize, waiter: W) {
+    pub fn insert(&mut self, place: QueuePosition, bytes: usize, waiter: W) {
         self.insert_ranked(place, 0, bytes, waiter);
     }
 
     /// Adds a request that lets other lines go first: all whose first request has a lower rank.
-    pub fn insert_ranked(&mut self, place: Place, rank: u32, bytes: usize, waiter: W) {
-        let line = self.lines.entry(place.line).or_insert_with(Line::new);
+    pub fn insert_ranked(&mut self, place: QueuePosition, rank: u32, bytes: usize, waiter: W) {
+        let line = self.lines.entry(place.line).or_insert_with(KeyQueue::new);
         let index = line.queue.partition_point(|entry| entry.arrival < place.arrival);
         if index == 0
             && let Some(head) = line.queue.front()
@@ -195,7 +195,7 @@ impl<W> Stash<W> {
     }
 
     /// Takes a request out that waits no longer. `None`: it has been started.
-    pub fn remove(&mut self, place: Place) -> Option<W> {
+    pub fn remove(&mut self, place: QueuePosition) -> Option<W> {
         let line = self.lines.get_mut(&place.line)?;
         let index = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival).ok()?;
         let entry = line.queue.remove(index)?;
@@ -208,7 +208,7 @@ impl<W> Stash<W> {
     }
 
     /// A request that waits takes up so much more. False: it does not wait.
-    pub fn grow(&mut self, place: Place, bytes: usize) -> bool {
+    pub fn grow(&mut self, place: QueuePosition, bytes: usize) -> bool {
         let Some(line) = self.lines.get_mut(&place.line) else { return false };
         let Ok(index) = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival) else { return false };
         line.queue[index].bytes += bytes;
@@ -257,7 +257,7 @@ impl<W> Stash<W> {
     }
 
     /// Says of each line how many of it leave one at a time whatever is released.
-    fn owe(&mut self, owed: impl Fn(&Line<W>) -> usize) {
+    fn owe(&mut self, owed: impl Fn(&KeyQueue<W>) -> usize) {
         (self.due_lines, self.slow_lines) = (0, 0);
         for (id, line) in &mut self.lines {
             line.owed = owed(line);
@@ -283,7 +283,7 @@ impl<W> Stash<W> {
     }
 
     /// The next request that may start now; it is being tried from here on, until [`done`](Self::done).
-    pub fn start_next(&mut self) -> Option<(Place, W)> {
+    pub fn start_next(&mut self) -> Option<(QueuePosition, W)> {
         if !self.has_place() {
             return None;
         }
@@ -295,12 +295,12 @@ impl<W> Stash<W> {
         self.waiting -= 1;
         self.bytes -= entry.bytes;
         self.started(line_id);
-        Some((Place { line: line_id, arrival: entry.arrival }, entry.waiter))
+        Some((QueuePosition { line: line_id, arrival: entry.arrival }, entry.waiter))
     }
 
     /// Starts a newcomer that need not wait: a flush is on, there is a place, and nobody is before it. It is being tried
     /// from here on, until [`done`](Self::done).
-    pub fn start_at_once(&mut self, place: Place) -> bool {
+    pub fn start_at_once(&mut self, place: QueuePosition) -> bool {
         // Whoever is ready waits for a place.
         if !self.has_place() || !self.ready.is_empty() {
             return false;
@@ -308,7 +308,7 @@ impl<W> Stash<W> {
         if self.lines.contains_key(&place.line) && !self.is_released(place.line) {
             return false;
         }
-        self.lines.entry(place.line).or_insert_with(Line::new);
+        self.lines.entry(place.line).or_insert_with(KeyQueue::new);
         self.started(place.line);
         true
     }
@@ -347,7 +347,7 @@ impl<W> Stash<W> {
 
     /// A request that is being tried gives its place to another line: it waits for its client, or for its pod. Returns
     /// whether it had one: it is being tried and has not done so before.
-    pub fn give_way(&mut self, place: Place) -> bool {
+    pub fn give_way(&mut self, place: QueuePosition) -> bool {
         let Some(line) = self.lines.get_mut(&place.line).filter(|line| line.slow < line.trying) else { return false };
         if !self.slow.insert(place) {
             return false;
@@ -358,7 +358,7 @@ impl<W> Stash<W> {
     }
 
     /// The outcome of a started request is definite, or it has been inserted again: the next of its line may start.
-    pub fn done(&mut self, place: Place) {
+    pub fn done(&mut self, place: QueuePosition) {
         let Some(line) = self.lines.get_mut(&place.line) else {
             return;
         };
@@ -433,15 +433,15 @@ mod tests {
     use super::*;
 
     /// The place of the `number`-th request.
-    fn place(order: Option<u64>, number: u64) -> Place {
-        Place::new(order, Arrival { at: number, worker: 0 })
+    fn place(order: Option<u64>, number: u64) -> QueuePosition {
+        QueuePosition::new(order, Arrival { at: number, worker: 0 })
     }
 
-    fn started(stash: &mut Stash<u32>) -> Vec<(Place, u32)> {
+    fn started(stash: &mut Stash<u32>) -> Vec<(QueuePosition, u32)> {
         std::iter::from_fn(|| stash.start_next()).collect()
     }
 
-    fn names(started: &[(Place, u32)]) -> Vec<u32> {
+    fn names(started: &[(QueuePosition, u32)]) -> Vec<u32> {
         started.iter().map(|(_, name)| *name).collect()
     }
 

@@ -15,25 +15,25 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 /// One worker's watch.
 #[derive(Clone)]
-pub(crate) struct Watch(Rc<Inner>);
+pub(crate) struct CoarseTimer(Rc<Inner>);
 
 struct Inner {
     tick: Duration,
     now: Cell<Instant>,
     count: Cell<u32>,
-    enrolled: RefCell<Slab<(u32, Enrolled)>>,
+    enrolled: RefCell<Slab<(u32, TimerEntry)>>,
 }
 
 /// Whom to tell.
-pub(crate) enum Enrolled {
+pub(crate) enum TimerEntry {
     /// Wake this task.
     Task(Waker),
     /// Call this.
-    Call(Rc<dyn Overdue>),
+    Call(Rc<dyn OnExpiry>),
 }
 
 /// Something that is told when it has lasted.
-pub(crate) trait Overdue {
+pub(crate) trait OnExpiry {
     /// It has lasted for two ticks.
     fn overdue(self: Rc<Self>);
 }
@@ -45,9 +45,9 @@ pub(crate) struct Place {
     since: u32,
 }
 
-impl Watch {
+impl CoarseTimer {
     pub(crate) fn new(tick: Duration) -> Self {
-        Watch(Rc::new(Inner {
+        CoarseTimer(Rc::new(Inner {
             tick,
             now: Cell::new(Instant::now()),
             count: Cell::new(0),
@@ -67,7 +67,7 @@ impl Watch {
     }
 
     #[inline]
-    pub(crate) fn enrol(&self, whom: Enrolled) -> Place {
+    pub(crate) fn enrol(&self, whom: TimerEntry) -> Place {
         let since = self.0.count.get();
         let key = self.0.enrolled.borrow_mut().insert((since, whom));
         Place { key, since }
@@ -89,7 +89,7 @@ impl Watch {
     /// Another task is to be told instead.
     #[inline]
     pub(crate) fn renew(&self, place: Place, waker: &Waker) {
-        if let Some((_, Enrolled::Task(old))) = self.0.enrolled.borrow_mut().get_mut(place.key)
+        if let Some((_, TimerEntry::Task(old))) = self.0.enrolled.borrow_mut().get_mut(place.key)
             && !old.will_wake(waker)
         {
             old.clone_from(waker);
@@ -116,15 +116,15 @@ impl Watch {
         let mut told = Vec::new();
         {
             let mut enrolled = self.0.enrolled.borrow_mut();
-            let due = |(key, (since, _)): (usize, &(u32, Enrolled))| (count.wrapping_sub(*since) >= 2).then_some(key);
+            let due = |(key, (since, _)): (usize, &(u32, TimerEntry))| (count.wrapping_sub(*since) >= 2).then_some(key);
             let keys: Vec<usize> = enrolled.iter().filter_map(due).collect();
             told.extend(keys.into_iter().map(|key| enrolled.remove(key).1));
         }
         // Outside the borrow: whoever is told may enrol again.
         for whom in told {
             match whom {
-                Enrolled::Task(waker) => waker.wake(),
-                Enrolled::Call(overdue) => overdue.overdue(),
+                TimerEntry::Task(waker) => waker.wake(),
+                TimerEntry::Call(overdue) => overdue.overdue(),
             }
         }
     }
@@ -136,7 +136,7 @@ mod tests {
 
     struct Told(Cell<u32>);
 
-    impl Overdue for Told {
+    impl OnExpiry for Told {
         fn overdue(self: Rc<Self>) {
             self.0.set(self.0.get() + 1);
         }
@@ -144,10 +144,10 @@ mod tests {
 
     #[tokio::test]
     async fn only_what_lasts_for_two_ticks_is_told_and_only_once() {
-        let watch = Watch::new(Duration::from_millis(10));
+        let watch = CoarseTimer::new(Duration::from_millis(10));
         let (stays, leaves) = (Rc::new(Told(Cell::new(0))), Rc::new(Told(Cell::new(0))));
-        watch.enrol(Enrolled::Call(stays.clone()));
-        let place = watch.enrol(Enrolled::Call(leaves.clone()));
+        watch.enrol(TimerEntry::Call(stays.clone()));
+        let place = watch.enrol(TimerEntry::Call(leaves.clone()));
         watch.advance(Instant::now());
         assert_eq!(stays.0.get(), 0);
         watch.withdraw(place);
@@ -159,12 +159,12 @@ mod tests {
 
     #[tokio::test]
     async fn withdrawing_late_does_not_evict_whoever_has_the_place_now() {
-        let watch = Watch::new(Duration::from_millis(10));
-        let first = watch.enrol(Enrolled::Call(Rc::new(Told(Cell::new(0)))));
+        let watch = CoarseTimer::new(Duration::from_millis(10));
+        let first = watch.enrol(TimerEntry::Call(Rc::new(Told(Cell::new(0)))));
         watch.advance(Instant::now());
         watch.advance(Instant::now());
         let second = Rc::new(Told(Cell::new(0)));
-        watch.enrol(Enrolled::Call(second.clone()));
+        watch.enrol(TimerEntry::Call(second.clone()));
         watch.withdraw(first);
         watch.advance(Instant::now());
         watch.advance(Instant::now());

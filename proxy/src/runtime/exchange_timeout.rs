@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use crate::runtime::coarse_timer::{Enrolled, Place, Watch};
+use crate::runtime::coarse_timer::{CoarseTimer, Place, TimerEntry};
 
 /// Why an exchange is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +21,8 @@ pub(crate) enum Ended {
     TimedOut,
 }
 
-pub(crate) struct Vigil {
-    watch: Watch,
+pub(crate) struct ExchangeTimeout {
+    watch: CoarseTimer,
     state: State,
 }
 
@@ -32,9 +32,9 @@ enum State {
     Grown(Pin<Box<Sleep>>, Pin<Box<WaitForCancellationFutureOwned>>),
 }
 
-impl Vigil {
-    pub(crate) fn new(watch: Watch) -> Self {
-        Vigil { watch, state: State::New }
+impl ExchangeTimeout {
+    pub(crate) fn new(watch: CoarseTimer) -> Self {
+        ExchangeTimeout { watch, state: State::New }
     }
 
     /// To be polled whenever the exchange is not ready. `deadline` may move either way from one call to the next.
@@ -46,7 +46,7 @@ impl Vigil {
     ) -> Poll<Ended> {
         match &mut self.state {
             State::New => {
-                let place = self.watch.enrol(Enrolled::Task(context.waker().clone()));
+                let place = self.watch.enrol(TimerEntry::Task(context.waker().clone()));
                 self.state = State::Young(place);
                 return Poll::Pending;
             }
@@ -82,7 +82,7 @@ impl Vigil {
     }
 }
 
-impl Drop for Vigil {
+impl Drop for ExchangeTimeout {
     fn drop(&mut self) {
         if let State::Young(place) = self.state {
             self.watch.withdraw(place);
@@ -101,10 +101,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_deadline_that_comes_closer_is_kept_as_one_that_moves_on_is() {
         for (first, then) in [(3600, 2), (2, 5)] {
-            let watch = Watch::new(Duration::from_millis(10));
+            let watch = CoarseTimer::new(Duration::from_millis(10));
             let begins = Instant::now();
             let due = Cell::new(begins + Duration::from_secs(first));
-            let mut vigil = Vigil::new(watch.clone());
+            let mut vigil = ExchangeTimeout::new(watch.clone());
             let ended = poll_fn(|context| vigil.poll(context, CancellationToken::new, || due.get()));
             let moves = async {
                 tokio::time::sleep(Duration::from_secs(1)).await;

@@ -34,10 +34,10 @@ use tokio::time::Instant;
 use super::Idle;
 use super::io::{Arrived, ClientIo};
 use crate::forward::client_presence::Presence;
-use crate::forward::response_body::{AnswerBody, AnswerError};
-use crate::forward::{ClientGone, Forward, Peer};
+use crate::forward::response_body::{ResponseBody, ResponseError};
+use crate::forward::{ClientGone, ClientInfo, Forward};
 use crate::message::interim::Interim;
-use crate::message::local_reply::Own;
+use crate::message::local_reply::LocalReply;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::{Addresses, Connection};
 use crate::runtime::background::LocalExecutor;
@@ -209,18 +209,18 @@ impl Drop for Serving {
 
 /// An answer's body that keeps its client busy.
 struct Served {
-    body: AnswerBody,
+    body: ResponseBody,
     _serving: Serving,
 }
 
 impl Body for Served {
     type Data = Bytes;
-    type Error = AnswerError;
+    type Error = ResponseError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseError>>> {
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -390,7 +390,8 @@ impl Seat {
             Err(order) => {
                 if order == Order::TooSlow {
                     let presence = Presence::default();
-                    ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence).refuse(Own::TooSlow);
+                    ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence)
+                        .refuse(LocalReply::TooSlow);
                 }
                 return;
             }
@@ -398,7 +399,7 @@ impl Seat {
         // By HTTP/2 hyper always reads, and so notices by itself that a client has gone.
         let presence = if is_http2 { Presence::default() } else { Presence::of_http1() };
         let seat: Weak<dyn Any> = Rc::downgrade(&(this.clone() as Rc<dyn Any>));
-        let peer = Rc::new(Peer {
+        let peer = Rc::new(ClientInfo {
             address: peer,
             secure: stream.is_secure(),
             interim: interim.clone(),
@@ -419,7 +420,7 @@ impl Seat {
         }
     }
 
-    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<Peer>, forward: Forward) {
+    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
         let mut connection = http1::Builder::new()
             .header_read_timeout(None)
             .max_header_size(self.clients.terms.max_header_bytes)
@@ -456,13 +457,13 @@ impl Seat {
             Ok(Ok(())) | Err(Order::Close) => {}
             Err(_) => {
                 if let Some(parts) = connection.into_parts() {
-                    parts.io.into_inner().refuse(Own::TooSlow);
+                    parts.io.into_inner().refuse(LocalReply::TooSlow);
                 }
             }
         }
     }
 
-    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<Peer>, forward: Forward) {
+    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
         let streams = self.clients.terms.max_streams;
         let mut connection = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
@@ -498,7 +499,7 @@ impl Seat {
 fn service(
     clients: &Rc<Clients>,
     client: &Rc<Client>,
-    peer: Rc<Peer>,
+    peer: Rc<ClientInfo>,
     forward: Forward,
 ) -> impl Service<Request<Incoming>, Response = Response<Served>, Error = ClientGone, Future: 'static> + use<> {
     let (clients, client) = (clients.clone(), client.clone());

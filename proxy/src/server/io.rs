@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use crate::forward::client_presence::Presence;
 use crate::message::interim::Interim;
-use crate::message::local_reply::{Own, SEGUE_REASON};
+use crate::message::local_reply::{LocalReply, SEGUE_REASON};
 use crate::tls::Stream;
 
 /// Up to this size an answer is written as one piece.
@@ -151,13 +151,13 @@ impl ClientIo {
     }
 
     /// Says why, and that it is over; for a client that never finished a head. As far as it takes no waiting.
-    pub(super) fn refuse(&mut self, own: Own) {
+    pub(super) fn refuse(&mut self, own: LocalReply) {
         self.stream.write_now(&own_answer(own));
     }
 }
 
 /// An answer of the router's own as bytes, for where hyper cannot give it.
-pub(super) fn own_answer(own: Own) -> Bytes {
+pub(super) fn own_answer(own: LocalReply) -> Bytes {
     let (status, body) = (own.status(), own.body(None));
     let reason = status.canonical_reason().unwrap_or_default();
     let retry_after = if status == http::StatusCode::SERVICE_UNAVAILABLE { "retry-after: 1\r\n" } else { "" };
@@ -207,7 +207,7 @@ impl AsyncWrite for ClientIo {
         this.presence.answer(|| this.stream.is_closed_by_peer());
         ready!(this.poll_write_between(context))?;
         if this.instead.is_none() && is_bare_431(bytes) {
-            this.instead = Some((own_answer(Own::HeadTooLarge), bytes.len()));
+            this.instead = Some((own_answer(LocalReply::HeadTooLarge), bytes.len()));
         }
         if let Some((answer, asked)) = &mut this.instead {
             while answer.has_remaining() {

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::io::own_answer;
-use crate::message::local_reply::Own;
+use crate::message::local_reply::LocalReply;
 use crate::metrics::WorkerMetrics;
 
 /// How many are waited for at a time until they have read why. The others are closed without a word.
@@ -35,7 +35,7 @@ impl Drop for Leaving {
 impl Surplus {
     /// `secure`: the client waits for a handshake, which would cost more than what it could be told.
     pub(super) fn send_away(&self, mut stream: TcpStream, secure: bool, metrics: &WorkerMetrics) {
-        metrics.answered(Own::Overload);
+        metrics.answered(LocalReply::Overload);
         if secure || self.leaving.get() >= MOST {
             return;
         }
@@ -44,7 +44,7 @@ impl Surplus {
         tokio::task::spawn_local(async move {
             let _leaving = leaving;
             let goodbye = async {
-                stream.write_all(&own_answer(Own::Overload)).await?;
+                stream.write_all(&own_answer(LocalReply::Overload)).await?;
                 stream.shutdown().await?;
                 // Closed with bytes unread, the connection would be reset, and the answer with it.
                 let mut unread = [0; 1024];

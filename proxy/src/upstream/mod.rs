@@ -25,12 +25,12 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::message::header_scan::Noted;
-use crate::message::headers::{Stamps, clean_answer, clean_answer_trailers};
-use crate::message::local_reply::Own;
+use crate::message::header_scan::HeaderScan;
+use crate::message::headers::{RoutingHeaders, clean_answer, clean_answer_trailers};
+use crate::message::local_reply::LocalReply;
 use crate::message::request_body::Attempt;
 use crate::routing::table::Pod;
-use crate::runtime::coarse_timer::Watch;
+use crate::runtime::coarse_timer::CoarseTimer;
 use crate::runtime::shortage::is_shortage;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::tls::{Offer, Stream};
@@ -38,7 +38,7 @@ use backoff::BackOff;
 use http1::Connection;
 #[cfg(fuzzing)]
 pub(crate) use http1::fuzzing;
-pub(crate) use http1::{AnswerHead, MAX_HEAD_BYTES};
+pub(crate) use http1::{MAX_HEAD_BYTES, ResponseHead};
 use http2::{Agreed, Lease, Leased, Sessions};
 pub(crate) use http2::{CONNECTION_WINDOW, says_unprocessed};
 use pool::Pool;
@@ -99,8 +99,8 @@ pub(crate) fn was_spared(error: &io::Error) -> bool {
 /// One worker's connections.
 pub(crate) struct Upstream {
     settings: UpstreamSettings,
-    watch: Watch,
-    pods: RefCell<Vec<Option<Rc<Lines>>>>,
+    watch: CoarseTimer,
+    pods: RefCell<Vec<Option<Rc<PodConnections>>>>,
     swept: RefCell<Instant>,
     /// In which ways pods were spoken to so far, in the order of [`Wanted::ALL`].
     spoken: [Cell<bool>; 3],
@@ -128,11 +128,11 @@ pub(crate) enum Which {
     /// One that was made from now on.
     New,
     /// One that nobody else uses.
-    Own,
+    LocalReply,
 }
 
 /// The connections to one pod.
-struct Lines {
+struct PodConnections {
     pool: Rc<Pool<Connection>>,
     whole: Sessions,
     uploading: Sessions,
@@ -141,13 +141,13 @@ struct Lines {
 }
 
 /// A way to a pod for one request.
-pub(crate) enum Line {
+pub(crate) enum Checkout {
     Http1 { connection: Connection, pool: Rc<Pool<Connection>>, fresh: bool },
     Http2(Lease),
 }
 
 impl Upstream {
-    pub(crate) fn new(settings: UpstreamSettings, watch: Watch) -> Self {
+    pub(crate) fn new(settings: UpstreamSettings, watch: CoarseTimer) -> Self {
         Upstream {
             settings,
             swept: RefCell::new(watch.now()),
@@ -169,12 +169,12 @@ impl Upstream {
 
     /// A connection to the pod that is open; none means that [`line`](Self::line) has to wait for one.
     #[inline]
-    pub(crate) fn open_line(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Line> {
+    pub(crate) fn open_line(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Checkout> {
         self.lines(pod.slot).open(wanted)
     }
 
     /// A connection to the pod, which may have to be made.
-    pub(crate) async fn line(&self, pod: &Arc<Pod>, wanted: Wanted, which: Which) -> io::Result<Line> {
+    pub(crate) async fn line(&self, pod: &Arc<Pod>, wanted: Wanted, which: Which) -> io::Result<Checkout> {
         let lines = self.lines(pod.slot);
         self.spoken[wanted as usize].set(true);
         if which == Which::Any
@@ -186,10 +186,16 @@ impl Upstream {
         Box::pin(self.new_line(pod, lines, wanted, which)).await
     }
 
-    async fn new_line(&self, pod: &Pod, lines: Rc<Lines>, wanted: Wanted, which: Which) -> io::Result<Line> {
+    async fn new_line(
+        &self,
+        pod: &Pod,
+        lines: Rc<PodConnections>,
+        wanted: Wanted,
+        which: Which,
+    ) -> io::Result<Checkout> {
         if let Some(sessions) = lines.sessions(wanted) {
             match sessions.lease(async || self.offer_http2(pod, &lines).await, which).await? {
-                Leased::Lease(lease) => return Ok(Line::Http2(lease)),
+                Leased::Lease(lease) => return Ok(Checkout::Http2(lease)),
                 Leased::Declined(Some(stream)) => {
                     return Ok(lines.http1(Connection::new(stream, self.watch.now()), true));
                 }
@@ -214,14 +220,14 @@ impl Upstream {
             // One that cannot be made now is made by the request that needs it, which also knows what to do if it cannot.
             if self.spoken[wanted as usize].get()
                 && missing
-                && let Ok(Line::Http1 { connection, pool, .. }) = self.line(pod, wanted, Which::Any).await
+                && let Ok(Checkout::Http1 { connection, pool, .. }) = self.line(pod, wanted, Which::Any).await
             {
                 pool.give_back(connection);
             }
         }
     }
 
-    async fn offer_http2(&self, pod: &Pod, lines: &Lines) -> io::Result<Agreed> {
+    async fn offer_http2(&self, pod: &Pod, lines: &PodConnections) -> io::Result<Agreed> {
         // Where nothing but HTTP/2 is to be spoken, a pod that says nothing about it is taken by its operator's word.
         let (offer, unsaid) = match self.settings.protocol {
             UpstreamProtocol::Auto => (Offer::Either, self.settings.tls.is_none()),
@@ -232,14 +238,14 @@ impl Upstream {
         Ok(if http2 { Agreed::Http2(stream) } else { Agreed::Http1(stream) })
     }
 
-    fn lines(&self, slot: u32) -> Rc<Lines> {
+    fn lines(&self, slot: u32) -> Rc<PodConnections> {
         let mut pods = self.pods.borrow_mut();
         let slot = slot as usize;
         if pods.len() <= slot {
             pods.resize_with(slot + 1, || None);
         }
         let make = || {
-            Rc::new(Lines {
+            Rc::new(PodConnections {
                 pool: Rc::new(Pool::new(self.settings.max_idle_per_pod, self.watch.clone())),
                 whole: Sessions::new(http2::WHOLE),
                 uploading: Sessions::new(http2::UPLOADING),
@@ -250,7 +256,7 @@ impl Upstream {
         pods[slot].get_or_insert_with(make).clone()
     }
 
-    async fn connect(&self, pod: &Pod, lines: &Lines, offer: Offer) -> io::Result<Stream> {
+    async fn connect(&self, pod: &Pod, lines: &PodConnections, offer: Offer) -> io::Result<Stream> {
         let _place = lines.connecting.acquire().await.map_err(io::Error::other)?;
         lines.may_connect()?;
         let connected = tokio::time::timeout(self.settings.connect_timeout, async {
@@ -293,7 +299,7 @@ impl Upstream {
 
     fn note_shortage(&self, error: &io::Error) {
         let now = Instant::now();
-        if self.shortage_noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > NOTE_SHORTAGE_EVERY) {
+        if self.shortage_noted.get().is_none_or(|scan| now.saturating_duration_since(scan) > NOTE_SHORTAGE_EVERY) {
             self.shortage_noted.set(Some(now));
             tracing::warn!(%error, "no connection to a pod can be made; requests are answered with 503 overload");
         }
@@ -319,11 +325,11 @@ impl Upstream {
     }
 }
 
-impl Lines {
+impl PodConnections {
     /// A connection that is open.
-    fn open(&self, wanted: Wanted) -> Option<Line> {
+    fn open(&self, wanted: Wanted) -> Option<Checkout> {
         match self.sessions(wanted).filter(|sessions| !sessions.is_declined()) {
-            Some(sessions) => sessions.open().map(Line::Http2),
+            Some(sessions) => sessions.open().map(Checkout::Http2),
             None => self.pool.take().map(|connection| self.http1(connection, false)),
         }
     }
@@ -336,8 +342,8 @@ impl Lines {
         }
     }
 
-    fn http1(&self, connection: Connection, fresh: bool) -> Line {
-        Line::Http1 { connection, pool: self.pool.clone(), fresh }
+    fn http1(&self, connection: Connection, fresh: bool) -> Checkout {
+        Checkout::Http1 { connection, pool: self.pool.clone(), fresh }
     }
 
     fn may_connect(&self) -> io::Result<()> {
@@ -356,12 +362,12 @@ impl Lines {
     }
 }
 
-impl Line {
+impl Checkout {
     /// The connection was made for this request.
     pub(crate) fn is_fresh(&self) -> bool {
         match self {
-            Line::Http1 { fresh, .. } => *fresh,
-            Line::Http2(lease) => lease.fresh,
+            Checkout::Http1 { fresh, .. } => *fresh,
+            Checkout::Http2(lease) => lease.fresh,
         }
     }
 
@@ -369,19 +375,19 @@ impl Line {
     pub(crate) fn begin(
         self,
         head: &Parts,
-        noted: Noted,
-        stamps: &Stamps<'_>,
+        scan: HeaderScan,
+        routing: &RoutingHeaders<'_>,
         attempt: Attempt,
         upgrade: bool,
         max_header_bytes_http2: usize,
-    ) -> Result<InFlight, Own> {
+    ) -> Result<Exchange, LocalReply> {
         Ok(match self {
-            Line::Http1 { connection, pool, .. } => {
-                InFlight::Http1(http1::Exchange::new(connection, pool, head, noted, stamps, attempt, upgrade))
+            Checkout::Http1 { connection, pool, .. } => {
+                Exchange::Http1(http1::Exchange::new(connection, pool, head, scan, routing, attempt, upgrade))
             }
-            Line::Http2(lease) => {
-                let exchange = http2::Exchange::new(lease, head, noted, stamps, attempt, max_header_bytes_http2)?;
-                InFlight::Http2(exchange)
+            Checkout::Http2(lease) => {
+                let exchange = http2::Exchange::new(lease, head, scan, routing, attempt, max_header_bytes_http2)?;
+                Exchange::Http2(exchange)
             }
         })
     }
@@ -389,7 +395,7 @@ impl Line {
 
 /// A request on its way, until the head of its answer is there. Dropped, it is broken off.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one; a box would be one more allocation")]
-pub(crate) enum InFlight {
+pub(crate) enum Exchange {
     Http1(http1::Exchange),
     Http2(http2::Exchange),
 }
@@ -397,39 +403,39 @@ pub(crate) enum InFlight {
 /// What a pod answered.
 pub(crate) enum Answer {
     /// An answer whose body is to be read.
-    Response(Response<AnswerStream>),
+    Response(Response<ResponseStream>),
     /// It switched protocols: its head, the bare connection, and what had been read of it.
     Switched(Response<()>, Stream, BytesMut),
 }
 
-impl InFlight {
+impl Exchange {
     /// `interim`: gets what a pod answers before its answer.
     pub(crate) fn poll_answer(
         &mut self,
         context: &mut Context<'_>,
-        interim: &mut dyn FnMut(&http1::AnswerHead),
+        interim: &mut dyn FnMut(&http1::ResponseHead),
     ) -> Poll<Result<Answer, SendError>> {
         Poll::Ready(match self {
-            InFlight::Http1(exchange) => ready!(exchange.poll_answer(context, interim)).map(|answer| match answer {
+            Exchange::Http1(exchange) => ready!(exchange.poll_answer(context, interim)).map(|answer| match answer {
                 http1::Answer::Response(head, reader, rest) => {
-                    let body = AnswerStream { source: Source::Http1(reader), rest: rest.map(Rest::new) };
+                    let body = ResponseStream { source: Source::Http1(reader), rest: rest.map(Rest::new) };
                     Answer::Response(response(head, body))
                 }
                 http1::Answer::Switched(head, stream, read) => Answer::Switched(response(head, ()), stream, read),
             }),
-            InFlight::Http2(exchange) => ready!(exchange.poll_answer(context)).map(|(response, rest)| {
+            Exchange::Http2(exchange) => ready!(exchange.poll_answer(context)).map(|(response, rest)| {
                 let (mut parts, reader) = response.into_parts();
                 // The client's connection decides about the version.
                 parts.version = Version::HTTP_11;
                 clean_answer(&mut parts.headers);
-                let body = AnswerStream { source: Source::Http2(reader), rest: rest.map(Rest::new) };
+                let body = ResponseStream { source: Source::Http2(reader), rest: rest.map(Rest::new) };
                 Answer::Response(Response::from_parts(parts, body))
             }),
         })
     }
 }
 
-fn response<B>(head: http1::AnswerHead, body: B) -> Response<B> {
+fn response<B>(head: http1::ResponseHead, body: B) -> Response<B> {
     let mut response = Response::new(body);
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
@@ -441,7 +447,7 @@ fn response<B>(head: http1::AnswerHead, body: B) -> Response<B> {
 
 /// The body of an answer as it comes from the pod, and what is still to be sent of its request. Dropped before its end, the
 /// exchange is broken off.
-pub(crate) struct AnswerStream {
+pub(crate) struct ResponseStream {
     // First, so that it is broken off before its connection is closed.
     rest: Option<Rest>,
     source: Source,
@@ -452,7 +458,7 @@ enum Source {
     Http2(http2::Reader),
 }
 
-impl AnswerStream {
+impl ResponseStream {
     /// Everything has been read.
     pub(crate) fn is_done(&self) -> bool {
         match &self.source {
@@ -471,7 +477,7 @@ impl AnswerStream {
 
     /// Everything has been read, so the exchange is over once its request has been sent.
     pub(crate) fn finish(self, counted: Box<impl Counted>) {
-        let AnswerStream { rest, source } = self;
+        let ResponseStream { rest, source } = self;
         let Some(rest) = rest else { return drop(counted) };
         let read = match source {
             Source::Http1(reader) => reader.into_half(),

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use tokio::time::Instant;
 
-use crate::runtime::coarse_timer::Watch;
+use crate::runtime::coarse_timer::CoarseTimer;
 
 /// A connection that can wait for its next request.
 pub(crate) trait Idle {
@@ -18,11 +18,11 @@ pub(crate) trait Idle {
 pub(crate) struct Pool<C> {
     idle: RefCell<Vec<C>>,
     max_idle: usize,
-    watch: Watch,
+    watch: CoarseTimer,
 }
 
 impl<C: Idle> Pool<C> {
-    pub(super) fn new(max_idle: usize, watch: Watch) -> Self {
+    pub(super) fn new(max_idle: usize, watch: CoarseTimer) -> Self {
         Pool { idle: RefCell::default(), max_idle, watch }
     }
 

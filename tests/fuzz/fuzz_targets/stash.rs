@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use segue_proxy::routing::stash::{Arrival, Place, Stash};
+use segue_proxy::routing::stash::{Arrival, QueuePosition, Stash};
 
 /// Indices are of the requests that are there, and go round.
 #[derive(Debug, Clone, Copy, Arbitrary)]
@@ -306,8 +306,8 @@ struct Flush {
 }
 
 impl Request {
-    fn place(&self) -> Place {
-        Place::new(self.key, self.arrival)
+    fn place(&self) -> QueuePosition {
+        QueuePosition::new(self.key, self.arrival)
     }
 
     fn line(&self) -> Line {

@@ -13,7 +13,7 @@ use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, Partition
 use segue_coordination::protocol::records::Mode;
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::keys::KeyName;
-use segue_proxy::routing::gate::Position;
+use segue_proxy::routing::gate::GateState;
 
 use crate::cluster::Cluster;
 use crate::rules::Rule;
@@ -186,7 +186,7 @@ impl Cluster {
         for router in 0..state.routers.len() as u8 {
             for partition in 0..self.scenario.partitions {
                 let gate = &state.routers[usize::from(router)].gates[usize::from(partition)];
-                if gate.position == Position::Held && gate.target.is_some() {
+                if gate.position == GateState::Held && gate.target.is_some() {
                     state.gate(router, partition).target = None;
                 }
             }

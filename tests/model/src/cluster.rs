@@ -15,7 +15,7 @@ use segue_coordination::protocol::pod::Duty;
 use segue_coordination::protocol::records::Capabilities;
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::keys::Keyspace;
-use segue_proxy::routing::gate::Position;
+use segue_proxy::routing::gate::GateState;
 
 use crate::action::Process;
 use crate::canonical::Numbers;
@@ -40,7 +40,7 @@ pub(crate) struct RouterAsks {
     pub(crate) incarnation: Incarnation,
     pub(crate) partition: u8,
     pub(crate) clock: Option<Clock>,
-    pub(crate) position: Position,
+    pub(crate) position: GateState,
     pub(crate) target: Option<Target>,
     pub(crate) backing_off: bool,
 }

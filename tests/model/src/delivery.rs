@@ -2,7 +2,7 @@
 
 use segue_coordination::protocol::ids::Incarnation;
 use segue_coordination::protocol::records::encode;
-use segue_proxy::routing::gate::Position;
+use segue_proxy::routing::gate::GateState;
 
 use crate::action::Process;
 use crate::cluster::{Cluster, RouterStep};
@@ -81,7 +81,7 @@ impl Cluster {
     pub(crate) fn next_of_no_matter(&self, state: &mut State, router: u8) -> Option<StoreRef> {
         let it = &state.routers[usize::from(router)];
         let view = it.view.filter(|_| it.incarnation != Incarnation::NONE && it.assignments.is_none())?;
-        let is_settled = |gate: &Gate| matches!(gate.position, Position::Open | Position::Held) && !gate.backing_off;
+        let is_settled = |gate: &Gate| matches!(gate.position, GateState::Open | GateState::Held) && !gate.backing_off;
         let seen = state.history.iter().position(|at| *at == view)?;
         let next = *state.history.get(seen + 1)?;
         if !it.gates.iter().all(is_settled) || self.stands(next, Process::Router(router)) != it.incarnation {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::PodStatus;
-use segue_proxy::routing::gate::Position;
+use segue_proxy::routing::gate::GateState;
 use stateright::{Model, Property};
 
 use crate::action::Action;
@@ -92,7 +92,7 @@ impl Cluster {
             let pod = self.pod_number(&assignment.owner);
             let target = Target { pod, incarnation: assignment.incarnation, epoch: assignment.epoch };
             let accepts = state.pods[usize::from(pod)].parts[partition].door.accepted == Some(assignment.epoch);
-            gate.position == Position::Open && gate.target == Some(target) && accepts
+            gate.position == GateState::Open && gate.target == Some(target) && accepts
         };
         let routes =
             |router: &Arc<Router>| router.gates.iter().enumerate().all(|(number, gate)| leads_right(number, gate));

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use segue_proxy::routing::gate::Position;
-use segue_proxy::routing::stash::{Arrival, Place, Stash};
+use segue_proxy::routing::gate::GateState;
+use segue_proxy::routing::stash::{Arrival, QueuePosition, Stash};
 
 use crate::cluster::Cluster;
 use crate::rules::Rule;
@@ -20,7 +20,7 @@ const LAST: Arrival = Arrival { at: u64::MAX, worker: 0 };
 
 impl Gate {
     pub(crate) fn closed() -> Self {
-        Gate { position: Position::Held, target: None, stash: Arc::new(Stash::default()), backing_off: false }
+        Gate { position: GateState::Held, target: None, stash: Arc::new(Stash::default()), backing_off: false }
     }
 
     fn settle(&mut self, inside: u32) {
@@ -74,8 +74,8 @@ impl Cluster {
     pub(crate) fn switch(&self, state: &mut State, router: u8, partition: u8, target: Target) {
         let ignores_drain = self.without(Rule::SnapshotIsCutover);
         let gate = state.gate(router, partition);
-        if ignores_drain && gate.position == Position::Draining {
-            gate.position = Position::Held;
+        if ignores_drain && gate.position == GateState::Draining {
+            gate.position = GateState::Held;
         }
         if let Some(switched) = gate.position.switched(gate.target == Some(target)) {
             gate.target = Some(target);
@@ -93,11 +93,11 @@ impl Cluster {
     pub(crate) fn flush(&self, state: &mut State, router: u8, partition: u8) {
         loop {
             let gate = state.gate(router, partition);
-            if gate.position != Position::Flushing {
+            if gate.position != GateState::Flushing {
                 return;
             }
             if self.without(Rule::FlushFirst) {
-                gate.position = Position::Open;
+                gate.position = GateState::Open;
                 return;
             }
             match (Arc::make_mut(&mut gate.stash).start_next(), gate.target) {
@@ -117,7 +117,7 @@ impl Cluster {
         let planned = self.scenario.requests[usize::from(request)];
         let gate = state.gate(planned.router, planned.partition);
         match (gate.position, gate.target) {
-            (Position::Open, Some(target)) => self.send(state, planned.router, request, target, false),
+            (GateState::Open, Some(target)) => self.send(state, planned.router, request, target, false),
             _ => {
                 Arc::make_mut(&mut gate.stash).insert(self.place_of(request), 1, request);
                 state.requests[usize::from(request)] = Request::Held;
@@ -145,9 +145,9 @@ impl Cluster {
     }
 
     /// Where it stands among those of its key: requests arrive in the order of their numbers.
-    pub(crate) fn place_of(&self, request: u8) -> Place {
+    pub(crate) fn place_of(&self, request: u8) -> QueuePosition {
         let key = self.scenario.requests[usize::from(request)].key;
-        Place::new(Some(key), Arrival { at: u64::from(request), worker: 0 })
+        QueuePosition::new(Some(key), Arrival { at: u64::from(request), worker: 0 })
     }
 
     /// The requests of the same key that the router took before this one.
@@ -221,12 +221,12 @@ impl Cluster {
     pub(crate) fn put_back(&self, state: &mut State, index: usize) {
         let exchange = state.exchanges.remove(index);
         let (router, request, partition) = (exchange.router, exchange.request, self.partition_of(exchange.request));
-        let was_passing = matches!(state.gate(router, partition).position, Position::Open | Position::Flushing);
+        let was_passing = matches!(state.gate(router, partition).position, GateState::Open | GateState::Flushing);
         self.stop(state, router, partition);
         let gate = state.gate(router, partition);
         gate.backing_off |= was_passing;
         let place = match self.without(Rule::PutBack) {
-            true => Place::new(Some(self.scenario.requests[usize::from(request)].key), LAST),
+            true => QueuePosition::new(Some(self.scenario.requests[usize::from(request)].key), LAST),
             false => self.place_of(request),
         };
         // In this order: ending the try first could let the next of the line start.

@@ -9,7 +9,7 @@ use segue_coordination::protocol::records::{PodRecord, RouterCutoverAck, RouterD
 use segue_coordination::protocol::router::{self as protocol, DrainTimeout, OnDrainTimeout, Step, Trust};
 use segue_coordination::protocol::view::View;
 use segue_coordination::store::data::Txn;
-use segue_proxy::routing::gate::Position;
+use segue_proxy::routing::gate::GateState;
 
 use crate::cluster::{Cluster, RouterAsks, RouterStep};
 use crate::rules::{Rule, strike};
@@ -79,9 +79,9 @@ impl Cluster {
         };
         let at = asks.target.map(|target| self.named(target));
         let stage = match (asks.position, at) {
-            (Position::Open, Some(at)) => protocol::Stage::Open(at),
-            (Position::Draining, Some(at)) => protocol::Stage::Draining(at),
-            (Position::Flushing, Some(at)) => protocol::Stage::Flushing(at),
+            (GateState::Open, Some(at)) => protocol::Stage::Open(at),
+            (GateState::Draining, Some(at)) => protocol::Stage::Draining(at),
+            (GateState::Flushing, Some(at)) => protocol::Stage::Flushing(at),
             _ => protocol::Stage::Held,
         };
         if self.without(Rule::SnapshotIsCutover)
@@ -146,7 +146,7 @@ impl Cluster {
         let Some((view, _)) = self.router_sees(it) else { return false };
         let Some(handoff) = view.handoffs.get(&partition).map(|handoff| handoff.id()) else { return false };
         let now = self.view(state.now());
-        let is_open = it.gates[partition.index()].position == Position::Open;
+        let is_open = it.gates[partition.index()].position == GateState::Open;
         match is_open {
             true => now.cutover_ack(partition, me, handoff).is_some(),
             false => now.drained_ack(partition, me, handoff).is_some_and(|ack| !ack.gave_up),
@@ -158,7 +158,7 @@ impl Cluster {
         let it = &state.routers[usize::from(router)];
         let gate = &it.gates[usize::from(partition)];
         let (view, _) = self.router_sees(it).filter(|_| it.is_up && it.incarnation != Incarnation::NONE)?;
-        if gate.position != Position::Draining || gate.backing_off {
+        if gate.position != GateState::Draining || gate.backing_off {
             return None;
         }
         let had_fence = gate.target.is_some_and(|target| self.capabilities(target.pod).fence);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use segue_coordination::protocol::agree::Done;
 use segue_coordination::protocol::door::Door;
 use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
-use segue_proxy::routing::gate::Position;
+use segue_proxy::routing::gate::GateState;
 use segue_proxy::routing::stash::Stash;
 
 use crate::action::Process;
@@ -71,7 +71,7 @@ pub(crate) struct Target {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Gate {
-    pub(crate) position: Position,
+    pub(crate) position: GateState,
     pub(crate) target: Option<Target>,
     pub(crate) stash: Arc<Stash<u8>>,
     /// Its pod has just refused.

@@ -6,7 +6,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use segue_proxy::routing::permit::Pass;
+use segue_proxy::routing::permit::Permit;
 use tokio::sync::oneshot;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
@@ -34,10 +34,10 @@ pub(crate) enum Outcome {
 }
 
 /// Sends a request where its pass leads.
-pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, pass: &Pass, asked: Asked) -> Outcome {
+pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, permit: &Permit, asked: Asked) -> Outcome {
     let world = &cluster.world;
     let (setting, dice) = (&world.setting, &world.dice);
-    let (me, pod) = (router.process.name.clone(), pass.pod().name.clone());
+    let (me, pod) = (router.process.name.clone(), permit.pod().name.clone());
     // Most requests find a connection that stands.
     let made_for_this = dice.percent(30) || cluster.pod(&pod).is_none();
     if made_for_this {
@@ -49,16 +49,16 @@ pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, pass: &Pass
         if cluster.pod(&pod).is_none() {
             return Outcome::Unreachable;
         }
-        if !pass.may_still_go() {
+        if !permit.may_still_go() {
             return Outcome::Fenced;
         }
     }
-    world.witness.sent(asked.id, &pod, pass.epoch());
-    let job = Job { id: asked.id, partition: asked.partition, epoch: pass.epoch(), work: asked.work };
+    world.witness.sent(asked.id, &pod, permit.epoch());
+    let job = Job { id: asked.id, partition: asked.partition, epoch: permit.epoch(), work: asked.work };
     let broken = CancellationToken::new();
     let (said, heard) = oneshot::channel();
     spawn_local(far_side(cluster.clone(), me, pod, job, broken.clone(), said));
-    let severed = pass.sever_token();
+    let severed = permit.sever_token();
     let breaks_after = cluster.breaks_after();
     tokio::select! {
         biased;

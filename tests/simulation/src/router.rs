@@ -16,7 +16,7 @@ use segue_coordination::router::{
     Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
 use segue_coordination::store::{Store, StoreError};
-use segue_proxy::routing::permit::{Admission, Pass, Ticket, Worker};
+use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use segue_proxy::routing::table::{Refusal, StashLimits, Table};
 use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_local;
@@ -41,7 +41,7 @@ pub(crate) struct Router {
     pub(crate) line: Arc<Line>,
     pub(crate) table: Arc<Table>,
     world: Arc<World>,
-    worker: Worker,
+    worker: TableHandle,
     /// Takes no requests any more.
     closed: Cell<bool>,
     /// Requests without an answer.
@@ -203,16 +203,16 @@ impl Router {
             Err(refusal) => return Some(self.refused(refusal)),
         };
         loop {
-            let mut pass = match admission {
-                Admission::Pass(pass) => pass,
-                Admission::Held(ticket) => {
+            let mut permit = match admission {
+                Admission::Admitted(permit) => permit,
+                Admission::Queued(queued) => {
                     let (began, paused) = (Instant::now(), self.process.paused());
                     let deadline = *held_since.get_or_insert(began) + world.setting.max_wait;
-                    let turn = self.wait(ticket, asked.id, answer).await?;
+                    let turn = self.wait(queued, asked.id, answer).await?;
                     let late = Instant::now().saturating_duration_since(deadline.max(began));
                     witness.took(asked.id, late.saturating_sub(self.process.paused() - paused), SLACK);
                     match turn {
-                        Ok(pass) => pass,
+                        Ok(permit) => permit,
                         Err(refusal) => return Some(self.refused(refusal)),
                     }
                 }
@@ -221,7 +221,7 @@ impl Router {
             // Once its client has gone there is nobody to put it back for.
             let mut gone = false;
             let outcome = loop {
-                let under_way = exchange(cluster, self, &pass, asked);
+                let under_way = exchange(cluster, self, &permit, asked);
                 tokio::pin!(under_way);
                 let has_lasted = sleep(world.setting.gives_way_after);
                 tokio::pin!(has_lasted);
@@ -240,9 +240,9 @@ impl Router {
                                 Err(_) => return None,
                             }
                         }
-                        () = &mut has_lasted, if pass.holds_place() => {
+                        () = &mut has_lasted, if permit.holds_place() => {
                             world.trace.seen("a slow request gave its place in a flush away");
-                            pass.give_way();
+                            permit.give_way();
                         }
                     }
                 };
@@ -252,10 +252,10 @@ impl Router {
                 break outcome;
             };
             if gone {
-                pass.delivered();
+                permit.delivered();
                 return None;
             }
-            admission = Admission::Held(match outcome {
+            admission = Admission::Queued(match outcome {
                 Outcome::Unreachable | Outcome::Misdirected => {
                     let why = if outcome == Outcome::Misdirected { "421" } else { "unreachable" };
                     if outcome == Outcome::Misdirected && world.is_sabotaged(Sabotage::ShowBounce) {
@@ -264,9 +264,9 @@ impl Router {
                     world.trace.seen(if why == "421" { "a 421 was put back" } else { "a pod could not be reached" });
                     witness.undone(asked.id, why);
                     returned.get_or_insert_with(|| Returned::count(self, asked.partition));
-                    let back = if outcome == Outcome::Misdirected { pass.refused() } else { Ok(pass.put_back()) };
+                    let back = if outcome == Outcome::Misdirected { permit.refused() } else { Ok(permit.put_back()) };
                     match back {
-                        Ok(ticket) => ticket,
+                        Ok(queued) => queued,
                         Err(_) => {
                             world.trace.event(format_args!("{} is refused for good", asked.id));
                             return Some(Status::Refused("no-owner"));
@@ -277,14 +277,14 @@ impl Router {
                     world.trace.seen("a lease ran out while a connection was made");
                     witness.undone(asked.id, "fenced");
                     returned.get_or_insert_with(|| Returned::count(self, asked.partition));
-                    pass.put_back_fenced()
+                    permit.put_back_fenced()
                 }
                 Outcome::Done => {
-                    pass.delivered();
+                    permit.delivered();
                     return Some(Status::Done);
                 }
                 Outcome::Failed => {
-                    pass.delivered();
+                    permit.delivered();
                     return Some(Status::Failed);
                 }
                 Outcome::Broken | Outcome::TimedOut => return Some(Status::Unknown),
@@ -299,15 +299,15 @@ impl Router {
     /// Waits for its turn. `None`: its client has gone, and it with it.
     async fn wait(
         &self,
-        ticket: Ticket,
+        queued: QueuedPermit,
         id: RequestId,
         answer: &mut oneshot::Sender<Status>,
-    ) -> Option<Result<Pass, Refusal>> {
+    ) -> Option<Result<Permit, Refusal>> {
         self.world.witness.held(id);
         self.world.trace.seen("a request was held");
         let turn = tokio::select! {
             biased;
-            turn = ticket => turn,
+            turn = queued => turn,
             () = answer.closed() => {
                 self.world.trace.seen("a client hung up while held");
                 return None;

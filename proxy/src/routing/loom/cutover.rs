@@ -8,11 +8,11 @@ fn everyone_gets_through_to_one_owner_at_a_time() {
     explore("cutover::everyone_gets_through_to_one_owner_at_a_time", Some(2), || {
         let mut world = World::open(2);
         let workers =
-            [0, 1].map(|index| world.worker(index, move |client| client.pass(index as u32).served(index as u32)));
+            [0, 1].map(|index| world.worker(index, move |client| client.permit(index as u32).served(index as u32)));
         world.stop();
         world.move_to(2);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
     });
 }
 
@@ -21,11 +21,11 @@ fn everyone_gets_through_to_one_owner_at_a_time() {
 fn one_after_the_other_gets_through() {
     explore("cutover::one_after_the_other_gets_through", Some(4), || {
         let mut world = World::open(1);
-        let worker = world.worker(0, |client| (1..=2).for_each(|number| client.pass(number).served(number)));
+        let worker = world.worker(0, |client| (1..=2).for_each(|number| client.permit(number).served(number)));
         world.stop();
         world.move_to(2);
         worker.join().unwrap();
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
         assert_eq!(world.acted(), [1, 2]);
     });
 }
@@ -35,12 +35,12 @@ fn one_after_the_other_gets_through() {
 fn a_cancelled_cutover_opens_again() {
     explore("cutover::a_cancelled_cutover_opens_again", Some(3), || {
         let mut world = World::open(1);
-        let worker = world.worker(0, |client| (1..=2).for_each(|number| client.pass(number).served(number)));
+        let worker = world.worker(0, |client| (1..=2).for_each(|number| client.permit(number).served(number)));
         world.stop();
         world.switch(1);
-        world.until(Position::Open);
+        world.until(GateState::Open);
         worker.join().unwrap();
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
     });
 }
 
@@ -52,19 +52,19 @@ fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
         let mut world = World::held(2, Duration::ZERO);
         let workers = [0, 1].map(|index| {
             world.worker(index, move |client| {
-                let pass = match client.enter(index as u32).unwrap() {
-                    Admission::Pass(pass) => Some(pass),
-                    Admission::Held(ticket) => block_on(ticket).ok(),
+                let permit = match client.enter(index as u32).unwrap() {
+                    Admission::Admitted(permit) => Some(permit),
+                    Admission::Queued(queued) => block_on(queued).ok(),
                 };
-                if let Some(pass) = pass {
-                    client.saw(pass).served(index as u32);
+                if let Some(permit) = permit {
+                    client.saw(permit).served(index as u32);
                 }
             })
         });
         world.switch(1);
-        world.until(Position::Open);
+        world.until(GateState::Open);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
     });
 }
 
@@ -78,15 +78,15 @@ fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
             let second = client.enter(2).unwrap();
             drop(first);
             let second = match second {
-                Admission::Pass(pass) => pass,
-                Admission::Held(ticket) => block_on(ticket).unwrap(),
+                Admission::Admitted(permit) => permit,
+                Admission::Queued(queued) => block_on(queued).unwrap(),
             };
             client.saw(second).served(2);
         });
         world.switch(1);
-        world.until(Position::Open);
+        world.until(GateState::Open);
         worker.join().unwrap();
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
     });
 }
 
@@ -96,13 +96,13 @@ fn nobody_waits_once_the_router_ends() {
     explore("cutover::nobody_waits_once_the_router_ends", Some(3), || {
         let world = World::open(2);
         let one = world.worker(0, |client| {
-            if let Ok(Admission::Pass(pass)) = client.enter(1) {
-                assert_eq!(block_on(pass.put_back()).unwrap_err(), Refusal::Shutdown);
+            if let Ok(Admission::Admitted(permit)) = client.enter(1) {
+                assert_eq!(block_on(permit.put_back()).unwrap_err(), Refusal::Shutdown);
             }
         });
         let other = world.worker(1, |client| match client.enter(2) {
-            Ok(Admission::Pass(pass)) => drop(pass),
-            Ok(Admission::Held(ticket)) => assert_eq!(block_on(ticket).unwrap_err(), Refusal::Shutdown),
+            Ok(Admission::Admitted(permit)) => drop(permit),
+            Ok(Admission::Queued(queued)) => assert_eq!(block_on(queued).unwrap_err(), Refusal::Shutdown),
             Err(refusal) => assert_eq!(refusal, Refusal::Shutdown),
         });
         world.table.shut_down();

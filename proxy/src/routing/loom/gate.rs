@@ -18,7 +18,7 @@ impl Site {
     fn open() -> Arc<Self> {
         let site = Site::default();
         site.owner.store(1, Relaxed);
-        site.gate.set(Position::Open);
+        site.gate.set(GateState::Open);
         Arc::new(site)
     }
 
@@ -42,7 +42,7 @@ fn whoever_got_in_is_counted_or_the_closer_is_seen() {
                 let _ = site.gate.leave(inside);
             })
         });
-        site.gate.set(Position::Draining);
+        site.gate.set(GateState::Draining);
         if site.count() == 0 {
             site.owner.store(2, Relaxed);
         }
@@ -67,7 +67,7 @@ fn an_opened_gate_shows_where_it_leads() {
             })
         };
         site.owner.store(2, Relaxed);
-        site.gate.set(Position::Open);
+        site.gate.set(GateState::Open);
         worker.join().unwrap();
     });
 }
@@ -83,7 +83,7 @@ fn somebody_notices_that_the_last_one_has_left() {
             let site = site.clone();
             spawn(move || site.gate.leave(&site.inside[index]) && site.count() == 0)
         });
-        site.gate.set(Position::Draining);
+        site.gate.set(GateState::Draining);
         let seen_by_closer = site.count() == 0;
         let seen_by_leaver = workers.map(|worker| worker.join().unwrap()).contains(&true);
         assert!(seen_by_closer || seen_by_leaver, "nobody looks any more, and the gate drains for ever");

@@ -15,7 +15,7 @@ fn a_partition_that_counts_is_there() {
         world.table.set_partitions(1);
         world.switch(1);
         worker.join().unwrap();
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
     });
 }
 
@@ -26,10 +26,10 @@ fn a_lease_that_is_confirmed_again_lets_everyone_go_on() {
         let mut world = World::open(2);
         world.table.trust_until(world.began);
         let workers = [0, 1]
-            .map(|index| world.worker(index, move |client| client.pass(index as u32 + 1).served(index as u32 + 1)));
+            .map(|index| world.worker(index, move |client| client.permit(index as u32 + 1).served(index as u32 + 1)));
         world.table.trust_until(world.began + Duration::from_secs(86_400));
         world.keep_open(2, 2);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
     });
 }

@@ -45,8 +45,8 @@ use segue_coordination::protocol::router::HoldCause;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
-use crate::routing::gate::Position;
-use crate::routing::permit::{Admission, Pass, Worker};
+use crate::routing::gate::GateState;
+use crate::routing::permit::{Admission, Permit, TableHandle};
 use crate::routing::table::{Refusal, StashLimits, Table};
 
 /// The only partition.
@@ -138,12 +138,12 @@ impl World {
         self.table.switch(PARTITION, slot, epoch.into());
     }
 
-    fn position(&self) -> Position {
+    fn position(&self) -> GateState {
         self.table.position(PARTITION).position
     }
 
     /// Waits until the gate is there, looking again only when told to.
-    fn until(&mut self, position: Position) {
+    fn until(&mut self, position: GateState) {
         while self.position() != position {
             block_on(self.notices.recv());
         }
@@ -151,17 +151,17 @@ impl World {
 
     /// The rest of a handoff that has been stopped: drain, switch, flush.
     fn move_to(&mut self, epoch: u64) {
-        self.until(Position::Held);
+        self.until(GateState::Held);
         self.assert_empty();
         self.switch(epoch);
-        self.until(Position::Open);
+        self.until(GateState::Open);
     }
 
     /// Leads the partition to the pod of this epoch whenever it is held, until so many workers have ended and it is open.
     fn keep_open(&mut self, epoch: u64, workers: usize) {
         let mut ended = 0;
-        while ended < workers || self.position() != Position::Open {
-            if self.position() == Position::Held {
+        while ended < workers || self.position() != GateState::Open {
+            if self.position() == GateState::Held {
                 self.assert_empty();
                 self.switch(epoch);
                 continue;
@@ -182,13 +182,13 @@ impl World {
     }
 
     /// Nothing is left behind, and the gate is where it should be.
-    fn assert_at_rest(&self, position: Position) {
+    fn assert_at_rest(&self, position: GateState) {
         self.assert_empty();
         assert_eq!(self.table.in_flight(PARTITION), 0);
         assert_eq!(self.table.stashed(PARTITION), (0, 0));
         assert_eq!(self.position(), position);
         self.table.take_times(PARTITION);
-        assert!(self.table.is_forgotten(PARTITION) || position != Position::Open, "an open gate keeps its past");
+        assert!(self.table.is_forgotten(PARTITION) || position != GateState::Open, "an open gate keeps its past");
     }
 
     fn acted(&self) -> Vec<u32> {
@@ -198,14 +198,14 @@ impl World {
 
 /// A worker with its requests.
 struct Client {
-    worker: Worker,
+    worker: TableHandle,
     witness: Arc<Witness>,
     began: Instant,
 }
 
 /// A request that has passed, as the witness knows it.
 struct Passed {
-    pass: Pass,
+    permit: Permit,
     epoch: u64,
     witness: Arc<Witness>,
 }
@@ -217,22 +217,22 @@ impl Client {
     }
 
     /// Takes the request through the gate, waiting if it has to.
-    fn pass(&self, number: u32) -> Passed {
-        let pass = match self.enter(number).unwrap() {
-            Admission::Pass(pass) => pass,
-            Admission::Held(ticket) => block_on(ticket).unwrap(),
+    fn permit(&self, number: u32) -> Passed {
+        let permit = match self.enter(number).unwrap() {
+            Admission::Admitted(permit) => permit,
+            Admission::Queued(queued) => block_on(queued).unwrap(),
         };
-        self.saw(pass)
+        self.saw(permit)
     }
 
     /// Checks where the pass leads against all others that are held.
-    fn saw(&self, pass: Pass) -> Passed {
-        let epoch = pass.epoch().get();
-        assert_eq!(pass.pod().name, epoch.to_string(), "the pod of one epoch, the number of another");
+    fn saw(&self, permit: Permit) -> Passed {
+        let epoch = permit.epoch().get();
+        assert_eq!(permit.pod().name, epoch.to_string(), "the pod of one epoch, the number of another");
         self.witness.inside[epoch as usize].fetch_add(1, SeqCst);
         let others = self.witness.inside.iter().enumerate().filter(|(of, _)| *of as u64 != epoch);
         assert_eq!(others.map(|(_, count)| count.load(SeqCst)).sum::<u32>(), 0, "requests of two owners in flight");
-        Passed { pass, epoch, witness: self.witness.clone() }
+        Passed { permit, epoch, witness: self.witness.clone() }
     }
 }
 
@@ -240,13 +240,13 @@ impl Passed {
     /// The pod acts on the request and answers.
     fn served(mut self, number: u32) {
         self.witness.acted.lock().unwrap().push(number);
-        self.pass.delivered();
+        self.permit.delivered();
         drop(self.left());
     }
 
     /// It counts no longer; what follows is its pass's end.
-    fn left(self) -> Pass {
+    fn left(self) -> Permit {
         self.witness.inside[self.epoch as usize].fetch_sub(1, SeqCst);
-        self.pass
+        self.permit
     }
 }

@@ -9,18 +9,18 @@ fn refused_requests_keep_their_order() {
     explore("returning::refused_requests_keep_their_order", Some(1), || {
         let mut world = World::open(2);
         let one = world.worker(0, |client| {
-            let (first, second) = (client.pass(1), client.pass(2));
+            let (first, second) = (client.permit(1), client.permit(2));
             let second = second.left().put_back();
             let first = first.left().put_back();
             // Each has a task of its own; here one thread polls both.
             let (mut first, mut second) = (Some(first), Some(second));
             block_on(std::future::poll_fn(|context| {
                 for (number, held) in [(1, &mut first), (2, &mut second)] {
-                    if let Some(ticket) = held
-                        && let Poll::Ready(pass) = std::pin::Pin::new(ticket).poll(context)
+                    if let Some(queued) = held
+                        && let Poll::Ready(permit) = std::pin::Pin::new(queued).poll(context)
                     {
                         *held = None;
-                        client.saw(pass.unwrap()).served(number);
+                        client.saw(permit.unwrap()).served(number);
                     }
                 }
                 if first.is_none() && second.is_none() { Poll::Ready(()) } else { Poll::Pending }
@@ -29,14 +29,14 @@ fn refused_requests_keep_their_order() {
         let had_to_wait = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let waits = had_to_wait.clone();
         let other = world.worker(1, move |client| {
-            let pass = match client.enter(3).unwrap() {
-                Admission::Pass(pass) => pass,
-                Admission::Held(ticket) => {
+            let permit = match client.enter(3).unwrap() {
+                Admission::Admitted(permit) => permit,
+                Admission::Queued(queued) => {
                     waits.store(true, SeqCst);
-                    block_on(ticket).unwrap()
+                    block_on(queued).unwrap()
                 }
             };
-            client.saw(pass).served(3);
+            client.saw(permit).served(3);
         });
         world.keep_open(2, 2);
         one.join().unwrap();
@@ -68,7 +68,7 @@ fn coming_back(requests: usize) {
     let workers: Vec<_> = (0..requests)
         .map(|index| {
             world.worker(index, move |client| {
-                let mut passed = client.pass(index as u32);
+                let mut passed = client.permit(index as u32);
                 if index == 0 {
                     let refused = passed.left().put_back();
                     passed = client.saw(block_on(refused).unwrap());
@@ -81,7 +81,7 @@ fn coming_back(requests: usize) {
     world.stop();
     world.keep_open(2, requests);
     workers.into_iter().for_each(|worker| worker.join().unwrap());
-    world.assert_at_rest(Position::Open);
+    world.assert_at_rest(GateState::Open);
     let mut acted = world.acted();
     acted.sort_unstable();
     assert!(acted.into_iter().eq(0..requests as u32));
@@ -92,11 +92,11 @@ fn coming_back(requests: usize) {
 fn coming_back_and_leaving_at_once() {
     explore("returning::coming_back_and_leaving_at_once", Some(2), || {
         let mut world = World::held(2, Duration::from_secs(3600));
-        let one = world.worker(0, |client| drop(client.pass(1).left().put_back()));
-        let other = world.worker(1, |client| client.pass(2).served(2));
+        let one = world.worker(0, |client| drop(client.permit(1).left().put_back()));
+        let other = world.worker(1, |client| client.permit(2).served(2));
         world.keep_open(1, 2);
         one.join().unwrap();
         other.join().unwrap();
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
     });
 }

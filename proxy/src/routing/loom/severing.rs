@@ -5,12 +5,12 @@ use super::*;
 impl Client {
     /// An exchange with the pod of epoch 1 that ends only when it is severed, or one with that of epoch 2, which is not.
     fn lasts(&self, number: u32) {
-        let passed = self.pass(number);
+        let passed = self.permit(number);
         if passed.epoch == 1 {
-            block_on(passed.pass.sever_token().cancelled());
+            block_on(passed.permit.sever_token().cancelled());
             drop(passed.left());
         } else {
-            assert!(!passed.pass.sever_token().is_cancelled(), "severed before it was there");
+            assert!(!passed.permit.sever_token().is_cancelled(), "severed before it was there");
             passed.served(number);
         }
     }
@@ -26,7 +26,7 @@ fn severing_reaches_who_is_inside_and_nobody_else() {
         world.table.sever(PARTITION);
         world.move_to(2);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
     });
 }
 
@@ -41,6 +41,6 @@ fn severing_reaches_who_was_just_let_in() {
         world.table.sever(PARTITION);
         world.move_to(2);
         worker.join().unwrap();
-        world.assert_at_rest(Position::Open);
+        world.assert_at_rest(GateState::Open);
     });
 }

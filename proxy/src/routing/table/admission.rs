@@ -1,4 +1,4 @@
-//! What the request path needs of a partition, one operation each; [`Worker`](crate::routing::permit::Worker) gives it a face.
+//! What the request path needs of a partition, one operation each; [`TableHandle`](crate::routing::permit::TableHandle) gives it a face.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,27 +10,27 @@ use segue_coordination::protocol::router::HoldCause;
 use tokio_util::sync::CancellationToken;
 
 use super::hold::{Closed, Waiter};
-use super::{Refusal, Refusals, Returned, Table, Way, whole_nanos};
-use crate::routing::gate::{Position, Severs};
-use crate::routing::stash::Place;
+use super::{Refusal, Refusals, Returned, Route, Table, whole_nanos};
+use crate::routing::gate::{AbortGeneration, GateState};
+use crate::routing::stash::QueuePosition;
 use crate::routing::sync::oneshot;
 
 /// What becomes of a request that did not pass at once.
 #[derive(Debug)]
 pub(crate) enum Turn {
     /// It is inside now: the gate has opened meanwhile.
-    Now(Way),
+    Now(Route),
     /// It is inside now, and its line waits for its outcome: the gate is not open yet, but nobody is before it.
-    First(Way),
+    First(Route),
     /// It waits for this.
-    Later(oneshot::Receiver<Way>),
+    Later(oneshot::Receiver<Route>),
 }
 
 /// A request that is inside and that no pod has acted on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ComesBack {
     pub(crate) worker: usize,
-    pub(crate) place: Place,
+    pub(crate) place: QueuePosition,
     /// Its line waits for its outcome.
     pub(crate) is_tried: bool,
     pub(crate) bytes: usize,
@@ -40,7 +40,7 @@ pub(crate) struct ComesBack {
 impl Table {
     /// Tries to pass the open gate. On success the caller is inside, and where the gate leads is returned.
     #[inline]
-    pub(crate) fn try_pass(&self, worker: usize, partition: PartitionId, now: u64) -> Option<Way> {
+    pub(crate) fn try_pass(&self, worker: usize, partition: PartitionId, now: u64) -> Option<Route> {
         let cell = self.cell(partition);
         let inside = self.inside(worker, partition);
         if let Some(severs) = cell.gate.enter(inside) {
@@ -87,24 +87,24 @@ impl Table {
         &self,
         worker: usize,
         partition: PartitionId,
-        place: Place,
+        place: QueuePosition,
         bytes: usize,
         now: u64,
     ) -> Result<Turn, Refusal> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
-        if cell.gate.position() == Position::Open && self.may_pass(cell.slot.load(Relaxed), now) {
+        if cell.gate.position() == GateState::Open && self.may_pass(cell.slot.load(Relaxed), now) {
             cell.gate.admit(self.inside(worker, partition));
             return Ok(Turn::Now(cell.way(cell.gate.severs())));
         }
         if self.shutting_down.load(Relaxed) {
             return Err(Refusal::Shutdown);
         }
-        if cell.gate.position() == Position::Open {
+        if cell.gate.position() == GateState::Open {
             self.close(partition, cell, &mut guard, HoldCause::Fenced);
         }
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
-        if cell.gate.position() == Position::Flushing
+        if cell.gate.position() == GateState::Flushing
             && self.may_pass(cell.slot.load(Relaxed), now)
             && closed.stash.start_at_once(place)
         {
@@ -130,7 +130,7 @@ impl Table {
     }
 
     /// A request that waits has come to take up so much more. One that was let in meanwhile no longer counts.
-    pub(crate) fn grow(&self, partition: PartitionId, place: Place, bytes: usize) -> Result<(), Refusal> {
+    pub(crate) fn grow(&self, partition: PartitionId, place: QueuePosition, bytes: usize) -> Result<(), Refusal> {
         let mut guard = Self::lock(self.cell(partition));
         let Some(closed) = guard.as_mut() else { return Ok(()) };
         let before = closed.stash.bytes();
@@ -150,15 +150,15 @@ impl Table {
         &self,
         partition: PartitionId,
         request: ComesBack,
-        way: Way,
+        way: Route,
         returned: Option<Returned>,
-    ) -> (oneshot::Receiver<Way>, Option<Refusals>) {
+    ) -> (oneshot::Receiver<Route>, Option<Refusals>) {
         let ComesBack { worker, place, is_tried, bytes, mut refusals } = request;
         let cause = returned.map_or(Some(HoldCause::Fenced), |_| None);
         let cell = self.cell(partition);
         let (granted, grant) = oneshot::channel();
         let mut guard = Self::lock(cell);
-        let was_passing = matches!(cell.gate.position(), Position::Open | Position::Flushing);
+        let was_passing = matches!(cell.gate.position(), GateState::Open | GateState::Flushing);
         self.close(partition, cell, &mut guard, cause.unwrap_or(HoldCause::NoOwner));
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
         if let Some(returned) = returned {
@@ -185,7 +185,7 @@ impl Table {
     }
 
     /// The outcome of a request that had waited is definite. `taken`: its pod has acted on it.
-    pub(crate) fn done(&self, partition: PartitionId, place: Place, taken: bool) {
+    pub(crate) fn done(&self, partition: PartitionId, place: QueuePosition, taken: bool) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut() {
@@ -200,7 +200,7 @@ impl Table {
 
     /// A request that had waited waits again, for its client or its pod: its place in the flush goes to another.
     #[cold]
-    pub(crate) fn give_way(&self, partition: PartitionId, place: Place) {
+    pub(crate) fn give_way(&self, partition: PartitionId, place: QueuePosition) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut()
@@ -212,7 +212,7 @@ impl Table {
     }
 
     /// Takes a request out that waits no longer; why it was held. `None`: it has been let in.
-    pub(crate) fn give_up(&self, partition: PartitionId, place: Place) -> Option<HoldCause> {
+    pub(crate) fn give_up(&self, partition: PartitionId, place: QueuePosition) -> Option<HoldCause> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         let closed = guard.as_mut()?;
@@ -237,7 +237,12 @@ impl Table {
     }
 
     /// Cancelled when the partition's exchanges are severed, or since `began` were.
-    pub(crate) fn sever_token(&self, worker: usize, partition: PartitionId, began: Severs) -> CancellationToken {
+    pub(crate) fn sever_token(
+        &self,
+        worker: usize,
+        partition: PartitionId,
+        began: AbortGeneration,
+    ) -> CancellationToken {
         let mut tokens = self.severing[worker].lock().unwrap_or_else(PoisonError::into_inner);
         // Whoever severed counted it before it took the tokens, under this lock.
         if self.cell(partition).gate.severs() != began {

@@ -8,7 +8,7 @@ use segue_coordination::protocol::router::HoldCause;
 use segue_coordination::router::CutoverTimes;
 use tokio::time::Instant;
 
-use super::Way;
+use super::Route;
 use super::refusals::{Refusals, TRIES};
 use crate::routing::stash::Stash;
 use crate::routing::sync::oneshot;
@@ -44,7 +44,7 @@ pub(super) struct Waiter {
     /// What has become of it so far.
     pub(super) refusals: Option<Refusals>,
     /// Where it may go, once it may.
-    pub(super) granted: oneshot::Sender<Way>,
+    pub(super) granted: oneshot::Sender<Route>,
 }
 
 impl Closed {

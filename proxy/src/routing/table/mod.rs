@@ -35,7 +35,7 @@ pub use self::pods::Pod;
 use self::pods::Pods;
 use self::preconnect::Expected;
 pub(crate) use self::refusals::{Refusals, Returned};
-use crate::routing::gate::{Gate, Inside, Position, Severs};
+use crate::routing::gate::{AbortGeneration, Gate, GateState, Inside};
 use crate::routing::segmented_vec::Segments;
 use crate::routing::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard};
 
@@ -80,18 +80,18 @@ struct Cell {
 
 /// Where a gate led when a request passed it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Way {
+pub(crate) struct Route {
     pub(crate) slot: u32,
     pub(crate) epoch: Epoch,
     /// How often the partition had been severed by then.
-    pub(crate) severs: Severs,
+    pub(crate) severs: AbortGeneration,
     /// If the pod refuses the request again, that is for what it is.
     pub(crate) last_try: bool,
 }
 
 /// How a partition is, as the control side sees it.
 pub(crate) struct Seen {
-    pub(crate) position: Position,
+    pub(crate) position: GateState,
     /// Where it leads; meaningless while it is held.
     pub(crate) slot: u32,
     pub(crate) epoch: Epoch,
@@ -104,8 +104,8 @@ pub(crate) struct Seen {
 impl Cell {
     /// For those who are inside, and under the lock, so that it does not change meanwhile.
     #[inline]
-    fn way(&self, severs: Severs) -> Way {
-        Way { slot: self.slot.load(Relaxed), epoch: Epoch::new(self.epoch.load(Relaxed)), severs, last_try: false }
+    fn way(&self, severs: AbortGeneration) -> Route {
+        Route { slot: self.slot.load(Relaxed), epoch: Epoch::new(self.epoch.load(Relaxed)), severs, last_try: false }
     }
 }
 
@@ -239,7 +239,7 @@ impl Table {
     pub fn outliers(&self) -> Vec<Arc<Pod>> {
         let led_to = |partition| {
             let seen = self.position(partition);
-            (seen.position == Position::Open || seen.epoch > Epoch::default()).then_some(seen.slot)
+            (seen.position == GateState::Open || seen.epoch > Epoch::default()).then_some(seen.slot)
         };
         let slots: BTreeSet<u32> = PartitionId::all(self.partitions()).filter_map(led_to).collect();
         slots.into_iter().map(|slot| self.pod(slot)).filter(|pod| pod.health.is_outlier()).cloned().collect()
@@ -298,7 +298,7 @@ impl Table {
         };
         let closed = closed.get_or_insert_with(|| Box::new(Closed::new(cause)));
         closed.cause = cause;
-        closed.closed(was == Position::Open);
+        closed.closed(was == GateState::Open);
         cell.gate.set(stopped);
         self.settle(partition, cell, closed);
     }
@@ -339,7 +339,7 @@ impl Table {
 
     /// Starts whoever may start, and opens the gate when nobody waits.
     fn flush(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
-        if cell.gate.position() != Position::Flushing {
+        if cell.gate.position() != GateState::Flushing {
             return;
         }
         let before = closed.stash.bytes();
@@ -378,7 +378,7 @@ impl Table {
     /// Frees what is kept for a closed gate once it is open and nobody is interested any more.
     fn forget(cell: &Cell, closed: &mut Option<Box<Closed>>) {
         let over = |closed: &Closed| closed.times.is_none() && closed.stash.is_idle();
-        if cell.gate.position() == Position::Open && closed.as_deref().is_some_and(over) {
+        if cell.gate.position() == GateState::Open && closed.as_deref().is_some_and(over) {
             *closed = None;
         }
     }

@@ -6,7 +6,7 @@
 
 use segue_coordination::protocol::ids::Epoch;
 
-use super::Way;
+use super::Route;
 
 /// How often a request is tried with one owner before another key's request is tried in its place.
 pub(super) const TRIES: u32 = 3;
@@ -37,7 +37,7 @@ pub(crate) struct Refusals {
 
 impl Refusals {
     /// What is known after one more return of a request that was let in by `way`.
-    pub(super) fn after(before: Option<Self>, way: Way, returned: Returned, taken: u32) -> Option<Self> {
+    pub(super) fn after(before: Option<Self>, way: Route, returned: Returned, taken: u32) -> Option<Self> {
         let before = before.filter(|before| before.are_of(way.slot, way.epoch));
         let tried = returned != Returned::Spared;
         if before.is_none() && !tried {
@@ -70,8 +70,8 @@ mod tests {
     use super::*;
     use crate::routing::gate::Gate;
 
-    fn to(epoch: u64) -> Way {
-        Way { slot: 1, epoch: epoch.into(), severs: Gate::default().severs(), last_try: false }
+    fn to(epoch: u64) -> Route {
+        Route { slot: 1, epoch: epoch.into(), severs: Gate::default().severs(), last_try: false }
     }
 
     fn after(returns: &[(Returned, u32)]) -> Option<Refusals> {

@@ -29,7 +29,7 @@ pub(crate) enum AnswerFraming {
 
 /// The head of an answer.
 #[derive(Debug)]
-pub(crate) struct AnswerHead {
+pub(crate) struct ResponseHead {
     pub(crate) status: StatusCode,
     /// What goes on to the client; of what was about the connection only `Upgrade`, if it switches protocols.
     pub(crate) headers: HeaderMap,
@@ -58,7 +58,7 @@ pub(crate) enum HeadError {
 
 /// Takes the head of an answer off the front of `buffer`. `Ok(None)`: it has not all arrived. Informational answers come
 /// back like any other. `to_head`: the request was a HEAD.
-pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Option<AnswerHead>, HeadError> {
+pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Option<ResponseHead>, HeadError> {
     let mut slots = [const { std::mem::MaybeUninit::uninit() }; MAX_HEADERS];
     let mut places = [(0u32, 0u32, 0u32, 0u32); MAX_HEADERS];
     let mut answer = httparse::Response::new(&mut []);
@@ -103,7 +103,7 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Optio
     let (framing, trusted) = said.framing(&mut headers, status, to_head);
     let keep_alive = trusted && framing != AnswerFraming::UntilClose && said.keeps_alive(version);
     let is_bodiless = to_head || status == StatusCode::NOT_MODIFIED || status == StatusCode::NO_CONTENT;
-    Ok(Some(AnswerHead { status, headers, framing, keep_alive, keep_for: said.keep_for, is_bodiless, reason }))
+    Ok(Some(ResponseHead { status, headers, framing, keep_alive, keep_for: said.keep_for, is_bodiless, reason }))
 }
 
 /// What the lines of an answer say about its connection and its length.
@@ -233,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    fn answer(text: &str, method: Method) -> Result<Option<AnswerHead>, HeadError> {
+    fn answer(text: &str, method: Method) -> Result<Option<ResponseHead>, HeadError> {
         parse_answer(&mut BytesMut::from(text), method == Method::HEAD)
     }
 

@@ -28,7 +28,7 @@ use http::{Method, StatusCode};
 use tokio::time::{Instant, Sleep};
 
 use answer_head::parse_answer;
-pub(crate) use answer_head::{AnswerHead, MAX_HEAD_BYTES};
+pub(crate) use answer_head::{MAX_HEAD_BYTES, ResponseHead};
 pub(crate) use reader::Reader;
 use request_head::{Framing, encode_request};
 use rest::RestOfRequest;
@@ -37,8 +37,8 @@ use upload::{Upload, UploadError};
 use super::pool::{Idle, Pool};
 use super::rest::Remaining;
 use super::{Broken, SendError};
-use crate::message::header_scan::Noted;
-use crate::message::headers::Stamps;
+use crate::message::header_scan::HeaderScan;
+use crate::message::headers::RoutingHeaders;
 use crate::message::request_body::Attempt;
 use crate::tls::{self, Stream};
 
@@ -94,9 +94,9 @@ impl Idle for Connection {
 /// What a pod answered.
 pub(crate) enum Answer {
     /// A head, a body to be read, and the rest of the request if it is still being sent.
-    Response(AnswerHead, Reader, Option<Box<dyn Remaining>>),
+    Response(ResponseHead, Reader, Option<Box<dyn Remaining>>),
     /// It has switched protocols: the bare connection, and what had been read of it.
-    Switched(AnswerHead, Stream, BytesMut),
+    Switched(ResponseHead, Stream, BytesMut),
 }
 
 /// A request being sent, until the head of its answer is there.
@@ -123,7 +123,7 @@ struct Live {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    Sending,
+    AwaitResponse,
     Sent,
     /// The pod takes no more of the request. It may have answered it all the same.
     Refused,
@@ -135,8 +135,8 @@ impl Exchange {
         connection: Connection,
         pool: Rc<Pool<Connection>>,
         head: &Parts,
-        noted: Noted,
-        stamps: &Stamps<'_>,
+        scan: HeaderScan,
+        routing: &RoutingHeaders<'_>,
         attempt: Attempt,
         upgrade: bool,
     ) -> Self {
@@ -147,7 +147,7 @@ impl Exchange {
         };
         let mut write = connection.write;
         write.clear();
-        encode_request(&mut write, head, noted, stamps, framing, upgrade);
+        encode_request(&mut write, head, scan, routing, framing, upgrade);
         let mut upload = Upload::new(write, attempt, framing);
         let expects = framing != Framing::None
             && head
@@ -161,7 +161,7 @@ impl Exchange {
                 stream: connection.stream,
                 read: connection.read,
                 upload,
-                progress: Progress::Sending,
+                progress: Progress::AwaitResponse,
                 is_first: connection.is_first,
             }),
             to_head: head.method == Method::HEAD,
@@ -176,7 +176,7 @@ impl Exchange {
     pub(crate) fn poll_answer(
         &mut self,
         context: &mut Context<'_>,
-        interim: &mut dyn FnMut(&AnswerHead),
+        interim: &mut dyn FnMut(&ResponseHead),
     ) -> Poll<Result<Answer, SendError>> {
         let Some(live) = &mut self.live else {
             return Poll::Ready(Err(SendError::Failed(Broken::Closed)));
@@ -235,7 +235,7 @@ impl Exchange {
 impl Live {
     /// Sends what can be sent now.
     fn send(&mut self, context: &mut Context<'_>) -> Result<(), SendError> {
-        if self.progress != Progress::Sending {
+        if self.progress != Progress::AwaitResponse {
             return Ok(());
         }
         match self.upload.poll(context, &mut self.stream) {
@@ -256,7 +256,7 @@ impl Live {
         if self.stream.is_secure() { self.stream.handed_over() > self.begun_at } else { self.upload.written > 0 }
     }
 
-    fn poll_head(&mut self, context: &mut Context<'_>, to_head: bool) -> Poll<Result<AnswerHead, SendError>> {
+    fn poll_head(&mut self, context: &mut Context<'_>, to_head: bool) -> Poll<Result<ResponseHead, SendError>> {
         loop {
             if !self.read.is_empty() {
                 match parse_answer(&mut self.read, to_head) {
@@ -281,16 +281,16 @@ impl Live {
     }
 
     /// The pod may answer before it has the whole request. The rest goes on then: the pod may want it all the same.
-    fn into_reader(self, head: &AnswerHead, pool: Rc<Pool<Connection>>) -> (Reader, Option<Box<dyn Remaining>>) {
+    fn into_reader(self, head: &ResponseHead, pool: Rc<Pool<Connection>>) -> (Reader, Option<Box<dyn Remaining>>) {
         match self.progress {
             Progress::Sent => (Reader::new(self.stream, self.read, self.upload.out, head, Some(pool)), None),
             // A client that was never told to go on has sent nothing, and the pod has its answer ready.
-            Progress::Sending if !self.upload.withheld => {
+            Progress::AwaitResponse if !self.upload.withheld => {
                 let (read, write) = self.stream.into_split();
                 let rest = RestOfRequest::new(self.upload, write);
                 (Reader::half(read, self.read, head), Some(Box::new(rest)))
             }
-            Progress::Sending | Progress::Refused => {
+            Progress::AwaitResponse | Progress::Refused => {
                 (Reader::new(self.stream, self.read, self.upload.out, head, None), None)
             }
         }
@@ -300,7 +300,7 @@ impl Live {
 impl Drop for Exchange {
     fn drop(&mut self) {
         if let Some(live) = &self.live
-            && live.progress == Progress::Sending
+            && live.progress == Progress::AwaitResponse
         {
             live.stream.throw_away();
         }

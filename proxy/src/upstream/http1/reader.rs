@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::Frame;
 use tokio::io::AsyncRead;
 
-use super::answer_head::AnswerHead;
+use super::answer_head::ResponseHead;
 use super::decoder::{Decoded, Decoder};
 use super::{Connection, MAX_IDLE_AGE, READ_BYTES};
 use crate::tls::{ReadHalf, Stream};
@@ -51,7 +51,7 @@ impl Reader {
         stream: Stream,
         read: BytesMut,
         write: BytesMut,
-        head: &AnswerHead,
+        head: &ResponseHead,
         pool: Option<Rc<Pool<Connection>>>,
     ) -> Self {
         let mut reader = Reader {
@@ -66,7 +66,7 @@ impl Reader {
         reader
     }
 
-    pub(super) fn half(stream: ReadHalf, read: BytesMut, head: &AnswerHead) -> Self {
+    pub(super) fn half(stream: ReadHalf, read: BytesMut, head: &ResponseHead) -> Self {
         Reader {
             side: Side::Half(stream),
             read,

@@ -9,9 +9,9 @@ use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderName, UPGRADE, VIA};
 use http::request::Parts;
 
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
-use crate::message::header_scan::Noted;
+use crate::message::header_scan::HeaderScan;
 use crate::message::headers::{
-    Declared, Stamps, X_FORWARDED_FOR, X_FORWARDED_PROTO, continued, passes_to_pod, takes_trailers, via,
+    Declared, RoutingHeaders, X_FORWARDED_FOR, X_FORWARDED_PROTO, continued, passes_to_pod, takes_trailers, via,
 };
 
 /// How the body of a request is delimited.
@@ -26,8 +26,8 @@ pub(crate) enum Framing {
 pub(crate) fn encode_request(
     out: &mut BytesMut,
     head: &Parts,
-    noted: Noted,
-    stamps: &Stamps<'_>,
+    scan: HeaderScan,
+    routing: &RoutingHeaders<'_>,
     framing: Framing,
     upgrade: bool,
 ) {
@@ -51,18 +51,18 @@ pub(crate) fn encode_request(
         None => head.headers.iter().find(|(name, _)| **name == HOST).map_or(&b""[..], |(_, value)| value.as_bytes()),
     };
     line(out, b"host", &[host]);
-    let declared = Declared::of(&head.headers, noted);
+    let declared = Declared::of(&head.headers, scan);
     let mut proto = false;
     let mut length = false;
     let mut cookies = false;
     for (name, value) in &head.headers {
         if *name == CONTENT_LENGTH {
             length = true;
-        } else if *name == GRPC_TIMEOUT && stamps.grpc_timeout.is_some() {
+        } else if *name == GRPC_TIMEOUT && routing.grpc_timeout.is_some() {
             // Said below.
-        } else if !passes_to_pod(name, noted, &declared, stamps.reserved) {
+        } else if !passes_to_pod(name, scan, &declared, routing.reserved) {
             // Not the client's to say.
-        } else if noted.cookies && *name == COOKIE {
+        } else if scan.cookies && *name == COOKIE {
             cookies = true;
         } else {
             proto |= *name == X_FORWARDED_PROTO;
@@ -73,19 +73,19 @@ pub(crate) fn encode_request(
         one_line_of_cookies(out, head);
     }
     let mut digits = itoa::Buffer::new();
-    line(out, b"segue-partition", &[digits.format(stamps.partition.get()).as_bytes()]);
-    line(out, b"segue-epoch", &[digits.format(stamps.epoch.get()).as_bytes()]);
-    out.extend_from_slice(&stamps.identity.lines);
-    if let Some(left) = stamps.grpc_timeout {
+    line(out, b"segue-partition", &[digits.format(routing.partition.get()).as_bytes()]);
+    line(out, b"segue-epoch", &[digits.format(routing.epoch.get()).as_bytes()]);
+    out.extend_from_slice(&routing.identity.lines);
+    if let Some(left) = routing.grpc_timeout {
         line(out, b"grpc-timeout", &[left.as_bytes()]);
     }
-    let forwarded = noted.x_forwarded_for && stamps.reserved.trusts_forwarded();
-    list(out, head, forwarded, &X_FORWARDED_FOR, stamps.peer.as_bytes());
+    let forwarded = scan.x_forwarded_for && routing.reserved.trusts_forwarded();
+    list(out, head, forwarded, &X_FORWARDED_FOR, routing.peer.as_bytes());
     if !proto {
-        line(out, b"x-forwarded-proto", &[stamps.scheme.as_bytes()]);
+        line(out, b"x-forwarded-proto", &[routing.scheme.as_bytes()]);
     }
-    list(out, head, noted.via, &VIA, via(head.version).as_bytes());
-    if noted.te && takes_trailers(&head.headers) {
+    list(out, head, scan.via, &VIA, via(head.version).as_bytes());
+    if scan.te && takes_trailers(&head.headers) {
         line(out, b"te", &[b"trailers"]);
         if !upgrade {
             line(out, b"connection", &[b"te"]);
@@ -163,7 +163,7 @@ mod tests {
         let (head, ()) = request.body(()).unwrap().into_parts();
         let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
         let peer = HeaderValue::from_static("10.0.0.9");
-        let stamps = Stamps {
+        let routing = RoutingHeaders {
             reserved,
             partition: P7,
             epoch: E3,
@@ -173,7 +173,7 @@ mod tests {
             scheme: "http",
         };
         let mut out = BytesMut::new();
-        encode_request(&mut out, &head, Noted::of(&head.headers), &stamps, framing, upgrade);
+        encode_request(&mut out, &head, HeaderScan::of(&head.headers), &routing, framing, upgrade);
         String::from_utf8(out.to_vec()).unwrap()
     }
 

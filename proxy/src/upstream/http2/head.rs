@@ -8,12 +8,12 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Uri, Version};
 
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
-use crate::message::header_scan::Noted;
+use crate::message::header_scan::HeaderScan;
 use crate::message::headers::{
-    Declared, SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, Stamps, X_FORWARDED_FOR, X_FORWARDED_PROTO,
-    continued, passes_to_pod, takes_trailers, via,
+    Declared, RoutingHeaders, SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, X_FORWARDED_FOR,
+    X_FORWARDED_PROTO, continued, passes_to_pod, takes_trailers, via,
 };
-use crate::message::local_reply::Own;
+use crate::message::local_reply::LocalReply;
 
 /// Bytes that HTTP/2 counts for each line beside its text (RFC 9113, 6.5.2).
 const EACH: usize = 32;
@@ -21,17 +21,17 @@ const EACH: usize = 32;
 /// The head for the pod; `length`: of the body, where it is known. Refused if it is larger than `most` as HTTP/2 counts.
 pub(super) fn request(
     head: &Parts,
-    noted: Noted,
-    stamps: &Stamps<'_>,
+    scan: HeaderScan,
+    routing: &RoutingHeaders<'_>,
     length: Option<u64>,
     secure: bool,
     most: usize,
-) -> Result<Request<()>, Own> {
+) -> Result<Request<()>, LocalReply> {
     let mut request = Request::new(());
     *request.method_mut() = head.method.clone();
     *request.version_mut() = Version::HTTP_2;
-    *request.uri_mut() = target(head, secure).ok_or(Own::Ambiguous)?;
-    *request.headers_mut() = pod_headers(head, noted, stamps);
+    *request.uri_mut() = target(head, secure).ok_or(LocalReply::Ambiguous)?;
+    *request.headers_mut() = pod_headers(head, scan, routing);
     if let Some(length) = length {
         let says_none = [Method::GET, Method::HEAD, Method::DELETE].contains(&head.method);
         if length != 0 || !says_none {
@@ -44,7 +44,7 @@ pub(super) fn request(
         + uri.path_and_query().map_or(0, |path| path.as_str().len());
     let pseudo = ":method:scheme:authority:path".len() + 4 * EACH + head.method.as_str().len();
     if pseudo + target + list_size(request.headers()) > most {
-        return Err(Own::HeadTooLarge);
+        return Err(LocalReply::HeadTooLarge);
     }
     Ok(request)
 }
@@ -80,27 +80,27 @@ fn target(head: &Parts, secure: bool) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-fn pod_headers(head: &Parts, noted: Noted, stamps: &Stamps<'_>) -> HeaderMap {
+fn pod_headers(head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(head.headers.len() + 8);
-    let declared = Declared::of(&head.headers, noted);
+    let declared = Declared::of(&head.headers, scan);
     for (name, value) in &head.headers {
-        if *name != CONTENT_LENGTH && passes_to_pod(name, noted, &declared, stamps.reserved) {
+        if *name != CONTENT_LENGTH && passes_to_pod(name, scan, &declared, routing.reserved) {
             headers.append(name, value.clone());
         }
     }
-    headers.insert(SEGUE_PARTITION, HeaderValue::from(stamps.partition.get()));
-    headers.insert(SEGUE_EPOCH, HeaderValue::from(stamps.epoch.get()));
-    headers.insert(SEGUE_ROUTER, stamps.identity.router.clone());
-    headers.insert(SEGUE_KEYSPACE, stamps.identity.keyspace.clone());
-    if let Some(left) = stamps.grpc_timeout {
+    headers.insert(SEGUE_PARTITION, HeaderValue::from(routing.partition.get()));
+    headers.insert(SEGUE_EPOCH, HeaderValue::from(routing.epoch.get()));
+    headers.insert(SEGUE_ROUTER, routing.identity.router.clone());
+    headers.insert(SEGUE_KEYSPACE, routing.identity.keyspace.clone());
+    if let Some(left) = routing.grpc_timeout {
         headers.insert(GRPC_TIMEOUT, left.clone());
     }
-    let forwarded = noted.x_forwarded_for && stamps.reserved.trusts_forwarded();
-    let peer = if forwarded { list(head, &X_FORWARDED_FOR, stamps.peer) } else { stamps.peer.clone() };
+    let forwarded = scan.x_forwarded_for && routing.reserved.trusts_forwarded();
+    let peer = if forwarded { list(head, &X_FORWARDED_FOR, routing.peer) } else { routing.peer.clone() };
     headers.insert(X_FORWARDED_FOR, peer);
-    headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(stamps.scheme));
+    headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(routing.scheme));
     headers.insert(VIA, list(head, &VIA, &HeaderValue::from_static(via(head.version))));
-    if noted.te && takes_trailers(&head.headers) {
+    if scan.te && takes_trailers(&head.headers) {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
     headers
@@ -130,12 +130,12 @@ mod tests {
     const E3: Epoch = Epoch::new(3);
     const P7: PartitionId = PartitionId::new(7);
 
-    fn made(builder: http::request::Builder, most: usize) -> Result<Request<()>, Own> {
+    fn made(builder: http::request::Builder, most: usize) -> Result<Request<()>, LocalReply> {
         let (head, ()) = builder.body(()).unwrap().into_parts();
         let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
         let peer = HeaderValue::from_static("10.0.0.9");
         let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
-        let stamps = Stamps {
+        let routing = RoutingHeaders {
             reserved: &Reserved::new(&Locator { source, order_by: None }, true),
             partition: P7,
             epoch: E3,
@@ -144,7 +144,7 @@ mod tests {
             grpc_timeout: None,
             scheme: "http",
         };
-        request(&head, Noted::of(&head.headers), &stamps, Some(0), false, most)
+        request(&head, HeaderScan::of(&head.headers), &routing, Some(0), false, most)
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_host_that_cannot_be_one_is_not_replaced_by_another() {
         let of = |host: &str| made(Request::get("/a").header("host", host), 1 << 14);
-        assert_eq!(of("a b").unwrap_err(), Own::Ambiguous);
+        assert_eq!(of("a b").unwrap_err(), LocalReply::Ambiguous);
         assert_eq!(of("h:1").unwrap().uri().authority().unwrap(), "h:1");
         assert_eq!(of("").unwrap().uri().authority().unwrap(), "localhost");
     }
@@ -170,7 +170,7 @@ mod tests {
         let size = lines + pseudo.iter().map(|(name, value)| name.len() + value.len() + 32).sum::<usize>();
         let with = |most| made(Request::get("http://h/path").header("x-a", "1"), most);
         assert!(with(size).is_ok());
-        assert_eq!(with(size - 1).unwrap_err(), Own::HeadTooLarge);
+        assert_eq!(with(size - 1).unwrap_err(), LocalReply::HeadTooLarge);
     }
 
     #[test]

@@ -25,9 +25,9 @@ use http_body::Body as _;
 
 use super::rest::Remaining;
 use super::{Broken, SendError};
-use crate::message::header_scan::Noted;
-use crate::message::headers::Stamps;
-use crate::message::local_reply::Own;
+use crate::message::header_scan::HeaderScan;
+use crate::message::headers::RoutingHeaders;
+use crate::message::local_reply::LocalReply;
 use crate::message::request_body::Attempt;
 pub(crate) use reader::Reader;
 pub(super) use sessions::{Agreed, Leased, Sessions, UPLOADING, WHOLE};
@@ -57,13 +57,13 @@ impl Exchange {
     pub(super) fn new(
         lease: Lease,
         head: &Parts,
-        noted: Noted,
-        stamps: &Stamps<'_>,
+        scan: HeaderScan,
+        routing: &RoutingHeaders<'_>,
         attempt: Attempt,
         most: usize,
-    ) -> Result<Self, Own> {
+    ) -> Result<Self, LocalReply> {
         let most = lease.session().most_head(most);
-        let request = head::request(head, noted, stamps, attempt.left(), lease.session().secure, most)?;
+        let request = head::request(head, scan, routing, attempt.left(), lease.session().secure, most)?;
         let ended = attempt.is_end_stream();
         // A handle of its own: one that is shared remembers a stream that waits to be opened, and refuses others meanwhile.
         let mut sender = lease.session().sender.clone();

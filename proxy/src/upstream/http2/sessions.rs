@@ -244,7 +244,7 @@ impl Sessions {
             if self.declined.get() {
                 return Ok(Leased::Declined(None));
             }
-            if which == Which::Own {
+            if which == Which::LocalReply {
                 return match self.made(connect().await).await? {
                     Made::Session(session) => Ok(Leased::Lease(Lease::of(&session, true))),
                     Made::Declined(stream) => Ok(Leased::Declined(Some(stream))),
