@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::context::WorkerContext;
-use super::request::ForwardRequest;
 use crate::message::headers;
 use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
@@ -35,18 +34,27 @@ pub(crate) struct InFlight {
     is_safe: bool,
 }
 
+/// What a request says about its exchange.
+pub(crate) struct Terms {
+    pub(crate) arrived: Instant,
+    /// When its client wants to have all of the response.
+    pub(crate) deadline: Option<Instant>,
+    /// Its method promises to change nothing (RFC 9110, 9.2.1).
+    pub(crate) is_safe: bool,
+}
+
 impl InFlight {
-    pub(crate) fn begin(permit: Permit, shared: &Rc<WorkerContext>, asked: &ForwardRequest) -> Self {
+    pub(crate) fn begin(permit: Permit, shared: &Rc<WorkerContext>, terms: Terms) -> Self {
         shared.metrics.begins();
         shared.load.begin(permit.pod().slot);
         let departed = if permit.holds_place() { Instant::now() } else { shared.watch.now() };
         InFlight {
             permit: Some(permit),
             shared: shared.clone(),
-            started: asked.arrived,
+            started: terms.arrived,
             departed,
-            deadline: asked.deadline,
-            is_safe: asked.head.method.is_safe(),
+            deadline: terms.deadline,
+            is_safe: terms.is_safe,
         }
     }
 

@@ -37,7 +37,7 @@ pub(crate) use self::context::check;
 use self::error::RouteError;
 pub use self::error::{ClientGone, InvalidName};
 use self::held::{HeldRequest, table_is_there};
-use self::in_flight::InFlight;
+use self::in_flight::{InFlight, Terms};
 use self::request::ForwardRequest;
 use self::response_body::ResponseBody;
 use crate::message::local_reply::LocalReply;
@@ -210,7 +210,8 @@ fn depart(shared: &Rc<WorkerContext>, asked: &ForwardRequest, permit: Permit) ->
         shared.metrics.bounced(Bounce::Spared);
         return Err(permit.put_back_spared());
     }
-    Ok(Box::new(InFlight::begin(permit, shared, asked)))
+    let terms = Terms { arrived: asked.arrived, deadline: asked.deadline, is_safe: asked.head.method.is_safe() };
+    Ok(Box::new(InFlight::begin(permit, shared, terms)))
 }
 
 /// Nothing was done: back to its place, unless its pod refuses this very request for good.

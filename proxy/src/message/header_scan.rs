@@ -6,8 +6,8 @@
 use http::HeaderMap;
 use http::header::{CONNECTION, COOKIE, EXPECT, HOST, TE, UPGRADE, VIA};
 
-use crate::message::grpc_timeout::GRPC_TIMEOUT;
-use crate::message::headers::X_FORWARDED_FOR;
+use super::grpc_timeout::GRPC_TIMEOUT;
+use super::header_names::X_FORWARDED_FOR;
 
 /// Beside its text: a line's slots in the map.
 const EACH: usize = 104;

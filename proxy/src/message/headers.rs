@@ -3,25 +3,18 @@
 //! Pure. What must stay true: headers that are about one connection never cross the router, in either direction; what a
 //! pod reads in `segue-partition` and its siblings was written by the router, never by a client.
 
-use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HOST,
-    HeaderName, HeaderValue, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
-};
+use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, StatusCode, Version};
 use segue_coordination::protocol::ids::{Epoch, PartitionId};
 
-use crate::message::header_scan::HeaderScan;
-use crate::message::local_reply::{SEGUE_REASON, is_pods_reason};
-use crate::message::reserved::Reserved;
+use super::header_names::{
+    SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON, SEGUE_ROUTER, X_FORWARDED_FOR, ends_up_in_a_head, is_hop_by_hop,
+    is_said_by_the_router,
+};
+use super::header_scan::HeaderScan;
+use super::local_reply::is_pods_reason;
+use super::reserved::Reserved;
 
-pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-partition");
-pub(crate) const SEGUE_EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
-pub(crate) const SEGUE_ROUTER: HeaderName = HeaderName::from_static("segue-router");
-pub(crate) const SEGUE_KEYSPACE: HeaderName = HeaderName::from_static("segue-keyspace");
-pub(crate) const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
-pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Who the router is.
@@ -87,16 +80,6 @@ fn all_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     headers.get_all(CONNECTION).iter().flat_map(options)
 }
 
-/// Whether the header is about one connection, whatever `Connection` says.
-pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
-    *name == CONNECTION
-        || *name == TRANSFER_ENCODING
-        || *name == UPGRADE
-        || *name == TE
-        || *name == KEEP_ALIVE
-        || name.as_str().starts_with("proxy-")
-}
-
 /// Whether a client's header goes on to the pod as it is.
 pub(crate) fn passes_to_pod(name: &HeaderName, scan: HeaderScan, declared: &Declared<'_>, reserved: &Reserved) -> bool {
     !(is_hop_by_hop(name)
@@ -107,16 +90,6 @@ pub(crate) fn passes_to_pod(name: &HeaderName, scan: HeaderScan, declared: &Decl
         || reserved.is_unbelieved(name)
         || (scan.underscore && reserved.is_disguised(name))
         || declared.contains(name))
-}
-
-/// Whether only a router says this to a pod.
-pub(crate) fn is_said_by_the_router(name: &HeaderName) -> bool {
-    is_stamp(name) || *name == SEGUE_MISDIRECTED || *name == SEGUE_REASON
-}
-
-fn is_stamp(name: &HeaderName) -> bool {
-    name.as_str().starts_with("segue-")
-        && (*name == SEGUE_PARTITION || *name == SEGUE_EPOCH || *name == SEGUE_ROUTER || *name == SEGUE_KEYSPACE)
 }
 
 /// Takes out of a pod's answer what does not go on to the client. (By HTTP/1.1 it is not even taken in.)
@@ -132,30 +105,6 @@ pub(crate) fn clean_answer(headers: &mut HeaderMap) {
     for name in declared.into_iter().chain(others) {
         headers.remove(name);
     }
-}
-
-/// Whether a name may only stand in a head: what frames, routes, authenticates or describes a message (RFC 9110, 6.5.1),
-/// and what only the router says. A receiver may merge other trailers into the head.
-pub(crate) fn ends_up_in_a_head(name: &HeaderName) -> bool {
-    is_hop_by_hop(name)
-        || is_stamp(name)
-        || *name == SEGUE_REASON
-        || *name == X_FORWARDED_FOR
-        || *name == X_FORWARDED_PROTO
-        || *name == VIA
-        || [
-            AUTHORIZATION,
-            CACHE_CONTROL,
-            CONTENT_ENCODING,
-            CONTENT_LENGTH,
-            CONTENT_RANGE,
-            CONTENT_TYPE,
-            HOST,
-            MAX_FORWARDS,
-            SET_COOKIE,
-            TRAILER,
-        ]
-        .contains(name)
 }
 
 /// Takes out of an answer's trailers what may only stand in a head.
@@ -242,6 +191,7 @@ pub(crate) fn take_misdirected(status: StatusCode, headers: &mut HeaderMap) -> b
 
 #[cfg(test)]
 mod tests {
+    use super::super::header_names::{SEGUE_EPOCH, SEGUE_PARTITION};
     use super::*;
     use crate::routing::partition_key::{Locator, PartitionSource};
 

@@ -9,11 +9,10 @@ use http::{HeaderMap, Response, StatusCode};
 use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
 
+use super::header_names::SEGUE_REASON;
 use crate::routing::partition_key::Unlocated;
 use crate::routing::table::Refusal;
 
-/// Names the reason of an answer that is the router's own.
-pub const SEGUE_REASON: HeaderName = HeaderName::from_static("segue-reason");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 

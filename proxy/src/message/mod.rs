@@ -6,6 +6,7 @@
 pub(crate) mod detach;
 pub(crate) mod frames;
 pub(crate) mod grpc_timeout;
+pub(crate) mod header_names;
 pub(crate) mod header_scan;
 pub(crate) mod headers;
 pub(crate) mod interim;

@@ -8,7 +8,7 @@
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
 
-use crate::message::headers::{X_FORWARDED_FOR, ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router};
+use super::header_names::{X_FORWARDED_FOR, ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router};
 use crate::routing::partition_key::{KeyFrom, Locator, PartitionSource};
 
 /// The names, as far as the configuration decides them.

@@ -14,8 +14,9 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use crate::forward::client_presence::Presence;
+use crate::message::header_names::SEGUE_REASON;
 use crate::message::interim::Interim;
-use crate::message::local_reply::{LocalReply, SEGUE_REASON};
+use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;
 
 /// Up to this size an answer is written as one piece.

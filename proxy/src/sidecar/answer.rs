@@ -4,6 +4,7 @@
 //! * Each says its `segue-reason`.
 //! * `421` with the mark promises that the service was sent nothing, or has not looked at it.
 
+use crate::message::header_names::{SEGUE_MISDIRECTED, SEGUE_REASON};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
@@ -11,8 +12,6 @@ use http_body_util::{BodyExt as _, Full};
 use segue_coordination::protocol::ids::PartitionId;
 
 use super::AnswerBody;
-use crate::message::headers::SEGUE_MISDIRECTED;
-use crate::message::local_reply::SEGUE_REASON;
 
 /// The request that an answer is for, as far as the answer depends on it.
 #[derive(Debug, Clone, Copy)]

@@ -63,8 +63,9 @@ pub use self::health::{Checks, Health};
 use self::http2::{Failure, Http2};
 pub use self::traffic::Traffic;
 use crate::message::frames::poll_telling_frame;
+use crate::message::header_names::SEGUE_REASON;
 use crate::message::headers::wants_upgrade;
-use crate::message::local_reply::{SEGUE_REASON, is_grpc};
+use crate::message::local_reply::is_grpc;
 use crate::tls::{ServerTls, Stream};
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES};
 

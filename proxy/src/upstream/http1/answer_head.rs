@@ -11,8 +11,9 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{StatusCode, Version};
 
-use crate::message::headers::{KEEP_ALIVE, is_hop_by_hop, options};
-use crate::message::local_reply::{SEGUE_REASON, is_pods_reason};
+use crate::message::header_names::{KEEP_ALIVE, SEGUE_REASON, is_hop_by_hop};
+use crate::message::headers::options;
+use crate::message::local_reply::is_pods_reason;
 
 /// Most headers of an answer.
 const MAX_HEADERS: usize = 128;

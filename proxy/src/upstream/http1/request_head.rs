@@ -9,10 +9,9 @@ use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderName, UPGRADE, VIA};
 use http::request::Parts;
 
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
+use crate::message::header_names::{X_FORWARDED_FOR, X_FORWARDED_PROTO};
 use crate::message::header_scan::HeaderScan;
-use crate::message::headers::{
-    Declared, RoutingHeaders, X_FORWARDED_FOR, X_FORWARDED_PROTO, continued, passes_to_pod, takes_trailers, via,
-};
+use crate::message::headers::{Declared, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
 
 /// How the body of a request is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,11 +8,11 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Uri, Version};
 
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
-use crate::message::header_scan::HeaderScan;
-use crate::message::headers::{
-    Declared, RoutingHeaders, SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, X_FORWARDED_FOR,
-    X_FORWARDED_PROTO, continued, passes_to_pod, takes_trailers, via,
+use crate::message::header_names::{
+    SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, X_FORWARDED_FOR, X_FORWARDED_PROTO,
 };
+use crate::message::header_scan::HeaderScan;
+use crate::message::headers::{Declared, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
 use crate::message::local_reply::LocalReply;
 
 /// Bytes that HTTP/2 counts for each line beside its text (RFC 9113, 6.5.2).

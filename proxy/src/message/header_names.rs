@@ -1,0 +1,65 @@
+//! The names of headers that the router reads or writes, and what kind of header a name is.
+//!
+//! Pure, and the only list of them. What a message does with such a header is decided in [`headers`](super::headers) and
+//! [`reserved`](super::reserved).
+
+use http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HOST,
+    HeaderName, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+};
+
+pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-partition");
+pub(crate) const SEGUE_EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
+pub(crate) const SEGUE_ROUTER: HeaderName = HeaderName::from_static("segue-router");
+pub(crate) const SEGUE_KEYSPACE: HeaderName = HeaderName::from_static("segue-keyspace");
+pub(crate) const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
+/// Why a response comes from Segue and not from the service.
+pub(crate) const SEGUE_REASON: HeaderName = HeaderName::from_static("segue-reason");
+pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+
+/// Returns whether the header is about one connection, whatever `Connection` declares (RFC 9110, 7.6.1).
+pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
+    *name == CONNECTION
+        || *name == TRANSFER_ENCODING
+        || *name == UPGRADE
+        || *name == TE
+        || *name == KEEP_ALIVE
+        || name.as_str().starts_with("proxy-")
+}
+
+/// Returns whether only a router sends this header to a pod.
+pub(crate) fn is_said_by_the_router(name: &HeaderName) -> bool {
+    is_routing_header(name) || *name == SEGUE_MISDIRECTED || *name == SEGUE_REASON
+}
+
+/// Returns whether a router stamps this header on the requests that it forwards.
+fn is_routing_header(name: &HeaderName) -> bool {
+    name.as_str().starts_with("segue-")
+        && (*name == SEGUE_PARTITION || *name == SEGUE_EPOCH || *name == SEGUE_ROUTER || *name == SEGUE_KEYSPACE)
+}
+
+/// Returns whether the header is allowed in a head only: it frames, routes, authenticates or describes the message
+/// (RFC 9110, 6.5.1), or only a router sends it. A receiver may merge other trailers into the head.
+pub(crate) fn ends_up_in_a_head(name: &HeaderName) -> bool {
+    is_hop_by_hop(name)
+        || is_routing_header(name)
+        || *name == SEGUE_REASON
+        || *name == X_FORWARDED_FOR
+        || *name == X_FORWARDED_PROTO
+        || *name == VIA
+        || [
+            AUTHORIZATION,
+            CACHE_CONTROL,
+            CONTENT_ENCODING,
+            CONTENT_LENGTH,
+            CONTENT_RANGE,
+            CONTENT_TYPE,
+            HOST,
+            MAX_FORWARDS,
+            SET_COOKIE,
+            TRAILER,
+        ]
+        .contains(name)
+}
