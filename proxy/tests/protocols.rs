@@ -188,7 +188,8 @@ async fn a_severed_websocket_is_closed_between_two_frames_towards_both_sides() {
     assert_eq!(connection.exactly_bytes(8).await, b"\x81\x82\0\0\0\0hi");
     world.hold(P0, HoldCause::Handoff);
     world.sever(P0);
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    // The one worker has seen that before it answers anybody else.
+    assert_eq!(Plain::connect(world.address).await.ask("GET / HTTP/1.1\r\nhost: h\r\n\r\n").await.status, 400);
     connection.write("!\x01\x03").await;
     assert_eq!(client.exactly(1).await, b"!", "the frame's end, and nothing of the next frame");
     let to_client = client.exactly(4).await;

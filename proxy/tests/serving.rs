@@ -78,6 +78,13 @@ async fn a_bound_beyond_all_memory_serves_as_any_other() {
     assert_eq!(client.ask(large).await.text(), "ok");
 }
 
+/// Waits as long as a head may take: another client begins one now, and has it refused.
+async fn a_head_times_out(world: &World) {
+    let mut other = Plain::connect(world.address).await;
+    other.write("GET / HT").await;
+    assert_eq!(other.answer().await.status, 408);
+}
+
 #[tokio::test]
 async fn a_head_that_takes_too_long_is_refused() {
     let world = World::with(limits(|server| server.header_read_timeout = Duration::from_millis(80)));
@@ -90,7 +97,7 @@ async fn a_head_that_takes_too_long_is_refused() {
     // Between two requests a client may take its time.
     let mut idle = Plain::connect(world.address).await;
     assert_eq!(idle.ask(GET).await.status, 200);
-    tokio::time::sleep(Duration::from_millis(250)).await;
+    a_head_times_out(&world).await;
     assert_eq!(idle.ask(GET).await.status, 200);
     // But not within the second one.
     idle.write("GET / HT").await;
@@ -110,7 +117,7 @@ async fn a_head_that_begins_along_with_a_body_has_no_more_time_than_any_other() 
         // As well for the second request of a connection; one that sends an empty line behind its body has not begun a head.
         for ended in [body.to_owned(), format!("{body}\r\n"), body.to_owned()] {
             assert_eq!(client.ask(format!("{post}{ended}")).await.status, 200);
-            tokio::time::sleep(Duration::from_millis(250)).await;
+            a_head_times_out(&world).await;
         }
         assert_eq!(client.ask(format!("{post}{body}GET / HT")).await.status, 200);
         assert_eq!(client.answer().await.status, 408);
@@ -144,7 +151,7 @@ async fn a_head_that_begins_before_the_last_answer_has_no_more_time_than_any_oth
         assert_eq!(client.answer().await.status, 200);
     }
     // And a client that is between two requests may take its time.
-    tokio::time::sleep(Duration::from_millis(250)).await;
+    a_head_times_out(&world).await;
     client.write(GET).await;
     let mut connection = pod.accept().await;
     connection.head().await;
@@ -239,7 +246,7 @@ async fn a_shutdown_waits_for_pods_whose_client_has_left() {
     connection.head().await;
     drop(client);
     let shutdown = tokio::spawn(world.server.take().unwrap().shutdown(Instant::now() + PATIENCE));
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    until(|| std::net::TcpStream::connect(world.address).is_err(), "the listener to close").await;
     assert!(!shutdown.is_finished());
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     soon(shutdown).await.unwrap();
