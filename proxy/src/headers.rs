@@ -8,7 +8,7 @@ use http::header::{
     HeaderName, HeaderValue, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::{HeaderMap, StatusCode, Version};
-use segue_coordination::protocol::ids::{Epoch, PartitionId};
+use segue_protocol::ids::{Epoch, PartitionId};
 
 use crate::noted::Noted;
 use crate::reserved::Reserved;

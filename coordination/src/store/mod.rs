@@ -1,10 +1,8 @@
 //! The store: the part of etcd v3 that the protocol needs, with etcd's own meaning.
 //!
-//! Data and key names are pure; the trait and its two implementations are behind the feature `shell`. A site that
-//! outgrows one machine runs an etcd cluster; nothing of our own replicates anything.
-
-pub mod data;
-pub mod keys;
+//! Its data and key names are pure and in `segue-protocol` ([`txn`](segue_protocol::txn), [`keys`](segue_protocol::keys));
+//! here are the trait and its two implementations. A site that outgrows one machine runs an etcd cluster; nothing of our
+//! own replicates anything.
 
 #[cfg(feature = "shell")]
 mod etcd;
@@ -24,10 +22,9 @@ mod client {
     use std::time::Duration;
 
     use async_trait::async_trait;
+    use segue_protocol::ids::{LeaseId, Revision};
+    use segue_protocol::txn::{Batch, Keys, Snapshot, Txn, TxnOutcome};
     use tokio::sync::mpsc;
-
-    use super::data::{Batch, Keys, Snapshot, Txn, TxnOutcome};
-    use crate::protocol::ids::{LeaseId, Revision};
 
     /// Why the store did not do what it was asked.
     #[derive(Debug, Clone, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! Requests whose key a pod could read differently from the router.
 
 use http::Response;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::hash::KeyHash;
 use segue_proxy::partition::{KeyFrom, Locator, PartitionSource};
 
