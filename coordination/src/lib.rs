@@ -6,12 +6,8 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-#[cfg(feature = "shell")]
 pub mod coordinator;
-#[cfg(feature = "shell")]
 pub mod participant;
-#[cfg(feature = "shell")]
 pub mod pod;
-#[cfg(feature = "shell")]
 pub mod router;
 pub mod store;
