@@ -5,10 +5,10 @@
 
 use std::fmt;
 
-use crate::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId};
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use crate::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId};
 
 /// The most partitions that a keyspace may have; the configuration and the routing table have the same bound.
 pub const MAX_PARTITIONS: u32 = 65_536;

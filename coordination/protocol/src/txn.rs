@@ -1,11 +1,12 @@
 //! The part of etcd v3 that the protocol needs, as plain data: keys with their revisions, compares, transactions, events.
 //!
-//! Pure: decisions build these values, a `Store` carries them out. The meaning is etcd's own, to the
-//! letter, because every guard of the protocol leans on it; `tests/store_conformance` holds both stores to it.
-
-use crate::ids::{LeaseId, Revision};
+//! Pure: decisions build these values, and the `Store` of `segue-coordination` carries them out. Their meaning is etcd's
+//! own, to the letter, because every guard of the protocol leans on it; `coordination/tests/store_conformance` holds both
+//! stores to it.
 
 use serde::{Deserialize, Serialize};
+
+use crate::ids::{LeaseId, Revision};
 
 /// One key with its value and the revisions that identify this life of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
