@@ -21,10 +21,10 @@ test: setup-build setup-etcd lint ## Format, lints and every test, against a rea
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 .PHONY: lint
-lint: setup-build ## Formatting, clippy, documentation, and that the protocol's core needs no runtime
+lint: setup-build ## Formatting, clippy, documentation, and that the decisions build without everything else
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) clippy -p segue-coordination --no-default-features --locked -- -D warnings
+	$(CARGO) clippy -p segue-protocol --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
 
 .PHONY: model

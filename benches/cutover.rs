@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant as StdInstant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::router::HoldCause;
+use segue_protocol::handoff::router::HoldCause;
+use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
 
 mod support;

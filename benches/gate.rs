@@ -7,7 +7,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use tokio::time::Instant;
 
 mod support;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use support::{open_table, permit};
 
 const P7: PartitionId = PartitionId::new(7);

@@ -34,9 +34,9 @@ use clap::Parser;
 use segue::demo::log::Log;
 use segue::demo::writer::pod::{Membership, Pod};
 use segue::demo::writer::{Writer, WriterSettings};
-use segue_coordination::protocol::records::Capabilities;
-use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::Capabilities;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 

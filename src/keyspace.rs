@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use segue_coordination::participant::{Follow, Update, unix_millis};
-use segue_coordination::protocol::view::View;
 use segue_coordination::store::Store;
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::view::View;
 use serde_json::{Value, json};
 use std::sync::Mutex;
 use std::sync::PoisonError;

@@ -17,13 +17,13 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
-use segue_coordination::planning::RoundCause;
-use segue_coordination::protocol::advance::{Waiting, waiting_for};
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::Phase;
-use segue_coordination::protocol::view::View;
 use segue_coordination::router::{Cutover, RouterObserver};
 use segue_coordination::store::StoreError;
+use segue_protocol::handoff::advance::{Waiting, waiting_for};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::planning::RoundCause;
+use segue_protocol::records::Phase;
+use segue_protocol::view::View;
 
 /// From a pause that nobody can notice to one that everybody does; half of them below 50 ms, where cutovers are.
 const PAUSES: [f64; 17] =
@@ -370,9 +370,9 @@ impl CoordinatorObserver for CoordinatorMetrics {
 #[cfg(test)]
 mod tests {
     use prometheus_client::encoding::text::encode;
-    use segue_coordination::protocol::ids::{LeaseId, Revision};
-    use segue_coordination::store::data::{KeyValue, Snapshot};
-    use segue_coordination::store::keys::Keyspace;
+    use segue_protocol::ids::{LeaseId, Revision};
+    use segue_protocol::keys::Keyspace;
+    use segue_protocol::txn::{KeyValue, Snapshot};
 
     use super::*;
 

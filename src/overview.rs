@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use segue_coordination::coordinator::describe_waits;
-use segue_coordination::planning::Assurance;
-use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
-use segue_coordination::protocol::records::{Mode, Phase, PodStatus};
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::keys::KeyName;
+use segue_protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_protocol::keys::KeyName;
+use segue_protocol::planning::Assurance;
+use segue_protocol::records::{Mode, Phase, PodStatus};
+use segue_protocol::view::View;
 use serde::Serialize;
 
 /// The keyspace at one revision.
@@ -81,8 +81,8 @@ impl Overview {
     pub fn of(view: &View, now: u64) -> Self {
         let owned = |pod: &str, incarnation| {
             let is_owner = |at: &&_| {
-                let at: &segue_coordination::protocol::view::Stamped<_> = at;
-                let at: &segue_coordination::protocol::records::Assignment = &at.value;
+                let at: &segue_protocol::view::Stamped<_> = at;
+                let at: &segue_protocol::records::Assignment = &at.value;
                 at.owner == pod && at.incarnation == incarnation
             };
             view.assignments.values().filter(is_owner).count()

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use segue_coordination::store::data::{Keys, Op, Txn};
-use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::{Keys, Op, Txn};
 use segue_tests::etcd::Etcd;
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, get};

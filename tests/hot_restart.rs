@@ -17,8 +17,8 @@ use segue::demo::check::{Evidence, check};
 use segue::demo::load::{Load, LoadSettings};
 use segue::demo::log::Log;
 use segue::demo::record::Outcome;
-use segue_coordination::store::data::{Op, Txn};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::txn::{Op, Txn};
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, get};
 use serde_json::Value;
@@ -98,7 +98,7 @@ impl Restarting {
         let key = format!("/segue/default/routers/{name}");
         let op = match taken {
             true => Op::Put { key, value: b"{}".to_vec(), lease: None },
-            false => Op::Delete(segue_coordination::store::data::Keys::One(key)),
+            false => Op::Delete(segue_protocol::txn::Keys::One(key)),
         };
         store.commit(Txn { when: Vec::new(), then: vec![op], otherwise: None }).await.unwrap();
     }

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use segue_coordination::store::data::{Op, Txn};
-use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::{Op, Txn};
 use segue_proxy::message::local_reply::LocalReply;
 use segue_tests::certificates::Authority;
 use segue_tests::etcd::Etcd;
@@ -141,7 +141,9 @@ fn sources() -> Vec<String> {
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut sources = Vec::new();
-    ["src", "proxy/src", "coordination/src"].iter().for_each(|folder| read(&root.join(folder), &mut sources));
+    ["src", "proxy/src", "coordination/src", "coordination/protocol/src"]
+        .iter()
+        .for_each(|folder| read(&root.join(folder), &mut sources));
     sources
 }
 

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use segue::demo::measure::Distribution;
 use segue::demo::{Options, clock};
-use segue_coordination::protocol::records::Capabilities;
-use segue_coordination::store::data::{Op, Txn};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::records::Capabilities;
+use segue_protocol::txn::{Op, Txn};
 use segue_tests::etcd::Etcd;
 
 use plot::{Curve, Panel};

@@ -17,11 +17,11 @@ use segue::demo::story::{Story, windows};
 use segue::demo::writer::names;
 use segue::demo::{Options, clock};
 use segue_coordination::participant::{Follow, Update};
-use segue_coordination::protocol::ids::{Epoch, PartitionId, Revision};
-use segue_coordination::protocol::records::{Handoff, Mode, Phase, encode};
-use segue_coordination::protocol::view::View;
 use segue_coordination::store::Store;
-use segue_coordination::store::data::{Compare, Keys, Op, Txn};
+use segue_protocol::ids::{Epoch, PartitionId, Revision};
+use segue_protocol::records::{Handoff, Mode, Phase, encode};
+use segue_protocol::txn::{Compare, Keys, Op, Txn};
+use segue_protocol::view::View;
 use segue_tests::etcd::Etcd;
 
 const PATIENCE: Duration = Duration::from_secs(60);

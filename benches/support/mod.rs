@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
-use segue_coordination::protocol::records::{Capabilities, PodRecord};
-use segue_coordination::protocol::router::Target;
 use segue_coordination::router::DataPlane;
+use segue_protocol::handoff::router::Target;
+use segue_protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_protocol::records::{Capabilities, PodRecord};
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::time::Instant;

@@ -1,5 +1,5 @@
-//! The coordinator as a shell: gets elected, follows the store, asks [`planning`](crate::planning) what to do and
-//! [`advance`](crate::protocol::advance) which phases can move on, and writes what they say.
+//! The coordinator as a shell: gets elected, follows the store, asks [`planning`](segue_protocol::planning) what to do
+//! and [`advance`](segue_protocol::handoff::advance) which phases can move on, and writes what they say.
 //!
 //! Level-triggered: a new leader derives everything from its first snapshot, which is taken after its election. Every
 //! write carries the guard that it still leads, so one that lost its lease without knowing cannot write.
@@ -8,6 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_protocol::handoff::advance::{advance, advance_past_bound, waiting_for};
+use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::{Assurance, Memory, Notice, Policy, RoundCause, plan, txn};
+use segue_protocol::records::{Leader, Phase, encode};
+use segue_protocol::txn::{Batch, Compare, Txn, TxnOutcome};
+use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -15,13 +22,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::participant::{Claim, Follow, OwnKey, Registration, Update, register, unix_millis};
-use crate::planning::{Assurance, Memory, Notice, Policy, RoundCause, plan, txn};
-use crate::protocol::advance::{advance, advance_past_bound, waiting_for};
-use crate::protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
-use crate::protocol::records::{Leader, Phase, encode};
-use crate::protocol::view::View;
-use crate::store::data::{Batch, Compare, Txn, TxnOutcome};
-use crate::store::keys::Keyspace;
 use crate::store::{Store, StoreError};
 
 /// After a refused write the view is likely to be newer in a moment; if not, its subject is left alone for so long.

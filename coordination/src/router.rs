@@ -1,10 +1,10 @@
-//! The router's side of the protocol as a shell: registers, follows the store, asks [`protocol::router`] what to do with
+//! The router's side of the protocol as a shell: registers, follows the store, asks [`handoff::router`] what to do with
 //! each partition, and has a [`DataPlane`] do it.
 //!
 //! One task owns the view, so steps never race; writes to the store run beside it. What must stay true: it registers,
 //! then takes its snapshot, then opens its routes; it fences before it gives its registration up.
 //!
-//! [`protocol::router`]: crate::protocol::router
+//! [`handoff::router`]: segue_protocol::handoff::router
 
 mod acks;
 mod mapping;
@@ -14,6 +14,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_protocol::handoff::router::{
+    DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, dead_owner_patience,
+    drain_timed_out, may_stop_later, next_step, route,
+};
+use segue_protocol::ids::{Incarnation, PartitionId};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::{Capabilities, Partitioner, PodRecord, RouterRecord, encode};
+use segue_protocol::view::{Touched, View};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -26,14 +34,6 @@ use crate::participant::{
     Claim, Follow, KeptLease, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, register, unix_millis,
     wakes_at,
 };
-use crate::protocol::ids::{Incarnation, PartitionId};
-use crate::protocol::records::{Capabilities, Partitioner, PodRecord, RouterRecord, encode};
-use crate::protocol::router::{
-    DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, dead_owner_patience,
-    drain_timed_out, may_stop_later, next_step, route,
-};
-use crate::protocol::view::{Touched, View};
-use crate::store::keys::Keyspace;
 use crate::store::{Store, StoreError};
 
 /// After a refused write the view is likely to be newer in a moment; if not, it is asked for again after this.

@@ -9,19 +9,17 @@ use std::time::Duration;
 use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
-use segue_coordination::planning::{Policy, RoundCause};
-use segue_coordination::protocol::ids::{LeaseId, PartitionId};
-use segue_coordination::protocol::records::{
-    KeyspaceConfig, Leader, Partitioner, Phase, PodRecord, RouterRecord, encode,
-};
-use segue_coordination::protocol::router::{HoldCause, OnDrainTimeout, OnStoreLoss, Stage, Target};
-use segue_coordination::protocol::view::View;
 use segue_coordination::router::{
     Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
-use segue_coordination::store::data::{KeyValue, Keys, Op, Txn};
-use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError};
+use segue_protocol::handoff::router::{HoldCause, OnDrainTimeout, OnStoreLoss, Stage, Target};
+use segue_protocol::ids::{LeaseId, PartitionId};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::{Policy, RoundCause};
+use segue_protocol::records::{KeyspaceConfig, Leader, Partitioner, Phase, PodRecord, RouterRecord, encode};
+use segue_protocol::txn::{KeyValue, Keys, Op, Txn};
+use segue_protocol::view::View;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;

@@ -9,13 +9,13 @@ use async_trait::async_trait;
 use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
-use segue_coordination::planning::{Policy, RoundCause};
-use segue_coordination::protocol::ids::{LeaseId, PartitionId, Revision};
-use segue_coordination::protocol::records::Phase;
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Keys, Snapshot, Txn, TxnOutcome};
-use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
+use segue_protocol::ids::{LeaseId, PartitionId, Revision};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::{Policy, RoundCause};
+use segue_protocol::records::Phase;
+use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
+use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;

@@ -4,24 +4,24 @@
 
 use std::time::Duration;
 
-use segue_coordination::protocol::advance::{
+use segue_coordination::store::{MemoryStore, Store};
+use segue_protocol::handoff::advance::{
     Ack, Waiting, acknowledge, advance, advance_past_bound, pending_bound, waiting_for,
 };
-use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
-use segue_coordination::protocol::mapping::{Agreement, agree, is_shown};
-use segue_coordination::protocol::pod::{Duty, duty, warmed};
-use segue_coordination::protocol::records::{
-    Assignment, Capabilities, Handoff, KeyspaceConfig, Mode, Partitioner, Phase, PodAck, PodAckKind, PodRecord,
-    RouterCutoverAck, RouterDrainedAck, RouterRecord, encode,
-};
-use segue_coordination::protocol::router::{
+use segue_protocol::handoff::pod::{Duty, duty, warmed};
+use segue_protocol::handoff::router::{
     DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out,
     may_stop_later, next_step, route,
 };
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Keys, Op, Txn};
-use segue_coordination::store::keys::Keyspace;
-use segue_coordination::store::{MemoryStore, Store};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::mapping::{Agreement, agree, is_shown};
+use segue_protocol::records::{
+    Assignment, Capabilities, Handoff, KeyspaceConfig, Mode, Partitioner, Phase, PodAck, PodAckKind, PodRecord,
+    RouterCutoverAck, RouterDrainedAck, RouterRecord, encode,
+};
+use segue_protocol::txn::{Keys, Op, Txn};
+use segue_protocol::view::View;
 
 const I1: Incarnation = Incarnation::registered_at(Revision::new(1));
 const E1: Epoch = Epoch::new(1);

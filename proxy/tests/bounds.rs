@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use http::Response;
 use http_body_util::BodyExt;
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::router::HoldCause;
+use segue_protocol::handoff::router::HoldCause;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::settings::UpstreamProtocol;
 use support::client::{Answer, Http2, Plain, data, empty, stream};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use support::client::{Plain, full};
 use support::pod::{Pod, Script, Speaks};
 use support::{Settings, World, soon};

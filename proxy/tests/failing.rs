@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::router::HoldCause;
+use segue_protocol::handoff::router::HoldCause;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
 use support::client::{Http2, Plain, data, empty, full, stream};
 use support::pod::{Pod, Script, Speaks};

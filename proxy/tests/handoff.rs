@@ -17,17 +17,17 @@ use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
 use segue_coordination::participant::{Claim, Follow, Registration, Update, count_by_tokio, register};
-use segue_coordination::planning::{Policy, RoundCause};
-use segue_coordination::protocol::advance::{Ack, acknowledge};
-use segue_coordination::protocol::ids::{Epoch, LeaseId, PartitionId, Revision};
-use segue_coordination::protocol::pod::{Duty, duty, warmed};
-use segue_coordination::protocol::records::{Capabilities, Mode, Phase, PodAck, PodAckKind, PodRecord, encode};
-use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
-use segue_coordination::protocol::view::View;
 use segue_coordination::router::{Cutover, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router};
-use segue_coordination::store::data::{Keys, Op, Snapshot, Txn, TxnOutcome};
-use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
+use segue_protocol::handoff::advance::{Ack, acknowledge};
+use segue_protocol::handoff::pod::{Duty, duty, warmed};
+use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
+use segue_protocol::ids::{Epoch, LeaseId, PartitionId, Revision};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::{Policy, RoundCause};
+use segue_protocol::records::{Capabilities, Mode, Phase, PodAck, PodAckKind, PodRecord, encode};
+use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
+use segue_protocol::view::View;
 use segue_proxy::routing::permit::{Admission, TableHandle};
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::sync::watch;

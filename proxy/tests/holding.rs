@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::router::HoldCause;
+use segue_protocol::handoff::router::HoldCause;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};

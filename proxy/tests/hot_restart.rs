@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::Response;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::server::Server;
 use segue_proxy::settings::{ServerSettings, UpstreamProtocol};
 use support::client::{Http2, Plain, empty, full};

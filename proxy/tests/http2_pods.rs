@@ -13,7 +13,7 @@ use bytes::Bytes;
 use h2::server::{Connection, SendResponse};
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
 use support::client::{Http2, Plain, data, empty, stream};

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
 use support::client::{Body, Http2, Plain, data, empty, full, stream};
 use support::pod::{Pod, Script, Speaks};

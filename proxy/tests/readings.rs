@@ -12,7 +12,7 @@ use http::request::Parts;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource, Unlocated};
 use servers::{SERVERS, cookies, decoded, parameters};

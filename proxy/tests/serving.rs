@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use http::Response;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::server::{Server, ServerError};
 use segue_proxy::settings::ServerSettings;
 use support::client::{Http2, Plain, empty, full};

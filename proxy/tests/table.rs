@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use segue_coordination::participant::{count_by_tokio, lease_now, suspend};
-use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId, Revision};
-use segue_coordination::protocol::records::PodRecord;
-use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::DataPlane;
+use segue_protocol::handoff::router::{HoldCause, Stage, Target};
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId, Revision};
+use segue_protocol::records::PodRecord;
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use segue_proxy::routing::table::{Refusal, StashLimits, Table};
 use tokio::sync::mpsc::UnboundedReceiver;

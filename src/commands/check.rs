@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use anyhow::Context as _;
 use segue_config::{Located, compare};
-use segue_coordination::planning::Assurance;
+use segue_protocol::planning::Assurance;
 
 use super::{Failure, bad, load_with_certificates};
 use crate::files;

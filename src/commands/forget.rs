@@ -6,11 +6,11 @@
 use std::io::Write as _;
 
 use anyhow::{Context as _, anyhow};
-use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
-use segue_coordination::protocol::registration;
-use segue_coordination::protocol::view::{Stamped, View};
 use segue_coordination::store::StoreError;
-use segue_coordination::store::data::Keys;
+use segue_protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_protocol::registration;
+use segue_protocol::txn::Keys;
+use segue_protocol::view::{Stamped, View};
 use serde::Serialize;
 
 use super::store::StoreArgs;
@@ -129,9 +129,9 @@ impl Forgotten {
 
 #[cfg(test)]
 mod tests {
-    use segue_coordination::protocol::ids::LeaseId;
-    use segue_coordination::store::data::{KeyValue, Snapshot};
-    use segue_coordination::store::keys::Keyspace;
+    use segue_protocol::ids::LeaseId;
+    use segue_protocol::keys::Keyspace;
+    use segue_protocol::txn::{KeyValue, Snapshot};
 
     use super::*;
 

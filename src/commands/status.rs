@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use segue_coordination::participant::{Follow, Update, unix_millis};
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::Keys;
+use segue_protocol::txn::Keys;
+use segue_protocol::view::View;
 
 use super::store::StoreArgs;
 use super::{Failure, runtime};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use segue_config::StoreKind;
-use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
+use segue_protocol::keys::Keyspace;
 
 use super::{Failure, load};
 

@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 
 use super::clock::Nanos;
 use super::record::{Appended, Exchange, Key, Kind, Outcome, RequestId};

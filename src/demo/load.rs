@@ -24,7 +24,7 @@ use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
 use http_body_util::Full;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use segue_coordination::protocol::ids::{Epoch, PartitionId};
+use segue_protocol::ids::{Epoch, PartitionId};
 use segue_proxy::tls::ClientTls;
 use tokio::sync::watch;
 use tokio::task::JoinSet;

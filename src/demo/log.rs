@@ -13,7 +13,7 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use segue_coordination::protocol::ids::{Epoch, PartitionId};
+use segue_protocol::ids::{Epoch, PartitionId};
 
 use super::clock;
 use super::record::Appended;
@@ -247,7 +247,7 @@ fn read_file(mut file: File, from: u64) -> io::Result<Tail> {
 #[cfg(test)]
 mod tests {
 
-    use segue_coordination::protocol::ids::{Incarnation, Revision};
+    use segue_protocol::ids::{Incarnation, Revision};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use hdrhistogram::Histogram;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use serde::Serialize;
 
 use super::clock::Nanos;

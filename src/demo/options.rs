@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use segue_coordination::protocol::records::Capabilities;
+use segue_protocol::records::Capabilities;
 
 use super::writer::Mishap;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use serde::{Deserialize, Serialize};
 
 use super::clock::Nanos;

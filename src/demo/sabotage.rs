@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::{Phase, PodRecord};
-use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::{CutoverTimes, DataPlane};
+use segue_protocol::handoff::router::{HoldCause, Stage, Target};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::records::{Phase, PodRecord};
 use segue_proxy::routing::table::Table;
 use tokio::time::Instant;
 

@@ -6,8 +6,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
 use segue_coordination::router::CutoverTimes;
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use serde::Serialize;
 
 use super::clock::{self, Nanos};
@@ -186,7 +186,7 @@ pub fn windows(told: &Told) -> Windows {
 #[cfg(test)]
 mod tests {
 
-    use segue_coordination::protocol::ids::Revision;
+    use segue_protocol::ids::Revision;
 
     use super::*;
 

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use segue_coordination::protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId, Revision};
-use segue_coordination::protocol::records::{Assignment, Handoff, PodRecord};
-use segue_coordination::store::data::{Keys, Op, Snapshot, Txn, TxnOutcome};
-use segue_coordination::store::keys::{KeyName, Keyspace};
 use segue_coordination::store::{Store, StoreError, Watch};
+use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId, Revision};
+use segue_protocol::keys::{KeyName, Keyspace};
+use segue_protocol::records::{Assignment, Handoff, PodRecord};
+use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
 
 use super::check::{Owners, Ownership};
 use super::clock::{self, Nanos};
@@ -164,9 +164,9 @@ impl Store for Witness {
 
 #[cfg(test)]
 mod tests {
-    use segue_coordination::protocol::records::encode;
     use segue_coordination::store::MemoryStore;
-    use segue_coordination::store::data::Compare;
+    use segue_protocol::records::encode;
+    use segue_protocol::txn::Compare;
 
     use super::*;
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use segue_coordination::pod::PodState;
-use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use tokio::sync::watch;
 
 pub use service::{WriterService, names};
@@ -252,7 +252,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
 
-    use segue_coordination::protocol::ids::Revision;
+    use segue_protocol::ids::Revision;
 
     use super::*;
 

@@ -9,14 +9,14 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use segue_config as config;
 use segue_coordination::participant::lease_now;
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::Partitioner;
-use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss, Stage};
 use segue_coordination::router::{
     DataPlane as _, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
 use segue_coordination::store::Store;
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss, Stage};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::Partitioner;
 use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource, PathTemplate};

@@ -7,16 +7,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_protocol::ids::Revision;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::{Batch, Keys};
+use segue_protocol::view::View;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
 use super::BackOff;
-use crate::protocol::ids::Revision;
-use crate::protocol::view::View;
-use crate::store::data::{Batch, Keys};
-use crate::store::keys::Keyspace;
 use crate::store::{Store, StoreError};
 
 /// How often the state is taken anew although the watch is well.
@@ -181,11 +181,11 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
     use async_trait::async_trait;
+    use segue_protocol::ids::LeaseId;
+    use segue_protocol::txn::{Op, Snapshot, Txn, TxnOutcome};
     use tokio::time::timeout;
 
     use super::*;
-    use crate::protocol::ids::LeaseId;
-    use crate::store::data::{Op, Snapshot, Txn, TxnOutcome};
     use crate::store::{MemoryStore, Watch};
 
     /// A store that answers every call and whose watches may bring nothing.

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use segue_protocol::ids::LeaseId;
+use segue_protocol::lease::{LeaseTimes, has_made_progress, keepalive_interval};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
 use super::clock::lease_now;
-use crate::protocol::ids::LeaseId;
-use crate::protocol::lease::{LeaseTimes, has_made_progress, keepalive_interval};
 use crate::store::{Store, StoreError};
 
 /// The known state of a lease. Its moments are on the clock of [`lease_now`].
@@ -138,12 +138,12 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use async_trait::async_trait;
+    use segue_protocol::ids::Revision;
+    use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
     use tokio::time::sleep;
 
     use super::*;
     use crate::participant::{count_by_tokio, suspend};
-    use crate::protocol::ids::Revision;
-    use crate::store::data::{Keys, Snapshot, Txn, TxnOutcome};
     use crate::store::{MemoryStore, Watch};
 
     /// A store whose leases take their time.

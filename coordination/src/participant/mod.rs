@@ -1,6 +1,6 @@
 //! What every participant does alike, whether router, pod or coordinator: hold a lease, stand under a key, follow the store.
 //!
-//! Shells only; when a lease may be trusted is decided in [`protocol::lease`](crate::protocol::lease).
+//! Shells only; when a lease may be trusted is decided in [`lease`](segue_protocol::lease).
 
 mod clock;
 mod follow;

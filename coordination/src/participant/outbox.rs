@@ -10,11 +10,11 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_protocol::ids::Revision;
+use segue_protocol::txn::{Txn, TxnOutcome};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::protocol::ids::Revision;
-use crate::store::data::{Txn, TxnOutcome};
 use crate::store::{Store, StoreError};
 
 /// Most requests under way. With one, a word that is due a little after another would wait for all of that one's way.

@@ -1,17 +1,17 @@
 //! Keeps a registration's key as its writer wrote it, and attached to the writer's lease.
 //!
 //! A shell shows it the key after every change of its view; what is to be written is decided in
-//! [`protocol::registration`](crate::protocol::registration). Writes run beside the shell's loop.
+//! [`registration`](segue_protocol::registration). Writes run beside the shell's loop.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_protocol::ids::{Incarnation, LeaseId, Revision};
+use segue_protocol::registration::{Attachment, attachment, put_back};
+use segue_protocol::view::Stamped;
 use tracing::{info, warn};
 
 use super::{Outbox, Registration};
-use crate::protocol::ids::{Incarnation, LeaseId, Revision};
-use crate::protocol::registration::{Attachment, attachment, put_back};
-use crate::protocol::view::Stamped;
 use crate::store::Store;
 
 /// How long a write that was refused or failed waits for its next try.

@@ -7,13 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_protocol::ids::{Incarnation, LeaseId, Revision};
+use segue_protocol::registration::{clear, withdraw};
+use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{BackOff, KeptLease};
-use crate::protocol::ids::{Incarnation, LeaseId, Revision};
-use crate::protocol::registration::{clear, withdraw};
-use crate::store::data::{Compare, Keys, Op, Txn};
 use crate::store::{Store, StoreError};
 
 /// How long the store may take to end a registration.
@@ -180,10 +180,10 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
     use async_trait::async_trait;
+    use segue_protocol::txn::{Snapshot, TxnOutcome};
     use tokio::time::Instant;
 
     use super::*;
-    use crate::store::data::{Snapshot, TxnOutcome};
     use crate::store::{MemoryStore, Watch};
 
     /// A store that may stop answering writes.

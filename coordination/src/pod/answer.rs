@@ -4,9 +4,9 @@
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
+use segue_protocol::ids::PartitionId;
 
 use super::ownership::Refusal;
-use crate::protocol::ids::PartitionId;
 
 const MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
 const REASON: HeaderName = HeaderName::from_static("segue-reason");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{AbortHandle, abortable};
+use segue_protocol::keys::Keyspace;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -15,7 +16,6 @@ use super::service::{Service, Within};
 use super::shell::{NOT_REGISTERED, Shell, Wish};
 use super::{HandoffHandler, PodSettings, PodState};
 use crate::store::Store;
-use crate::store::keys::Keyspace;
 
 /// A running pod. Clones are the same pod; when the last is dropped it ends as by [`crash`](Self::crash).
 #[derive(Debug, Clone)]

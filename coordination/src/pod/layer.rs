@@ -18,6 +18,7 @@ use http::header::{HeaderMap, HeaderName};
 use http::{Request, Response};
 use http_body::Body;
 use pin_project::pin_project;
+use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower_layer::Layer;
@@ -28,7 +29,6 @@ use super::body::OwnedBody;
 use super::exchange::Exchange;
 use super::ownership::{Entry, InFlight, Ownership, Refusal};
 use crate::participant::lease_now;
-use crate::protocol::ids::{Epoch, PartitionId};
 
 const PARTITION: HeaderName = HeaderName::from_static("segue-partition");
 const EPOCH: HeaderName = HeaderName::from_static("segue-epoch");

@@ -4,9 +4,10 @@
 //! goes; [`OwnershipLayer`] stands in front of the service and lets through what the pod owns at the request's epoch.
 //! [`Hooks`] is the handler of the sidecar, which does the same for a service that knows nothing of Segue.
 //!
-//! Decisions are elsewhere: what a pod must do in [`protocol::pod`](crate::protocol::pod), in which order this process
-//! gets there in [`protocol::agree`](crate::protocol::agree). What must stay true: it registers, then takes its snapshot, then accepts; it fences before it
-//! gives its registration up; and all that it says is true of the handoff that it says it of.
+//! Decisions are elsewhere: what a pod must do in [`handoff::pod`](segue_protocol::handoff::pod), in which order this
+//! process gets there in [`handoff::pod_reconcile`](segue_protocol::handoff::pod_reconcile). What must stay true: it
+//! registers, then takes its snapshot, then accepts; it fences before it gives its registration up; and all that it says
+//! is true of the handoff that it says it of.
 
 mod answer;
 mod body;
@@ -34,11 +35,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
+use segue_protocol::records::Capabilities;
 use tokio::time::Instant;
 
 use crate::participant::lease_now;
-use crate::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
-use crate::protocol::records::Capabilities;
 
 /// What a callback of a [`HandoffHandler`] is about. State that was warmed is told apart by `epoch` and `handoff`: its
 /// `sync` and `release` carry the same two.

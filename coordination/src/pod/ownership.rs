@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use segue_protocol::handoff::epoch_fence::{Answer, Door};
+use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::sync::{Mutex, MutexGuard, Notify, OwnedNotified, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::term::Term;
 use crate::participant::{LeaseState, lease_now};
-use crate::protocol::door::{Answer, Door};
-use crate::protocol::ids::{Epoch, PartitionId};
 
 /// How long a request whose epoch is above the one known waits for this pod's view to catch up.
 const CATCH_UP: Duration = Duration::from_millis(250);

@@ -9,6 +9,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_protocol::ids::{Incarnation, LeaseId, PartitionId};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::{PodRecord, PodStatus, encode};
+use segue_protocol::view::{Touched, View};
 use tokio::sync::watch;
 use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -22,11 +26,7 @@ use super::{HandlerError, HandoffHandler, PodSettings, PodState};
 use crate::participant::{
     Claim, Follow, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, register, unix_millis, wakes_at,
 };
-use crate::protocol::ids::{Incarnation, LeaseId, PartitionId};
-use crate::protocol::records::{PodRecord, PodStatus, encode};
-use crate::protocol::view::{Touched, View};
 use crate::store::Store;
-use crate::store::keys::Keyspace;
 
 /// Why a pod accepts nothing before it has registered.
 pub(super) const NOT_REGISTERED: &str = "not registered";

@@ -14,12 +14,12 @@ use http::{Request, StatusCode, Uri};
 use http_body_util::Full;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use segue_protocol::records::Capabilities;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{HandlerError, HandoffHandler, Move};
-use crate::protocol::records::Capabilities;
 
 /// How long one call may take, by what it may have to do: to copy a state, to read a short tail while requests wait, to
 /// let go.

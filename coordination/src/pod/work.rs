@@ -1,12 +1,19 @@
 //! What the shell does about one partition: makes the callbacks that run, the epoch that is accepted and the words that
 //! are written agree with its duty.
 //!
-//! What to do is decided in [`agree`](crate::protocol::agree); this starts it, stops it, and tries it again when it failed. What must
-//! stay true: a partition is closed before anything is begun that needs it closed; one callback at a time, and the next
-//! begins only when the one before it has really ended.
+//! What to do is decided in [`pod_reconcile`](segue_protocol::handoff::pod_reconcile); this starts it, stops it, and
+//! tries it again when it failed. What must stay true: a partition is closed before anything is begun that needs it
+//! closed; one callback at a time, and the next begins only when the one before it has really ended.
 
 use std::time::Duration;
 
+use segue_protocol::handoff::advance::{Ack, acknowledge};
+use segue_protocol::handoff::epoch_fence::known_epoch;
+use segue_protocol::handoff::pod::{Duty, duty, warmed};
+use segue_protocol::handoff::pod_reconcile::{Act, Callback, Done, Next, Task, Word, next};
+use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
+use segue_protocol::records::{PodAck, PodAckKind, PodRecord, PodStatus, encode};
+use segue_protocol::txn::{Compare, Op, Txn};
 use tokio::task::{self, AbortHandle, JoinError};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -14,13 +21,6 @@ use tracing::{info, warn};
 use super::shell::{Shell, Wish};
 use super::{HandlerError, Move};
 use crate::participant::{Answers, BackOff, unix_millis};
-use crate::protocol::advance::{Ack, acknowledge};
-use crate::protocol::agree::{Act, Callback, Done, Next, Task, Word, next};
-use crate::protocol::door::known_epoch;
-use crate::protocol::ids::{Epoch, HandoffId, PartitionId};
-use crate::protocol::pod::{Duty, duty, warmed};
-use crate::protocol::records::{PodAck, PodAckKind, PodRecord, PodStatus, encode};
-use crate::store::data::{Compare, Op, Txn};
 
 /// How long a write that was refused or failed waits for its next try.
 pub(super) const WRITE_AGAIN: Duration = Duration::from_millis(100);

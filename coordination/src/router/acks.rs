@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use segue_protocol::handoff::advance::{Ack, acknowledge};
+use segue_protocol::ids::{HandoffId, PartitionId};
+use segue_protocol::records::{RouterCutoverAck, RouterDrainedAck};
+use segue_protocol::txn::Txn;
 use tracing::info;
 
 use super::Router;
 use crate::participant::{Answers, unix_millis};
-use crate::protocol::advance::{Ack, acknowledge};
-use crate::protocol::ids::{HandoffId, PartitionId};
-use crate::protocol::records::{RouterCutoverAck, RouterDrainedAck};
-use crate::store::data::Txn;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum AckKind {

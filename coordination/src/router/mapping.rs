@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use segue_protocol::mapping::{Agreement, agree, is_shown};
+use segue_protocol::records::Partitioner;
+use segue_protocol::txn::Keys;
+use segue_protocol::view::View;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::Router;
 use crate::participant::BackOff;
-use crate::protocol::mapping::{Agreement, agree, is_shown};
-use crate::protocol::records::Partitioner;
-use crate::protocol::view::View;
 use crate::store::StoreError;
-use crate::store::data::Keys;
 
 /// Other routers leave without a change of the settings.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);

@@ -8,8 +8,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use crate::protocol::ids::{PartitionId, Revision};
-
+use segue_protocol::ids::{PartitionId, Revision};
 use tokio::time::Instant;
 
 /// How many are stopped at a time. More make the pauses longer and the whole hardly shorter.

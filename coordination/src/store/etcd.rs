@@ -18,15 +18,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout_at};
 
 use self::batches::batches;
 use self::connection::{Connection, Connections};
 pub use self::tls::EtcdTls;
-use super::data::{Keys, Snapshot, Txn, TxnOutcome};
 use super::{Store, StoreError, Watch};
-use crate::protocol::ids::{LeaseId, Revision};
 
 /// Where etcd is and how long to wait for it.
 #[derive(Clone)]

@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Batch, Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 
 use self::state::{Read, State};
-use super::data::{Batch, Keys, Snapshot, Txn, TxnOutcome};
 use super::{Store, StoreError, Watch};
-use crate::protocol::ids::{LeaseId, Revision};
 
 /// How many batches wait in a watch's buffer. What does not fit stays in the history.
 const BUFFERED_BATCHES: usize = 16;

@@ -1,108 +1,15 @@
 //! The store: the part of etcd v3 that the protocol needs, with etcd's own meaning.
 //!
-//! Data and key names are pure; the trait and its two implementations are behind the feature `shell`. A site that
-//! outgrows one machine runs an etcd cluster; nothing of our own replicates anything.
+//! Its data and key names are pure and in `segue-protocol` ([`txn`](segue_protocol::txn), [`keys`](segue_protocol::keys));
+//! here are the trait and its two implementations. A site that outgrows one machine runs an etcd cluster; nothing of our
+//! own replicates anything.
 
-pub mod data;
-pub mod keys;
-
-#[cfg(feature = "shell")]
+mod client;
+mod error;
 mod etcd;
-#[cfg(feature = "shell")]
 mod memory;
 
-#[cfg(feature = "shell")]
+pub use self::client::{Store, Watch};
+pub use self::error::StoreError;
 pub use self::etcd::{EtcdOptions, EtcdStore, EtcdTls};
-#[cfg(feature = "shell")]
 pub use self::memory::MemoryStore;
-
-#[cfg(feature = "shell")]
-pub use self::client::{Store, StoreError, Watch};
-
-#[cfg(feature = "shell")]
-mod client {
-    use std::time::Duration;
-
-    use async_trait::async_trait;
-    use tokio::sync::mpsc;
-
-    use super::data::{Batch, Keys, Snapshot, Txn, TxnOutcome};
-    use crate::protocol::ids::{LeaseId, Revision};
-
-    /// Why the store did not do what it was asked.
-    #[derive(Debug, Clone, thiserror::Error)]
-    pub enum StoreError {
-        /// It could not be reached or did not answer in time. Whether a write took effect is unknown.
-        #[error("the store is unavailable: {0}")]
-        Unavailable(String),
-        /// The revision asked for has been compacted away: take a new snapshot.
-        #[error("revision {requested} of the store is compacted; the oldest that is left is {oldest}")]
-        Compacted {
-            /// Where the watch was to begin.
-            requested: Revision,
-            /// The oldest revision that a watch can begin at.
-            oldest: Revision,
-        },
-        /// The lease has ended or was never granted.
-        #[error("the lease is gone")]
-        LeaseNotFound,
-        /// The store refused the request as such: credentials, size, a key written twice in one transaction.
-        #[error("the store refused: {0}")]
-        Refused(String),
-    }
-
-    /// Changes of watched keys, in order, from the revision asked for on. Dropping it ends the watch.
-    ///
-    /// After an error nothing more comes: take a snapshot and watch from the revision after it.
-    #[derive(Debug)]
-    pub struct Watch {
-        batches: mpsc::Receiver<Result<Batch, StoreError>>,
-    }
-
-    impl Watch {
-        /// A watch that is fed through `batches`: for whoever implements [`Store`].
-        pub fn new(batches: mpsc::Receiver<Result<Batch, StoreError>>) -> Self {
-            Watch { batches }
-        }
-
-        /// The next batch of whole revisions. Cancel-safe.
-        pub async fn next(&mut self) -> Result<Batch, StoreError> {
-            self.batches.recv().await.unwrap_or_else(|| Err(StoreError::Unavailable("the watch has ended".into())))
-        }
-
-        /// A batch that has already arrived. `None`: nothing yet.
-        pub fn try_next(&mut self) -> Option<Result<Batch, StoreError>> {
-            self.batches.try_recv().ok()
-        }
-    }
-
-    /// What the protocol needs of etcd v3.
-    #[async_trait]
-    pub trait Store: Send + Sync + std::fmt::Debug + 'static {
-        /// All of `keys` at the newest revision (a linearizable read).
-        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError>;
-
-        /// The changes of `keys` at revision `from` and later. [`StoreError::Compacted`] comes from here or from the
-        /// watch's first [`next`](Watch::next).
-        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError>;
-
-        /// Carries out a transaction, whole or not at all.
-        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError>;
-
-        /// Carries out each of these by itself, and says of each what became of it. For many that are due together and
-        /// have nothing to do with each other: a store may take them all in one request and look at all guards before it
-        /// carries anything out, so none may write what another one compares or writes.
-        async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
-            futures_util::future::join_all(txns.into_iter().map(|txn| self.commit(txn))).await
-        }
-
-        /// A new lease of `ttl`, which is rounded up to the store's own step (a second for etcd).
-        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
-
-        /// Renews a lease for its whole TTL. [`StoreError::LeaseNotFound`] if it has ended.
-        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError>;
-
-        /// Ends a lease and deletes its keys. A lease that is gone already is no error.
-        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
-    }
-}

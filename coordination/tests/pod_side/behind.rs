@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use segue_coordination::pod::{HandoffHandler, LentLease, PodHandle, PodSettings, Service};
-use segue_coordination::protocol::ids::Incarnation;
-use segue_coordination::protocol::records::{Capabilities, PodRecord, PodStatus, encode};
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Keys, Op};
+use segue_protocol::ids::Incarnation;
+use segue_protocol::records::{Capabilities, PodRecord, PodStatus, encode};
+use segue_protocol::txn::{Keys, Op};
+use segue_protocol::view::View;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::pod::PodSettings;
-use segue_coordination::protocol::ids::{Epoch, PartitionId};
-use segue_coordination::protocol::records::{Phase, PodAckKind};
-use segue_coordination::store::data::{Keys, Op};
 use segue_coordination::store::{EtcdOptions, EtcdStore};
+use segue_protocol::ids::{Epoch, PartitionId};
+use segue_protocol::records::{Phase, PodAckKind};
+use segue_protocol::txn::{Keys, Op};
 use segue_tests::etcd::Etcd;
 
 use crate::world::{Pod, World};

@@ -8,9 +8,9 @@ use http::Response;
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use segue_coordination::pod::{HandlerError, Move, PodSettings};
-use segue_coordination::protocol::ids::{Epoch, HandoffId, PartitionId};
-use segue_coordination::protocol::records::{Capabilities, Mode, Phase, PodAckKind, encode};
-use segue_coordination::store::data::Keys;
+use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
+use segue_protocol::records::{Capabilities, Mode, Phase, PodAckKind, encode};
+use segue_protocol::txn::Keys;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use http_body_util::BodyExt as _;
 use segue_coordination::pod::{Move, PodSettings};
-use segue_coordination::protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
-use segue_coordination::protocol::records::{Capabilities, Phase, PodRecord, PodStatus, encode};
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Keys, Op};
+use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
+use segue_protocol::records::{Capabilities, Phase, PodRecord, PodStatus, encode};
+use segue_protocol::txn::{Keys, Op};
+use segue_protocol::view::View;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::world::{Call, Conduct, Flaky, Pod, TTL, World, whole};

@@ -8,8 +8,8 @@ use http_body_util::{BodyExt as _, Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use segue_coordination::pod::{Owned, Refusal};
-use segue_coordination::protocol::ids::{Epoch, PartitionId};
-use segue_coordination::protocol::records::{Phase, PodAckKind};
+use segue_protocol::ids::{Epoch, PartitionId};
+use segue_protocol::records::{Phase, PodAckKind};
 use tokio::time::{Instant, sleep};
 use tower::{Layer as _, service_fn};
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use http::Uri;
 use segue_coordination::pod::{HandoffHandler as _, Hooks, Move, PodHandle, PodSettings};
-use segue_coordination::protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
-use segue_coordination::protocol::records::Phase;
+use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
+use segue_protocol::records::Phase;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
@@ -99,7 +99,7 @@ async fn a_sidecar_moves_its_handoff_when_the_service_has_warmed_at_last() {
     record.phase = Phase::Warming;
     record.new_owner = "w".to_owned();
     record.new_incarnation = handle.status().borrow().incarnation;
-    world.put(world.keys.handoff(P0), segue_coordination::protocol::records::encode(&record)).await;
+    world.put(world.keys.handoff(P0), segue_protocol::records::encode(&record)).await;
     world.in_phase(P0, Phase::Ready).await;
     assert_eq!(task.await.unwrap().len(), 3);
 }

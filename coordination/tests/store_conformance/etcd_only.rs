@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::Revision;
-use segue_coordination::store::data::{Event, Keys, Op, Txn};
 use segue_coordination::store::{EtcdOptions, EtcdStore, EtcdTls, Store, StoreError};
+use segue_protocol::ids::Revision;
+use segue_protocol::txn::{Event, Keys, Op, Txn};
 use segue_tests::certificates::{Authority, Issued};
 use segue_tests::etcd::Etcd;
 use tokio::time::{Instant, sleep, timeout};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use segue_coordination::protocol::ids::{LeaseId, Revision};
 use segue_coordination::store::StoreError;
-use segue_coordination::store::data::{Compare, Field, Keys, Op, Relation, Txn};
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
 
 use crate::site::{Site, TTL};
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::participant::{Follow, KeptLease, Update};
-use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
+use segue_protocol::keys::Keyspace;
 use segue_tests::etcd::Etcd;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};

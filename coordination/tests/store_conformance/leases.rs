@@ -3,9 +3,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::{LeaseId, Revision};
 use segue_coordination::store::StoreError;
-use segue_coordination::store::data::{Compare, Txn};
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Compare, Txn};
 use tokio::time::{Instant, sleep};
 
 use crate::site::{PATIENCE, Site, TTL, collect, next};

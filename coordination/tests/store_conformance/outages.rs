@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::{LeaseId, Revision};
 use segue_coordination::store::{StoreError, Watch};
+use segue_protocol::ids::{LeaseId, Revision};
 use tokio::time::{Instant, timeout};
 
 use crate::site::{PATIENCE, REQUEST_TIMEOUT, Site, collect, next};

@@ -1,7 +1,7 @@
 //! What makes a revision, and what a snapshot holds.
 
-use segue_coordination::protocol::ids::Revision;
-use segue_coordination::store::data::{Compare, Op, Txn};
+use segue_protocol::ids::Revision;
+use segue_protocol::txn::{Compare, Op, Txn};
 
 use crate::site::{Site, TTL};
 

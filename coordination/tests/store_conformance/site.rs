@@ -4,11 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::{LeaseId, Revision};
-use segue_coordination::store::data::{
-    Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn, TxnOutcome,
-};
 use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore, Store, StoreError, Watch};
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn, TxnOutcome};
 use segue_tests::etcd::Etcd;
 use tokio::time::timeout;
 

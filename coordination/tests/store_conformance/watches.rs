@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use segue_coordination::protocol::ids::Revision;
 use segue_coordination::store::StoreError;
-use segue_coordination::store::data::{Event, Op};
+use segue_protocol::ids::Revision;
+use segue_protocol::txn::{Event, Op};
 
 use crate::site::{Site, collect, next, try_next};
 

@@ -5,7 +5,7 @@
 
 use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, StatusCode, Version};
-use segue_coordination::protocol::ids::{Epoch, PartitionId};
+use segue_protocol::ids::{Epoch, PartitionId};
 
 use super::header_names::{
     SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON, SEGUE_ROUTER, X_FORWARDED_FOR, ends_up_in_a_head, is_hop_by_hop,

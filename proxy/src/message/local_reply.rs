@@ -6,8 +6,8 @@
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response, StatusCode};
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::router::HoldCause;
+use segue_protocol::handoff::router::HoldCause;
+use segue_protocol::ids::PartitionId;
 
 use super::header_names::SEGUE_REASON;
 use crate::routing::partition_key::Unlocated;

@@ -4,10 +4,10 @@
 //! Translation only: what to do and when is decided in `segue-coordination`, how it is done safely in
 //! [`table`](crate::routing::table).
 
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::PodRecord;
-use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::{CutoverTimes, DataPlane};
+use segue_protocol::handoff::router::{HoldCause, Stage, Target};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::records::PodRecord;
 use tokio::time::Instant;
 
 use crate::routing::gate::GateState;

@@ -3,7 +3,7 @@
 //! Pure. Not for hash maps and not secret: a client may choose its key. What must stay true: for the same bytes and the
 //! same number of partitions the answer never changes, or a key's requests and its log part ways.
 
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use twox_hash::XxHash3_64;
 
 /// How a key becomes a partition.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 
 use super::AnswerBody;
 

@@ -25,7 +25,7 @@ enum Then {
     Dropped,
 }
 use Then::{Dropped, Reused};
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 
 const P0: PartitionId = PartitionId::new(0);
 

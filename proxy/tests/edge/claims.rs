@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::UpstreamProtocol;
 use tokio::io::AsyncReadExt;
 

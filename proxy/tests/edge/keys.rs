@@ -1,7 +1,7 @@
 //! Requests whose key a pod could read differently from the router.
 
 use http::Response;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};
 

@@ -19,7 +19,7 @@ enum Then {
     Goes,
 }
 use Then::{Closed, Goes};
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 
 const P0: PartitionId = PartitionId::new(0);
 

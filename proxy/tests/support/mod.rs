@@ -11,10 +11,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
-use segue_coordination::protocol::records::PodRecord;
-use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::DataPlane;
+use segue_protocol::handoff::router::{HoldCause, Stage, Target};
+use segue_protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_protocol::records::PodRecord;
 use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::partition_key::{Locator, PartitionSource};
 use segue_proxy::routing::table::{StashLimits, Table};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId, Revision};
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId, Revision};
 
 use super::super::record::Burst;
 use super::*;

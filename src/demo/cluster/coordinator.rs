@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::coordinator::{CoordinatorObserver, CoordinatorSettings, run_coordinator};
-use segue_coordination::planning::Policy;
+use segue_protocol::planning::Policy;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

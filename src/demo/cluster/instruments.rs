@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use prometheus_client::registry::Registry;
 use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
-use segue_coordination::planning::RoundCause;
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::Phase;
-use segue_coordination::protocol::view::View;
 use segue_coordination::router::{Cutover, RouterObserver};
 use segue_coordination::store::StoreError;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::planning::RoundCause;
+use segue_protocol::records::Phase;
+use segue_protocol::view::View;
 use segue_proxy::metrics::Metrics;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;

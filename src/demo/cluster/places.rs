@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rand::seq::IndexedRandom;
 use segue_coordination::participant::{Follow, Update};
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::{Phase, PodStatus};
-use segue_coordination::protocol::view::View;
 use segue_coordination::store::Store;
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::{Phase, PodStatus};
+use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_coordination::router::{DataPlane, RouterPorts, RouterSettings, RouterStatus, run_router};
+use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::partition_key::{Locator, PartitionSource};
 use segue_proxy::routing::table::{StashLimits, Table};

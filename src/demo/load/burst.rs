@@ -17,7 +17,7 @@ use http_body_util::Full;
 use hyper::client::conn::http2::SendRequest;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use tokio::time::timeout;
 
 use super::super::clock::{self, Nanos};

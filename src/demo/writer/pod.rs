@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use segue_coordination::pod::{HandlerError, HandoffHandler, Move, PodHandle, PodSettings, PodState};
-use segue_coordination::protocol::records::Capabilities;
 use segue_coordination::store::Store;
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::Capabilities;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tower::Layer;

@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Body;
 use rand::RngExt;
-use segue_coordination::protocol::ids::{Epoch, PartitionId};
+use segue_protocol::ids::{Epoch, PartitionId};
 
 use super::super::clock;
 use super::{Entry, Mishap, Write, Writer};
@@ -183,7 +183,7 @@ fn plain(status: StatusCode, text: &str) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use segue_coordination::protocol::ids::{HandoffId, Revision};
+    use segue_protocol::ids::{HandoffId, Revision};
     use tower::ServiceExt;
 
     use super::super::super::log::Log;

@@ -25,7 +25,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use segue_coordination::pod::{HandoffHandler, PodHandle, PodSettings};
 use segue_coordination::store::Store;
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::keys::Keyspace;
 use tokio::net::TcpSocket;
 use tokio::sync::Semaphore;
 use tower::Layer as _;

@@ -5,11 +5,11 @@
 //! by a handoff that stands, the old owner (if it lives and can say so) at its end, and the new one's tail read; epochs
 //! grow; a handoff is never overwritten by another.
 
-use segue_coordination::protocol::ids::{HandoffId, PartitionId, Revision};
-use segue_coordination::protocol::records::{Assignment, Handoff, Phase, PodAckKind};
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Batch, Event, KeyValue};
-use segue_coordination::store::keys::KeyName;
+use segue_protocol::ids::{HandoffId, PartitionId, Revision};
+use segue_protocol::keys::KeyName;
+use segue_protocol::records::{Assignment, Handoff, Phase, PodAckKind};
+use segue_protocol::txn::{Batch, Event, KeyValue};
+use segue_protocol::view::View;
 
 /// Applies one event of a batch that ends with `revision`: a view takes whole batches, and of several events at one
 /// revision, or of several revisions at once, each has to be looked at in the state that the one before has left.
@@ -106,7 +106,7 @@ fn move_on(view: &View, put: &KeyValue) -> Vec<String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use segue_coordination::store::keys::Keyspace;
+    use segue_protocol::keys::Keyspace;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use segue_coordination::protocol::ids::Revision;
+use segue_protocol::ids::Revision;
 
 use crate::probe::{self, metric};
 

@@ -15,7 +15,7 @@ use segue::demo::check::Evidence;
 use segue::demo::load::{Gauge, Load, LoadSettings};
 use segue::demo::log::Log;
 use segue::demo::writer::names;
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::keys::Keyspace;
 use tokio::runtime::Runtime;
 
 use crate::arguments::Arguments;

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use segue_coordination::protocol::records::{Assignment, encode};
-use segue_coordination::store::data::{Keys, Op};
+use segue_protocol::records::{Assignment, encode};
+use segue_protocol::txn::{Keys, Op};
 
 use crate::fault::TERMINATE;
 use crate::run::Stage;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use segue_coordination::protocol::ids::{PartitionId, Revision};
-use segue_coordination::protocol::records::Phase;
-use segue_coordination::store::data::{Keys, Op};
+use segue_protocol::ids::{PartitionId, Revision};
+use segue_protocol::records::Phase;
+use segue_protocol::txn::{Keys, Op};
 
 use crate::etcd::{self, MEMBERS};
 use crate::fault::{Fault, TERMINATE};

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use segue::demo::check::{Owners, Ownership};
 use segue::demo::clock::{self, Nanos};
-use segue_coordination::protocol::ids::{PartitionId, Revision};
-use segue_coordination::protocol::records::{Assignment, Phase};
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Batch, Event, Keys, Op, Txn};
-use segue_coordination::store::keys::{KeyName, Keyspace};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_protocol::ids::{PartitionId, Revision};
+use segue_protocol::keys::{KeyName, Keyspace};
+use segue_protocol::records::{Assignment, Phase};
+use segue_protocol::txn::{Batch, Event, Keys, Op, Txn};
+use segue_protocol::view::View;
 use tokio::runtime::Handle;
 
 use crate::contract;

@@ -8,7 +8,7 @@
 
 use http::header::{COOKIE, HeaderName, HeaderValue};
 use libfuzzer_sys::{Corpus, fuzz_target};
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use segue_fuzz::hashes;
 use segue_fuzz::servers::{SERVERS, cookies, decoded, parameters};
 use segue_proxy::routing::key_hash::KeyHash;

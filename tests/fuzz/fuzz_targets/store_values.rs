@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use segue_coordination::planning::{Memory, Policy, Strategy, plan, txn};
-use segue_coordination::protocol::advance::{Ack, acknowledge, advance, waiting_for};
-use segue_coordination::protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
-use segue_coordination::protocol::pod::{duty, warmed};
-use segue_coordination::protocol::records::{Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
-use segue_coordination::protocol::router::{
+use segue_protocol::planning::{Memory, Policy, Strategy, plan, txn};
+use segue_protocol::handoff::advance::{Ack, acknowledge, advance, waiting_for};
+use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
+use segue_protocol::handoff::pod::{duty, warmed};
+use segue_protocol::records::{Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
+use segue_protocol::handoff::router::{
     HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out, next_step, route,
 };
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Batch, Event, KeyValue, Op, Snapshot, Txn};
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::view::View;
+use segue_protocol::txn::{Batch, Event, KeyValue, Op, Snapshot, Txn};
+use segue_protocol::keys::Keyspace;
 use serde_json::{Value, json};
 
 /// Few names, so that they meet.
@@ -348,7 +348,7 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) {
             check(&txn);
         }
         // Cancels go on, whatever cannot be read.
-        let is_cancel = matches!(action, segue_coordination::planning::Action::Cancel { .. });
+        let is_cancel = matches!(action, segue_protocol::planning::Action::Cancel { .. });
         assert!(is_cancel || action.partition().is_none_or(|partition| !view.is_malformed(partition)), "{action}");
     }
 }

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
-use segue_coordination::protocol::ids::{Incarnation, PartitionId};
-use segue_coordination::protocol::records::PodRecord;
-use segue_coordination::protocol::router::Target;
+use segue_protocol::ids::{Incarnation, PartitionId};
+use segue_protocol::records::PodRecord;
+use segue_protocol::handoff::router::Target;
 use segue_coordination::router::DataPlane;
 use segue_proxy::forward::Forward;
 use segue_proxy::fuzzing::serve_client;

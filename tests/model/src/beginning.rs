@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use segue_coordination::protocol::ids::{Epoch, LeaseId, PartitionId};
-use segue_coordination::protocol::records::{Assignment, KeyspaceConfig, Leader, PodStatus, RouterRecord, encode};
-use segue_coordination::store::data::{Op, Txn};
-use segue_coordination::store::keys::KeyName;
+use segue_protocol::ids::{Epoch, LeaseId, PartitionId};
+use segue_protocol::keys::KeyName;
+use segue_protocol::records::{Assignment, KeyspaceConfig, Leader, PodStatus, RouterRecord, encode};
+use segue_protocol::txn::{Op, Txn};
 
 use crate::action::Process;
 use crate::cluster::Cluster;

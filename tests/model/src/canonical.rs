@@ -8,11 +8,11 @@
 //! What must stay true: what can happen next is the same in a state and in its canonical
 //! form, up to canonical form (a test walks at random and compares).
 
-use segue_coordination::protocol::agree::Stage as StateStage;
-use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
-use segue_coordination::protocol::records::Mode;
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::keys::KeyName;
+use segue_protocol::handoff::pod_reconcile::Stage as StateStage;
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
+use segue_protocol::keys::KeyName;
+use segue_protocol::records::Mode;
+use segue_protocol::view::View;
 use segue_proxy::routing::gate::GateState;
 
 use crate::cluster::Cluster;

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use dashmap::DashMap;
 use rustc_hash::{FxBuildHasher, FxHashMap};
-use segue_coordination::protocol::agree::{Done, Word};
-use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
-use segue_coordination::protocol::pod::Duty;
-use segue_coordination::protocol::records::Capabilities;
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::handoff::pod::Duty;
+use segue_protocol::handoff::pod_reconcile::{Done, Word};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::Capabilities;
+use segue_protocol::view::View;
 use segue_proxy::routing::gate::GateState;
 
 use crate::action::Process;

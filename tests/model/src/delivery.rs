@@ -1,7 +1,7 @@
 //! Who sees the store when: registrations, snapshots and the events of a watch.
 
-use segue_coordination::protocol::ids::Incarnation;
-use segue_coordination::protocol::records::encode;
+use segue_protocol::ids::Incarnation;
+use segue_protocol::records::encode;
 use segue_proxy::routing::gate::GateState;
 
 use crate::action::Process;

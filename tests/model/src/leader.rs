@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-use segue_coordination::planning::{Action as Planned, Memory, Policy, REBIRTH_GRACE, plan, txn};
-use segue_coordination::protocol::advance::{advance, advance_past_bound, pending_bound};
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::store::data::Compare;
+use segue_protocol::handoff::advance::{advance, advance_past_bound, pending_bound};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::planning::{Action as Planned, Memory, Policy, REBIRTH_GRACE, plan, txn};
+use segue_protocol::txn::Compare;
 
 use crate::cluster::Cluster;
 use crate::rules::{Rule, cancel_whatever, unpinned};
@@ -89,7 +89,7 @@ impl Cluster {
 
     /// What somebody would write who ignores the rule that is taken out.
     pub(crate) fn broken_write(&self, state: &State, partition: u8) -> Option<TxnRef> {
-        use segue_coordination::protocol::records::Phase;
+        use segue_protocol::records::Phase;
         let view = self.view(state.now());
         let phase = view.handoffs.get(&PartitionId::new(partition.into()))?.value.phase;
         let breaks = match self.scenario.without? {

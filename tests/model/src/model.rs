@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::PodStatus;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::records::PodStatus;
 use segue_proxy::routing::gate::GateState;
 use stateright::{Model, Property};
 

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use segue_coordination::protocol::records::Capabilities;
+use segue_protocol::records::Capabilities;
 
 use crate::rules::Rule;
 use crate::scenario::{Scenario, Size, Verdict};

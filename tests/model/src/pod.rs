@@ -1,17 +1,17 @@
-//! A pod of the model: [`duty`] says what it has to do, [`agree::next`] in which order, [`known_epoch`] whom it lets in. Only
-//! its service is modelled, as a copy of the state: the set of writes that it contains.
+//! A pod of the model: [`duty`] says what it has to do, [`pod_reconcile::next`] in which order, [`known_epoch`] whom it
+//! lets in. Only its service is modelled, as a copy of the state: the set of writes that it contains.
 //!
 //! Mirrors `pod::shell` and `pod::work` of `segue-coordination`. Callbacks take no time here: that they take long is the
 //! same as that the word which follows them is written late. A pod without `fence` lets in everything and knows no lease
 //! clock; one without `drained` does not even refuse what it has been told to drain.
 
-use segue_coordination::protocol::advance::{Ack, acknowledge};
-use segue_coordination::protocol::agree::{self, Act, Callback, Done, Next, Task, Word};
-use segue_coordination::protocol::door::{Answer, known_epoch};
-use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
-use segue_coordination::protocol::pod::{Duty, duty, warmed};
-use segue_coordination::protocol::records::PodAck;
-use segue_coordination::protocol::view::View;
+use segue_protocol::handoff::advance::{Ack, acknowledge};
+use segue_protocol::handoff::epoch_fence::{Answer, known_epoch};
+use segue_protocol::handoff::pod::{Duty, duty, warmed};
+use segue_protocol::handoff::pod_reconcile::{self, Act, Callback, Done, Next, Task, Word};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
+use segue_protocol::records::PodAck;
+use segue_protocol::view::View;
 
 use crate::cluster::{Cluster, PodAsks};
 use crate::rules::Rule;
@@ -57,7 +57,7 @@ impl Cluster {
             let is_idle = !self.is_working(state, pod, partition);
             let log = state.ledgers[usize::from(partition)].log;
             let part = state.part(pod, partition);
-            let Next { accept, act } = agree::next(duty, &part.done, capabilities.sync);
+            let Next { accept, act } = pod_reconcile::next(duty, &part.done, capabilities.sync);
             part.door.set(accept, known_epoch(accept, duty, assigned));
             if accept.is_some() {
                 part.done.reopen();
@@ -68,7 +68,7 @@ impl Cluster {
             }
             if self.without(Rule::TailAtRest)
                 && let (Duty::Stand { handoff, epoch }, Some(held)) = (duty, part.done.held)
-                && (held.handoff, held.stage) == (handoff, agree::Stage::Warm)
+                && (held.handoff, held.stage) == (handoff, pod_reconcile::Stage::Warm)
             {
                 part.done.end(Task { callback: Callback::Sync, handoff, epoch });
                 part.state = log;
@@ -138,7 +138,8 @@ impl Cluster {
     fn word(&self, view: &View, asks: PodAsks, done: Done) -> Option<(TxnRef, HandoffId, Word)> {
         let (me, partition) = (&self.pod_names[usize::from(asks.pod)], PartitionId::new(asks.partition.into()));
         let duty = duty_of(view, me, asks.incarnation, partition);
-        let Some(Act::Say(word, handoff)) = agree::next(duty, &done, self.capabilities(asks.pod).sync).act else {
+        let Some(Act::Say(word, handoff)) = pod_reconcile::next(duty, &done, self.capabilities(asks.pod).sync).act
+        else {
             return None;
         };
         let txn = match word.ack() {

@@ -2,9 +2,9 @@
 //!
 //! The environment's rules live here: when a lease can end, who waits for what, when a refused pod is tried again.
 
-use segue_coordination::protocol::advance::pending_bound;
-use segue_coordination::protocol::door::Answer;
-use segue_coordination::protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_protocol::handoff::advance::pending_bound;
+use segue_protocol::handoff::epoch_fence::Answer;
+use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 
 use crate::action::{Process, Step, Write};
 use crate::cluster::{Cluster, RouterStep};

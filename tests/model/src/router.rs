@@ -3,12 +3,12 @@
 //! Mirrors `run_router` of `segue-coordination`: after every change of the view, of the lease clock or of a gate the
 //! router does all that it can do without the store. Requests are in [`passage`](crate::passage).
 
-use segue_coordination::protocol::advance::{Ack, acknowledge};
-use segue_coordination::protocol::ids::{HandoffId, Incarnation, PartitionId};
-use segue_coordination::protocol::records::{PodRecord, RouterCutoverAck, RouterDrainedAck};
-use segue_coordination::protocol::router::{self as protocol, DrainTimeout, OnDrainTimeout, Step, Trust};
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::Txn;
+use segue_protocol::handoff::advance::{Ack, acknowledge};
+use segue_protocol::handoff::router::{self as protocol, DrainTimeout, OnDrainTimeout, Step, Trust};
+use segue_protocol::ids::{HandoffId, Incarnation, PartitionId};
+use segue_protocol::records::{PodRecord, RouterCutoverAck, RouterDrainedAck};
+use segue_protocol::txn::Txn;
+use segue_protocol::view::View;
 use segue_proxy::routing::gate::GateState;
 
 use crate::cluster::{Cluster, RouterAsks, RouterStep};
@@ -194,7 +194,7 @@ impl Cluster {
     }
 
     /// The record of a pod as it registers.
-    pub(crate) fn pod_record(&self, pod: u8, status: segue_coordination::protocol::records::PodStatus) -> PodRecord {
+    pub(crate) fn pod_record(&self, pod: u8, status: segue_protocol::records::PodStatus) -> PodRecord {
         PodRecord {
             status,
             capabilities: self.capabilities(pod),

@@ -3,11 +3,11 @@
 //! A rule is taken out around the production functions, not in them: guards are struck from the transactions that they
 //! return, views are falsified before they are asked, or the environment does what the rule forbids.
 
-use segue_coordination::protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
-use segue_coordination::protocol::records::{Assignment, Capabilities, PodRecord, RouterDrainedAck, encode};
-use segue_coordination::protocol::view::{Stamped, View};
-use segue_coordination::store::data::{Compare, Field, Keys, Op, Relation, Txn};
-use segue_coordination::store::keys::{KeyName, Keyspace};
+use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
+use segue_protocol::keys::{KeyName, Keyspace};
+use segue_protocol::records::{Assignment, Capabilities, PodRecord, RouterDrainedAck, encode};
+use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
+use segue_protocol::view::{Stamped, View};
 
 /// A rule that keeps the protocol safe, named by what is done without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,8 +1,8 @@
 //! What a search starts from: which processes there are and what they can do, which requests will come, and which faults
 //! may happen.
 
-use segue_coordination::protocol::records::{Capabilities, Mode};
-use segue_coordination::protocol::router::OnStoreLoss;
+use segue_protocol::handoff::router::OnStoreLoss;
+use segue_protocol::records::{Capabilities, Mode};
 
 use crate::rules::Rule;
 use crate::state::{Budget, Reached};

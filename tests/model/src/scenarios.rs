@@ -3,8 +3,8 @@
 //! Together they are the claim of `docs/correctness.md`: every fault alone, those together that break weaker
 //! protocols, and every row of the table of capabilities with the verdict that the protocol's page gives it.
 
-use segue_coordination::protocol::records::{Capabilities, Mode};
-use segue_coordination::protocol::router::OnStoreLoss;
+use segue_protocol::handoff::router::OnStoreLoss;
+use segue_protocol::records::{Capabilities, Mode};
 
 use crate::scenario::{Planned, Scenario, Size, Verdict};
 use crate::state::{Budget, Reached};

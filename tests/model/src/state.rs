@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use segue_coordination::protocol::agree::Done;
-use segue_coordination::protocol::door::Door;
-use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
+use segue_protocol::handoff::epoch_fence::Door;
+use segue_protocol::handoff::pod_reconcile::Done;
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
 use segue_proxy::routing::gate::GateState;
 use segue_proxy::routing::stash::Stash;
 

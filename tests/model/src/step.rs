@@ -1,8 +1,8 @@
 //! Carries out one step of the cluster.
 
-use segue_coordination::protocol::door::Answer;
-use segue_coordination::protocol::ids::{LeaseId, PartitionId};
-use segue_coordination::protocol::records::{Leader, encode};
+use segue_protocol::handoff::epoch_fence::Answer;
+use segue_protocol::ids::{LeaseId, PartitionId};
+use segue_protocol::records::{Leader, encode};
 
 use crate::action::{Process, Step, Write};
 use crate::cluster::Cluster;

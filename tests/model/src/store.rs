@@ -10,11 +10,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use dashmap::{DashMap, Entry};
 use rustc_hash::FxBuildHasher;
-use segue_coordination::protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, Revision};
-use segue_coordination::protocol::records::{Assignment, Handoff, PodAck, RouterCutoverAck, RouterDrainedAck, encode};
-use segue_coordination::protocol::view::View;
-use segue_coordination::store::data::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn};
-use segue_coordination::store::keys::{KeyName, Keyspace};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, Revision};
+use segue_protocol::keys::{KeyName, Keyspace};
+use segue_protocol::records::{Assignment, Handoff, PodAck, RouterCutoverAck, RouterDrainedAck, encode};
+use segue_protocol::txn::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn};
+use segue_protocol::view::View;
 
 use crate::canonical::{Numbers, epochs, identities};
 

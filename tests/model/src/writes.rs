@@ -1,8 +1,8 @@
 //! How writes reach the store: at once, or slowly, so that their writer may take them for failed before they happen.
 
-use segue_coordination::protocol::ids::{Epoch, Revision};
-use segue_coordination::protocol::records::Mode;
-use segue_coordination::store::data::{Compare, Keys, Op, Txn};
+use segue_protocol::ids::{Epoch, Revision};
+use segue_protocol::records::Mode;
+use segue_protocol::txn::{Compare, Keys, Op, Txn};
 
 use crate::action::Process;
 use crate::cluster::Cluster;

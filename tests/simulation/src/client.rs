@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 use tokio::sync::oneshot;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};

@@ -9,11 +9,11 @@ use std::time::Duration;
 use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
-use segue_coordination::planning::RoundCause;
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::Phase;
-use segue_coordination::protocol::view::View;
 use segue_coordination::store::{Store, StoreError};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::planning::RoundCause;
+use segue_protocol::records::Phase;
+use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio::task::spawn_local;
 use tokio_util::sync::CancellationToken;

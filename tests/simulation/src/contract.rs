@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use segue_coordination::protocol::ids::{Epoch, PartitionId, Revision};
-use segue_coordination::protocol::records::{Handoff, Mode, Phase, PodAckKind};
-use segue_coordination::protocol::view::{PodLife, Stamped, View};
-use segue_coordination::store::data::{Batch, Event, Snapshot};
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::ids::{Epoch, PartitionId, Revision};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::{Handoff, Mode, Phase, PodAckKind};
+use segue_protocol::txn::{Batch, Event, Snapshot};
+use segue_protocol::view::{PodLife, Stamped, View};
 
 use crate::trace::Trace;
 

@@ -5,11 +5,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::{PodRecord, PodStatus, encode};
-use segue_coordination::protocol::registration::clear;
 use segue_coordination::store::Store as _;
-use segue_coordination::store::data::{Compare, Keys, Op, Txn};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::records::{PodRecord, PodStatus, encode};
+use segue_protocol::registration::clear;
+use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use segue_coordination::protocol::advance::{Ack, acknowledge};
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::{Phase, PodAck, PodAckKind, PodRecord};
-use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::{CutoverTimes, DataPlane};
 use segue_coordination::store::Store as _;
+use segue_protocol::handoff::advance::{Ack, acknowledge};
+use segue_protocol::handoff::router::{HoldCause, Stage, Target};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::records::{Phase, PodAck, PodAckKind, PodRecord};
 use segue_proxy::routing::table::Table;
 use tokio::time::{Instant, sleep};
 

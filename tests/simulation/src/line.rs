@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use segue_coordination::protocol::ids::{LeaseId, Revision};
-use segue_coordination::store::data::{Batch, Event, Keys, Op, Snapshot, Txn, TxnOutcome};
 use segue_coordination::store::{Store, StoreError, Watch};
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Batch, Event, Keys, Op, Snapshot, Txn, TxnOutcome};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use segue_coordination::protocol::ids::{Epoch, PartitionId};
+use segue_protocol::ids::{Epoch, PartitionId};
 
 use crate::trace::Trace;
 

@@ -9,13 +9,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::Partitioner;
-use segue_coordination::protocol::router::HoldCause;
 use segue_coordination::router::{
     Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
 use segue_coordination::store::{Store, StoreError};
+use segue_protocol::handoff::router::HoldCause;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::records::Partitioner;
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use segue_proxy::routing::table::{Refusal, StashLimits, Table};
 use tokio::sync::{oneshot, watch};

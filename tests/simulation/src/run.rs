@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use segue_coordination::participant::{count_by_tokio, seed_jitter};
-use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::router::Stage;
 use segue_coordination::router::DataPlane as _;
+use segue_protocol::handoff::router::Stage;
+use segue_protocol::ids::PartitionId;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep};
 

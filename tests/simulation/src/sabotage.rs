@@ -4,8 +4,8 @@
 //! the simulated writer). That a router registers before it takes its snapshot is not among them: the store is seen too soon
 //! after for the harm to show in a thousand seeds. The model finds it (`make mutants ARGS="--rule RegisterFirst"`).
 
-use segue_coordination::store::data::{Compare, Field, Keys, Op, Relation, Txn};
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
 
 /// A rule that is broken on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

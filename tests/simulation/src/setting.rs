@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use segue_coordination::planning::{Policy, Strategy};
-use segue_coordination::protocol::records::{Capabilities, Mode};
-use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
+use segue_protocol::planning::{Policy, Strategy};
+use segue_protocol::records::{Capabilities, Mode};
 
 use crate::dice::Dice;
 use crate::faults::Fault;

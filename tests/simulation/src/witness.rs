@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use tokio::time::Instant;
 
 use crate::trace::Trace;

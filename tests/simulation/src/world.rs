@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use segue_coordination::store::MemoryStore;
-use segue_coordination::store::keys::Keyspace;
+use segue_protocol::keys::Keyspace;
 
 use crate::contract::Contract;
 use crate::dice::Dice;

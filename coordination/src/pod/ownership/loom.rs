@@ -24,9 +24,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use ::loom::future::block_on;
 use ::loom::model::Builder;
 use ::loom::thread::{JoinHandle, spawn};
+use segue_protocol::ids::{Epoch, PartitionId};
 
 use super::*;
-use crate::protocol::ids::{Epoch, PartitionId};
 
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use segue_protocol::ids::{Epoch, PartitionId};
+
 use super::*;
-use crate::protocol::ids::{Epoch, PartitionId};
 
 const E1: Epoch = Epoch::new(1);
 const P0: PartitionId = PartitionId::new(0);

@@ -3,7 +3,7 @@
 //! Pure. Must stay true: order is kept, nothing is left out, and etcd takes every batch that is more than one transaction:
 //! at most 128 operations, those of the longest nested one included, and 1.5 MiB.
 
-use super::super::data::{Field, Keys, Op, Txn};
+use segue_protocol::txn::{Field, Keys, Op, Txn};
 
 /// etcd's `--max-txn-ops`: what the batch and the longest of its transactions may have together.
 const MAX_OPS: usize = 128;
@@ -63,9 +63,10 @@ fn bytes(txn: &Txn) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::data::Compare;
+    use segue_protocol::ids::Revision;
+    use segue_protocol::txn::Compare;
+
     use super::*;
-    use crate::protocol::ids::Revision;
 
     fn txn(key: usize, guards: usize, bytes: usize) -> Txn {
         let put = |key| Op::Put { key: format!("{key}"), value: vec![0; bytes], lease: None };

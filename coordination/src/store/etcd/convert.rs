@@ -6,9 +6,8 @@ use etcd_client::{
     Compare as EtcdCompare, CompareOp, DeleteOptions, Event as EtcdEvent, EventType, GetOptions,
     KeyValue as EtcdKeyValue, PutOptions, Txn as EtcdTxn, TxnOp, TxnOpResponse, TxnResponse, WatchOptions,
 };
-
-use super::super::data::{Compare, Event, Field, KeyValue, Keys, Op, Relation, Txn, TxnOutcome};
-use crate::protocol::ids::{LeaseId, Revision};
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Compare, Event, Field, KeyValue, Keys, Op, Relation, Txn, TxnOutcome};
 
 /// The key and the options of a range.
 pub(super) fn range(keys: &Keys) -> (&str, GetOptions) {

@@ -14,14 +14,14 @@
 use std::sync::Arc;
 
 use etcd_client::{WatchResponse, WatchStream};
+use segue_protocol::ids::Revision;
+use segue_protocol::txn::{Batch, Keys};
 use tokio::sync::mpsc;
 
 use super::super::StoreError;
-use super::super::data::{Batch, Keys};
 use super::connection::{Connection, Connections};
 use super::convert;
 use super::failure::Failure;
-use crate::protocol::ids::Revision;
 
 /// How many batches wait for their reader.
 const BUFFERED_BATCHES: usize = 64;

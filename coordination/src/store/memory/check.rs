@@ -5,8 +5,9 @@
 
 use std::collections::HashSet;
 
+use segue_protocol::txn::{Compare, Field, Keys, Op, Txn};
+
 use super::super::StoreError;
-use super::super::data::{Compare, Field, Keys, Op, Txn};
 
 /// etcd's `--max-txn-ops`.
 const MAX_OPS: usize = 128;

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
 
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn, TxnOutcome};
 use tokio::time::Instant;
 
 use super::super::StoreError;
-use super::super::data::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn, TxnOutcome};
 use super::check::check;
-use crate::protocol::ids::{LeaseId, Revision};
 
 /// How much history is kept without anybody asking for a compaction: as many revisions, or as many bytes.
 const KEEP_REVISIONS: usize = 10_000;

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Compare, Event, Op};
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, advance, timeout};
 
 use super::*;
-use crate::protocol::ids::{LeaseId, Revision};
-use crate::store::data::{Compare, Event, Op};
 
 fn put(key: &str, lease: Option<LeaseId>) -> Txn {
     let then = vec![Op::Put { key: key.into(), value: Vec::new(), lease }];

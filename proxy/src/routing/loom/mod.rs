@@ -40,8 +40,8 @@ use std::time::Duration;
 use ::loom::future::block_on;
 use ::loom::model::Builder;
 use ::loom::thread::{JoinHandle, spawn};
-use segue_coordination::protocol::ids::{Incarnation, PartitionId};
-use segue_coordination::protocol::router::HoldCause;
+use segue_protocol::handoff::router::HoldCause;
+use segue_protocol::ids::{Incarnation, PartitionId};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 

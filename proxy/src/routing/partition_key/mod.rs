@@ -12,7 +12,7 @@ use std::borrow::Cow;
 
 use http::header::HeaderName;
 use http::request::Parts;
-use segue_coordination::protocol::ids::PartitionId;
+use segue_protocol::ids::PartitionId;
 
 use crate::routing::key_hash::{KeyHash, order_of};
 

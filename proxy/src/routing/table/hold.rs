@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use segue_coordination::protocol::router::HoldCause;
 use segue_coordination::router::CutoverTimes;
+use segue_protocol::handoff::router::HoldCause;
 use tokio::time::Instant;
 
 use super::Route;

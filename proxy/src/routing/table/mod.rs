@@ -21,9 +21,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use segue_coordination::participant::{boottime, lease_now};
-use segue_coordination::protocol::ids::{Epoch, Incarnation, PartitionId};
-use segue_coordination::protocol::router::HoldCause;
 use segue_coordination::router::CutoverTimes;
+use segue_protocol::handoff::router::HoldCause;
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;

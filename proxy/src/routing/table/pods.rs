@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use dashmap::DashMap;
-use segue_coordination::protocol::ids::Incarnation;
+use segue_protocol::ids::Incarnation;
 
 use super::pod_health::Health;
 

@@ -4,7 +4,7 @@
 //! will refuse it for ever, and the request must not hold up anybody but its own key. Plain data; the
 //! [`table`](super) asks it when a request comes back and when it goes again.
 
-use segue_coordination::protocol::ids::Epoch;
+use segue_protocol::ids::Epoch;
 
 use super::Route;
 

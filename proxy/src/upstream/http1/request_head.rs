@@ -142,7 +142,7 @@ fn list(out: &mut BytesMut, head: &Parts, begun: bool, name: &HeaderName, last: 
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
-    use segue_coordination::protocol::ids::{Epoch, PartitionId};
+    use segue_protocol::ids::{Epoch, PartitionId};
 
     use super::*;
     use crate::message::headers::Identity;

@@ -120,7 +120,7 @@ fn list(head: &Parts, name: &HeaderName, last: &HeaderValue) -> HeaderValue {
 #[cfg(test)]
 mod tests {
 
-    use segue_coordination::protocol::ids::{Epoch, PartitionId};
+    use segue_protocol::ids::{Epoch, PartitionId};
 
     use super::*;
     use crate::message::headers::Identity;

@@ -1,0 +1,411 @@
+//! When a handoff's phase moves on, and the transaction that moves it.
+//!
+//! Pure, and the same for everyone: the coordinator's loop, and the router or pod whose ack is the last one needed (the
+//! *fast commit*). All safety is in the transaction's guards, so it does not matter who commits it or how stale the
+//! view was: a router that registered since, a record that changed, an owner that came back make it fail. One condition
+//! is in no guard: a dead old owner's bound on its work ([`pending_bound`]). Whoever commits such a move has seen the
+//! owner's key gone for that long ([`advance_past_bound`]).
+//! Not here: timeouts and cancels ([`planning`](crate::planning)).
+
+use std::time::Duration;
+
+use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
+use crate::records::{
+    Assignment, Handoff, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, encode,
+};
+use crate::txn::{Compare, Field, Keys, Op, Relation, Txn};
+use crate::view::{PodLife, Stamped, View};
+
+/// Most acks that a transaction assumes to stand without having seen them; etcd takes 128 guards in one.
+const MOST_ASSUMED: usize = 32;
+
+/// Someone that a handoff waits for before its phase can move on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Waiting {
+    /// The new owner is copying state.
+    Warm(String),
+    /// The router has requests in flight.
+    RouterDrained(String),
+    /// The router could not drain and asks for a cancel.
+    RouterGaveUp(String),
+    /// The old owner has not ended what it works on.
+    PodDrained(String),
+    /// The new owner has not read the tail.
+    PodSynced(String),
+    /// The router has not switched and flushed.
+    RouterCutover(String),
+    /// The old owner has not let go of its state.
+    PodReleased(String),
+    /// The new owner is dead; the coordinator has to cancel or begin anew.
+    NewOwner(String),
+    /// The old owner is dead, and what it was working on has a bound that has not passed yet.
+    WorkEnds(String),
+    /// This key cannot be read, or stands without its lease.
+    Repair(String),
+}
+
+impl Waiting {
+    /// The kind and the name of the participant, or of the key that has to be repaired.
+    pub fn party(&self) -> (&'static str, &str) {
+        match self {
+            Waiting::RouterDrained(name) | Waiting::RouterGaveUp(name) | Waiting::RouterCutover(name) => {
+                ("router", name)
+            }
+            Waiting::Warm(name)
+            | Waiting::PodDrained(name)
+            | Waiting::PodSynced(name)
+            | Waiting::PodReleased(name)
+            | Waiting::NewOwner(name)
+            | Waiting::WorkEnds(name) => ("pod", name),
+            Waiting::Repair(key) => ("key", key),
+        }
+    }
+}
+
+impl std::fmt::Display for Waiting {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Waiting::Warm(pod) => write!(out, "pod {pod} to warm"),
+            Waiting::RouterDrained(router) => write!(out, "router {router} to drain"),
+            Waiting::RouterGaveUp(router) => write!(out, "a cancel: router {router} could not drain"),
+            Waiting::PodDrained(pod) => write!(out, "pod {pod} to drain"),
+            Waiting::PodSynced(pod) => write!(out, "pod {pod} to read the tail"),
+            Waiting::RouterCutover(router) => write!(out, "router {router} to cut over"),
+            Waiting::PodReleased(pod) => write!(out, "pod {pod} to release"),
+            Waiting::NewOwner(pod) => write!(out, "the coordinator: pod {pod} is dead"),
+            Waiting::WorkEnds(pod) => write!(out, "the end of what dead pod {pod} may still be working on"),
+            Waiting::Repair(key) => write!(out, "the repair of {key}"),
+        }
+    }
+}
+
+/// An ack that a router or pod is about to write.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Ack {
+    /// A router has drained.
+    RouterDrained(RouterDrainedAck),
+    /// A router has cut over.
+    RouterCutover(RouterCutoverAck),
+    /// A pod has done its part.
+    Pod(PodAck),
+}
+
+/// A move of a handoff's phase.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Advance {
+    /// The phase that it ends.
+    pub from: Phase,
+    /// The phase that it begins; `None` deletes the record: the handoff is over.
+    pub to: Option<Phase>,
+    /// The move. Its guards carry all of its safety.
+    pub txn: Txn,
+}
+
+/// Who the partition's handoff is waiting for. Empty: the phase can move on, or there is no handoff.
+pub fn waiting_for(view: &View, partition: PartitionId) -> Vec<Waiting> {
+    view.handoffs.get(&partition).map_or_else(Vec::new, |handoff| waiting(view, handoff, None, false))
+}
+
+/// The next move of the partition's handoff, if nothing is being waited for. `now` is written for people.
+pub fn advance(view: &View, partition: PartitionId, now: u64) -> Option<Advance> {
+    let handoff = view.handoffs.get(&partition)?;
+    if waiting(view, handoff, None, false).is_empty() { moved(view, handoff, now) } else { None }
+}
+
+/// As [`advance`], for a committer that has itself seen the key of the dead old owner's incarnation gone for its
+/// [`pending_bound`]. In `Syncing` it first marks the record, so that the new owner begins to read the tail.
+pub fn advance_past_bound(view: &View, partition: PartitionId, now: u64) -> Option<Advance> {
+    let handoff = view.handoffs.get(&partition)?;
+    pending_bound(view, partition)?;
+    let record = Handoff { work_has_ended: true, ..handoff.value.clone() };
+    let marked = Stamped { value: record, ..handoff.clone() };
+    match (waiting(view, &marked, None, true), marked.value.phase) {
+        (waits, _) if waits.is_empty() => moved(view, &marked, now),
+        (waits, Phase::Syncing)
+            if !waits.iter().any(|wait| matches!(wait, Waiting::Repair(_) | Waiting::NewOwner(_))) =>
+        {
+            let put = Op::Put { key: view.keys().handoff(partition), value: encode(&marked.value), lease: None };
+            let txn = Txn { when: unchanged(view, &marked), then: vec![put], otherwise: None };
+            Some(Advance { from: Phase::Syncing, to: Some(Phase::Syncing), txn })
+        }
+        _ => None,
+    }
+}
+
+/// The bound that the partition's handoff has to wait out before it leaves its phase: its old owner died without saying
+/// that it had ended, and had one.
+pub fn pending_bound(view: &View, partition: PartitionId) -> Option<Duration> {
+    pending(view, view.handoffs.get(&partition)?)
+}
+
+/// The transaction that writes `ack`, and with it the move that it was the last to be waited for.
+///
+/// Routers acknowledge at about the same time, so the view often lacks acks of the others that the store has by the time
+/// that this one arrives there. The move is therefore also tried if nothing but such acks is missing, on condition that
+/// they stand then; the last of acks that cross carries it.
+///
+/// `writer` is the key of the acknowledging participant's registration, `incarnation` its `create_revision`: one whose
+/// registration is gone cannot acknowledge. The ack also requires the very record that it is for.
+pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Incarnation, now: u64) -> Txn {
+    let keys = view.keys();
+    let (partition, handoff, key, value) = match ack {
+        Ack::RouterDrained(ack) => {
+            (ack.partition, ack.handoff, keys.router_drained(ack.partition, &ack.router_name), encode(ack))
+        }
+        Ack::RouterCutover(ack) => {
+            (ack.partition, ack.handoff, keys.router_cutover(ack.partition, &ack.router_name), encode(ack))
+        }
+        Ack::Pod(ack) => (ack.partition, ack.handoff, keys.pod_ack(ack.partition, &ack.pod_name, ack.ack), encode(ack)),
+    };
+    let alone = Txn {
+        when: vec![
+            Compare::created_at(keys.handoff(partition), handoff.revision()),
+            Compare::created_at(writer, incarnation.revision()),
+        ],
+        then: vec![Op::Put { key, value, lease: None }],
+        otherwise: None,
+    };
+    let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff);
+    let together = record.and_then(|record| {
+        let assumed = stand(view, record, &waiting(view, record, Some(ack), false))?;
+        Some((moved(view, record, now)?, assumed))
+    });
+    match together {
+        // The move that ends a handoff deletes its acks, and a key cannot be put and deleted in one transaction.
+        Some((Advance { to: Some(_), txn, .. }, assumed)) => Txn {
+            when: alone.when.iter().cloned().chain(txn.when).chain(assumed).collect(),
+            then: alone.then.iter().cloned().chain(txn.then).collect(),
+            otherwise: Some(Box::new(alone)),
+        },
+        _ => alone,
+    }
+}
+
+/// Guards that hold once all that is waited for has been said, if it is only acks of routers.
+fn stand(view: &View, handoff: &Stamped<Handoff>, waits: &[Waiting]) -> Option<Vec<Compare>> {
+    let (keys, partition, id) = (view.keys(), handoff.value.partition, handoff.id());
+    let mut guards = Vec::new();
+    for wait in waits {
+        let (key, starts) = match wait {
+            Waiting::RouterDrained(router) => {
+                (keys.router_drained(partition, router), RouterDrainedAck::starts_with(id))
+            }
+            Waiting::RouterCutover(router) => {
+                (keys.router_cutover(partition, router), RouterCutoverAck::starts_with(id))
+            }
+            _ => return None,
+        };
+        let from = starts.into_bytes();
+        let mut to = from.clone();
+        // The next string of bytes of that length: the last one is a comma.
+        *to.last_mut()? += 1;
+        for (relation, bound) in [(Relation::Greater, from), (Relation::Less, to)] {
+            guards.push(Compare { keys: Keys::One(key.clone()), field: Field::Value(bound), relation });
+        }
+    }
+    (waits.len() <= MOST_ASSUMED).then_some(guards)
+}
+
+/// The writes that end a handoff: its record and all acks, at once.
+pub(crate) fn delete_handoff(view: &View, partition: PartitionId) -> Vec<Op> {
+    let record = Op::Delete(Keys::One(view.keys().handoff(partition)));
+    let acks = view.keys().acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
+    std::iter::once(record).chain(acks).collect()
+}
+
+/// The next move of a handoff that waits for nobody any more.
+fn moved(view: &View, handoff: &Stamped<Handoff>, now: u64) -> Option<Advance> {
+    let record = &handoff.value;
+    if view.is_malformed(record.partition) {
+        return None;
+    }
+    let keys = view.keys();
+    let to = match (record.phase, record.mode) {
+        // Only the new owner knows when it is warm.
+        (Phase::Warming, _) => return None,
+        (Phase::Ready, _) if record.old_owner.is_none() => Some(Phase::Switching),
+        (Phase::Ready, Mode::Independent) => Some(Phase::Complete),
+        (Phase::Ready, Mode::Barrier) if needs_syncing(view, record) => Some(Phase::Syncing),
+        (Phase::Ready, Mode::Barrier) | (Phase::Syncing, _) => Some(Phase::Switching),
+        (Phase::Switching, _) => Some(Phase::Complete),
+        (Phase::Complete, _) => None,
+    };
+    let mut when = unchanged(view, handoff);
+    let Some(to) = to else {
+        return Some(Advance {
+            from: record.phase,
+            to: None,
+            txn: Txn { when, then: delete_handoff(view, record.partition), otherwise: None },
+        });
+    };
+    let moved = Handoff { phase: to, phase_entered_at: now, ..record.clone() };
+    let mut then = vec![Op::Put { key: keys.handoff(record.partition), value: encode(&moved), lease: None }];
+    let flips = to == Phase::Switching
+        || (to == Phase::Complete && record.mode == Mode::Independent && record.phase == Phase::Ready);
+    if flips {
+        when.push(Compare::created_at(keys.pod(&record.new_owner), record.new_incarnation.revision()));
+        let (assigned, flip) = flip(view, record);
+        when.push(assigned);
+        then.push(flip);
+    }
+    Some(Advance { from: record.phase, to: Some(to), txn: Txn { when, then, otherwise: None } })
+}
+
+/// The guards of every move: the record, the routers and the old owner are as the view has them.
+fn unchanged(view: &View, handoff: &Stamped<Handoff>) -> Vec<Compare> {
+    let (keys, record) = (view.keys(), &handoff.value);
+    let mut when = vec![Compare::unchanged_since(keys.handoff(record.partition), handoff.mod_revision)];
+    // A router that registered since this view has acknowledged nothing; one that left is not waited for.
+    when.push(Compare::none_created_after(keys.routers(), view.revision));
+    if let Some(old) = &record.old_owner {
+        // Whether the old owner lives, and what it says of itself, decides whether its `drained` or `released` is waited for.
+        when.push(Compare::unchanged_since(keys.pod(old), view.pod_revision(old)));
+    }
+    when
+}
+
+/// The change of owner, and the guard that the assignment is still the one that was seen. A first placement replaces none.
+pub(crate) fn flip(view: &View, handoff: &Handoff) -> (Compare, Op) {
+    let key = view.keys().assignment(handoff.partition);
+    let seen = match &handoff.old_owner {
+        Some(_) => view.assignment_revision(handoff.partition),
+        None => Revision::ZERO,
+    };
+    let assignment = Assignment {
+        work_ends_within_ms: view.live_new_owner(handoff).and_then(|pod| pod.work_ends_within_ms),
+        ..Assignment::new(handoff.partition, handoff.new_owner.clone(), handoff.new_incarnation, handoff.epoch)
+    };
+    (Compare::unchanged_since(key.clone(), seen), Op::Put { key, value: encode(&assignment), lease: None })
+}
+
+/// Whether `Syncing` has anything to wait for.
+fn needs_syncing(view: &View, handoff: &Handoff) -> bool {
+    old_confirms(view, handoff) || new_syncs(view, handoff)
+}
+
+/// Whether the old owner lives and can say that it has ended.
+pub(crate) fn old_confirms(view: &View, handoff: &Handoff) -> bool {
+    view.live_old_owner(handoff).is_some_and(|pod| pod.capabilities.drained)
+}
+
+/// Whether the new owner reads the tail before it gets the partition.
+fn new_syncs(view: &View, handoff: &Handoff) -> bool {
+    view.live_new_owner(handoff).is_some_and(|pod| pod.capabilities.sync)
+}
+
+/// The keys of a handoff's parties that cannot be read, or that stand without their lease: as long as there is one, the
+/// handoff stays in its phase.
+pub(crate) fn in_need_of_repair(view: &View, handoff: &Handoff) -> Vec<String> {
+    let keys = view.keys();
+    let is_broken = |pod: &str, life| matches!(view.life(pod, life), PodLife::Leaseless(_) | PodLife::Unreadable);
+    let old = handoff.old_owner.iter().map(|old| (old, handoff.old_incarnation));
+    let pods = old.chain([(&handoff.new_owner, handoff.new_incarnation)]);
+    let pods = pods.filter(|(pod, life)| is_broken(pod, *life)).map(|(pod, _)| keys.pod(pod));
+    let assignment = Some(handoff.partition).filter(|partition| view.is_malformed(*partition));
+    pods.chain(assignment.map(|partition| keys.assignment(partition))).collect()
+}
+
+fn pending(view: &View, handoff: &Stamped<Handoff>) -> Option<Duration> {
+    let record = &handoff.value;
+    let old = record.old_owner.as_deref()?;
+    let is_due = matches!(record.phase, Phase::Ready | Phase::Syncing) && !record.work_has_ended;
+    if !is_due || view.life(old, record.old_incarnation) != PodLife::Over {
+        return None;
+    }
+    let assignment = &view.assignments.get(&record.partition)?.value;
+    let is_owner = assignment.owner == old && assignment.incarnation == record.old_incarnation;
+    let bound = assignment.work_ends_within_ms.filter(|_| is_owner)?;
+    // Its own word is worth more than its bound.
+    let said = view.pod_ack(record.partition, old, PodAckKind::Drained, handoff.id());
+    said.is_none().then_some(Duration::from_millis(bound))
+}
+
+/// `past_bound`: a dead old owner's bound has been waited out.
+fn waiting(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>, past_bound: bool) -> Vec<Waiting> {
+    let (id, record) = (handoff.id(), &handoff.value);
+    let new_owner_is_dead = view.life(&record.new_owner, record.new_incarnation) == PodLife::Over;
+    if record.phase != Phase::Complete && new_owner_is_dead {
+        return vec![Waiting::NewOwner(record.new_owner.clone())];
+    }
+    let broken = in_need_of_repair(view, record);
+    if !broken.is_empty() {
+        return broken.into_iter().map(Waiting::Repair).collect();
+    }
+    let bounded = record.old_owner.iter().filter(|_| !past_bound && pending(view, handoff).is_some());
+    let mut waits: Vec<Waiting> = bounded.map(|old| Waiting::WorkEnds(old.clone())).collect();
+    waits.extend(acks_missing(view, handoff, id, plus));
+    waits
+}
+
+fn acks_missing(view: &View, handoff: &Stamped<Handoff>, id: HandoffId, plus: Option<&Ack>) -> Vec<Waiting> {
+    let record = &handoff.value;
+    match (record.phase, record.mode) {
+        (Phase::Warming, _) => vec![Waiting::Warm(record.new_owner.clone())],
+        (Phase::Ready, _) if record.old_owner.is_none() => Vec::new(),
+        (Phase::Ready, Mode::Barrier) => {
+            view.routers.keys().filter_map(|router| not_drained(view, record.partition, router, id, plus)).collect()
+        }
+        (Phase::Ready, Mode::Independent) | (Phase::Switching, _) => view
+            .routers
+            .keys()
+            .filter(|router| !has_cut_over(view, record.partition, router, id, plus))
+            .map(|router| Waiting::RouterCutover(router.clone()))
+            .collect(),
+        (Phase::Syncing, _) => {
+            let mut waits = Vec::new();
+            if let Some(old) = record.old_owner.as_ref().filter(|_| old_confirms(view, record))
+                && !pod_has_said(view, record.partition, old, PodAckKind::Drained, id, plus)
+            {
+                waits.push(Waiting::PodDrained(old.clone()));
+            }
+            if new_syncs(view, record)
+                && !pod_has_said(view, record.partition, &record.new_owner, PodAckKind::Synced, id, plus)
+            {
+                waits.push(Waiting::PodSynced(record.new_owner.clone()));
+            }
+            waits
+        }
+        (Phase::Complete, _) => {
+            let releases = view.live_old_owner(record).is_some_and(|pod| pod.capabilities.released);
+            let old = record.old_owner.iter().filter(|_| releases);
+            old.filter(|old| !pod_has_said(view, record.partition, old, PodAckKind::Released, id, plus))
+                .map(|old| Waiting::PodReleased(old.clone()))
+                .collect()
+        }
+    }
+}
+
+fn not_drained(
+    view: &View,
+    partition: PartitionId,
+    router: &str,
+    id: HandoffId,
+    plus: Option<&Ack>,
+) -> Option<Waiting> {
+    let own = match plus {
+        Some(Ack::RouterDrained(ack)) if ack.router_name == router => Some(ack),
+        _ => None,
+    };
+    match own.or_else(|| view.drained_ack(partition, router, id)) {
+        None => Some(Waiting::RouterDrained(router.to_owned())),
+        Some(ack) if ack.gave_up => Some(Waiting::RouterGaveUp(router.to_owned())),
+        Some(_) => None,
+    }
+}
+
+fn has_cut_over(view: &View, partition: PartitionId, router: &str, id: HandoffId, plus: Option<&Ack>) -> bool {
+    matches!(plus, Some(Ack::RouterCutover(ack)) if ack.router_name == router)
+        || view.cutover_ack(partition, router, id).is_some()
+}
+
+fn pod_has_said(
+    view: &View,
+    partition: PartitionId,
+    pod: &str,
+    kind: PodAckKind,
+    id: HandoffId,
+    plus: Option<&Ack>,
+) -> bool {
+    matches!(plus, Some(Ack::Pod(ack)) if ack.pod_name == pod && ack.ack == kind)
+        || view.pod_ack(partition, pod, kind, id).is_some()
+}

@@ -1,0 +1,141 @@
+//! What a pod must do with a partition, and which epoch it may accept requests of.
+//!
+//! Pure and level-triggered, like [`router`](super::router): a shell compares the [`Duty`] with what it is doing and
+//! makes the two agree. Promise: at any revision at most one pod is told to serve a partition, and an old owner is told
+//! to refuse before a new one is told to serve.
+
+use super::advance::{in_need_of_repair, old_confirms, pending_bound};
+use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId};
+use crate::records::{Handoff, Mode, Phase, PodAckKind};
+use crate::txn::{Compare, Op, Txn};
+use crate::view::{PodLife, View};
+
+/// What a pod has to do with a partition now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Duty {
+    /// Nothing: it neither owns the partition nor is it to get it. State that it holds can go.
+    Idle,
+    /// Copy the state, then move the handoff to `Ready` ([`warmed`]).
+    Warm {
+        /// The handoff.
+        handoff: HandoffId,
+        /// The epoch that the pod will have.
+        epoch: Epoch,
+    },
+    /// Keep what was copied; others are at work.
+    Stand {
+        /// The handoff.
+        handoff: HandoffId,
+        /// The epoch that the pod will have.
+        epoch: Epoch,
+    },
+    /// The log is at rest: read what is missing, then say `synced`.
+    Sync {
+        /// The handoff.
+        handoff: HandoffId,
+        /// The epoch that the pod will have.
+        epoch: Epoch,
+    },
+    /// Accept requests that carry this epoch.
+    Serve {
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// Refuse new requests, let what goes on end, then say `drained`.
+    Drain {
+        /// The handoff.
+        handoff: HandoffId,
+        /// The epoch that ends.
+        epoch: Epoch,
+    },
+    /// Let go of the state, then say `released`.
+    Release {
+        /// The handoff.
+        handoff: HandoffId,
+    },
+}
+
+/// What the pod `me`, in the life `incarnation`, has to do with a partition.
+pub fn duty(view: &View, me: &str, incarnation: Incarnation, partition: PartitionId) -> Duty {
+    let Some(record) = view.live_pod(me, incarnation) else {
+        return Duty::Idle;
+    };
+    if view.is_malformed(partition) {
+        return Duty::Idle;
+    }
+    let assigned = view
+        .assignments
+        .get(&partition)
+        .map(|assignment| &assignment.value)
+        .filter(|assignment| assignment.owner == me && assignment.incarnation == incarnation);
+    let Some(standing) = view.handoffs.get(&partition) else {
+        return assigned.map_or(Duty::Idle, |assignment| Duty::Serve { epoch: assignment.epoch });
+    };
+    let (handoff, value) = (standing.id(), &standing.value);
+    let epoch = value.epoch;
+    let is_new = value.new_owner == me && value.new_incarnation == incarnation;
+    let is_old = value.old_owner.as_deref() == Some(me) && value.old_incarnation == incarnation;
+    let said = |kind| view.pod_ack(partition, me, kind, handoff).is_some();
+    match (value.phase, value.mode) {
+        (Phase::Warming, _) if is_new => Duty::Warm { handoff, epoch },
+        // It reads the tail itself before its first request; no such move is planned to a pod that reads it when told.
+        (Phase::Ready, Mode::Independent) if is_new && value.old_owner.is_some() => Duty::Serve { epoch },
+        (Phase::Syncing, _) if is_new => {
+            let due = record.capabilities.sync && !said(PodAckKind::Synced) && log_at_rest(view, value, handoff);
+            if due { Duty::Sync { handoff, epoch } } else { Duty::Stand { handoff, epoch } }
+        }
+        (Phase::Ready, _) if is_new => Duty::Stand { handoff, epoch },
+        (Phase::Syncing, _) if is_old && record.capabilities.drained => match assigned {
+            Some(assignment) => Duty::Drain { handoff, epoch: assignment.epoch },
+            None => Duty::Idle,
+        },
+        (Phase::Switching, _) if is_old => Duty::Stand { handoff, epoch },
+        (Phase::Complete, _) if is_old && record.capabilities.released && !said(PodAckKind::Released) => {
+            Duty::Release { handoff }
+        }
+        _ => assigned.map_or(Duty::Idle, |assignment| Duty::Serve { epoch: assignment.epoch }),
+    }
+}
+
+/// The transaction by which a new owner says that it is warm: `Warming` → `Ready`. `None` if there is no such handoff, or
+/// one of its parties cannot be read.
+pub fn warmed(
+    view: &View,
+    me: &str,
+    incarnation: Incarnation,
+    handoff: HandoffId,
+    partition: PartitionId,
+    now: u64,
+) -> Option<Txn> {
+    let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff)?;
+    if record.value.phase != Phase::Warming || !in_need_of_repair(view, &record.value).is_empty() {
+        return None;
+    }
+    let ready = Handoff { phase: Phase::Ready, phase_entered_at: now, ..record.value.clone() };
+    let key = view.keys().handoff(partition);
+    let mut when = vec![
+        Compare::unchanged_since(key.clone(), record.mod_revision),
+        Compare::created_at(view.keys().pod(me), incarnation.revision()),
+    ];
+    if record.value.mode == Mode::Independent && record.value.old_owner.is_some() {
+        // It would still send to the old owner after the first one has switched. The coordinator cancels such a move.
+        when.push(Compare::none_created_after(view.keys().routers(), handoff.revision()));
+    }
+    Some(Txn { when, then: vec![Op::Put { key, value: crate::records::encode(&ready), lease: None }], otherwise: None })
+}
+
+/// Whether nobody appends to the partition's log any more: the old owner has said so, cannot say, or is dead and has
+/// nothing left to work on.
+fn log_at_rest(view: &View, handoff: &Handoff, id: HandoffId) -> bool {
+    let Some(old) = handoff.old_owner.as_deref() else {
+        return true;
+    };
+    if view.pod_ack(handoff.partition, old, PodAckKind::Drained, id).is_some() {
+        return true;
+    }
+    match view.life(old, handoff.old_incarnation) {
+        PodLife::Over => pending_bound(view, handoff.partition).is_none(),
+        PodLife::Unreadable => false,
+        PodLife::Registered(_) | PodLife::Leaseless(_) => !old_confirms(view, handoff),
+    }
+}

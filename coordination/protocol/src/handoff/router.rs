@@ -1,0 +1,254 @@
+//! What a router must do with a partition, given what it sees and what it is doing with it.
+//!
+//! Pure. A shell asks [`next_step`] after every change of the view or of the partition's stage, carries out the answer
+//! and asks again until there is none. Level-triggered: the answer depends on no event, so a router that starts, that
+//! missed events or that comes back from a lost store derives the same steps.
+//! Promise: a request goes to a pod only under the owner and epoch that the view names, and never to an old owner once
+//! its handoff is in `Ready` and this router has stopped ([`may_stop_later`]).
+//! Elsewhere: gate and stash (`segue-proxy`), who is waited for ([`advance`](super::advance)).
+
+use std::time::Duration;
+
+use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
+use crate::records::{Handoff, Mode, Phase};
+use crate::view::View;
+
+/// Where a partition's requests go: this life of a pod, under this epoch.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Target {
+    /// The pod's name.
+    pub pod: String,
+    /// Which life of it.
+    pub incarnation: Incarnation,
+    /// The epoch that requests are stamped with.
+    pub epoch: Epoch,
+}
+
+/// Why a partition's requests are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum HoldCause {
+    /// Nobody alive owns it.
+    NoOwner,
+    /// It is being handed over.
+    Handoff,
+    /// This router may not trust its lease.
+    Fenced,
+}
+
+/// Where the view says that a partition's requests go.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// To this pod.
+    To(Target),
+    /// Nowhere for now.
+    Hold(HoldCause),
+}
+
+/// What the operator wants when the store is lost (`on_store_loss`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OnStoreLoss {
+    /// Serve owners that have both `fence` and `drained`, fence for the others.
+    #[default]
+    Auto,
+    /// Stash everything.
+    Fence,
+    /// Go on by the last table known.
+    Serve,
+}
+
+/// Whether the router may act on what it sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Trust {
+    /// Its lease stands.
+    Held,
+    /// Its lease clock has run out: the store is out of reach and the view may be stale.
+    RunOut(OnStoreLoss),
+    /// Its registration is gone or replaced.
+    Gone,
+}
+
+/// What a router is doing with a partition.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Requests pass.
+    Open(Target),
+    /// New requests are stashed; some are still in flight to this target.
+    Draining(Target),
+    /// New requests are stashed; none is in flight.
+    Held,
+    /// The stash empties to this target; new requests go behind it.
+    Flushing(Target),
+}
+
+/// One thing to do next.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Close the gate: new requests are stashed from here on. (`Open`, `Flushing` → `Draining`)
+    Stop,
+    /// Route to this target and flush the stash there. (`Held`, or `Draining` from the same target → `Flushing`)
+    Switch(Target),
+    /// Write the `RouterDrainedAck` for this handoff.
+    AckDrained(HandoffId),
+    /// Write the `RouterCutoverAck` for this handoff.
+    AckCutover(HandoffId),
+}
+
+/// Where the partition's requests go, as this view has it.
+pub fn route(view: &View, partition: PartitionId, trust: Trust) -> Route {
+    if trust == Trust::Gone {
+        return Route::Hold(HoldCause::Fenced);
+    }
+    if view.is_malformed(partition) {
+        return Route::Hold(HoldCause::NoOwner);
+    }
+    let (target, capabilities) = match view.handoffs.get(&partition).map(|handoff| &handoff.value) {
+        Some(Handoff { phase: Phase::Ready | Phase::Syncing, mode: Mode::Barrier, .. }) => {
+            return Route::Hold(HoldCause::Handoff);
+        }
+        Some(Handoff { phase: Phase::Ready | Phase::Syncing, old_owner: None, .. }) => {
+            return Route::Hold(HoldCause::Handoff);
+        }
+        Some(handoff @ Handoff { phase: Phase::Ready | Phase::Syncing, mode: Mode::Independent, .. }) => {
+            let Some(pod) = view.live_new_owner(handoff) else {
+                return Route::Hold(HoldCause::NoOwner);
+            };
+            let (pod_name, incarnation) = (handoff.new_owner.clone(), handoff.new_incarnation);
+            (Target { pod: pod_name, incarnation, epoch: handoff.epoch }, pod.capabilities)
+        }
+        _ => {
+            let Some((assignment, pod)) = view.live_owner(partition) else {
+                return Route::Hold(HoldCause::NoOwner);
+            };
+            let (pod_name, incarnation) = (assignment.owner.clone(), assignment.incarnation);
+            (Target { pod: pod_name, incarnation, epoch: assignment.epoch }, pod.capabilities)
+        }
+    };
+    match trust {
+        Trust::RunOut(OnStoreLoss::Fence) => Route::Hold(HoldCause::Fenced),
+        Trust::RunOut(OnStoreLoss::Auto) if !(capabilities.fence && capabilities.drained) => {
+            Route::Hold(HoldCause::Fenced)
+        }
+        _ => Route::To(target),
+    }
+}
+
+/// The next step of router `me` for a partition that is at `stage`.
+///
+/// `backing_off`: the target has just refused the partition, so it is not tried again yet.
+pub fn next_step(
+    view: &View,
+    me: &str,
+    partition: PartitionId,
+    trust: Trust,
+    stage: &Stage,
+    backing_off: bool,
+) -> Option<Step> {
+    match (route(view, partition, trust), stage) {
+        (Route::To(to), Stage::Open(at)) if to == *at => cutover_due(view, me, partition, at).map(Step::AckCutover),
+        (Route::To(to), Stage::Flushing(at)) if to == *at => None,
+        (_, Stage::Open(_) | Stage::Flushing(_)) => Some(Step::Stop),
+        // The same owner at the same epoch: a handoff was cancelled, or a bounce is tried again. What is in flight
+        // there may stay: it was taken before, and the drain that did not end may be why the handoff was cancelled.
+        (Route::To(to), Stage::Draining(from)) if to == *from => (!backing_off).then_some(Step::Switch(to)),
+        (_, Stage::Draining(_)) => None,
+        (Route::To(to), Stage::Held) => (!backing_off).then_some(Step::Switch(to)),
+        (Route::Hold(_), Stage::Held) => drained_due(view, me, partition).map(Step::AckDrained),
+    }
+}
+
+/// Since which revision a partition could be stopped that need not be stopped at once: its handoff waits for this router,
+/// which says when it has drained, and until then may route on to the old owner. To stop later is the same as to see the
+/// handoff later. `None`: it must not go on.
+pub fn may_stop_later(view: &View, partition: PartitionId, trust: Trust, stage: &Stage) -> Option<Revision> {
+    let handoff = view.handoffs.get(&partition)?;
+    let record = &handoff.value;
+    let waits = record.phase == Phase::Ready && record.mode == Mode::Barrier && !view.is_malformed(partition);
+    let (assignment, _) = view.live_owner(partition)?;
+    let is_owner = |at: &Target| {
+        at.pod == assignment.owner && at.incarnation == assignment.incarnation && at.epoch == assignment.epoch
+    };
+    let is_old =
+        record.old_owner.as_ref() == Some(&assignment.owner) && record.old_incarnation == assignment.incarnation;
+    let serves = matches!(stage, Stage::Open(at) if is_owner(at) && is_old);
+    (waits && serves && trust == Trust::Held).then_some(handoff.mod_revision)
+}
+
+fn drained_due(view: &View, me: &str, partition: PartitionId) -> Option<HandoffId> {
+    let standing = view.handoffs.get(&partition)?;
+    let (id, handoff) = (standing.id(), &standing.value);
+    let due = handoff.phase == Phase::Ready && handoff.mode == Mode::Barrier && handoff.old_owner.is_some();
+    let said = view.drained_ack(partition, me, id).is_some_and(|ack| !ack.gave_up);
+    (due && !said).then_some(id)
+}
+
+fn cutover_due(view: &View, me: &str, partition: PartitionId, at: &Target) -> Option<HandoffId> {
+    let standing = view.handoffs.get(&partition)?;
+    let (id, handoff) = (standing.id(), &standing.value);
+    let due = match handoff.mode {
+        Mode::Barrier => handoff.phase == Phase::Switching,
+        Mode::Independent => matches!(handoff.phase, Phase::Ready | Phase::Switching),
+    };
+    let switched = at.pod == handoff.new_owner && at.incarnation == handoff.new_incarnation;
+    (due && switched && view.cutover_ack(partition, me, id).is_none()).then_some(id)
+}
+
+/// What a router whose drain has not ended in time may do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DrainTimeout {
+    /// Close what is in flight, count it, go on.
+    Sever,
+    /// Ask for the handoff to be cancelled.
+    GiveUp,
+    /// Wait on, until [`dead_owner_patience`] is over.
+    Wait,
+}
+
+/// What the operator wants when a drain does not end in time (`drain.on_timeout`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OnDrainTimeout {
+    /// Sever where the old owner confirms that it has ended; else cancel.
+    #[default]
+    Auto,
+    /// Sever.
+    Sever,
+    /// Cancel.
+    Cancel,
+}
+
+/// How long exchanges with an owner that fences itself are waited for once its key is gone. Its work ended before the
+/// lease did, so nothing but an answer that is on its way can still arrive.
+const FENCED_OWNER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long after its key is gone a router severs what it still has in flight towards an owner. An owner without `fence`
+/// may still be at work, so its exchanges get all the time that an answer may take.
+pub fn dead_owner_patience(had_fence: bool, request_timeout: Duration) -> Duration {
+    if had_fence { FENCED_OWNER_PATIENCE } else { request_timeout }
+}
+
+/// What to do about a drain that has lasted `drain.timeout`. Severing stops no pod: only an old owner that can say
+/// `drained` makes it safe, or a dead one that fenced itself (`old_had_fence`, from when it was last seen alive).
+pub fn drain_timed_out(
+    view: &View,
+    partition: PartitionId,
+    policy: OnDrainTimeout,
+    old_had_fence: bool,
+) -> DrainTimeout {
+    let Some(handoff) = view.handoffs.get(&partition).map(|handoff| &handoff.value) else {
+        // The owner is gone and nothing is planned yet.
+        return if old_had_fence || policy == OnDrainTimeout::Sever { DrainTimeout::Sever } else { DrainTimeout::Wait };
+    };
+    match (policy, view.live_old_owner(handoff)) {
+        (OnDrainTimeout::Sever, _) => DrainTimeout::Sever,
+        // From `Switching` on there is no way back, and in `independent` there was none from `Ready` on.
+        _ if handoff.phase >= Phase::Switching
+            || (handoff.phase >= Phase::Ready && handoff.mode == Mode::Independent) =>
+        {
+            DrainTimeout::Sever
+        }
+        (OnDrainTimeout::Cancel, Some(_)) => DrainTimeout::GiveUp,
+        (OnDrainTimeout::Auto, Some(pod)) if pod.capabilities.drained => DrainTimeout::Sever,
+        (OnDrainTimeout::Auto, Some(_)) => DrainTimeout::GiveUp,
+        (_, None) if old_had_fence => DrainTimeout::Sever,
+        (_, None) => DrainTimeout::Wait,
+    }
+}

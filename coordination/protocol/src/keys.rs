@@ -1,0 +1,178 @@
+//! The names of a keyspace's keys, and what a name stands for. The layout is the protocol's and fixed.
+
+use crate::ids::PartitionId;
+use crate::records::PodAckKind;
+
+/// Builds and reads the keys of one keyspace: everything below `{prefix}{keyspace}/`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Keyspace {
+    root: String,
+}
+
+/// What a key is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum KeyName {
+    /// `config`
+    Config,
+    /// `pods/{pod}`
+    Pod(String),
+    /// `routers/{router}`
+    Router(String),
+    /// `assignments/{partition}`
+    Assignment(PartitionId),
+    /// `handoffs/{partition}`
+    Handoff(PartitionId),
+    /// `handoff_drains/{partition}/{router}`
+    RouterDrained(PartitionId, String),
+    /// `handoff_acks/{partition}/{router}`
+    RouterCutover(PartitionId, String),
+    /// `pod_acks/{partition}/{pod}/{ack}`
+    PodAck(PartitionId, String, PodAckKind),
+    /// `coordinator/leader`
+    Leader,
+}
+
+impl Keyspace {
+    /// The keyspace `name` below `prefix`, which ends with a slash.
+    pub fn new(prefix: &str, name: &str) -> Self {
+        Keyspace { root: format!("{prefix}{name}/") }
+    }
+
+    /// The prefix of every key of the keyspace.
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// The key of the keyspace's own settings.
+    pub fn config(&self) -> String {
+        format!("{}config", self.root)
+    }
+
+    /// The key of the elected coordinator.
+    pub fn leader(&self) -> String {
+        format!("{}coordinator/leader", self.root)
+    }
+
+    /// The registration of a pod.
+    pub fn pod(&self, pod: &str) -> String {
+        format!("{}pods/{pod}", self.root)
+    }
+
+    /// The prefix of all routers' registrations.
+    pub fn routers(&self) -> String {
+        format!("{}routers/", self.root)
+    }
+
+    /// The registration of a router.
+    pub fn router(&self, router: &str) -> String {
+        format!("{}routers/{router}", self.root)
+    }
+
+    /// The record of who owns a partition.
+    pub fn assignment(&self, partition: PartitionId) -> String {
+        format!("{}assignments/{partition}", self.root)
+    }
+
+    /// The record of a partition's handoff.
+    pub fn handoff(&self, partition: PartitionId) -> String {
+        format!("{}handoffs/{partition}", self.root)
+    }
+
+    /// A router's word that it has drained.
+    pub fn router_drained(&self, partition: PartitionId, router: &str) -> String {
+        format!("{}handoff_drains/{partition}/{router}", self.root)
+    }
+
+    /// A router's word that it has cut over.
+    pub fn router_cutover(&self, partition: PartitionId, router: &str) -> String {
+        format!("{}handoff_acks/{partition}/{router}", self.root)
+    }
+
+    /// A pod's word.
+    pub fn pod_ack(&self, partition: PartitionId, pod: &str, kind: PodAckKind) -> String {
+        format!("{}pod_acks/{partition}/{pod}/{}", self.root, kind.as_str())
+    }
+
+    /// The prefixes below which all acks of a partition's handoff lie.
+    pub fn acks_of(&self, partition: PartitionId) -> [String; 3] {
+        ["handoff_drains", "handoff_acks", "pod_acks"].map(|kind| format!("{}{kind}/{partition}/", self.root))
+    }
+
+    /// What `key` is about; `None` if it is no key of this keyspace that this version knows.
+    pub fn parse(&self, key: &str) -> Option<KeyName> {
+        let mut parts = key.strip_prefix(self.root.as_str())?.split('/');
+        let kind = parts.next()?;
+        let name = match kind {
+            "config" => KeyName::Config,
+            "coordinator" => (parts.next()? == "leader").then_some(KeyName::Leader)?,
+            "pods" => KeyName::Pod(name(parts.next()?)?),
+            "routers" => KeyName::Router(name(parts.next()?)?),
+            "assignments" => KeyName::Assignment(number(parts.next()?)?),
+            "handoffs" => KeyName::Handoff(number(parts.next()?)?),
+            "handoff_drains" => KeyName::RouterDrained(number(parts.next()?)?, name(parts.next()?)?),
+            "handoff_acks" => KeyName::RouterCutover(number(parts.next()?)?, name(parts.next()?)?),
+            "pod_acks" => {
+                let partition = number(parts.next()?)?;
+                let pod = name(parts.next()?)?;
+                KeyName::PodAck(partition, pod, PodAckKind::parse(parts.next()?)?)
+            }
+            _ => return None,
+        };
+        parts.next().is_none().then_some(name)
+    }
+}
+
+fn name(part: &str) -> Option<String> {
+    (!part.is_empty()).then(|| part.to_owned())
+}
+
+/// The canonical decimal form alone, so that two keys never mean one partition.
+fn number(part: &str) -> Option<PartitionId> {
+    let canonical = part == "0" || (!part.starts_with('0') && part.bytes().all(|byte| byte.is_ascii_digit()));
+    canonical.then(|| part.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P0: PartitionId = PartitionId::new(0);
+    const P7: PartitionId = PartitionId::new(7);
+    const P1023: PartitionId = PartitionId::new(1023);
+
+    #[test]
+    fn every_key_reads_back_as_what_it_was_built_from() {
+        let keys = Keyspace::new("/segue/", "default");
+        for (key, name) in [
+            (keys.config(), KeyName::Config),
+            (keys.leader(), KeyName::Leader),
+            (keys.pod("w-0"), KeyName::Pod("w-0".into())),
+            (keys.router("r"), KeyName::Router("r".into())),
+            (keys.assignment(P0), KeyName::Assignment(P0)),
+            (keys.handoff(P1023), KeyName::Handoff(P1023)),
+            (keys.router_drained(P7, "r"), KeyName::RouterDrained(P7, "r".into())),
+            (keys.router_cutover(P7, "r"), KeyName::RouterCutover(P7, "r".into())),
+            (keys.pod_ack(P7, "w", PodAckKind::Released), KeyName::PodAck(P7, "w".into(), PodAckKind::Released)),
+        ] {
+            assert_eq!(keys.parse(&key), Some(name), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_not_canonical_means_nothing() {
+        let keys = Keyspace::new("/segue/", "default");
+        for key in [
+            "/segue/default/assignments/07",
+            "/segue/default/assignments/-1",
+            "/segue/default/assignments/",
+            "/segue/default/assignments/4294967296",
+            "/segue/default/pods/",
+            "/segue/default/pods/a/b",
+            "/segue/other/pods/a",
+            "/segue/default/pod_acks/1/w/flushed",
+            "/segue/default/news",
+        ] {
+            assert_eq!(keys.parse(key), None, "{key}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Whether a router maps requests to partitions as the keyspace does.
+//!
+//! Pure. The keyspace's mapping stands in its settings. The first router writes it, and a router with another one keeps
+//! its routes shut: two routers that map one key to two partitions would send it to two pods.
+
+use crate::ids::Revision;
+use crate::records::{KeyspaceConfig, Partitioner, encode};
+use crate::txn::{Compare, Op, Txn};
+use crate::view::{Stamped, View};
+
+/// The answer of a router that is not registered yet to the keyspace's mapping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Agreement {
+    /// The mapping is its own: it may register.
+    Same,
+    /// No mapping stands: it writes its own.
+    Write(Txn),
+    /// Another mapping stands, which it may replace as long as no router is registered. If it cannot, it waits.
+    Replace {
+        /// The mapping that stands.
+        standing: Partitioner,
+        /// The transaction, which fails while a router is registered.
+        txn: Txn,
+    },
+    /// There are no settings that can be read: it waits.
+    Wait(String),
+}
+
+/// Compares the mapping `own` of a router with the one that the view shows.
+pub fn agree(view: &View, own: &Partitioner) -> Agreement {
+    let Some(config) = &view.config else {
+        return match view.malformed.get(&view.keys().config()) {
+            _ if is_shown(view, own) => Agreement::Same,
+            Some(reason) => Agreement::Wait(format!("the keyspace's settings cannot be read: {reason}")),
+            None => Agreement::Wait("the keyspace has no settings yet: no coordinator has led".to_owned()),
+        };
+    };
+    match &config.value.partitioner {
+        Some(standing) if standing == own => Agreement::Same,
+        None => Agreement::Write(write(view, config, own)),
+        Some(standing) => {
+            let mut txn = write(view, config, own);
+            txn.when.push(Compare::none_created_after(view.keys().routers(), Revision::ZERO));
+            Agreement::Replace { standing: standing.clone(), txn }
+        }
+    }
+}
+
+/// Whether the settings that were read last show this mapping. A running router for which they do not fences.
+pub fn is_shown(view: &View, own: &Partitioner) -> bool {
+    view.settings().is_some_and(|settings| settings.partitioner.as_ref() == Some(own))
+}
+
+fn write(view: &View, config: &Stamped<KeyspaceConfig>, own: &Partitioner) -> Txn {
+    let key = view.keys().config();
+    let value = encode(&KeyspaceConfig { partitioner: Some(own.clone()), ..config.value.clone() });
+    Txn {
+        when: vec![Compare::unchanged_since(key.clone(), config.mod_revision)],
+        then: vec![Op::Put { key, value, lease: None }],
+        otherwise: None,
+    }
+}

@@ -1,0 +1,267 @@
+//! What the coordinator writes, and under which conditions.
+//!
+//! An [`Action`] carries what it was decided from (revisions, incarnations); [`txn`] turns that into guards. Must stay
+//! true: every transaction of the coordinator fails if another leads, if the partition's record or assignment is not
+//! the one that was seen, or if what justified the action is no longer so, however old the action is by then.
+
+use std::fmt;
+
+use super::budget::MoveCause;
+use crate::handoff::advance::{Waiting, delete_handoff, flip};
+use crate::ids::{PartitionId, Revision};
+use crate::records::{Handoff, KeyspaceConfig, Mode, Phase, encode};
+use crate::txn::{Compare, Keys, Op, Txn};
+use crate::view::{Stamped, View};
+
+/// A handoff as it was seen when something was decided about it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Standing {
+    /// Its record.
+    pub handoff: Stamped<Handoff>,
+    /// The `mod_revision` of the partition's assignment; 0 if it had none.
+    pub assignment: Revision,
+}
+
+impl Standing {
+    /// The partition that it moves.
+    pub fn partition(&self) -> PartitionId {
+        self.handoff.value.partition
+    }
+}
+
+/// Why a handoff was cancelled.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum CancelReason {
+    /// The new owner is dead.
+    NewOwnerDead,
+    /// The new owner began to drain while it was warming.
+    NewOwnerDraining,
+    /// The new owner did not get warm in time.
+    WarmTimeout,
+    /// The phase lasted too long.
+    PhaseTimeout {
+        /// Which phase.
+        phase: Phase,
+        /// Who was waited for.
+        waiting: Vec<Waiting>,
+    },
+    /// A router could not drain.
+    GaveUp {
+        /// The router.
+        router: String,
+    },
+    /// Another router registered while an `independent` handoff was warming.
+    SecondRouter,
+    /// The keyspace does not have this partition.
+    BeyondConfig,
+    /// The assignment is not the one that the handoff started from.
+    AssignmentChanged,
+    /// Its place is needed for a partition that nobody alive owns.
+    MoreUrgent,
+}
+
+impl CancelReason {
+    /// The reason as metrics name it.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            CancelReason::NewOwnerDead => "new_owner_dead",
+            CancelReason::NewOwnerDraining => "new_owner_draining",
+            CancelReason::WarmTimeout => "warm_timeout",
+            CancelReason::PhaseTimeout { .. } => "phase_timeout",
+            CancelReason::GaveUp { .. } => "gave_up",
+            CancelReason::SecondRouter => "second_router",
+            CancelReason::BeyondConfig => "beyond_config",
+            CancelReason::AssignmentChanged => "assignment_changed",
+            CancelReason::MoreUrgent => "more_urgent",
+        }
+    }
+}
+
+impl fmt::Display for CancelReason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CancelReason::NewOwnerDead => out.write_str("the new owner is dead"),
+            CancelReason::NewOwnerDraining => out.write_str("the new owner is draining"),
+            CancelReason::WarmTimeout => out.write_str("the new owner did not get warm in time"),
+            CancelReason::PhaseTimeout { phase, waiting } => {
+                write!(out, "{} lasted too long, waiting for {}", phase.as_str(), all(waiting))
+            }
+            CancelReason::GaveUp { router } => write!(out, "router {router} could not drain"),
+            CancelReason::SecondRouter => {
+                out.write_str("independent mode needs a single router, and another one registered")
+            }
+            CancelReason::BeyondConfig => out.write_str("the keyspace has no such partition"),
+            CancelReason::AssignmentChanged => {
+                out.write_str("the assignment is not the one that the move started from")
+            }
+            CancelReason::MoreUrgent => out.write_str("its place is needed for a partition that nobody alive owns"),
+        }
+    }
+}
+
+/// All that are waited for, in words.
+pub(super) fn all(waiting: &[Waiting]) -> String {
+    waiting.iter().map(Waiting::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// One thing that the coordinator does, decided from what it carries.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Write the settings of the keyspace.
+    WriteConfig {
+        /// What they are to be.
+        config: KeyspaceConfig,
+        /// The `mod_revision` of what stood there; 0: nothing.
+        seen: Revision,
+    },
+    /// Begin a move. The times in the record are filled in by [`txn`].
+    Create {
+        /// The record; its `reason` says why, in words.
+        handoff: Handoff,
+        /// Why, as a kind.
+        cause: MoveCause,
+        /// The `mod_revision` of the assignment that it starts from; 0: none.
+        assignment: Revision,
+        /// The revision of the view in which the routers were counted.
+        seen: Revision,
+    },
+    /// Give a move up; the old owner goes on.
+    Cancel {
+        /// The handoff.
+        standing: Standing,
+        /// Why.
+        reason: CancelReason,
+    },
+    /// The new owner died past the point of no return: it becomes a dead owner, from which the next move starts.
+    Abandon {
+        /// The handoff.
+        standing: Standing,
+    },
+    /// Tidy a completed move away whose old owner does not say that it has released.
+    Delete {
+        /// The handoff.
+        standing: Standing,
+        /// Who has not answered.
+        waiting: Vec<Waiting>,
+    },
+    /// Delete acks whose handoff is gone.
+    Sweep {
+        /// Of this partition.
+        partition: PartitionId,
+    },
+}
+
+impl Action {
+    /// The partition that it is about, if it is about one.
+    pub fn partition(&self) -> Option<PartitionId> {
+        match self {
+            Action::WriteConfig { .. } => None,
+            Action::Create { handoff, .. } => Some(handoff.partition),
+            Action::Cancel { standing, .. } | Action::Abandon { standing } | Action::Delete { standing, .. } => {
+                Some(standing.partition())
+            }
+            Action::Sweep { partition } => Some(*partition),
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::WriteConfig { config, .. } => write!(out, "set the keyspace to {} partitions", config.partitions),
+            Action::Create { handoff, .. } => {
+                let (partition, from, to) = (handoff.partition, &handoff.old_owner, &handoff.new_owner);
+                let from = from.as_deref().unwrap_or("nobody");
+                write!(out, "move partition {partition} from {from} to {to}: {}", handoff.reason)
+            }
+            Action::Cancel { standing, reason } => {
+                let (partition, to) = (standing.partition(), &standing.handoff.value.new_owner);
+                write!(out, "cancel the move of partition {partition} to {to}: {reason}")
+            }
+            Action::Abandon { standing } => {
+                let (partition, to) = (standing.partition(), &standing.handoff.value.new_owner);
+                write!(out, "begin the move of partition {partition} anew: {to} died after it had taken over")
+            }
+            Action::Delete { standing, waiting } => {
+                let partition = standing.partition();
+                write!(out, "end the move of partition {partition} without waiting for {}", all(waiting))
+            }
+            Action::Sweep { partition } => write!(out, "delete acks of partition {partition} whose handoff is gone"),
+        }
+    }
+}
+
+/// The transaction that carries `action` out, for the leader whose key was created at `term`.
+///
+/// `None` unless the view shows that very leader: before it does, the view may be older than the election. The view is
+/// asked for nothing else but the names of keys; what is guarded is what the action was decided from, so an action may be
+/// carried out under a later view than it was decided under. `now_ms` is written for people.
+pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<Txn> {
+    view.leader.as_ref().filter(|leader| leader.create_revision == term)?;
+    let keys = view.keys();
+    let mut when = vec![Compare::created_at(keys.leader(), term)];
+    let then = match action {
+        Action::WriteConfig { config, seen } => {
+            when.push(Compare::unchanged_since(keys.config(), *seen));
+            vec![put(keys.config(), encode(config))]
+        }
+        Action::Create { handoff, assignment, seen, .. } => {
+            // Never overwritten: a put over a standing record would keep its identity and inherit its acks.
+            when.push(Compare::unchanged_since(keys.handoff(handoff.partition), Revision::ZERO));
+            when.push(Compare::unchanged_since(keys.assignment(handoff.partition), *assignment));
+            when.push(Compare::created_at(keys.pod(&handoff.new_owner), handoff.new_incarnation.revision()));
+            if handoff.mode == Mode::Independent {
+                when.push(Compare::none_created_after(keys.routers(), *seen));
+            }
+            let record = Handoff { started_at: now_ms, phase_entered_at: now_ms, ..handoff.clone() };
+            vec![put(keys.handoff(handoff.partition), encode(&record))]
+        }
+        Action::Cancel { standing, reason } => {
+            when.extend(still(view, standing));
+            if *reason == CancelReason::NewOwnerDead {
+                when.push(new_owner_is_gone(view, standing));
+            }
+            delete_handoff(view, standing.partition())
+        }
+        Action::Abandon { standing } => {
+            when.extend(still(view, standing));
+            when.push(new_owner_is_gone(view, standing));
+            let handoff = &standing.handoff.value;
+            let mut then = delete_handoff(view, handoff.partition);
+            // In `independent` the assignment flips last, and requests may have reached the new owner before.
+            if handoff.phase < Phase::Switching {
+                then.push(flip(view, handoff).1);
+            }
+            then
+        }
+        Action::Delete { standing, .. } => {
+            when.extend(still(view, standing));
+            delete_handoff(view, standing.partition())
+        }
+        Action::Sweep { partition } => {
+            when.push(Compare::unchanged_since(keys.handoff(*partition), Revision::ZERO));
+            keys.acks_of(*partition).map(|prefix| Op::Delete(Keys::Prefix(prefix))).into()
+        }
+    };
+    Some(Txn { when, then, otherwise: None })
+}
+
+/// Record and assignment are those that were seen. With the record its phase: what was seen before the point of no
+/// return has not passed it.
+fn still(view: &View, standing: &Standing) -> [Compare; 2] {
+    let (keys, partition) = (view.keys(), standing.partition());
+    [
+        Compare::unchanged_since(keys.handoff(partition), standing.handoff.mod_revision),
+        Compare::unchanged_since(keys.assignment(partition), standing.assignment),
+    ]
+}
+
+/// No key of the new owner's incarnation stands. A later life under its name is no obstacle.
+fn new_owner_is_gone(view: &View, standing: &Standing) -> Compare {
+    let handoff = &standing.handoff.value;
+    Compare::not_created_at(view.keys().pod(&handoff.new_owner), handoff.new_incarnation.revision())
+}
+
+fn put(key: String, value: Vec<u8>) -> Op {
+    Op::Put { key, value, lease: None }
+}

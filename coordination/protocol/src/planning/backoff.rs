@@ -1,0 +1,230 @@
+//! What failed, how often, and how long it is left alone for that.
+//!
+//! A partition whose move was cancelled for a timeout or a drain that did not end waits before it is moved again. A pod
+//! that did not get ready in time (or did not read the tail in time, or died over it) is shunned: it keeps what it has and
+//! gets no more. That belongs to the pod's name, so that one which crashes each time it warms does not begin anew with
+//! each life.
+//! Both waits double with each failure in a row, and a move that reaches `Switching` ends the row. A pod is shunned for
+//! twice as long as the partition waits, so that the next try goes elsewhere if there is an elsewhere.
+//! Must stay true: one handoff fails once, however often its cancel has to be tried, and failures of one pod that fall
+//! into one wait count once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::actions::{Action, CancelReason};
+use super::notice::Notice;
+use crate::handoff::advance::Waiting;
+use crate::ids::PartitionId;
+
+/// How long the first failure is waited out; each further one in a row doubles it. A partition that nobody alive owns
+/// never waits longer than this.
+pub const FIRST_BACK_OFF: Duration = Duration::from_secs(5);
+
+/// The longest wait of a partition.
+pub const MAX_BACK_OFF: Duration = Duration::from_secs(600);
+
+/// How many of a partition's waits a pod is shunned for.
+const SHUNNED_FOR: u32 = 2;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct BackOff {
+    failures: u32,
+    since: Duration,
+    until: Duration,
+}
+
+impl BackOff {
+    const NONE: BackOff = BackOff { failures: 0, since: Duration::ZERO, until: Duration::ZERO };
+
+    /// `scale`: how many times the usual wait.
+    fn fail(&mut self, now: Duration, scale: u32) {
+        self.since = now;
+        if now < self.until {
+            return;
+        }
+        let factor = 1u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.until = now + FIRST_BACK_OFF.saturating_mul(factor).min(MAX_BACK_OFF) * scale;
+    }
+
+    fn is_forgotten(&self, now: Duration) -> bool {
+        self.until + MAX_BACK_OFF < now
+    }
+}
+
+/// All back-offs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(super) struct BackOffs {
+    partitions: BTreeMap<PartitionId, BackOff>,
+    pods: BTreeMap<String, BackOff>,
+}
+
+impl BackOffs {
+    /// Takes note of a handoff that is given up.
+    pub(super) fn note(&mut self, action: &Action, now: Duration) {
+        let Action::Cancel { standing, reason } = action else {
+            return;
+        };
+        let handoff = &standing.handoff.value;
+        let new_owner_is_slow = match reason {
+            CancelReason::WarmTimeout => true,
+            CancelReason::PhaseTimeout { waiting, .. } => {
+                waiting.iter().any(|who| matches!(who, Waiting::PodSynced(_)))
+            }
+            // The partition is planned anew at once, to another pod.
+            CancelReason::NewOwnerDead => return self.shun(&handoff.new_owner, now),
+            CancelReason::GaveUp { .. } => false,
+            // These are answered by planning anew, at once.
+            CancelReason::NewOwnerDraining
+            | CancelReason::SecondRouter
+            | CancelReason::BeyondConfig
+            | CancelReason::AssignmentChanged
+            | CancelReason::MoreUrgent => return,
+        };
+        let partition = self.partitions.entry(handoff.partition).or_insert(BackOff::NONE);
+        partition.fail(now, 1);
+        if new_owner_is_slow {
+            self.shun(&handoff.new_owner, now);
+        }
+    }
+
+    fn shun(&mut self, pod: &str, now: Duration) {
+        self.pods.entry(pod.to_owned()).or_insert(BackOff::NONE).fail(now, SHUNNED_FOR);
+    }
+
+    /// A handoff of the partition to this pod has reached `Switching`.
+    pub(super) fn succeeded(&mut self, partition: PartitionId, pod: &str) {
+        self.partitions.remove(&partition);
+        self.pods.remove(pod);
+    }
+
+    /// Until when the partition is not to be moved, if that is later than `now`.
+    pub(super) fn partition_waits(&self, partition: PartitionId, urgent: bool, now: Duration) -> Option<Duration> {
+        let back_off = self.partitions.get(&partition)?;
+        let until = if urgent { back_off.until.min(back_off.since + FIRST_BACK_OFF) } else { back_off.until };
+        Some(until).filter(|until| *until > now)
+    }
+
+    /// Whether the pod is to get no more for now.
+    pub(super) fn is_shunned(&self, pod: &str, now: Duration) -> bool {
+        self.pods.get(pod).is_some_and(|back_off| back_off.until > now)
+    }
+
+    /// When the next pod may be given partitions again.
+    pub(super) fn next_pod(&self, now: Duration) -> Option<Duration> {
+        self.pods.values().map(|back_off| back_off.until).filter(|until| *until > now).min()
+    }
+
+    /// Drops what was long ago.
+    pub(super) fn forget_old(&mut self, now: Duration) {
+        self.partitions.retain(|_, back_off| !back_off.is_forgotten(now));
+        self.pods.retain(|_, back_off| !back_off.is_forgotten(now));
+    }
+
+    /// Who is shunned.
+    pub(super) fn notices(&self, now: Duration) -> impl Iterator<Item = Notice> {
+        let shunned = self.pods.iter().filter(move |(_, back_off)| back_off.until > now);
+        shunned.map(|(pod, back_off)| Notice::Shunned { pod: pod.clone(), failures: back_off.failures })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Epoch, Incarnation, Revision};
+    use crate::planning::actions::Standing;
+    use crate::records::{Handoff, Phase};
+    use crate::view::Stamped;
+
+    const E1: Epoch = Epoch::new(1);
+    const P0: PartitionId = PartitionId::new(0);
+
+    const POD: (&str, Incarnation) = ("w-1", Incarnation::registered_at(Revision::new(7)));
+
+    /// A move of partition 0 to the pod is cancelled.
+    fn cancel(reason: CancelReason) -> Action {
+        let handoff = Handoff::new(P0, POD.0, POD.1, E1);
+        let handoff =
+            Stamped { create_revision: Revision::new(9), mod_revision: Revision::new(9), lease: None, value: handoff };
+        Action::Cancel { standing: Standing { handoff, assignment: Revision::ZERO }, reason }
+    }
+
+    fn timed_out(who: Waiting) -> Action {
+        cancel(CancelReason::PhaseTimeout { phase: Phase::Syncing, waiting: vec![who] })
+    }
+
+    #[test]
+    fn a_partition_that_nobody_owns_waits_no_longer_than_the_first_time() {
+        let mut backoffs = BackOffs::default();
+        let mut now = Duration::ZERO;
+        for _ in 0..6 {
+            backoffs.note(&cancel(CancelReason::GaveUp { router: "r".into() }), now);
+            now = backoffs.partition_waits(P0, false, now).unwrap();
+        }
+        assert_eq!(now, Duration::from_secs(5 + 10 + 20 + 40 + 80 + 160));
+        for _ in 0..3 {
+            backoffs.note(&cancel(CancelReason::GaveUp { router: "r".into() }), now);
+            let until = backoffs.partition_waits(P0, true, now).unwrap();
+            assert_eq!(until, now + FIRST_BACK_OFF, "also when it fails while it would otherwise wait");
+            now = until;
+        }
+    }
+
+    #[test]
+    fn a_pod_that_does_not_read_the_tail_is_shunned_and_one_that_others_wait_for_is_not() {
+        let now = Duration::ZERO;
+        for (who, shunned) in [
+            (Waiting::PodSynced("w-1".into()), true),
+            (Waiting::PodDrained("w-0".into()), false),
+            (Waiting::RouterDrained("r".into()), false),
+        ] {
+            let mut backoffs = BackOffs::default();
+            backoffs.note(&timed_out(who), now);
+            assert_eq!(backoffs.is_shunned(POD.0, now), shunned);
+            assert_eq!(backoffs.partition_waits(P0, false, now), Some(FIRST_BACK_OFF));
+        }
+    }
+
+    #[test]
+    fn a_success_is_forgiven_and_what_was_long_ago_forgotten() {
+        let mut backoffs = BackOffs::default();
+        backoffs.note(&cancel(CancelReason::WarmTimeout), Duration::ZERO);
+        let mut forgotten = backoffs.clone();
+        backoffs.succeeded(P0, POD.0);
+        assert_eq!(backoffs, BackOffs::default());
+        forgotten.forget_old(MAX_BACK_OFF);
+        assert!(forgotten != BackOffs::default());
+        forgotten.forget_old(MAX_BACK_OFF * 2);
+        assert_eq!(forgotten, BackOffs::default());
+    }
+
+    #[test]
+    fn a_pod_that_dies_over_its_warm_up_is_shunned_and_its_partition_waits_for_nothing() {
+        let mut backoffs = BackOffs::default();
+        backoffs.note(&cancel(CancelReason::NewOwnerDead), Duration::ZERO);
+        assert!(backoffs.is_shunned(POD.0, Duration::ZERO));
+        assert_eq!(backoffs.partition_waits(P0, false, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn each_failure_in_a_row_doubles_the_wait_up_to_the_longest() {
+        let mut back_off = BackOff::NONE;
+        let mut waits = Vec::new();
+        for _ in 0..40 {
+            let now = back_off.until;
+            back_off.fail(now, 1);
+            waits.push((back_off.until - now).as_secs());
+        }
+        assert_eq!(waits[..9], [5, 10, 20, 40, 80, 160, 320, 600, 600]);
+        assert_eq!(waits[39], 600);
+    }
+
+    #[test]
+    fn a_failure_within_the_wait_counts_as_the_same() {
+        let mut back_off = BackOff::NONE;
+        back_off.fail(Duration::from_secs(1), 1);
+        back_off.fail(Duration::from_secs(5), 1);
+        assert_eq!((back_off.failures, back_off.until), (1, Duration::from_secs(6)));
+    }
+}

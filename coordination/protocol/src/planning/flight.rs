@@ -1,0 +1,218 @@
+//! Handoffs in flight: how long each has been in its phase, and which are given up.
+//!
+//! Time in a phase is measured from when this planner first saw the record in it, never from a timestamp in the record;
+//! `Ready` and `Syncing` count together, and the time that a dead owner's bound takes does not count.
+//! Must stay true: nothing is cancelled past the point of no return, and a record goes together with its acks or not
+//! at all. Moving a phase on is [`advance`](crate::handoff::advance)'s.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::actions::{Action, CancelReason, Standing};
+use super::backoff::BackOffs;
+use super::notice::Notice;
+use super::{Policy, is_dead};
+use crate::handoff::advance::{Waiting, pending_bound, waiting_for};
+use crate::ids::{HandoffId, PartitionId, Revision};
+use crate::records::{Handoff, Mode, Phase, PodStatus};
+use crate::view::{Stamped, View};
+
+/// Whether requests may have reached the new owner, so that there is no way back to the old one.
+pub fn past_no_return(handoff: &Handoff) -> bool {
+    match handoff.mode {
+        Mode::Barrier => handoff.phase >= Phase::Switching,
+        Mode::Independent => handoff.phase >= Phase::Ready,
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Seen {
+    id: HandoffId,
+    mod_revision: Revision,
+    phase: Phase,
+    since: Duration,
+    given_up: bool,
+}
+
+/// Since when each handoff has been as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(super) struct Flights {
+    seen: BTreeMap<PartitionId, Seen>,
+}
+
+impl Flights {
+    /// Takes note of what is in flight. Whether a handoff has ended since the last call.
+    pub(super) fn observe(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) -> bool {
+        let before = self.seen.len();
+        self.seen.retain(|partition, seen| {
+            let stands = view.handoffs.get(partition);
+            stands.is_some_and(|handoff| handoff.id() == seen.id)
+        });
+        let ended = self.seen.len() < before;
+        for (partition, handoff) in &view.handoffs {
+            let known = self.seen.get(partition).copied();
+            if known.is_some_and(|seen| seen.mod_revision == handoff.mod_revision) {
+                continue;
+            }
+            let record = &handoff.value;
+            if record.phase >= Phase::Switching {
+                backoffs.succeeded(*partition, &record.new_owner);
+            }
+            let pauses = |phase| matches!(phase, Phase::Ready | Phase::Syncing);
+            let goes_on = known.filter(|seen| pauses(seen.phase) && pauses(record.phase));
+            let seen = Seen {
+                id: handoff.id(),
+                mod_revision: handoff.mod_revision,
+                phase: record.phase,
+                since: goes_on.map_or(now, |seen| seen.since),
+                given_up: false,
+            };
+            self.seen.insert(*partition, seen);
+        }
+        ended
+    }
+
+    /// For how long the partition's handoff has been as it is.
+    pub(super) fn age(&self, partition: PartitionId, now: Duration) -> Duration {
+        self.seen.get(&partition).map_or(Duration::ZERO, |seen| now.saturating_sub(seen.since))
+    }
+
+    /// The time that has passed does not count.
+    pub(super) fn restart(&mut self, partition: PartitionId, now: Duration) {
+        if let Some(seen) = self.seen.get_mut(&partition) {
+            seen.since = now;
+        }
+    }
+
+    /// Marks the partition's handoff as given up; whether that is new.
+    pub(super) fn gives_up(&mut self, partition: PartitionId) -> bool {
+        let Some(seen) = self.seen.get_mut(&partition) else {
+            return false;
+        };
+        !std::mem::replace(&mut seen.given_up, true)
+    }
+
+    /// When the next phase has lasted too long.
+    pub(super) fn next_wake(&self, policy: &Policy, now: Duration) -> Option<Duration> {
+        let due = |seen: &Seen| seen.since + limit(policy, seen.phase);
+        self.seen.values().map(due).filter(|due| *due > now).min()
+    }
+}
+
+fn limit(policy: &Policy, phase: Phase) -> Duration {
+    match phase {
+        Phase::Warming => policy.warm_timeout,
+        _ => policy.phase_timeout,
+    }
+}
+
+/// Whether a handoff waits for nothing but the bound of its dead old owner.
+pub(super) fn waits_for_bound(view: &View, handoff: &Stamped<Handoff>) -> bool {
+    let partition = handoff.value.partition;
+    pending_bound(view, partition).is_some()
+        && waiting_for(view, partition).iter().all(|wait| matches!(wait, Waiting::WorkEnds(_)))
+}
+
+/// What is to be done about a handoff.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is given up or tidied away.
+    End(Action),
+    /// It has waited for too long, but there is no way back.
+    Overdue(Notice),
+}
+
+/// What is to be done about a handoff that has been as it is for `age`. `None`: let it go on.
+pub(super) fn verdict(
+    view: &View,
+    policy: &Policy,
+    partitions: Option<u32>,
+    handoff: &Stamped<Handoff>,
+    age: Duration,
+) -> Option<Verdict> {
+    let record = &handoff.value;
+    let standing = || Standing { handoff: handoff.clone(), assignment: view.assignment_revision(record.partition) };
+    let overdue = age >= limit(policy, record.phase);
+    if past_no_return(record) {
+        // An unreadable assignment is owned, by whom nobody knows: nothing is written over it.
+        let may_end = !view.is_malformed(record.partition);
+        if may_end && is_dead(view, &record.new_owner, record.new_incarnation) {
+            return Some(Verdict::End(Action::Abandon { standing: standing() }));
+        }
+        let waiting = if overdue { waiting_for(view, record.partition) } else { Vec::new() };
+        return match record.phase {
+            _ if waiting.is_empty() => None,
+            Phase::Complete if may_end => Some(Verdict::End(Action::Delete { standing: standing(), waiting })),
+            phase => Some(Verdict::Overdue(Notice::Overdue { partition: record.partition, phase, waiting })),
+        };
+    }
+    cancel_reason(view, partitions, handoff, overdue)
+        .map(|reason| Verdict::End(Action::Cancel { standing: standing(), reason }))
+}
+
+fn cancel_reason(
+    view: &View,
+    partitions: Option<u32>,
+    handoff: &Stamped<Handoff>,
+    overdue: bool,
+) -> Option<CancelReason> {
+    let record = &handoff.value;
+    let warming = record.phase == Phase::Warming;
+    if is_dead(view, &record.new_owner, record.new_incarnation) {
+        return Some(CancelReason::NewOwnerDead);
+    }
+    if partitions.is_some_and(|partitions| record.partition.get() >= partitions) {
+        return Some(CancelReason::BeyondConfig);
+    }
+    if belies(view, record) {
+        return Some(CancelReason::AssignmentChanged);
+    }
+    let new_owner = view.live_new_owner(record);
+    if warming && new_owner.is_some_and(|pod| pod.status == PodStatus::Draining) {
+        return Some(CancelReason::NewOwnerDraining);
+    }
+    if warming && record.mode == Mode::Independent && record.old_owner.is_some() {
+        // Its new owner could never say that it is warm, also where the router only took the place of the first.
+        let registered_since = view.routers.values().any(|router| router.create_revision > handoff.create_revision);
+        if registered_since {
+            return Some(CancelReason::SecondRouter);
+        }
+    }
+    if let Some(router) = gave_up(view, handoff) {
+        return Some(CancelReason::GaveUp { router });
+    }
+    match record.phase {
+        _ if !overdue => None,
+        Phase::Warming => Some(CancelReason::WarmTimeout),
+        phase => {
+            // With nobody to wait for the phase is about to move on: no timeout may race it.
+            let waiting = waiting_for(view, record.partition);
+            (!waiting.is_empty()).then_some(CancelReason::PhaseTimeout { phase, waiting })
+        }
+    }
+}
+
+/// Whether the assignment is not the one that the handoff was made from: somebody wrote it by hand.
+fn belies(view: &View, handoff: &Handoff) -> bool {
+    view.assignments.get(&handoff.partition).is_some_and(|assignment| {
+        let assigned = &assignment.value;
+        handoff.old_owner.as_deref() != Some(&assigned.owner)
+            || handoff.old_incarnation != assigned.incarnation
+            || handoff.epoch <= assigned.epoch
+    })
+}
+
+/// A registered router that says that it cannot drain.
+fn gave_up(view: &View, handoff: &Stamped<Handoff>) -> Option<String> {
+    let acks = &view.acks.get(&handoff.value.partition)?.drained;
+    let said = |(router, ack): &(&String, &crate::records::RouterDrainedAck)| {
+        ack.gave_up && ack.handoff == handoff.id() && view.routers.contains_key(*router)
+    };
+    acks.iter().find(said).map(|(router, _)| router.clone())
+}
+
+/// The acks whose handoff is gone: somebody deleted its record by hand.
+pub(super) fn sweep(view: &View) -> impl Iterator<Item = Action> {
+    let left = view.acks.keys().filter(|partition| !view.handoffs.contains_key(partition));
+    left.filter(|partition| !view.is_malformed(**partition)).map(|partition| Action::Sweep { partition: *partition })
+}

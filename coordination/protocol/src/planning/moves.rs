@@ -1,0 +1,232 @@
+//! From where partitions belong to the handoffs that are begun now, and what is left for later.
+//!
+//! Must stay true: a partition with a handoff, or with records that cannot be read, gets no handoff; a draining pod is
+//! never a new owner; what is not begun for want of a place or because of a back-off is remembered as [`Rest`] and begun
+//! when that ends, without another round.
+
+use std::time::Duration;
+
+use super::Policy;
+use super::actions::{Action, CancelReason, Standing};
+use super::backoff::BackOffs;
+use super::budget::{Budget, MoveCause, is_planned, make_room};
+use super::departures::Departures;
+use super::placement::{Hold, Intake, Layout, Member, layout};
+use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
+use crate::records::{Handoff, Mode, PodRecord};
+use crate::view::View;
+
+/// What the last look at the placement left undone.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(super) struct Rest {
+    open: bool,
+    ended: bool,
+    retry_at: Option<Duration>,
+    waiting: usize,
+    dead_owners: bool,
+}
+
+impl Rest {
+    /// A place in the budget is free, or a pin is gone.
+    pub(super) fn a_handoff_ended(&mut self) {
+        self.ended = true;
+    }
+
+    /// Look again at this moment at the latest, or when a handoff has ended.
+    pub(super) fn try_again_at(&mut self, at: Duration) {
+        self.open = true;
+        self.retry_at = Some(self.retry_at.map_or(at, |retry_at| retry_at.min(at)));
+    }
+
+    /// Whether to look again now.
+    pub(super) fn is_due(&self, now: Duration) -> bool {
+        self.open && (self.ended || self.retry_at.is_some_and(|at| at <= now))
+    }
+
+    /// When to look again although nothing has changed.
+    pub(super) fn next_wake(&self) -> Option<Duration> {
+        self.retry_at.filter(|_| self.open)
+    }
+
+    /// Whether a move from a dead owner is among what was left undone, or is to be checked.
+    pub(super) fn has_dead_owners(&self) -> bool {
+        self.dead_owners
+    }
+
+    /// How many moves are wanted but not begun.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+}
+
+/// A move that the strategy wants.
+struct Wanted {
+    cause: MoveCause,
+    partition: PartitionId,
+    to: usize,
+}
+
+/// Everything that moves are created from.
+pub(super) struct Context<'a> {
+    pub(super) view: &'a View,
+    pub(super) policy: &'a Policy,
+    pub(super) backoffs: &'a BackOffs,
+    pub(super) departures: &'a Departures,
+    /// Leave out all but the partitions of dead owners.
+    pub(super) only_dead_owners: bool,
+    pub(super) now: Duration,
+    /// When to check whether the moves that are begun stand.
+    pub(super) retry_at: Duration,
+}
+
+impl Context<'_> {
+    /// Begins the moves that the budget has room for, and makes room for urgent ones.
+    pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Rest {
+        let Context { view, policy, backoffs, now, .. } = *self;
+        let shunned = |pod: &str| backoffs.is_shunned(pod, now);
+        let waits = |partition| backoffs.partition_waits(partition, false, now).is_some();
+        let layout = layout(view, partitions, shunned, waits);
+        let mut rest = Rest::default();
+        let mut wanted = wanted(view, policy, &layout, &mut rest);
+        wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
+        wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
+
+        let counts = layout.counts();
+        let mut budget = Budget::left(view, policy);
+        let mut without_place = 0;
+        for Wanted { cause, partition, to } in wanted {
+            rest.dead_owners |= cause == MoveCause::DeadOwner;
+            let waits_until = backoffs.partition_waits(partition, cause.is_urgent(), now);
+            if let Some(until) = waits_until.or_else(|| self.grace_ends(&layout, cause, partition)) {
+                rest.try_again_at(until);
+                rest.waiting += 1;
+            } else if budget.take(cause) {
+                let reason = reason(&layout, &counts, cause, partition, to, view);
+                actions.push(begin(view, policy, partition, &layout.members[to], cause, reason));
+                rest.try_again_at(self.retry_at);
+            } else {
+                rest.open = true;
+                rest.waiting += 1;
+                without_place += usize::from(cause.is_urgent());
+            }
+        }
+        let ends = |action: &Action, partition| action.partition() == Some(partition);
+        for handoff in make_room(view, without_place) {
+            let partition = handoff.value.partition;
+            // A handoff that ends anyway makes room as well.
+            if !actions.iter().any(|action| ends(action, partition)) {
+                let standing = Standing { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
+                actions.push(Action::Cancel { standing, reason: CancelReason::MoreUrgent });
+                rest.try_again_at(self.retry_at);
+            }
+        }
+        // A pod that may be given partitions again changes where partitions belong.
+        if let Some(until) = backoffs.next_pod(now) {
+            rest.try_again_at(until);
+        }
+        rest
+    }
+
+    /// Until when a dead owner's partition waits for the next life of its name, which is preferred.
+    fn grace_ends(&self, layout: &Layout<'_>, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
+        let has_come_back = layout.slots[partition.index()].home.is_some();
+        let assignment = &self.view.assignments.get(&partition)?.value;
+        let is_waited_for = cause == MoveCause::DeadOwner && !has_come_back;
+        self.departures.grace_ends(&assignment.owner, assignment.incarnation, self.now).filter(|_| is_waited_for)
+    }
+}
+
+fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, rest: &mut Rest) -> Vec<Wanted> {
+    let places = policy.strategy.placement().place(layout);
+    let mut wanted = Vec::new();
+    for ((partition, slot), place) in (0..).map(PartitionId::new).zip(&layout.slots).zip(places) {
+        let Some(to) = place.filter(|to| slot.owner != Some(*to)) else {
+            continue;
+        };
+        if slot.hold == Hold::Pinned {
+            if let Some(handoff) = view.handoffs.get(&partition) {
+                rest.open = true;
+                rest.waiting += 1;
+                rest.dead_owners |= handoff.value.old_owner.is_some() && !is_planned(view, handoff);
+            }
+            continue;
+        }
+        let cause = match slot.owner {
+            Some(owner) if layout.members[owner].intake == Intake::Leaving => MoveCause::DrainingOwner,
+            Some(_) => MoveCause::Balance,
+            None if view.assignments.contains_key(&partition) => MoveCause::DeadOwner,
+            None => MoveCause::FirstPlacement,
+        };
+        wanted.push(Wanted { cause, partition, to });
+    }
+    wanted
+}
+
+fn begin(
+    view: &View,
+    policy: &Policy,
+    partition: PartitionId,
+    to: &Member<'_>,
+    cause: MoveCause,
+    reason: String,
+) -> Action {
+    let assignment = view.assignments.get(&partition);
+    let mode = if may_be_independent(view, partition, to.name) { policy.mode } else { Mode::Barrier };
+    let epoch = next_epoch(assignment.map(|assignment| assignment.value.epoch), view.revision);
+    let handoff = Handoff {
+        old_owner: assignment.map(|assignment| assignment.value.owner.clone()),
+        old_incarnation: assignment.map_or(Incarnation::NONE, |assignment| assignment.value.incarnation),
+        mode,
+        reason,
+        ..Handoff::new(partition, to.name, to.incarnation, epoch)
+    };
+    Action::Create {
+        handoff,
+        cause,
+        assignment: assignment.map_or(Revision::ZERO, |assignment| assignment.mod_revision),
+        seen: view.revision,
+    }
+}
+
+/// Whether a move to this pod is safe without the barrier: there is a single router, and the pod does not read the tail
+/// when it is told to. It would be told in `Ready`, while the router may still send to the old owner: what the old
+/// owner writes after that would be missing. Neither pod has a bound on its work: the old owner's would have to be waited
+/// out before the new one begins, and the new owner's is known to the assignment only after the flip, which comes last.
+fn may_be_independent(view: &View, partition: PartitionId, to: &str) -> bool {
+    let old_is_bounded = view.assignments.get(&partition).is_some_and(|it| it.value.work_ends_within_ms.is_some());
+    let may_be = |pod: &PodRecord| !pod.capabilities.sync && pod.work_ends_within_ms.is_none();
+    view.routers.len() < 2 && !old_is_bounded && view.pods.get(to).is_some_and(|pod| may_be(&pod.value))
+}
+
+/// The epoch of the next ownership, given that of the last and the revision that it is planned from.
+///
+/// With the revision an epoch never comes back: not that of a handoff that was cancelled after it had announced it, and
+/// not after the assignment was deleted by hand. The last epoch is above the revision only where a hand has written it.
+fn next_epoch(last: Option<Epoch>, revision: Revision) -> Epoch {
+    let planned = Epoch::planned_at(revision);
+    last.map_or(planned, |last| planned.max(last.next()))
+}
+
+fn reason(
+    layout: &Layout<'_>,
+    counts: &[u32],
+    cause: MoveCause,
+    partition: PartitionId,
+    to: usize,
+    view: &View,
+) -> String {
+    let slot = &layout.slots[partition.index()];
+    let assignment = view.assignments.get(&partition);
+    let owner = assignment.map_or("nobody", |assignment| assignment.value.owner.as_str());
+    match cause {
+        MoveCause::FirstPlacement => "first placement".to_owned(),
+        MoveCause::DeadOwner if slot.home == Some(to) => format!("its owner {owner} came back in a new life"),
+        MoveCause::DeadOwner => format!("its owner {owner} is dead"),
+        MoveCause::DrainingOwner => format!("its owner {owner} is draining"),
+        MoveCause::Balance => {
+            let (from_has, to_has) = (slot.owner.map_or(0, |owner| counts[owner]), counts[to]);
+            let name = layout.members[to].name;
+            format!("balance: {owner} has {from_has} partitions, {name} has {to_has}")
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! What an operator should know about the keyspace, in words. Says only; decides nothing.
+
+use std::fmt;
+
+use super::Policy;
+use super::actions::all;
+use crate::handoff::advance::Waiting;
+use crate::ids::PartitionId;
+use crate::keys::KeyName;
+use crate::records::{Capabilities, Mode, Partitioner, Phase, PodStatus};
+use crate::view::View;
+
+/// How far the promise reaches with the pods that are registered; the weakest pod decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Assurance {
+    /// A pod cannot say that it has ended what it works on.
+    WhileRoutersLive,
+    /// A pod's record cannot be read, and no other pod decides the row.
+    Unknown,
+    /// Every pod has `drained`, not every one `fence`.
+    UnlessLeaseAndRouterAreLost,
+    /// Every pod has `drained` and `fence`.
+    Full,
+}
+
+impl Assurance {
+    /// The row of the protocol's table that the registered pods are in; `None` without pods.
+    pub fn of(view: &View) -> Option<Self> {
+        let is_pod = |key: &String| matches!(view.keys().parse(key), Some(KeyName::Pod(_)));
+        let unreadable = view.malformed.keys().any(is_pod).then_some(Assurance::Unknown);
+        Self::with(view.pods.values().map(|pod| pod.value.capabilities)).into_iter().chain(unreadable).min()
+    }
+
+    /// The row that pods with these capabilities are in; `None` without pods.
+    pub fn with(pods: impl IntoIterator<Item = Capabilities>) -> Option<Self> {
+        let row = |have: Capabilities| match (have.drained, have.fence) {
+            (true, true) => Assurance::Full,
+            (true, false) => Assurance::UnlessLeaseAndRouterAreLost,
+            (false, _) => Assurance::WhileRoutersLive,
+        };
+        pods.into_iter().map(row).min()
+    }
+}
+
+impl fmt::Display for Assurance {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Assurance::Full => "all pods have drained and fence: a single writer and no lost request under all faults",
+            Assurance::UnlessLeaseAndRouterAreLost => {
+                "not all pods have fence: a single writer and no lost request, unless a pod that lost its lease, or a \
+                 service whose sidecar died, goes on working and a router dies, or its exchange breaks or times out \
+                 (pod.exec, pod.hooks.lease or pod.work_ends_within gives a sidecar fence)"
+            }
+            Assurance::Unknown => {
+                "unknown: the record of a pod cannot be read, so what the pod is able to do is not known"
+            }
+            Assurance::WhileRoutersLive => {
+                "not all pods have drained: a single writer and no lost request as long as no router dies or loses its \
+                 lease, and no exchange breaks or times out, with work still in a pod"
+            }
+        })
+    }
+}
+
+/// Something that an operator should know.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Notice {
+    /// The file wants fewer partitions than there are.
+    ShrinkRefused {
+        /// The number in the file.
+        wanted: u32,
+        /// The number that stays in force.
+        kept: u32,
+    },
+    /// The file wants more partitions than there are, and with this mapping keys would change their partition.
+    GrowthRefused {
+        /// The number in the file.
+        wanted: u32,
+        /// The number that stays in force.
+        kept: u32,
+        /// How requests map to partitions, if a router has said so.
+        partitioner: Option<Partitioner>,
+    },
+    /// The settings are gone, and the file's are not those of what is assigned.
+    ConfigMissing {
+        /// The number in the file.
+        wanted: u32,
+        /// The number that the assignments show.
+        shown: u32,
+        /// Where the settings stood.
+        key: String,
+    },
+    /// A registration, or the leader's key, stands without its lease: it outlives its writer.
+    Leaseless {
+        /// The key.
+        key: String,
+        /// The command that removes it once its writer is gone for good.
+        repair: Option<String>,
+    },
+    /// `independent` needs a single router; `barrier` is used.
+    IndependentImpossible {
+        /// How many are registered.
+        routers: usize,
+    },
+    /// `independent` needs a new owner that reads the tail itself before its first request; `barrier` is used.
+    IndependentNotTo {
+        /// The pods that read it when they are told to.
+        pods: Vec<String>,
+    },
+    /// A value cannot be read; what it is about is left alone.
+    Malformed {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        reason: String,
+        /// The command that removes it once its writer is gone for good.
+        repair: Option<String>,
+    },
+    /// No pod takes partitions.
+    NoPod,
+    /// A handoff waits for too long in a phase from which there is no way back.
+    Overdue {
+        /// Whose handoff.
+        partition: PartitionId,
+        /// The phase.
+        phase: Phase,
+        /// Who is waited for.
+        waiting: Vec<Waiting>,
+    },
+    /// A pod gets no more partitions for now, since it did not get ready in time.
+    Shunned {
+        /// The pod.
+        pod: String,
+        /// How often in a row.
+        failures: u32,
+    },
+    /// How far the promise reaches.
+    Assurance(Assurance),
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::ShrinkRefused { wanted, kept } => write!(
+                out,
+                "the file has {wanted} partitions, the keyspace {kept}: partitions can grow but never shrink, {kept} stay"
+            ),
+            Notice::GrowthRefused { wanted, kept, partitioner } => {
+                write!(out, "the file has {wanted} partitions, the keyspace {kept}, and {kept} stay: ")?;
+                match partitioner {
+                    Some(mapping) => {
+                        write!(out, "requests map to partitions by {mapping}, so existing keys would move")
+                    }
+                    None => out.write_str("no router has said yet how requests map to partitions"),
+                }
+            }
+            Notice::ConfigMissing { wanted, shown, key } => write!(
+                out,
+                "the keyspace's settings are gone; they are not written anew with {wanted} partitions, since {shown} are \
+                 assigned: set partitions to what it was, or, if some had no owner yet, write the settings with the number \
+                 N that it was: etcdctl put {key} '{{\"partitions\":N}}'"
+            ),
+            Notice::Leaseless { key, repair } => {
+                write!(out, "{key} was put without its lease; handoffs wait until its writer has put it back")?;
+                or_forget(out, repair.as_deref())
+            }
+            Notice::IndependentImpossible { routers } => write!(
+                out,
+                "{routers} routers are registered: barrier is used, since independent is only safe with a single router"
+            ),
+            Notice::IndependentNotTo { pods } => write!(
+                out,
+                "barrier is used for moves to {}: a pod with the capability sync reads the tail once the log is at rest, \
+                 which it never is for certain in independent mode",
+                pods.join(", ")
+            ),
+            Notice::Malformed { key, reason, repair } => {
+                write!(out, "{key} cannot be read and is left alone: {reason}")?;
+                or_forget(out, repair.as_deref())
+            }
+            Notice::NoPod => out.write_str("no pod takes partitions"),
+            Notice::Overdue { partition, phase, waiting } => write!(
+                out,
+                "partition {partition} has been in {} for too long, waiting for {}",
+                phase.as_str(),
+                all(waiting)
+            ),
+            Notice::Shunned { pod, failures } => write!(
+                out,
+                "pod {pod} gets no more partitions for now: it did not get ready in time, {failures} times in a row"
+            ),
+            Notice::Assurance(assurance) => assurance.fmt(out),
+        }
+    }
+}
+
+fn or_forget(out: &mut fmt::Formatter<'_>, repair: Option<&str>) -> fmt::Result {
+    match repair {
+        Some(command) => write!(out, "; if it is gone for good: {command}"),
+        None => Ok(()),
+    }
+}
+
+/// The command by which an operator says that the owner of a registration is gone.
+fn repair(view: &View, key: &str) -> Option<String> {
+    match view.keys().parse(key)? {
+        KeyName::Pod(name) => Some(format!("segue forget pod {name}")),
+        KeyName::Router(name) => Some(format!("segue forget router {name}")),
+        _ => None,
+    }
+}
+
+/// What there is to say about the view as such.
+pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
+    let mut notices: Vec<Notice> = view
+        .malformed
+        .iter()
+        .map(|(key, reason)| Notice::Malformed { key: key.clone(), reason: reason.clone(), repair: repair(view, key) })
+        .collect();
+    notices.extend(view.leaseless().map(|key| Notice::Leaseless { repair: repair(view, &key), key }));
+    let routers = view.routers.len();
+    if policy.mode == Mode::Independent && routers > 1 {
+        notices.push(Notice::IndependentImpossible { routers });
+    }
+    let syncs = view.pods.iter().filter(|(_, pod)| pod.value.capabilities.sync);
+    let pods: Vec<String> = syncs.map(|(name, _)| name.clone()).collect();
+    if policy.mode == Mode::Independent && !pods.is_empty() {
+        notices.push(Notice::IndependentNotTo { pods });
+    }
+    if !view.pods.values().any(|pod| pod.value.status == PodStatus::Ready) {
+        notices.push(Notice::NoPod);
+    }
+    notices.extend(Assurance::of(view).map(Notice::Assurance));
+    notices
+}

@@ -1,0 +1,545 @@
+//! Which handoffs are given up, when, and what follows.
+
+use super::world::{World, policy, secs};
+use crate::handoff::advance::{Waiting, advance_past_bound};
+use crate::ids::{HandoffId, PartitionId, Revision};
+use crate::planning::{Action, CancelReason, FIRST_BACK_OFF, Notice, Plan, Policy};
+use crate::records::{Assignment, Mode, Phase, RouterDrainedAck, encode};
+
+const P0: PartitionId = PartitionId::new(0);
+const P7: PartitionId = PartitionId::new(7);
+
+/// A world in which the one partition moves from w-0 to w-1 and has come to `phase`.
+fn moving(mode: Mode, phase: Phase) -> World {
+    let mut world = World::settled(Policy { mode, ..policy(1) }, &["w-0"]);
+    world.join_pod("w-1");
+    world.drain_pod("w-0");
+    world.wait(secs(3));
+    while world.handoff(P0).phase < phase {
+        assert!(world.participate(P0));
+    }
+    assert_eq!(world.handoff(P0).phase, phase);
+    world
+}
+
+fn cancels(plans: &[Plan]) -> Vec<(PartitionId, &CancelReason)> {
+    let actions = plans.iter().flat_map(|plan| &plan.actions);
+    let cancels = actions.filter_map(|action| match action {
+        Action::Cancel { standing, reason } => Some((standing.partition(), reason)),
+        _ => None,
+    });
+    cancels.collect()
+}
+
+#[test]
+fn a_move_whose_new_owner_dies_before_switching_is_cancelled_at_once() {
+    for phase in [Phase::Warming, Phase::Ready, Phase::Syncing] {
+        let mut world = moving(Mode::Barrier, phase);
+        world.kill_pod("w-1");
+        let plan = world.lead();
+        assert_eq!(cancels(&[plan]), [(P0, &CancelReason::NewOwnerDead)], "in {phase:?}");
+        let view = world.view();
+        assert!(view.handoffs.is_empty() && view.acks.is_empty());
+        assert_eq!(world.owner(P0), "w-0");
+    }
+}
+
+#[test]
+fn a_move_whose_new_owner_dies_after_the_flip_starts_anew_from_the_dead_owner() {
+    for phase in [Phase::Switching, Phase::Complete] {
+        let mut world = moving(Mode::Barrier, phase);
+        let epoch = world.handoff(P0).epoch;
+        let dead = world.view().incarnation_of("w-1");
+        world.join_pod("w-2");
+        world.restart_pod("w-1");
+        let flipped = world.view().assignments[&P0].clone();
+        let plan = world.lead();
+        assert!(matches!(plan.actions[..], [Action::Abandon { .. }]), "in {phase:?}: {:?}", plan.actions);
+        assert_eq!(world.view().assignments[&P0], flipped, "it is a dead owner already");
+        world.wait(secs(5));
+        let next = world.handoff(P0);
+        assert_eq!((next.old_owner.as_deref(), next.old_incarnation), (Some("w-1"), dead));
+        assert!(next.epoch > epoch);
+    }
+}
+
+#[test]
+fn no_move_ends_over_an_assignment_that_cannot_be_read_once_it_may_be_another_owners() {
+    for (mode, phase) in
+        [(Mode::Barrier, Phase::Switching), (Mode::Barrier, Phase::Complete), (Mode::Independent, Phase::Ready)]
+    {
+        let mut world = moving(mode, phase);
+        world.silent.insert("r-0".into());
+        world.store.put(world.keys.assignment(P0), b"{".to_vec());
+        world.kill_pod("w-1");
+        let actions: Vec<_> = world.wait(secs(200)).into_iter().flat_map(|plan| plan.actions).collect();
+        assert!(actions.iter().all(|action| action.partition() != Some(P0)), "{mode:?}, {phase:?}: {actions:?}");
+    }
+}
+
+#[test]
+fn in_independent_ready_is_the_point_of_no_return() {
+    let mut world = moving(Mode::Independent, Phase::Ready);
+    assert_eq!(world.owner(P0), "w-0", "the flip comes last");
+    let (incarnation, epoch) = (world.view().incarnation_of("w-1"), world.handoff(P0).epoch);
+    world.silent.insert("r-0".into());
+    let plans = world.wait(secs(200));
+    assert!(cancels(&plans).is_empty());
+    let overdue =
+        Notice::Overdue { partition: P0, phase: Phase::Ready, waiting: vec![Waiting::RouterCutover("r-0".into())] };
+    assert!(plans.last().unwrap().notices.contains(&overdue));
+
+    world.kill_pod("w-1");
+    world.lead();
+    let view = world.view();
+    assert!(view.handoffs.is_empty() && view.acks.is_empty());
+    let assignment = &view.assignments[&P0].value;
+    assert_eq!((assignment.owner.as_str(), assignment.incarnation, assignment.epoch), ("w-1", incarnation, epoch));
+    world.join_pod("w-2");
+    world.wait(secs(5));
+    assert!(world.handoff(P0).epoch > epoch, "requests may have been taken under it");
+}
+
+#[test]
+fn an_independent_move_is_cancelled_while_it_warms_if_a_second_router_comes() {
+    let mut world = moving(Mode::Independent, Phase::Warming);
+    world.join_router("r-1");
+    assert_eq!(cancels(&[world.lead()]), [(P0, &CancelReason::SecondRouter)]);
+    world.lead();
+    assert_eq!(world.handoff(P0).mode, Mode::Barrier);
+}
+
+#[test]
+fn an_independent_move_is_cancelled_while_it_warms_if_another_router_takes_the_place_of_the_first() {
+    let mut world = moving(Mode::Independent, Phase::Warming);
+    world.kill_router("r-0");
+    world.join_router("r-1");
+    assert!(!world.participate(P0), "the new owner cannot say that it is warm");
+    assert_eq!(cancels(&[world.lead()]), [(P0, &CancelReason::SecondRouter)]);
+    world.run_until_quiet();
+    assert_eq!(world.owner(P0), "w-1");
+}
+
+#[test]
+fn a_first_placement_goes_on_whichever_routers_come() {
+    for mode in [Mode::Barrier, Mode::Independent] {
+        let mut world = World::new(Policy { mode, ..policy(1) });
+        world.join_pod("w-0");
+        world.wait(secs(3));
+        world.join_router("r-0");
+        world.join_router("r-1");
+        assert!(world.participate(P0), "{mode:?}");
+        assert!(cancels(&[world.lead()]).is_empty());
+        world.run_until_quiet();
+        assert_eq!(world.owner(P0), "w-0");
+    }
+}
+
+#[test]
+fn a_warming_move_to_a_pod_that_begins_to_drain_is_cancelled_and_a_later_one_finishes() {
+    let mut world = moving(Mode::Barrier, Phase::Warming);
+    world.drain_pod("w-1");
+    assert_eq!(cancels(&[world.lead()]), [(P0, &CancelReason::NewOwnerDraining)]);
+
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    world.drain_pod("w-1");
+    world.join_pod("w-2");
+    assert!(cancels(&world.wait(secs(10))).is_empty());
+    while world.participate(P0) {}
+    assert!(!world.view().handoffs.contains_key(&P0));
+    let plan = world.lead();
+    assert_eq!(plan.round, None, "what waited for the end of a handoff needs no round");
+    assert_eq!(world.handoff(P0).new_owner, "w-2");
+}
+
+#[test]
+fn the_death_of_the_old_owner_changes_nothing() {
+    let mut world = moving(Mode::Barrier, Phase::Warming);
+    world.kill_pod("w-0");
+    assert!(world.wait(secs(100)).iter().all(|plan| plan.actions.is_empty()));
+    world.run_until_quiet();
+    assert_eq!(world.owner(P0), "w-1");
+}
+
+#[test]
+fn a_long_warm_is_no_wedge_but_one_without_end_is_planned_around() {
+    let mut world = moving(Mode::Barrier, Phase::Warming);
+    world.silent.insert("w-1".into());
+    world.join_pod("w-2");
+    assert!(cancels(&world.wait(secs(290))).is_empty());
+    let plans = world.wait(secs(20));
+    assert_eq!(cancels(&plans), [(P0, &CancelReason::WarmTimeout)]);
+    let shunned = Notice::Shunned { pod: "w-1".into(), failures: 1 };
+    assert!(plans.iter().any(|plan| plan.notices.contains(&shunned)));
+    assert_eq!(world.handoff(P0).new_owner, "w-2");
+    world.run_until_quiet();
+    assert_eq!(world.owner(P0), "w-2");
+}
+
+#[test]
+fn a_pod_that_never_gets_ready_is_left_alone_for_longer_each_time() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    world.policy.warm_timeout = secs(10);
+    world.silent.insert("w-2".into());
+    world.join_pod("w-2");
+    let (mut created, mut cancelled, mut waits) = (None, None, Vec::new());
+    for _ in 0..400 {
+        let plan = world.lead();
+        for action in &plan.actions {
+            match action {
+                Action::Create { handoff, .. } if handoff.new_owner == "w-2" => {
+                    waits.extend(cancelled.take().map(|at| (world.now - at).as_secs()));
+                    created = Some(world.now);
+                }
+                Action::Cancel { .. } => cancelled = Some(world.now),
+                _ => {}
+            }
+        }
+        world.now = world.wake.unwrap();
+    }
+    assert!(created.is_some());
+    assert_eq!(waits[..6], [10, 20, 40, 80, 160, 320]);
+    assert_eq!(world.balance()["w-0"], 2, "the others serve meanwhile");
+}
+
+#[test]
+fn a_shunned_pod_keeps_what_it_has_and_the_others_share_the_rest() {
+    let mut world = World::settled(policy(12), &["w-0", "w-1"]);
+    world.policy.warm_timeout = secs(10);
+    world.kill_pod("w-1");
+    world.run_until_quiet();
+    world.silent.insert("w-2".into());
+    world.join_pod("w-1");
+    world.join_pod("w-2");
+    for _ in 0..100 {
+        world.participate_all();
+        world.lead();
+        world.now += std::time::Duration::from_millis(250);
+        if world.memory.backoffs.is_shunned("w-2", world.now) {
+            break;
+        }
+    }
+    for _ in 0..12 {
+        world.participate_all();
+        world.lead();
+        world.now += std::time::Duration::from_millis(250);
+    }
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [6, 6, 0]);
+}
+
+#[test]
+fn if_every_pod_is_shunned_a_partition_without_owner_is_placed_all_the_same() {
+    let mut world = World::new(policy(1));
+    world.policy.warm_timeout = secs(10);
+    world.silent.insert("w-0".into());
+    world.join_pod("w-0");
+    let plans = world.wait(secs(60));
+    assert!(cancels(&plans).len() >= 3, "it is tried again and again: {}", cancels(&plans).len());
+    world.silent.clear();
+    world.run_until_quiet();
+    assert_eq!(world.owner(P0), "w-0");
+}
+
+#[test]
+fn a_phase_that_lasts_too_long_is_cancelled_and_names_who_was_waited_for() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    world.silent.insert("r-0".into());
+    world.lead();
+    assert!(cancels(&world.wait(secs(59))).is_empty());
+    let plans = world.wait(secs(2));
+    let reason =
+        CancelReason::PhaseTimeout { phase: Phase::Ready, waiting: vec![Waiting::RouterDrained("r-0".into())] };
+    assert_eq!(cancels(&plans), [(P0, &reason)]);
+    assert_eq!(reason.to_string(), "Ready lasted too long, waiting for router r-0 to drain");
+    assert!(world.wait(FIRST_BACK_OFF - secs(2)).iter().all(|plan| plan.actions.is_empty()));
+    world.wait(secs(2));
+    assert_eq!(world.handoff(P0).new_owner, "w-1", "a silent router is not the new owner's fault");
+}
+
+#[test]
+fn time_in_a_phase_counts_from_the_planners_own_sight_of_it() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    world.silent.insert("r-0".into());
+    world.lead();
+    world.wait(secs(50));
+    world.elect();
+    assert!(cancels(&world.wait(secs(59))).is_empty(), "a new leader measures anew");
+    assert_eq!(cancels(&world.wait(secs(2))).len(), 1);
+}
+
+#[test]
+fn each_phase_has_its_own_time() {
+    let mut world = moving(Mode::Barrier, Phase::Warming);
+    world.silent.insert("r-0".into());
+    world.wait(secs(200));
+    assert!(world.participate(P0));
+    assert_eq!(world.handoff(P0).phase, Phase::Ready);
+    assert!(cancels(&world.wait(secs(59))).is_empty());
+    assert_eq!(cancels(&world.wait(secs(2))).len(), 1);
+}
+
+#[test]
+fn a_move_whose_assignment_cannot_be_read_can_be_cancelled_and_nothing_else() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    world.store.put(world.keys.assignment(P0), b"{".to_vec());
+    let before = world.store.revision;
+    world.participate(P0);
+    assert!(
+        world.handoff(P0).phase == Phase::Ready && world.store.revision == before.next(),
+        "nothing but the drained ack"
+    );
+    world.kill_pod("w-1");
+    assert_eq!(cancels(&[world.lead()]), [(P0, &CancelReason::NewOwnerDead)]);
+    assert!(world.view().handoffs.is_empty());
+    world.join_pod("w-2");
+    assert!(world.wait(secs(100)).iter().all(|plan| plan.actions.is_empty()), "what cannot be read is owned");
+
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    world.store.put(world.keys.handoff(P0), b"{".to_vec());
+    world.kill_pod("w-1");
+    assert!(world.wait(secs(100)).iter().all(|plan| plan.actions.is_empty()));
+}
+
+#[test]
+fn a_move_whose_old_owner_cannot_be_read_stays_in_its_phase_and_is_cancelled_in_time() {
+    let own = encode(&moving(Mode::Barrier, Phase::Ready).view().pods["w-0"].value);
+    for by_hand in [b"{".to_vec(), own] {
+        let mut world = moving(Mode::Barrier, Phase::Ready);
+        world.store.put(world.keys.pod("w-0"), by_hand);
+        while world.participate(P0) {}
+        assert_eq!(world.handoff(P0).phase, Phase::Ready, "also when it only lacks its lease");
+        let plans = world.wait(secs(61));
+        let waiting = vec![Waiting::Repair(world.keys.pod("w-0"))];
+        assert_eq!(cancels(&plans), [(P0, &CancelReason::PhaseTimeout { phase: Phase::Ready, waiting })]);
+        let named = |notice: &Notice| notice.to_string().ends_with("segue forget pod w-0");
+        assert!(plans.last().unwrap().notices.iter().any(named));
+        world.wait(secs(100));
+        world.drain_pod("w-0");
+        world.run_until_quiet();
+        assert_eq!(world.owner(P0), "w-1", "it goes on once the registration is repaired");
+    }
+}
+
+#[test]
+fn ready_and_syncing_share_their_time() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    world.silent.insert("w-1".into());
+    world.lead();
+    assert!(cancels(&world.wait(secs(40))).is_empty());
+    assert!(world.participate(P0));
+    assert_eq!(world.handoff(P0).phase, Phase::Syncing);
+    assert!(cancels(&world.wait(secs(19))).is_empty());
+    let plans = world.wait(secs(2));
+    assert!(matches!(cancels(&plans)[..], [(P0, CancelReason::PhaseTimeout { phase: Phase::Syncing, .. })]));
+}
+
+#[test]
+fn a_dead_owners_bound_takes_none_of_the_time_of_a_phase_and_counts_from_when_it_was_seen_gone() {
+    let mut world = moving(Mode::Barrier, Phase::Warming);
+    let bounded = Assignment { work_ends_within_ms: Some(90_000), ..world.view().assignments[&P0].value.clone() };
+    world.store.put(world.keys.assignment(P0), encode(&bounded));
+    world.lead();
+    world.kill_pod("w-0");
+    world.lead();
+    let gone = world.now;
+    world.wait(secs(30));
+    while world.participate(P0) {}
+    assert_eq!(
+        world.handoff(P0).phase,
+        Phase::Ready,
+        "all routers have drained, and nobody who acknowledges may go on"
+    );
+    assert_eq!(world.memory.bound_ends(&world.view(), P0), Some(gone + secs(90)));
+    assert!(cancels(&world.wait(secs(100))).is_empty());
+    world.lead();
+    let step = advance_past_bound(&world.view(), P0, 0).unwrap();
+    assert!(world.store.commit(&step.txn));
+    assert_eq!((world.handoff(P0).phase, world.handoff(P0).work_has_ended), (Phase::Syncing, true));
+    world.silent.insert("w-1".into());
+    assert!(cancels(&world.wait(secs(59))).is_empty(), "from here on the time counts");
+    assert_eq!(cancels(&world.wait(secs(2))).len(), 1);
+}
+
+#[test]
+fn a_pod_that_dies_each_time_it_warms_is_left_alone_for_longer_each_time() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    world.silent.insert("w-2".into());
+    let mut begun = Vec::new();
+    for _ in 0..400 {
+        world.join_pod("w-2");
+        let plans = world.wait(secs(3));
+        let to_it = |action: &&Action| matches!(action, Action::Create { handoff, .. } if handoff.new_owner == "w-2");
+        if plans.iter().flat_map(|plan| &plan.actions).any(|action| to_it(&action)) {
+            begun.push(world.now);
+        }
+        world.kill_pod("w-2");
+        world.wait(secs(1));
+    }
+    let waits: Vec<u64> = begun.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+    assert!(waits.len() >= 5 && waits.is_sorted(), "{waits:?}");
+    for (wait, least) in waits.iter().zip([10, 20, 40, 80, 160, 320]) {
+        assert!((least..least + 8).contains(wait), "{waits:?}");
+    }
+    assert_eq!(world.balance()["w-0"], 2, "the others serve meanwhile");
+}
+
+#[test]
+fn a_new_owner_whose_registration_cannot_be_read_is_not_taken_for_dead() {
+    for phase in [Phase::Warming, Phase::Switching] {
+        let mut world = moving(Mode::Barrier, phase);
+        world.store.put(world.keys.pod("w-1"), b"{".to_vec());
+        assert!(world.wait(secs(50)).iter().all(|plan| plan.actions.is_empty()), "in {phase:?}");
+    }
+}
+
+#[test]
+fn a_completed_move_that_waits_for_nobody_is_left_to_its_next_step() {
+    let mut world = moving(Mode::Barrier, Phase::Complete);
+    world.silent.insert("w-0".into());
+    world.lead();
+    world.kill_pod("w-0");
+    world.now += secs(100);
+    assert!(world.lead().actions.is_empty());
+}
+
+#[test]
+fn a_timeout_does_not_race_a_phase_that_is_about_to_move_on() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    world.silent.insert("r-0".into());
+    world.lead();
+    world.kill_router("r-0");
+    world.now += secs(100);
+    assert!(cancels(&[world.lead()]).is_empty(), "nobody is waited for any more");
+}
+
+#[test]
+fn a_router_that_cannot_drain_gets_its_cancel_and_each_retry_waits_longer() {
+    let mut world = moving(Mode::Barrier, Phase::Warming);
+    world.stuck.insert("r-0".into());
+    let (mut cancelled, mut waits) = (None, Vec::new());
+    for _ in 0..600 {
+        for action in world.lead().actions {
+            match action {
+                Action::Create { .. } => waits.extend(cancelled.take().map(|at| (world.now - at).as_secs())),
+                Action::Cancel { reason, .. } => {
+                    assert_eq!(reason, CancelReason::GaveUp { router: "r-0".into() });
+                    cancelled = Some(world.now);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        if !world.participate_all() {
+            world.now = world.wake.unwrap();
+        }
+    }
+    assert_eq!(waits[..9], [5, 10, 20, 40, 80, 160, 320, 600, 600]);
+    world.stuck.clear();
+    world.run_until_quiet();
+    assert_eq!(world.owner(P0), "w-1");
+    assert_eq!(world.memory.backoffs, Default::default(), "a success ends the row");
+}
+
+#[test]
+fn a_cancel_that_cannot_be_written_counts_as_one_failure() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    world.silent.insert("r-0".into());
+    world.lead();
+    world.now += secs(61);
+    for _ in 0..100 {
+        assert_eq!(cancels(&[world.plan()]).len(), 1, "it is asked for until it is done");
+        world.now = world.wake.unwrap();
+    }
+    world.lead();
+    let cancelled = world.now;
+    world.lead();
+    assert!(world.now < cancelled + FIRST_BACK_OFF);
+    assert_eq!(world.handoff(P0).phase, Phase::Warming, "the one back-off is over by then");
+}
+
+#[test]
+fn a_gave_up_of_a_router_that_is_gone_or_of_another_handoff_is_nothing() {
+    for (router, off) in [("r-9", 0), ("r-0", 1)] {
+        let mut world = moving(Mode::Barrier, Phase::Ready);
+        let ack = RouterDrainedAck {
+            gave_up: true,
+            ..RouterDrainedAck::new(router, P0, HandoffId::created_at(Revision::new(world.handoff_id(P0).get() - off)))
+        };
+        world.store.put(world.keys.router_drained(P0, router), encode(&ack));
+        assert!(cancels(&[world.lead()]).is_empty());
+    }
+}
+
+#[test]
+fn past_the_flip_nothing_is_cancelled_and_the_silent_one_is_named() {
+    let mut world = moving(Mode::Barrier, Phase::Switching);
+    world.silent.insert("r-0".into());
+    let plans = world.wait(secs(3600));
+    assert!(plans.iter().all(|plan| plan.actions.is_empty()));
+    let notice =
+        Notice::Overdue { partition: P0, phase: Phase::Switching, waiting: vec![Waiting::RouterCutover("r-0".into())] };
+    assert!(plans.last().unwrap().notices.contains(&notice));
+}
+
+#[test]
+fn a_completed_move_waits_for_released_no_longer_than_phase_timeout() {
+    let mut world = moving(Mode::Barrier, Phase::Complete);
+    world.silent.insert("w-0".into());
+    world.lead();
+    assert!(world.wait(secs(59)).iter().all(|plan| plan.actions.is_empty()));
+    let plans = world.wait(secs(2));
+    let deleted = plans.iter().flat_map(|plan| &plan.actions).collect::<Vec<_>>();
+    assert!(matches!(deleted[..], [Action::Delete { .. }]), "{deleted:?}");
+    assert!(world.view().handoffs.is_empty() && world.view().acks.is_empty());
+    assert_eq!(world.owner(P0), "w-1");
+}
+
+#[test]
+fn a_move_beyond_the_keyspace_is_cancelled() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    let mut handoff = world.handoff(P0);
+    handoff.partition = P7;
+    world.store.put(world.keys.handoff(P7), encode(&handoff));
+    assert_eq!(cancels(&[world.lead()]), [(P7, &CancelReason::BeyondConfig)]);
+}
+
+#[test]
+fn a_move_whose_assignment_was_written_by_hand_is_cancelled() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    let epoch = world.handoff(P0).epoch;
+    let assignment = Assignment { epoch, ..world.view().assignments[&P0].value.clone() };
+    world.store.put(world.keys.assignment(P0), encode(&assignment));
+    assert_eq!(cancels(&[world.lead()]), [(P0, &CancelReason::AssignmentChanged)]);
+    world.run_until_quiet();
+    assert!(world.view().assignments[&P0].value.epoch > epoch);
+}
+
+#[test]
+fn an_epoch_that_was_announced_never_comes_back() {
+    let mut world = moving(Mode::Barrier, Phase::Ready);
+    let announced = world.handoff(P0).epoch;
+    world.kill_pod("w-1");
+    world.lead();
+    assert!(world.view().handoffs.is_empty());
+    world.join_pod("w-2");
+    world.wait(secs(5));
+    assert!(world.handoff(P0).epoch > announced, "not after a cancel");
+
+    let mut world = World::settled(policy(1), &["w-0"]);
+    let owned = world.view().assignments[&P0].value.epoch;
+    world.store.delete(world.keys.assignment(P0));
+    world.wait(secs(31));
+    assert_eq!(world.handoff(P0).old_owner, None);
+    assert!(world.handoff(P0).epoch > owned, "not after the assignment was deleted by hand");
+}
+
+#[test]
+fn acks_whose_handoff_is_gone_are_swept_by_the_next_heartbeat_and_not_before() {
+    let mut world = moving(Mode::Barrier, Phase::Syncing);
+    world.drain_pod("w-1");
+    world.lead();
+    world.store.delete(world.keys.handoff(P0));
+    let swept = |plan: &Plan| plan.actions.contains(&Action::Sweep { partition: P0 });
+    assert!(!world.wait(secs(20)).iter().any(swept));
+    assert!(world.wait(secs(20)).iter().any(swept));
+    assert!(world.view().acks.is_empty());
+}

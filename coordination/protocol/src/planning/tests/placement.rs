@@ -1,0 +1,290 @@
+//! The strategies against brute force, and against their promises on random layouts.
+
+use proptest::prelude::*;
+
+use crate::ids::{Incarnation, Revision};
+use crate::planning::Strategy as Name;
+use crate::planning::placement::{Hold, Intake, Layout, Member, Slot};
+use crate::records::Thousandths;
+
+const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+const ZONES: [Option<&str>; 3] = [None, Some("x"), Some("y")];
+
+fn layouts(members: usize, slots: usize, weights: &'static [u32]) -> impl Strategy<Value = Layout<'static>> {
+    let intake = prop_oneof![4 => Just(Intake::Open), 1 => Just(Intake::Leaving)];
+    layouts_with(members, slots, weights, intake)
+}
+
+fn layouts_with(
+    members: usize,
+    slots: usize,
+    weights: &'static [u32],
+    intake: impl Strategy<Value = Intake> + Clone,
+) -> impl Strategy<Value = Layout<'static>> {
+    let member = (prop::sample::select(weights), prop::sample::select(&ZONES[..]), intake);
+    let members = prop::collection::vec(member, 0..=members);
+    let hold = prop_oneof![3 => Just(Hold::Free), 1 => Just(Hold::Reluctant), 1 => Just(Hold::Pinned)];
+    let slot = (prop::option::of(any::<prop::sample::Index>()), prop::option::of(any::<prop::sample::Index>()), hold);
+    (members, prop::collection::vec(slot, 0..=slots)).prop_map(|(members, slots)| {
+        let count = members.len();
+        let pick = |index: Option<prop::sample::Index>| index.filter(|_| count > 0).map(|index| index.index(count));
+        let slot = |(owner, home, hold)| {
+            let owner = pick(owner);
+            let home = pick(home).filter(|_| owner.is_none());
+            Slot { owner, home, hold }
+        };
+        let member = |(index, (weight, zone, intake)): (usize, (u32, _, _))| Member {
+            name: NAMES[index],
+            incarnation: Incarnation::registered_at(Revision::new(1 + index as u64)),
+            weight: Thousandths(weight),
+            zone,
+            intake,
+        };
+        Layout {
+            members: members.into_iter().enumerate().map(member).collect(),
+            slots: slots.into_iter().map(slot).collect(),
+        }
+    })
+}
+
+fn loads(layout: &Layout<'_>, places: &[Option<usize>]) -> Vec<u32> {
+    let mut loads = vec![0; layout.members.len()];
+    places.iter().flatten().for_each(|member| loads[*member] += 1);
+    loads
+}
+
+fn moves(layout: &Layout<'_>, places: &[Option<usize>]) -> usize {
+    layout.slots.iter().zip(places).filter(|(slot, place)| slot.owner != **place).count()
+}
+
+/// Every partition is with a member that takes some, and each of those has its share rounded down or up.
+fn is_balanced(layout: &Layout<'_>, places: &[Option<usize>]) -> bool {
+    let takes = |member: &Member<'_>| member.intake != Intake::Leaving;
+    let equal = layout.members.iter().filter(|member| takes(member)).all(|member| member.weight.0 == 0);
+    let weight = |member: &Member<'_>| if equal { 1 } else { u64::from(member.weight.0) };
+    let sum: u64 = layout.members.iter().filter(|member| takes(member)).map(weight).sum();
+    let total = layout.slots.len() as u64;
+    let fair = |(member, load): (&Member<'_>, u32)| {
+        if !takes(member) {
+            return load == 0;
+        }
+        let share = total * weight(member);
+        (share / sum..=share.div_ceil(sum)).contains(&u64::from(load))
+    };
+    let complete = sum == 0 || places.iter().all(Option::is_some);
+    complete && layout.members.iter().zip(loads(layout, places)).all(fair)
+}
+
+/// The fewest moves of any balanced placement, by trying them all.
+fn fewest_moves(layout: &Layout<'_>) -> usize {
+    let (members, slots) = (layout.members.len(), layout.slots.len());
+    let placement = |number: usize| -> Vec<Option<usize>> {
+        let digit = |slot: usize| number / members.pow(slot as u32) % members;
+        (0..slots).map(|slot| Some(digit(slot))).collect()
+    };
+    let all = (0..members.pow(slots as u32)).map(placement);
+    let balanced = all.filter(|places| is_balanced(layout, places));
+    balanced.map(|places| moves(layout, &places)).min().expect("a balanced placement exists")
+}
+
+fn has_takers(layout: &Layout<'_>) -> bool {
+    layout.members.iter().any(|member| member.intake != Intake::Leaving)
+}
+
+/// The layout once everything is where it belongs.
+fn placed<'a>(layout: &Layout<'a>, places: &[Option<usize>]) -> Layout<'a> {
+    let slots = layout.slots.iter().zip(places);
+    let slots = slots.map(|(slot, place)| Slot { owner: *place, home: None, ..*slot });
+    Layout { members: layout.members.clone(), slots: slots.collect() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn sticky_is_balanced_and_no_balanced_placement_moves_fewer(layout in layouts(4, 6, &[0, 500, 1000, 3000])) {
+        if !has_takers(&layout) {
+            return Ok(());
+        }
+        let places = Name::Sticky.placement().place(&layout);
+        prop_assert!(is_balanced(&layout, &places), "{places:?}");
+        prop_assert_eq!(moves(&layout, &places), fewest_moves(&layout), "{:?}", places);
+    }
+
+    #[test]
+    fn sticky_is_balanced_for_any_weights(layout in layouts(8, 60, &[0, 1, 333, 1000, 1700, u32::MAX])) {
+        if !has_takers(&layout) {
+            return Ok(());
+        }
+        let places = Name::Sticky.placement().place(&layout);
+        prop_assert!(is_balanced(&layout, &places), "{places:?}");
+    }
+
+    #[test]
+    fn a_pinned_partition_moves_only_if_all_of_its_pods_have_to(layout in layouts(5, 30, &[1000, 2000])) {
+        if !has_takers(&layout) {
+            return Ok(());
+        }
+        let places = Name::Sticky.placement().place(&layout);
+        for (slot, place) in layout.slots.iter().zip(&places) {
+            let Some(owner) = slot.owner.filter(|owner| *place != Some(*owner)) else { continue };
+            let stays_freer = |(other, place): (&Slot, &Option<usize>)| {
+                other.owner == Some(owner) && *place == Some(owner) && other.hold > slot.hold
+            };
+            prop_assert!(!layout.slots.iter().zip(&places).any(stays_freer));
+        }
+    }
+
+    #[test]
+    fn placing_again_what_was_placed_moves_nothing(
+        layout in layouts_with(6, 40, &[0, 1000, 1500], prop_oneof![
+            4 => Just(Intake::Open), 1 => Just(Intake::Leaving), 1 => Just(Intake::Shunned),
+        ]),
+        jump in any::<bool>(),
+    ) {
+        let strategy = if jump { Name::Jump } else { Name::Sticky };
+        let places = strategy.placement().place(&layout);
+        let again = strategy.placement().place(&placed(&layout, &places));
+        prop_assert_eq!(again, places);
+    }
+
+    #[test]
+    fn pods_that_leave_get_nothing_and_shunned_ones_no_more(
+        layout in layouts_with(6, 40, &[0, 1000, 1500], prop_oneof![
+            3 => Just(Intake::Open), 1 => Just(Intake::Leaving), 1 => Just(Intake::Shunned),
+        ]),
+        jump in any::<bool>(),
+    ) {
+        let strategy = if jump { Name::Jump } else { Name::Sticky };
+        let places = strategy.placement().place(&layout);
+        prop_assert_eq!(places.iter().all(Option::is_some), has_takers(&layout) || layout.slots.is_empty());
+        for (slot, place) in layout.slots.iter().zip(&places) {
+            let intake = place.map(|member| layout.members[member].intake);
+            prop_assert_ne!(intake, Some(Intake::Leaving));
+            if intake == Some(Intake::Shunned) && *place != slot.owner {
+                prop_assert!(layout.has_no_other_choice());
+            }
+        }
+    }
+}
+
+/// The layout with the member at `index` taking as `intake` says.
+fn with_intake<'a>(layout: &Layout<'a>, index: usize, intake: Intake) -> Layout<'a> {
+    let mut changed = layout.clone();
+    changed.members[index].intake = intake;
+    changed
+}
+
+/// Where everything rests, after everything that has to has moved.
+fn settled<'a>(layout: &Layout<'a>) -> Layout<'a> {
+    placed(layout, &Name::Sticky.placement().place(layout))
+}
+
+proptest! {
+    #[test]
+    fn a_pod_that_joins_only_gets_and_one_that_leaves_only_gives(
+        // Of one weight: with several, the largest remainders may pass an odd partition between two others (the paradox of
+        // every such apportionment).
+        layout in layouts_with(6, 40, &[1000], Just(Intake::Open)),
+        who: prop::sample::Index,
+    ) {
+        prop_assume!(layout.members.len() > 1);
+        let who = who.index(layout.members.len());
+        let without = settled(&with_intake(&layout, who, Intake::Leaving));
+        // Shares are of the whole, so another pod may be due one more or less; each such move is to or from the one that
+        // came or went.
+        let with = with_intake(&without, who, Intake::Open);
+        for (slot, place) in with.slots.iter().zip(Name::Sticky.placement().place(&with)) {
+            prop_assert!(place == slot.owner || place == Some(who), "{:?} went to {place:?}", slot.owner);
+        }
+        let there = settled(&with);
+        let leaving = with_intake(&there, who, Intake::Leaving);
+        for (slot, place) in leaving.slots.iter().zip(Name::Sticky.placement().place(&leaving)) {
+            prop_assert!(place == slot.owner || slot.owner == Some(who), "{:?} went to {place:?}", slot.owner);
+            prop_assert_ne!(place, Some(who));
+        }
+    }
+
+    #[test]
+    fn names_decide_nothing_but_ties(layout in layouts(5, 30, &[500, 1000, 1700])) {
+        // The same pods in the opposite order: loads are the same up to who gets the odd partitions.
+        if !has_takers(&layout) {
+            return Ok(());
+        }
+        let last = layout.members.len().saturating_sub(1);
+        let turned = |member: Option<usize>| member.map(|member| last - member);
+        let mut mirrored = layout.clone();
+        mirrored.members.reverse();
+        for slot in &mut mirrored.slots {
+            (slot.owner, slot.home) = (turned(slot.owner), turned(slot.home));
+        }
+        let (places, mirror) = (Name::Sticky.placement().place(&layout), Name::Sticky.placement().place(&mirrored));
+        prop_assert_eq!(moves(&layout, &places), moves(&mirrored, &mirror));
+        let mut other = loads(&mirrored, &mirror);
+        other.reverse();
+        for (one, other) in loads(&layout, &places).into_iter().zip(other) {
+            prop_assert!(one.abs_diff(other) <= 1);
+        }
+    }
+}
+
+fn even(members: usize, slots: usize) -> Layout<'static> {
+    let member = |index: usize| Member {
+        name: NAMES[index],
+        incarnation: Incarnation::registered_at(Revision::new(1)),
+        weight: Thousandths(1000),
+        zone: None,
+        intake: Intake::Open,
+    };
+    let slot = Slot { owner: None, home: None, hold: Hold::Free };
+    Layout { members: (0..members).map(member).collect(), slots: vec![slot; slots] }
+}
+
+#[test]
+fn odd_partitions_are_spread_over_zones() {
+    let mut layout = even(6, 8);
+    for (member, zone) in layout.members.iter_mut().zip(["x", "x", "x", "y", "y", "y"]) {
+        member.zone = Some(zone);
+    }
+    let loads = loads(&layout, &Name::Sticky.placement().place(&layout));
+    assert_eq!((loads[..3].iter().sum::<u32>(), loads[3..].iter().sum::<u32>()), (4, 4), "{loads:?}");
+}
+
+#[test]
+fn a_restarted_pod_gets_its_own_partitions_back() {
+    let mut layout = even(3, 9);
+    for (partition, slot) in layout.slots.iter_mut().enumerate() {
+        let member = partition / 3;
+        (slot.owner, slot.home) = if member == 2 { (Some(member), None) } else { (None, Some(member)) };
+    }
+    let places = Name::Sticky.placement().place(&layout);
+    assert!(places.iter().enumerate().all(|(partition, place)| *place == Some(partition / 3)));
+}
+
+#[test]
+fn jump_spreads_partitions_evenly_enough() {
+    let layout = even(8, 1024);
+    let loads = loads(&layout, &Name::Jump.placement().place(&layout));
+    assert!(loads.iter().all(|load| (90..=170).contains(load)), "{loads:?}");
+}
+
+#[test]
+fn an_odd_partition_goes_to_the_largest_remainder() {
+    let mut layout = even(2, 1);
+    layout.members[1].weight = Thousandths(1700);
+    assert_eq!(Name::Sticky.placement().place(&layout), [Some(1)]);
+}
+
+#[test]
+fn under_jump_a_partition_whose_pod_is_shunned_stays_where_it_is() {
+    let mut layout = even(5, 64);
+    for (partition, slot) in layout.slots.iter_mut().enumerate() {
+        slot.owner = Some(1 + partition % 4);
+    }
+    let meant = Name::Jump.placement().place(&layout);
+    layout.members[0].intake = Intake::Shunned;
+    let places = Name::Jump.placement().place(&layout);
+    for (slot, (meant, place)) in layout.slots.iter().zip(meant.iter().zip(places)) {
+        assert_eq!(place, if *meant == Some(0) { slot.owner } else { *meant });
+    }
+}

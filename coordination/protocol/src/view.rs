@@ -1,0 +1,632 @@
+//! The materialised state of a keyspace at one store revision, and the questions that decisions ask of it.
+//!
+//! Pure. Built from one snapshot and moved on by whole batches of one watch over the keyspace's root, so registry,
+//! handoffs and assignments are always seen together. A value that cannot be read is kept apart as malformed, never
+//! taken for absent: a partition with such a record is left alone by planning and held by routers, and a handoff whose
+//! parties cannot be read stays in its phase. The settings that were read last stay known without a readable `config`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::de::DeserializeOwned;
+
+use crate::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
+use crate::keys::{KeyName, Keyspace};
+use crate::records::{
+    Assignment, Handoff, KeyspaceConfig, Leader, MAX_PARTITIONS, PodAck, PodAckKind, PodRecord, RouterCutoverAck,
+    RouterDrainedAck, RouterRecord,
+};
+use crate::txn::{Batch, Event, KeyValue, Snapshot};
+
+/// A record with the revisions of its key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Stamped<T> {
+    /// Which life of the key this is.
+    pub create_revision: Revision,
+    /// When it was last written.
+    pub mod_revision: Revision,
+    /// The lease that the key goes with. A registration without one was put by another hand than its owner's.
+    pub lease: Option<LeaseId>,
+    /// The record.
+    pub value: T,
+}
+
+impl<T> Stamped<T> {
+    /// The key without its record.
+    pub fn key(&self) -> Stamped<()> {
+        let Stamped { create_revision, mod_revision, lease, .. } = *self;
+        Stamped { create_revision, mod_revision, lease, value: () }
+    }
+}
+
+impl Stamped<PodRecord> {
+    /// Which life of the pod this is.
+    pub fn incarnation(&self) -> Incarnation {
+        Incarnation::registered_at(self.create_revision)
+    }
+}
+
+impl Stamped<RouterRecord> {
+    /// Which life of the router this is.
+    pub fn incarnation(&self) -> Incarnation {
+        Incarnation::registered_at(self.create_revision)
+    }
+}
+
+impl Stamped<Handoff> {
+    /// Which handoff this is.
+    pub fn id(&self) -> HandoffId {
+        HandoffId::created_at(self.create_revision)
+    }
+}
+
+/// What routers and pods have said about a partition's handoff.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Acks {
+    /// By router.
+    pub drained: BTreeMap<String, RouterDrainedAck>,
+    /// By router.
+    pub cutover: BTreeMap<String, RouterCutoverAck>,
+    /// By pod and kind.
+    pub pods: BTreeMap<(String, PodAckKind), PodAck>,
+}
+
+impl Acks {
+    fn is_empty(&self) -> bool {
+        self.drained.is_empty() && self.cutover.is_empty() && self.pods.is_empty()
+    }
+}
+
+/// What one batch of changes touched, so that a shell looks only at what can have changed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Touched {
+    /// Partitions whose assignment, handoff or acks changed.
+    pub partitions: BTreeSet<PartitionId>,
+    /// A pod or router came, went or changed, or the settings of the keyspace did: every partition may be concerned.
+    pub membership: bool,
+}
+
+/// The state of a keyspace at one revision.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct View {
+    keys: Keyspace,
+    /// The revision that this is the state of.
+    pub revision: Revision,
+    /// The keyspace's settings, as they stand. For what to go by see [`settings`](Self::settings).
+    pub config: Option<Stamped<KeyspaceConfig>>,
+    /// The settings that were read last.
+    known_config: Option<KeyspaceConfig>,
+    /// Who leads.
+    pub leader: Option<Stamped<Leader>>,
+    /// The registered pods.
+    pub pods: BTreeMap<String, Stamped<PodRecord>>,
+    /// The registered routers.
+    pub routers: BTreeMap<String, Stamped<RouterRecord>>,
+    /// Who owns what.
+    pub assignments: BTreeMap<PartitionId, Stamped<Assignment>>,
+    /// What moves.
+    pub handoffs: BTreeMap<PartitionId, Stamped<Handoff>>,
+    /// What was acknowledged, also for handoffs that are gone. A partition is here while any ack of it stands, even if
+    /// none can be read.
+    pub acks: BTreeMap<PartitionId, Acks>,
+    /// Keys whose value this version cannot read, with the reason.
+    pub malformed: BTreeMap<String, String>,
+    /// Unreadable values by key: they are there all the same.
+    unreadable: BTreeMap<String, Stamped<()>>,
+}
+
+/// One life of a pod as a view shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodLife<'a> {
+    /// Its registration stands.
+    Registered(&'a PodRecord),
+    /// Its registration stands without its lease, so another hand put it. Requests are routed to it, and handoffs wait
+    /// until it has put its registration back.
+    Leaseless(&'a PodRecord),
+    /// Its registration stands and cannot be read.
+    Unreadable,
+    /// No registration of this life stands.
+    Over,
+}
+
+impl View {
+    /// A keyspace in which there is nothing yet.
+    pub fn empty(keys: Keyspace) -> Self {
+        View {
+            keys,
+            revision: Revision::ZERO,
+            config: None,
+            known_config: None,
+            leader: None,
+            pods: BTreeMap::new(),
+            routers: BTreeMap::new(),
+            assignments: BTreeMap::new(),
+            handoffs: BTreeMap::new(),
+            acks: BTreeMap::new(),
+            malformed: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
+        }
+    }
+
+    /// The state that a snapshot of the keyspace's root shows.
+    pub fn from_snapshot(keys: Keyspace, snapshot: Snapshot) -> Self {
+        let mut view = View::empty(keys);
+        let mut touched = Touched::default();
+        for entry in snapshot.entries {
+            view.put(entry, &mut touched);
+        }
+        view.revision = snapshot.revision;
+        view
+    }
+
+    /// Goes on from a fresh snapshot of the same keyspace. What was known of its settings stays known if the snapshot
+    /// shows none that can be read.
+    pub fn resync(&mut self, fresh: View) {
+        let known = self.known_config.take();
+        *self = fresh;
+        if self.known_config.is_none() {
+            self.known_config = known;
+        }
+    }
+
+    /// The names of this keyspace's keys.
+    pub fn keys(&self) -> &Keyspace {
+        &self.keys
+    }
+
+    /// Moves on by the changes of a watch. A batch that is not newer changes nothing: repeated events are harmless.
+    pub fn apply(&mut self, batch: Batch) -> Touched {
+        let mut touched = Touched::default();
+        if batch.revision <= self.revision {
+            return touched;
+        }
+        for event in batch.events {
+            match event {
+                Event::Put(entry) if entry.mod_revision > self.revision => self.put(entry, &mut touched),
+                Event::Put(_) => {}
+                Event::Delete { key } => self.delete(&key, &mut touched),
+            }
+        }
+        self.revision = batch.revision;
+        touched
+    }
+
+    fn put(&mut self, entry: KeyValue, touched: &mut Touched) {
+        let Some(name) = self.keys.parse(&entry.key) else {
+            return;
+        };
+        touched.note(&name);
+        self.malformed.remove(&entry.key);
+        self.unreadable.remove(&entry.key);
+        let read = Reading { entry: &entry };
+        let result = match name {
+            KeyName::Config => {
+                self.config = None;
+                read.config().map(|config| {
+                    self.known_config = Some(config.value.clone());
+                    self.config = Some(config);
+                })
+            }
+            KeyName::Leader => {
+                let result = read.stamped();
+                // Whatever it says, nobody else can be elected while it stands.
+                let nameless = || read.stamp(Leader { holder: "unreadable".to_owned(), lease_id: LeaseId::NONE });
+                let leader = result.as_ref().map_or_else(|_| nameless(), Stamped::clone);
+                self.leader = Some(leader);
+                result.map(drop)
+            }
+            KeyName::Pod(pod) => read.put_into(&mut self.pods, pod),
+            KeyName::Router(router) => {
+                let result = read.put_into(&mut self.routers, router.clone());
+                if result.is_err() {
+                    // Whatever it says of itself, it may route: it must be waited for.
+                    let router_name = router.clone();
+                    let value = RouterRecord::new(router_name);
+                    self.routers.insert(router, read.stamp(value));
+                }
+                result
+            }
+            KeyName::Assignment(partition) => {
+                let named = |record: &Assignment| (record.partition, record.epoch);
+                read.put_numbered(&mut self.assignments, partition, named)
+            }
+            KeyName::Handoff(partition) => {
+                let named = |record: &Handoff| (record.partition, record.epoch);
+                read.put_numbered(&mut self.handoffs, partition, named)
+            }
+            KeyName::RouterDrained(partition, router) => {
+                read.put_ack(&mut self.acks.entry(partition).or_default().drained, router)
+            }
+            KeyName::RouterCutover(partition, router) => {
+                read.put_ack(&mut self.acks.entry(partition).or_default().cutover, router)
+            }
+            KeyName::PodAck(partition, pod, kind) => {
+                read.put_ack(&mut self.acks.entry(partition).or_default().pods, (pod, kind))
+            }
+        };
+        if let Err(reason) = result {
+            self.unreadable.insert(entry.key.clone(), read.stamp(()));
+            self.malformed.insert(entry.key, reason);
+        }
+    }
+
+    fn delete(&mut self, key: &str, touched: &mut Touched) {
+        let Some(name) = self.keys.parse(key) else { return };
+        touched.note(&name);
+        self.malformed.remove(key);
+        self.unreadable.remove(key);
+        let partition = match name {
+            KeyName::Config => return self.config = None,
+            KeyName::Leader => return self.leader = None,
+            KeyName::Pod(pod) => return drop(self.pods.remove(&pod)),
+            KeyName::Router(router) => return drop(self.routers.remove(&router)),
+            KeyName::Assignment(partition) => return drop(self.assignments.remove(&partition)),
+            KeyName::Handoff(partition) => return drop(self.handoffs.remove(&partition)),
+            KeyName::RouterDrained(partition, router) => {
+                self.acks.entry(partition).or_default().drained.remove(&router);
+                partition
+            }
+            KeyName::RouterCutover(partition, router) => {
+                self.acks.entry(partition).or_default().cutover.remove(&router);
+                partition
+            }
+            KeyName::PodAck(partition, pod, kind) => {
+                self.acks.entry(partition).or_default().pods.remove(&(pod, kind));
+                partition
+            }
+        };
+        // As long as one stands, be it unreadable, there is something to sweep.
+        let unreadable = |prefix: String| {
+            self.malformed.range(prefix.clone()..).next().is_some_and(|(key, _)| key.starts_with(&prefix))
+        };
+        let empty = self.acks.get(&partition).is_some_and(Acks::is_empty);
+        if empty && !self.keys.acks_of(partition).into_iter().any(unreadable) {
+            self.acks.remove(&partition);
+        }
+    }
+
+    /// The keyspace's settings to go by: those that were read last, also while they are gone or cannot be read.
+    pub fn settings(&self) -> Option<&KeyspaceConfig> {
+        self.known_config.as_ref()
+    }
+
+    /// How many partitions the keyspace has; 0 as long as no settings have been read.
+    pub fn partitions(&self) -> u32 {
+        self.settings().map_or(0, |settings| settings.partitions)
+    }
+
+    /// One life of a pod as this view shows it.
+    pub fn life(&self, pod: &str, incarnation: Incarnation) -> PodLife<'_> {
+        match self.pods.get(pod) {
+            Some(record) if record.incarnation() != incarnation => PodLife::Over,
+            Some(record) if record.lease.is_none() => PodLife::Leaseless(&record.value),
+            Some(record) => PodLife::Registered(&record.value),
+            None if incarnation != Incarnation::NONE && self.incarnation_of(pod) == incarnation => PodLife::Unreadable,
+            None => PodLife::Over,
+        }
+    }
+
+    /// The registration of this very life of a pod.
+    pub fn live_pod(&self, pod: &str, incarnation: Incarnation) -> Option<&PodRecord> {
+        self.pods.get(pod).filter(|record| record.incarnation() == incarnation).map(|record| &record.value)
+    }
+
+    /// The incarnation that stands under a pod's name; none if it is not registered. What a guard "still as I saw it" compares.
+    pub fn incarnation_of(&self, pod: &str) -> Incarnation {
+        self.pod_key(pod).map_or(Incarnation::NONE, |key| Incarnation::registered_at(key.create_revision))
+    }
+
+    /// The lives of pods whose registrations stand, whether or not they can be read.
+    pub(crate) fn pod_lives(&self) -> BTreeMap<String, Incarnation> {
+        let readable = self.pods.iter().map(|(name, pod)| (name.clone(), pod.incarnation()));
+        let unreadable = self.unreadable.iter().filter_map(|(key, entry)| match self.keys.parse(key)? {
+            KeyName::Pod(name) => Some((name, Incarnation::registered_at(entry.create_revision))),
+            _ => None,
+        });
+        readable.chain(unreadable).collect()
+    }
+
+    /// The key of a pod's registration, whether or not its value can be read.
+    pub fn pod_key(&self, pod: &str) -> Option<Stamped<()>> {
+        self.pods.get(pod).map(Stamped::key).or_else(|| self.unreadable_key(|keys| keys.pod(pod)))
+    }
+
+    /// When a pod's registration was last put; 0 if none stands.
+    pub(crate) fn pod_revision(&self, pod: &str) -> Revision {
+        self.pod_key(pod).map_or(Revision::ZERO, |key| key.mod_revision)
+    }
+
+    /// When a partition's assignment was last put; 0 if none stands.
+    pub(crate) fn assignment_revision(&self, partition: PartitionId) -> Revision {
+        let unreadable = || self.unreadable_key(|keys| keys.assignment(partition));
+        self.assignments
+            .get(&partition)
+            .map(Stamped::key)
+            .or_else(unreadable)
+            .map_or(Revision::ZERO, |key| key.mod_revision)
+    }
+
+    /// A key whose value cannot be read, if it stands.
+    fn unreadable_key(&self, key: impl FnOnce(&Keyspace) -> String) -> Option<Stamped<()>> {
+        // Nearly always there is none, and nothing to be spelled out.
+        if self.unreadable.is_empty() { None } else { self.unreadable.get(&key(&self.keys)).cloned() }
+    }
+
+    /// Registrations that stand without their lease, and so outlive their writer, and the key of a leader that does.
+    pub fn leaseless(&self) -> impl Iterator<Item = String> {
+        let pods = self.pods.iter().filter(|(_, pod)| pod.lease.is_none()).map(|(name, _)| self.keys.pod(name));
+        let routers = self.routers.iter().filter(|(_, it)| it.lease.is_none()).map(|(name, _)| self.keys.router(name));
+        let leader = self.leader.iter().filter(|leader| leader.lease.is_none()).map(|_| self.keys.leader());
+        pods.chain(routers).chain(leader)
+    }
+
+    /// The partition's assignment together with its owner's registration, if that very owner lives.
+    pub fn live_owner(&self, partition: PartitionId) -> Option<(&Assignment, &PodRecord)> {
+        let assignment = &self.assignments.get(&partition)?.value;
+        Some((assignment, self.live_pod(&assignment.owner, assignment.incarnation)?))
+    }
+
+    /// The registration of a handoff's old owner, if it has one that lives.
+    pub fn live_old_owner(&self, handoff: &Handoff) -> Option<&PodRecord> {
+        self.live_pod(handoff.old_owner.as_deref()?, handoff.old_incarnation)
+    }
+
+    /// The registration of a handoff's new owner, if it lives.
+    pub fn live_new_owner(&self, handoff: &Handoff) -> Option<&PodRecord> {
+        self.live_pod(&handoff.new_owner, handoff.new_incarnation)
+    }
+
+    /// The router's word that it has drained for this very handoff.
+    pub fn drained_ack(&self, partition: PartitionId, router: &str, handoff: HandoffId) -> Option<&RouterDrainedAck> {
+        self.acks.get(&partition)?.drained.get(router).filter(|ack| ack.handoff == handoff)
+    }
+
+    /// The router's word that it has cut over in this very handoff.
+    pub fn cutover_ack(&self, partition: PartitionId, router: &str, handoff: HandoffId) -> Option<&RouterCutoverAck> {
+        self.acks.get(&partition)?.cutover.get(router).filter(|ack| ack.handoff == handoff)
+    }
+
+    /// The pod's word about this very handoff.
+    pub fn pod_ack(&self, partition: PartitionId, pod: &str, kind: PodAckKind, handoff: HandoffId) -> Option<&PodAck> {
+        let acks = &self.acks.get(&partition)?.pods;
+        acks.get(&(pod.to_owned(), kind)).filter(|ack| ack.handoff == handoff)
+    }
+
+    /// Whether a record of this partition stands that this version cannot read. Nothing is decided about it then.
+    pub fn is_malformed(&self, partition: PartitionId) -> bool {
+        !self.malformed.is_empty()
+            && (self.malformed.contains_key(&self.keys.assignment(partition))
+                || self.malformed.contains_key(&self.keys.handoff(partition)))
+    }
+}
+
+impl Touched {
+    fn note(&mut self, name: &KeyName) {
+        match name {
+            KeyName::Config | KeyName::Pod(_) | KeyName::Router(_) => self.membership = true,
+            KeyName::Leader => {}
+            KeyName::Assignment(partition)
+            | KeyName::Handoff(partition)
+            | KeyName::RouterDrained(partition, _)
+            | KeyName::RouterCutover(partition, _)
+            | KeyName::PodAck(partition, ..) => {
+                self.partitions.insert(*partition);
+            }
+        }
+    }
+}
+
+struct Reading<'a> {
+    entry: &'a KeyValue,
+}
+
+impl Reading<'_> {
+    fn parse<T: DeserializeOwned>(&self) -> Result<T, String> {
+        serde_json::from_slice(&self.entry.value).map_err(|error| error.to_string())
+    }
+
+    fn stamp<T>(&self, value: T) -> Stamped<T> {
+        let KeyValue { create_revision, mod_revision, lease, .. } = *self.entry;
+        Stamped { create_revision, mod_revision, lease, value }
+    }
+
+    fn stamped<T: DeserializeOwned>(&self) -> Result<Stamped<T>, String> {
+        Ok(self.stamp(self.parse()?))
+    }
+
+    /// A value that cannot be read takes the readable one that stood there before with it.
+    fn put_into<K: Ord, T: DeserializeOwned>(&self, map: &mut BTreeMap<K, Stamped<T>>, key: K) -> Result<(), String> {
+        map.remove(&key);
+        map.insert(key, self.stamped()?);
+        Ok(())
+    }
+
+    /// More partitions than anyone can have would be taken for a size to allocate.
+    fn config(&self) -> Result<Stamped<KeyspaceConfig>, String> {
+        let config: Stamped<KeyspaceConfig> = self.stamped()?;
+        match config.value.partitions {
+            partitions if partitions > MAX_PARTITIONS => {
+                Err(format!("it has {partitions} partitions, and no keyspace has more than {MAX_PARTITIONS}"))
+            }
+            _ => Ok(config),
+        }
+    }
+
+    /// The same for a record that names its partition and an epoch: it must be the partition of its key, and an epoch
+    /// that another can follow.
+    fn put_numbered<T: DeserializeOwned>(
+        &self,
+        map: &mut BTreeMap<PartitionId, Stamped<T>>,
+        partition: PartitionId,
+        named: impl Fn(&T) -> (PartitionId, Epoch),
+    ) -> Result<(), String> {
+        map.remove(&partition);
+        let record = self.stamped()?;
+        let (named, epoch) = named(&record.value);
+        if named != partition {
+            return Err(format!("it names partition {named}"));
+        }
+        if epoch == Epoch::MAX {
+            return Err("no epoch can follow its own".to_owned());
+        }
+        map.insert(partition, record);
+        Ok(())
+    }
+
+    fn put_ack<K: Ord, T: DeserializeOwned>(&self, acks: &mut BTreeMap<K, T>, key: K) -> Result<(), String> {
+        acks.remove(&key);
+        acks.insert(key, self.parse()?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const L1: LeaseId = LeaseId::new(1);
+    const I2: Incarnation = Incarnation::registered_at(Revision::new(2));
+    const I3: Incarnation = Incarnation::registered_at(Revision::new(3));
+    const H10: HandoffId = HandoffId::created_at(Revision::new(10));
+    const H12: HandoffId = HandoffId::created_at(Revision::new(12));
+    const P0: PartitionId = PartitionId::new(0);
+    const P1: PartitionId = PartitionId::new(1);
+
+    fn entry(key: &str, value: &str, create: u64, modified: u64) -> KeyValue {
+        KeyValue {
+            key: format!("/segue/default/{key}"),
+            value: value.as_bytes().to_vec(),
+            create_revision: create.into(),
+            mod_revision: modified.into(),
+            lease: None,
+        }
+    }
+
+    fn view(entries: Vec<KeyValue>, revision: u64) -> View {
+        let revision = revision.into();
+        View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision, entries })
+    }
+
+    const POD: &str = r#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
+    const OWNED: &str = r#"{"partition":0,"owner":"w","incarnation":3,"epoch":1}"#;
+
+    #[test]
+    fn a_pod_of_the_same_name_with_another_incarnation_is_not_the_owner() {
+        let seen = view(vec![entry("pods/w", POD, 3, 3), entry("assignments/0", OWNED, 4, 4)], 4);
+        assert!(seen.live_owner(P0).is_some());
+        let seen = view(vec![entry("pods/w", POD, 9, 9), entry("assignments/0", OWNED, 4, 4)], 9);
+        assert!(seen.live_owner(P0).is_none());
+    }
+
+    #[test]
+    fn a_repeated_batch_changes_nothing() {
+        let mut seen = view(vec![entry("pods/w", POD, 3, 3)], 5);
+        let batch =
+            Batch { revision: Revision::new(4), events: vec![Event::Delete { key: "/segue/default/pods/w".into() }] };
+        assert_eq!(seen.apply(batch), Touched::default());
+        assert_eq!(seen.pods.len(), 1);
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_read_is_kept_apart_and_not_taken_for_absent() {
+        let mut seen = view(vec![entry("assignments/0", OWNED, 4, 4)], 4);
+        let batch = Batch { revision: Revision::new(5), events: vec![Event::Put(entry("assignments/0", "{", 4, 5))] };
+        let touched = seen.apply(batch);
+        assert!(touched.partitions.contains(&P0));
+        assert!(seen.is_malformed(P0) && seen.assignments.is_empty());
+        seen.apply(Batch { revision: Revision::new(6), events: vec![Event::Put(entry("assignments/0", OWNED, 4, 6))] });
+        assert!(!seen.is_malformed(P0) && seen.assignments.len() == 1);
+    }
+
+    #[test]
+    fn a_router_whose_registration_cannot_be_read_is_still_there() {
+        let mut seen = view(vec![entry("routers/r", "[]", 3, 3)], 3);
+        assert_eq!(seen.routers["r"].create_revision, Revision::new(3));
+        assert_eq!(seen.malformed.len(), 1);
+        seen.apply(Batch {
+            revision: Revision::new(4),
+            events: vec![Event::Delete { key: "/segue/default/routers/r".into() }],
+        });
+        assert!(seen.routers.is_empty() && seen.malformed.is_empty());
+    }
+
+    #[test]
+    fn a_pod_whose_registration_cannot_be_read_has_its_incarnation_and_is_no_owner() {
+        let seen = view(vec![entry("pods/w", "[]", 3, 3), entry("assignments/0", OWNED, 4, 4)], 4);
+        assert_eq!(seen.incarnation_of("w"), I3);
+        assert!(seen.live_owner(P0).is_none());
+    }
+
+    #[test]
+    fn a_record_that_names_another_partition_than_its_key_is_malformed() {
+        let seen = view(vec![entry("assignments/1", OWNED, 4, 4)], 4);
+        assert!(seen.is_malformed(P1) && seen.assignments.is_empty());
+    }
+
+    #[test]
+    fn an_unreadable_ack_is_still_to_be_swept_when_the_last_readable_one_is_gone() {
+        let ack = r#"{"router_name":"r","partition":0,"handoff":10}"#;
+        let entries = vec![entry("handoff_drains/0/r", ack, 11, 11), entry("handoff_acks/0/r", "{", 12, 12)];
+        let mut seen = view(entries, 12);
+        let delete = |key: &str| vec![Event::Delete { key: format!("/segue/default/{key}") }];
+        seen.apply(Batch { revision: Revision::new(13), events: delete("handoff_drains/0/r") });
+        assert_eq!(seen, view(vec![entry("handoff_acks/0/r", "{", 12, 12)], 13));
+        assert!(seen.acks.contains_key(&P0));
+        seen.apply(Batch { revision: Revision::new(14), events: delete("handoff_acks/0/r") });
+        assert_eq!(seen, view(Vec::new(), 14));
+    }
+
+    #[test]
+    fn settings_stay_known_until_others_are_read() {
+        let mut seen = view(vec![entry("config", r#"{"partitions":8}"#, 3, 3)], 3);
+        seen.apply(Batch { revision: Revision::new(4), events: vec![Event::Put(entry("config", "{", 3, 4))] });
+        assert_eq!((seen.config.is_some(), seen.partitions()), (false, 8));
+        seen.resync(view(vec![entry("config", "{", 3, 4)], 5));
+        assert_eq!((seen.config.is_some(), seen.partitions()), (false, 8));
+        seen.apply(Batch {
+            revision: Revision::new(6),
+            events: vec![Event::Delete { key: "/segue/default/config".into() }],
+        });
+        seen.resync(view(Vec::new(), 7));
+        assert_eq!(seen.partitions(), 8);
+        seen.resync(view(vec![entry("config", r#"{"partitions":16}"#, 8, 8)], 8));
+        assert_eq!(seen.partitions(), 16);
+    }
+
+    #[test]
+    fn a_life_of_a_pod_is_over_only_when_no_key_of_it_stands() {
+        let leased = KeyValue { lease: Some(L1), ..entry("pods/w", POD, 3, 3) };
+        let mut seen = view(vec![leased], 3);
+        assert!(matches!(seen.life("w", I3), PodLife::Registered(_)));
+        assert_eq!(seen.life("w", I2), PodLife::Over);
+        seen.apply(Batch { revision: Revision::new(4), events: vec![Event::Put(entry("pods/w", POD, 3, 4))] });
+        assert!(matches!(seen.life("w", I3), PodLife::Leaseless(_)));
+        assert!(seen.leaseless().eq(["/segue/default/pods/w"]));
+        seen.apply(Batch { revision: Revision::new(5), events: vec![Event::Put(entry("pods/w", "{", 3, 5))] });
+        assert_eq!((seen.life("w", I3), seen.life("w", I2)), (PodLife::Unreadable, PodLife::Over));
+        assert_eq!(seen.pod_revision("w"), Revision::new(5));
+        seen.apply(Batch {
+            revision: Revision::new(6),
+            events: vec![Event::Delete { key: "/segue/default/pods/w".into() }],
+        });
+        assert_eq!((seen.life("w", I3), seen.life("w", Incarnation::NONE)), (PodLife::Over, PodLife::Over));
+    }
+
+    #[test]
+    fn numbers_that_nobody_could_go_on_from_are_malformed() {
+        let last = r#"{"partition":0,"owner":"w","incarnation":3,"epoch":18446744073709551615}"#;
+        let seen = view(vec![entry("assignments/0", last, 4, 4)], 4);
+        assert!(seen.is_malformed(P0) && seen.assignments.is_empty());
+        for (partitions, readable) in [(65_536, true), (65_537, false), (u32::MAX, false)] {
+            let seen = view(vec![entry("config", &format!(r#"{{"partitions":{partitions}}}"#), 4, 4)], 4);
+            assert_eq!((seen.config.is_some(), seen.malformed.is_empty()), (readable, readable), "{partitions}");
+        }
+    }
+
+    #[test]
+    fn an_ack_of_another_handoff_is_no_ack() {
+        let ack = r#"{"router_name":"r","partition":0,"handoff":10}"#;
+        let seen = view(vec![entry("handoff_drains/0/r", ack, 11, 11)], 11);
+        assert!(seen.drained_ack(P0, "r", H10).is_some());
+        assert!(seen.drained_ack(P0, "r", H12).is_none());
+    }
+}
