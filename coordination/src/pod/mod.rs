@@ -15,6 +15,7 @@ mod exchange;
 mod handle;
 mod layer;
 mod lent;
+mod own_record;
 mod ownership;
 mod service;
 mod shell;

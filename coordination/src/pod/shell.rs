@@ -5,13 +5,11 @@
 //! callback that hangs never keeps it from coming round, since its lease stands for that.
 
 use std::collections::{BTreeSet, HashMap};
-use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use segue_protocol::ids::{Incarnation, LeaseId, PartitionId};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::{PodRecord, PodStatus, encode};
+use segue_protocol::records::PodStatus;
 use segue_protocol::view::{Touched, View};
 use tokio::sync::watch;
 use tokio::task::{self, JoinSet};
@@ -23,9 +21,7 @@ use super::service::Service;
 use super::term::ends_at;
 use super::work::{Said, WRITE_AGAIN, Work};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
-use crate::participant::{
-    Claim, Follow, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, register, unix_millis, wakes_at,
-};
+use crate::participant::{Follow, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, wakes_at};
 use crate::store::Store;
 
 /// Why a pod accepts nothing before it has registered.
@@ -146,40 +142,6 @@ impl Shell {
         self.service.settle(self.ends_by()).await;
         self.state.send_modify(|state| state.not_ready = Some("shut down".to_owned()));
         info!(pod = self.settings.name, "ended");
-    }
-
-    async fn deregister(&self, registration: Registration) {
-        if let Err(error) = registration.withdraw().await {
-            warn!(%error, "could not deregister; the registration ends with its lease");
-        }
-    }
-
-    /// Registers, and meanwhile lets go of what an earlier life has left. `ended`: this process's earlier life. `None`: ends
-    /// instead.
-    async fn registered(&mut self, ended: Incarnation) -> Option<Registration> {
-        let (store, key, ttl) = (self.store.clone(), self.keys.pod(&self.settings.name), self.settings.lease_ttl);
-        let (settings, draining) = (self.settings.clone(), self.is_draining());
-        let claim = Claim::new(key, ttl).after(ended);
-        let service = self.service.clone();
-        let mut registered = pin!(async {
-            service.up().await;
-            register(&store, &claim, |_| encode(&timed(record(&settings, draining)))).await
-        });
-        loop {
-            let until = match *self.wish.borrow_and_update() {
-                Wish::End { until, .. } if self.work.is_empty() || until <= Instant::now() => return None,
-                Wish::End { until, .. } => until,
-                _ => Instant::now() + ttl,
-            };
-            let wake = self.timers.first().map_or(until, |(at, _)| until.min(*at));
-            tokio::select! {
-                biased;
-                registration = &mut registered => return Some(registration),
-                changed = self.wish.changed() => changed.ok()?,
-                Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
-                () = sleep_until(wake) => self.due(),
-            }
-        }
     }
 
     async fn live(&mut self, registration: &Registration) -> End {
@@ -349,48 +311,6 @@ impl Shell {
         End::RegistrationGone
     }
 
-    /// Returns `false` if the registration is gone or another life's.
-    fn keep_key(&self, own_key: &mut OwnKey) -> bool {
-        let mut own = record(&self.settings, self.is_draining());
-        let key = self.view.pod_key(&self.settings.name);
-        let is_attached = key.as_ref().is_some_and(|key| key.lease == self.lease);
-        let seen = self.view.live_pod(&self.settings.name, self.incarnation);
-        // A status that was written with the lease is an operator's wish, and obeyed.
-        if let Some(seen) = seen.filter(|_| is_attached) {
-            own.status = seen.status;
-        }
-        let intact = seen.is_some_and(|seen| untimed(seen) == own);
-        own_key.keep(key.as_ref(), intact, self.view.revision, || encode(&timed(own)))
-    }
-
-    /// Whether this pod's own record stands and cannot be read for the moment.
-    pub(super) fn is_unreadable(&self) -> bool {
-        self.view.live_pod(&self.settings.name, self.incarnation).is_none()
-            && self.incarnation != Incarnation::NONE
-            && self.view.incarnation_of(&self.settings.name) == self.incarnation
-    }
-
-    fn is_draining(&self) -> bool {
-        *self.wish.borrow() != Wish::Serve || self.state.borrow().draining
-    }
-
-    fn is_emptied(&self) -> bool {
-        let (me, life) = (&self.settings.name, self.incarnation);
-        let Some(own) = self.view.live_pod(me, life) else {
-            return false;
-        };
-        let is_told = *self.wish.borrow() == Wish::Serve || own.status == PodStatus::Draining;
-        let owns =
-            |view: &View| view.assignments.values().any(|it| it.value.owner == *me && it.value.incarnation == life);
-        let gives = |view: &View| {
-            let from = |old: &str, incarnation| old == me && incarnation == life;
-            view.handoffs
-                .values()
-                .any(|it| it.value.old_owner.as_deref().is_some_and(|old| from(old, it.value.old_incarnation)))
-        };
-        is_told && self.work.is_empty() && !owns(&self.view) && !gives(&self.view)
-    }
-
     fn react(&mut self, touched: Touched) {
         if touched.membership {
             self.reconcile_all();
@@ -410,7 +330,7 @@ impl Shell {
         self.keep_record();
     }
 
-    fn due(&mut self) {
+    pub(super) fn due(&mut self) {
         let now = Instant::now();
         while let Some(&(at, what)) = self.timers.first().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, what));
@@ -454,37 +374,4 @@ impl Shell {
             facts(state) != before
         });
     }
-}
-
-/// A pod's registration, without the times in it.
-fn record(settings: &PodSettings, draining: bool) -> PodRecord {
-    PodRecord {
-        pod_name: settings.name.clone(),
-        address: settings.address.clone(),
-        status: if draining { PodStatus::Draining } else { PodStatus::Ready },
-        registered_at: 0,
-        last_heartbeat: 0,
-        weight: settings.weight.into(),
-        zone: settings.zone.clone(),
-        load: None,
-        capabilities: settings.capabilities,
-        admin: settings.admin.clone(),
-        version: settings.version.clone(),
-        work_ends_within_ms: settings.work_ends_within.map(millis),
-    }
-}
-
-fn timed(record: PodRecord) -> PodRecord {
-    let now = unix_millis();
-    PodRecord { registered_at: now, last_heartbeat: now, ..record }
-}
-
-/// The record without what its writer does not compare.
-fn untimed(record: &PodRecord) -> PodRecord {
-    PodRecord { registered_at: 0, last_heartbeat: 0, load: None, ..record.clone() }
-}
-
-/// Rounded up: a bound must not end early.
-fn millis(bound: Duration) -> u64 {
-    u64::try_from(bound.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

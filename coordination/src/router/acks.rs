@@ -8,7 +8,7 @@ use segue_protocol::records::{RouterCutoverAck, RouterDrainedAck};
 use segue_protocol::txn::Txn;
 use tracing::info;
 
-use super::Router;
+use super::driver::Router;
 use crate::participant::{Answers, unix_millis};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -9,7 +9,7 @@ use segue_protocol::view::View;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::Router;
+use super::driver::Router;
 use crate::participant::BackOff;
 use crate::store::StoreError;
 

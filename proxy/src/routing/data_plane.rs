@@ -1,7 +1,7 @@
 //! The table as the router's side of the protocol sees it: a [`DataPlane`] that is told, partition by partition, to stop,
 //! switch or sever.
 //!
-//! Translation only: what to do and when is decided in `segue-coordination`, how it is done safely in
+//! Translation only: what to do and when is decided in `segue-protocol`, how it is done safely in
 //! [`table`](crate::routing::table).
 
 use segue_coordination::router::{CutoverTimes, DataPlane};

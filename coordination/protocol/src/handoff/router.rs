@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
-use crate::records::{Handoff, Mode, Phase};
+use crate::records::{Capabilities, Handoff, Mode, Phase};
 use crate::view::View;
 
 /// Where a partition's requests go: this life of a pod, under this epoch.
@@ -54,6 +54,17 @@ pub enum OnStoreLoss {
     Fence,
     /// Go on by the last table known.
     Serve,
+}
+
+impl OnStoreLoss {
+    /// Returns whether a router goes on sending requests to a pod with these capabilities when its own lease may have ended.
+    pub fn serves_without_lease(self, capabilities: Capabilities) -> bool {
+        match self {
+            OnStoreLoss::Auto => capabilities.fence && capabilities.drained,
+            OnStoreLoss::Fence => false,
+            OnStoreLoss::Serve => true,
+        }
+    }
 }
 
 /// Whether the router may act on what it sees.
@@ -124,10 +135,7 @@ pub fn route(view: &View, partition: PartitionId, trust: Trust) -> Route {
         }
     };
     match trust {
-        Trust::RunOut(OnStoreLoss::Fence) => Route::Hold(HoldCause::Fenced),
-        Trust::RunOut(OnStoreLoss::Auto) if !(capabilities.fence && capabilities.drained) => {
-            Route::Hold(HoldCause::Fenced)
-        }
+        Trust::RunOut(policy) if !policy.serves_without_lease(capabilities) => Route::Hold(HoldCause::Fenced),
         _ => Route::To(target),
     }
 }

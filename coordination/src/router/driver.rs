@@ -1,40 +1,33 @@
-//! The router's side of the protocol as a shell: registers, follows the store, asks [`handoff::router`] what to do with
-//! each partition, and has a [`DataPlane`] do it.
+//! What a router does while it is registered: it follows the store, has the data plane do what each partition needs, and
+//! acknowledges what came of it.
 //!
-//! One task owns the view, so steps never race; writes to the store run beside it. What must stay true: it registers,
-//! then takes its snapshot, then opens its routes; it fences before it gives its registration up.
-//!
-//! [`handoff::router`]: segue_protocol::handoff::router
-
-mod acks;
-mod mapping;
-mod turns;
+//! Not here: how it registers and leaves ([`router`](super)), what an ack says ([`acks`](super::acks)), which partitions
+//! stop first ([`turns`](super::turns)).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::handoff::router::{
-    DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, dead_owner_patience,
-    drain_timed_out, may_stop_later, next_step, route,
+    DrainTimeout, HoldCause, Route, Stage, Step, Target, Trust, dead_owner_patience, drain_timed_out, may_stop_later,
+    next_step, route,
 };
 use segue_protocol::ids::{Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::{Capabilities, Partitioner, PodRecord, RouterRecord, encode};
+use segue_protocol::records::{Capabilities, RouterRecord, encode};
 use segue_protocol::view::{Touched, View};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use self::acks::{AckId, AckKind};
-use self::turns::Turns;
-
+use super::acks::{AckId, AckKind};
+use super::turns::Turns;
+use super::{Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
 use crate::participant::{
-    Claim, Follow, KeptLease, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, register, unix_millis,
-    wakes_at,
+    Follow, KeptLease, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, unix_millis, wakes_at,
 };
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 
 /// After a refused write the view is likely to be newer in a moment; if not, it is asked for again after this.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
@@ -42,188 +35,8 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 /// How often a router that leaves looks whether anything is in flight.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// How a partition's cutover went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CutoverTimes {
-    /// How many requests waited.
-    pub stashed: u64,
-    /// From the stop until nothing was in flight.
-    pub drain: Duration,
-    /// From the stop until the first request could reach a pod again.
-    pub pause: Duration,
-    /// From then until the stash was empty and the gate open.
-    pub flush: Duration,
-}
-
-/// What moves requests, told partition by partition what to do.
-pub trait DataPlane: Send + Sync + 'static {
-    /// There are partitions `0..partitions`. Never fewer than before.
-    fn set_partitions(&self, partitions: u32);
-    /// What it does with a partition, and until when the partition's pod is left alone because it refused.
-    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>);
-    /// Holds requests from here on.
-    fn stop(&self, partition: PartitionId, cause: HoldCause);
-    /// What holds a partition back that is stopped already.
-    fn name_cause(&self, partition: PartitionId, cause: HoldCause);
-    /// Requests will be sent to this pod soon.
-    fn expect(&self, _target: &Target, _pod: &PodRecord, _without_lease: bool) {}
-    /// Sends requests to this pod, those that were held first. `without_lease`: also when this router's lease may have ended.
-    fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool);
-    /// Forgets that the partition's pod refused.
-    fn retry_now(&self, partition: PartitionId);
-    /// Ends everything that is in flight; how many exchanges that were.
-    fn sever(&self, partition: PartitionId) -> u64;
-    /// The router's lease may be trusted until then, on the clock of [`lease_now`].
-    fn trust_until(&self, until: Instant);
-    /// How the last cutover went, if one has ended since this was asked last.
-    fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes>;
-}
-
-/// How a router takes part.
-#[derive(Debug, Clone)]
-pub struct RouterSettings {
-    /// Its name, unique in the keyspace.
-    pub name: String,
-    /// How long its registration outlives it.
-    pub lease_ttl: Duration,
-    /// What it does when the store is lost.
-    pub on_store_loss: OnStoreLoss,
-    /// How long a drain may last.
-    pub drain_timeout: Duration,
-    /// What it does then.
-    pub on_drain_timeout: OnDrainTimeout,
-    /// Where its admin endpoint is reached: `host:port`.
-    pub admin: Option<String>,
-    /// How it maps requests to partitions. `None`: whatever is in front of it does.
-    pub partitioner: Option<Partitioner>,
-    /// How long a pod's answer may take to begin.
-    pub request_timeout: Duration,
-}
-
-/// A cutover that has ended, for status and metrics.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cutover {
-    /// Which partition.
-    pub partition: PartitionId,
-    /// Where it leads now.
-    pub target: Target,
-    /// How it went.
-    pub times: CutoverTimes,
-    /// How many exchanges were severed for it.
-    pub severed: u64,
-}
-
-/// What others may know about a running router.
-#[derive(Debug, Clone)]
-pub struct RouterStatus {
-    /// It is registered, has seen the store and may trust its lease; else why not.
-    pub not_ready: Option<String>,
-    /// Its incarnation; 0 before it is registered.
-    pub incarnation: Incarnation,
-    /// Until when it may trust its lease, on the clock of [`lease_now`].
-    pub trusted_until: Option<Instant>,
-    /// How often it had to take the state anew, by cause.
-    pub resyncs: u64,
-}
-
-impl Default for RouterStatus {
-    fn default() -> Self {
-        RouterStatus {
-            not_ready: Some("not started yet".to_owned()),
-            incarnation: Incarnation::NONE,
-            trusted_until: None,
-            resyncs: 0,
-        }
-    }
-}
-
-/// Observes what a router does.
-pub trait RouterObserver: Send + Sync + 'static {
-    /// A partition's requests flow again after a stop.
-    fn cutover(&self, cutover: &Cutover);
-    /// The store was lost from sight.
-    fn resync(&self, cause: &StoreError);
-}
-
-/// What a router is joined to within its process.
-pub struct RouterPorts {
-    /// What moves its requests.
-    pub plane: Arc<dyn DataPlane>,
-    /// Partitions in which the data plane saw something happen.
-    pub notices: mpsc::UnboundedReceiver<PartitionId>,
-    /// Who is told what it does.
-    pub observer: Arc<dyn RouterObserver>,
-    /// Where it says how it is.
-    pub status: watch::Sender<RouterStatus>,
-}
-
-impl std::fmt::Debug for RouterPorts {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("RouterPorts").finish_non_exhaustive()
-    }
-}
-
-/// Runs a router's side of the protocol until `shutdown`, then deregisters. Requests must not flow any more by then.
-pub async fn run_router(
-    store: Arc<dyn Store>,
-    keys: Keyspace,
-    settings: RouterSettings,
-    ports: RouterPorts,
-    shutdown: CancellationToken,
-) {
-    let RouterPorts { plane, notices, observer, status } = ports;
-    let mut router = Router {
-        view: View::empty(keys.clone()),
-        keys,
-        settings,
-        plane,
-        observer,
-        status,
-        notices,
-        partitions: 0,
-        incarnation: Incarnation::NONE,
-        trust: Trust::Gone,
-        acks: Outbox::new(store.clone(), REFUSED_PAUSE),
-        turns: Turns::default(),
-        timers: BTreeSet::new(),
-        drains: HashMap::new(),
-        severed: HashMap::new(),
-        capabilities: HashMap::new(),
-        times: HashMap::new(),
-        store,
-    };
-    router.publish(Some("not registered yet".to_owned()));
-    loop {
-        let key = router.keys.router(&router.settings.name);
-        let claim = Claim::new(key, router.settings.lease_ttl).after(router.incarnation);
-        let registered = async {
-            router.agree_on_mapping().await;
-            register(&router.store, &claim, |_| router.record()).await
-        };
-        let registration = tokio::select! {
-            // First, so that one who is registered at the very moment of the shutdown deregisters.
-            biased;
-            registration = registered => registration,
-            () = shutdown.cancelled() => return,
-        };
-        match router.live(&registration, &shutdown).await {
-            End::Shutdown => {
-                router.fence();
-                if let Err(error) = registration.withdraw().await {
-                    warn!(%error, "could not deregister; the registration ends with its lease");
-                }
-                return;
-            }
-            End::RegistrationGone => {
-                // Fenced already. The old key is gone or ends by itself: this process lets its lease go.
-                router.publish(Some("registration lost; registering again".to_owned()));
-                let _ = registration.withdraw().await;
-            }
-        }
-    }
-}
-
-enum End {
+/// Why a life of a router has ended.
+pub(super) enum End {
     Shutdown,
     RegistrationGone,
 }
@@ -236,32 +49,57 @@ struct Drain {
     owner_gone_since: Option<Instant>,
 }
 
-struct Router {
-    store: Arc<dyn Store>,
-    keys: Keyspace,
-    settings: RouterSettings,
+/// A router's side of the protocol: the view, the data plane, and what is known of each partition beside them.
+pub(super) struct Router {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) keys: Keyspace,
+    pub(super) settings: RouterSettings,
     plane: Arc<dyn DataPlane>,
     observer: Arc<dyn RouterObserver>,
     status: watch::Sender<RouterStatus>,
     notices: mpsc::UnboundedReceiver<PartitionId>,
-    view: View,
+    pub(super) view: View,
     /// As many as any view has shown.
     partitions: u32,
-    incarnation: Incarnation,
+    pub(super) incarnation: Incarnation,
     trust: Trust,
-    acks: Outbox<AckId>,
+    pub(super) acks: Outbox<AckId>,
     turns: Turns,
     /// When to look at a partition again.
-    timers: BTreeSet<(Instant, PartitionId)>,
+    pub(super) timers: BTreeSet<(Instant, PartitionId)>,
     drains: HashMap<PartitionId, Drain>,
-    severed: HashMap<PartitionId, u64>,
+    pub(super) severed: HashMap<PartitionId, u64>,
     /// Of the pod that a partition's requests went to last, as it was then.
     capabilities: HashMap<PartitionId, Capabilities>,
-    times: HashMap<PartitionId, CutoverTimes>,
+    pub(super) times: HashMap<PartitionId, CutoverTimes>,
 }
 
 impl Router {
-    async fn live(&mut self, registration: &Registration, shutdown: &CancellationToken) -> End {
+    pub(super) fn new(store: Arc<dyn Store>, keys: Keyspace, settings: RouterSettings, ports: RouterPorts) -> Self {
+        let RouterPorts { plane, notices, observer, status } = ports;
+        Router {
+            view: View::empty(keys.clone()),
+            keys,
+            settings,
+            plane,
+            observer,
+            status,
+            notices,
+            partitions: 0,
+            incarnation: Incarnation::NONE,
+            trust: Trust::Gone,
+            acks: Outbox::new(store.clone(), REFUSED_PAUSE),
+            turns: Turns::default(),
+            timers: BTreeSet::new(),
+            drains: HashMap::new(),
+            severed: HashMap::new(),
+            capabilities: HashMap::new(),
+            times: HashMap::new(),
+            store,
+        }
+    }
+
+    pub(super) async fn live(&mut self, registration: &Registration, shutdown: &CancellationToken) -> End {
         let lease = &registration.lease;
         let mut lease_state = lease.state();
         let mut own_key = OwnKey::of(self.store.clone(), registration);
@@ -339,7 +177,7 @@ impl Router {
     }
 
     /// The value of this router's registration.
-    fn record(&self) -> Vec<u8> {
+    pub(super) fn record(&self) -> Vec<u8> {
         let now = unix_millis();
         let (router_name, admin) = (self.settings.name.clone(), self.settings.admin.clone());
         encode(&RouterRecord { router_name, registered_at: now, last_heartbeat: now, admin })
@@ -381,7 +219,7 @@ impl Router {
     }
 
     /// Holds everything. The order matters: no request may pass once the registration is given up.
-    fn fence(&mut self) {
+    pub(super) fn fence(&mut self) {
         self.trust = Trust::Gone;
         self.plane.trust_until(lease_now());
         self.reconcile_all();
@@ -412,7 +250,7 @@ impl Router {
         }
     }
 
-    fn publish(&self, not_ready: Option<String>) {
+    pub(super) fn publish(&self, not_ready: Option<String>) {
         self.status.send_modify(|status| {
             status.not_ready =
                 not_ready.or_else(|| (self.trust != Trust::Held).then(|| "lease not trusted".to_owned()));
@@ -475,7 +313,7 @@ impl Router {
     }
 
     /// Does everything that is to be done for a partition now.
-    fn reconcile(&mut self, partition: PartitionId) {
+    pub(super) fn reconcile(&mut self, partition: PartitionId) {
         if partition.get() >= self.partitions {
             return;
         }
@@ -506,7 +344,7 @@ impl Router {
                     let Some(pod) = self.view.live_pod(&target.pod, target.incarnation) else {
                         break;
                     };
-                    let without_lease = serves_without_lease(self.settings.on_store_loss, pod.capabilities);
+                    let without_lease = self.settings.on_store_loss.serves_without_lease(pod.capabilities);
                     self.capabilities.insert(partition, pod.capabilities);
                     plane.switch(partition, &target, pod, without_lease);
                     self.turns.over(partition);
@@ -533,7 +371,7 @@ impl Router {
         let handoff = self.view.handoffs.get(&partition).map(|handoff| &handoff.value);
         let Some((handoff, pod)) = handoff.and_then(|it| Some((it, self.view.live_new_owner(it)?))) else { return };
         let (name, incarnation) = (handoff.new_owner.clone(), handoff.new_incarnation);
-        let without_lease = serves_without_lease(self.settings.on_store_loss, pod.capabilities);
+        let without_lease = self.settings.on_store_loss.serves_without_lease(pod.capabilities);
         self.plane.expect(&Target { pod: name, incarnation, epoch: handoff.epoch }, pod, without_lease);
     }
 
@@ -599,13 +437,5 @@ impl Router {
                 self.timers.insert((sever_at.unwrap_or(now + self.settings.drain_timeout), partition));
             }
         }
-    }
-}
-
-fn serves_without_lease(policy: OnStoreLoss, capabilities: Capabilities) -> bool {
-    match policy {
-        OnStoreLoss::Auto => capabilities.fence && capabilities.drained,
-        OnStoreLoss::Fence => false,
-        OnStoreLoss::Serve => true,
     }
 }

@@ -5,15 +5,16 @@
 //! taken for absent: a partition with such a record is left alone by planning and held by routers, and a handoff whose
 //! parties cannot be read stays in its phase. The settings that were read last stay known without a readable `config`.
 
+mod reading;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::de::DeserializeOwned;
-
-use crate::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
+use self::reading::Reading;
+use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::{KeyName, Keyspace};
 use crate::records::{
-    Assignment, Handoff, KeyspaceConfig, Leader, MAX_PARTITIONS, PodAck, PodAckKind, PodRecord, RouterCutoverAck,
-    RouterDrainedAck, RouterRecord,
+    Assignment, Handoff, KeyspaceConfig, Leader, PodAck, PodAckKind, PodRecord, RouterCutoverAck, RouterDrainedAck,
+    RouterRecord,
 };
 use crate::txn::{Batch, Event, KeyValue, Snapshot};
 
@@ -412,70 +413,6 @@ impl Touched {
                 self.partitions.insert(*partition);
             }
         }
-    }
-}
-
-struct Reading<'a> {
-    entry: &'a KeyValue,
-}
-
-impl Reading<'_> {
-    fn parse<T: DeserializeOwned>(&self) -> Result<T, String> {
-        serde_json::from_slice(&self.entry.value).map_err(|error| error.to_string())
-    }
-
-    fn stamp<T>(&self, value: T) -> Stamped<T> {
-        let KeyValue { create_revision, mod_revision, lease, .. } = *self.entry;
-        Stamped { create_revision, mod_revision, lease, value }
-    }
-
-    fn stamped<T: DeserializeOwned>(&self) -> Result<Stamped<T>, String> {
-        Ok(self.stamp(self.parse()?))
-    }
-
-    /// A value that cannot be read takes the readable one that stood there before with it.
-    fn put_into<K: Ord, T: DeserializeOwned>(&self, map: &mut BTreeMap<K, Stamped<T>>, key: K) -> Result<(), String> {
-        map.remove(&key);
-        map.insert(key, self.stamped()?);
-        Ok(())
-    }
-
-    /// More partitions than anyone can have would be taken for a size to allocate.
-    fn config(&self) -> Result<Stamped<KeyspaceConfig>, String> {
-        let config: Stamped<KeyspaceConfig> = self.stamped()?;
-        match config.value.partitions {
-            partitions if partitions > MAX_PARTITIONS => {
-                Err(format!("it has {partitions} partitions, and no keyspace has more than {MAX_PARTITIONS}"))
-            }
-            _ => Ok(config),
-        }
-    }
-
-    /// The same for a record that names its partition and an epoch: it must be the partition of its key, and an epoch
-    /// that another can follow.
-    fn put_numbered<T: DeserializeOwned>(
-        &self,
-        map: &mut BTreeMap<PartitionId, Stamped<T>>,
-        partition: PartitionId,
-        named: impl Fn(&T) -> (PartitionId, Epoch),
-    ) -> Result<(), String> {
-        map.remove(&partition);
-        let record = self.stamped()?;
-        let (named, epoch) = named(&record.value);
-        if named != partition {
-            return Err(format!("it names partition {named}"));
-        }
-        if epoch == Epoch::MAX {
-            return Err("no epoch can follow its own".to_owned());
-        }
-        map.insert(partition, record);
-        Ok(())
-    }
-
-    fn put_ack<K: Ord, T: DeserializeOwned>(&self, acks: &mut BTreeMap<K, T>, key: K) -> Result<(), String> {
-        acks.remove(&key);
-        acks.insert(key, self.parse()?);
-        Ok(())
     }
 }
 

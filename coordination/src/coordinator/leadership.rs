@@ -1,18 +1,19 @@
-//! The coordinator as a shell: gets elected, follows the store, asks [`planning`](segue_protocol::planning) what to do
-//! and [`advance`](segue_protocol::handoff::advance) which phases can move on, and writes what they say.
+//! What a coordinator does while it leads: it follows the store, plans, moves phases on, and writes what was decided.
 //!
-//! Level-triggered: a new leader derives everything from its first snapshot, which is taken after its election. Every
-//! write carries the guard that it still leads, so one that lost its lease without knowing cannot write.
+//! # Invariants
+//!
+//! * At most one write is under way for each partition.
+//! * Nothing is decided on a view that lacks this leader's own writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_protocol::handoff::advance::{advance, advance_past_bound, waiting_for};
+use segue_protocol::handoff::advance::{advance, advance_past_bound};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Assurance, Memory, Notice, Policy, RoundCause, plan, txn};
-use segue_protocol::records::{Leader, Phase, encode};
+use segue_protocol::planning::{Assurance, Memory, Notice, Policy, plan, txn};
+use segue_protocol::records::Phase;
 use segue_protocol::txn::{Batch, Compare, Txn, TxnOutcome};
 use segue_protocol::view::View;
 use tokio::sync::watch;
@@ -21,7 +22,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::participant::{Claim, Follow, OwnKey, Registration, Update, register, unix_millis};
+use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult};
+use crate::participant::{Follow, OwnKey, Registration, Update, unix_millis};
 use crate::store::{Store, StoreError};
 
 /// After a refused write the view is likely to be newer in a moment; if not, its subject is left alone for so long.
@@ -33,93 +35,6 @@ const WRITES_TOGETHER: usize = 64;
 /// While partitions move, planning and observers look at all of them again at most so often.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// How a coordinator takes part.
-#[derive(Debug, Clone)]
-pub struct CoordinatorSettings {
-    /// Its name, unique in the keyspace.
-    pub name: String,
-    /// How long a dead leader stands in the way of the next.
-    pub lease_ttl: Duration,
-    /// What it is to bring about.
-    pub policy: Policy,
-}
-
-/// How a handoff ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum HandoffResult {
-    /// The partition has its new owner.
-    Completed,
-    /// The partition stayed where it was.
-    Cancelled,
-}
-
-/// Observes what a leader does.
-pub trait CoordinatorObserver: Send + Sync + 'static {
-    /// It leads now, or no longer.
-    fn leads(&self, leads: bool);
-    /// A round of planning closed.
-    fn round(&self, cause: RoundCause);
-    /// A phase ended after so long.
-    fn phase_ended(&self, phase: Phase, lasted: Duration);
-    /// A handoff ended.
-    fn handoff_ended(&self, partition: PartitionId, result: HandoffResult);
-    /// The leader's view has changed.
-    fn view_changed(&self, view: &View);
-    /// The store was lost from sight.
-    fn resync(&self, cause: &StoreError);
-}
-
-/// What others may know about a running coordinator.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CoordinatorStatus {
-    /// Whether it leads.
-    pub leads: bool,
-    /// It follows the store; else why not.
-    pub not_ready: Option<String>,
-    /// What an operator should know, in words.
-    pub notices: Vec<String>,
-}
-
-/// Runs a coordinator until `shutdown`: a standby until it is elected, then the leader. A leader that ends resigns.
-pub async fn run_coordinator(
-    store: Arc<dyn Store>,
-    keys: Keyspace,
-    settings: CoordinatorSettings,
-    observer: Arc<dyn CoordinatorObserver>,
-    status: watch::Sender<CoordinatorStatus>,
-    shutdown: CancellationToken,
-) {
-    let holder = settings.name.clone();
-    let record = move |lease_id| encode(&Leader { holder: holder.clone(), lease_id });
-    let mut claim = Claim::new(keys.leader(), settings.lease_ttl).clearing_leaseless();
-    loop {
-        let elected = tokio::select! {
-            // First, so that one who is elected at the very moment of the shutdown resigns.
-            biased;
-            elected = register(&store, &claim, &record) => elected,
-            () = shutdown.cancelled() => return,
-        };
-        info!(name = settings.name, "leading");
-        observer.leads(true);
-        let mut reign = Reign::new(&store, &keys, &settings, &*observer, &status, &elected);
-        let value = record(elected.lease.id());
-        reign.rule(&elected, value, &shutdown).await;
-        // Writes that are under way may still be committed: the lease, and with it their guard, stands until here.
-        reign.writes.shutdown().await;
-        drop(reign);
-        observer.leads(false);
-        status.send_modify(|status| status.leads = false);
-        claim = claim.after(elected.incarnation);
-        if let Err(error) = elected.withdraw().await {
-            warn!(%error, "could not resign; the lease ends by itself");
-        }
-        if shutdown.is_cancelled() {
-            return;
-        }
-        info!(name = settings.name, "no longer leading");
-    }
-}
-
 /// What a write is about: at most one is under way for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Subject {
@@ -127,7 +42,8 @@ enum Subject {
     Partition(PartitionId),
 }
 
-struct Reign<'a> {
+/// One time of leading, from the election to its end.
+pub(super) struct Leadership<'a> {
     store: &'a Arc<dyn Store>,
     keys: &'a Keyspace,
     policy: Policy,
@@ -171,8 +87,8 @@ struct Flight {
     epoch: Epoch,
 }
 
-impl<'a> Reign<'a> {
-    fn new(
+impl<'a> Leadership<'a> {
+    pub(super) fn new(
         store: &'a Arc<dyn Store>,
         keys: &'a Keyspace,
         settings: &CoordinatorSettings,
@@ -181,7 +97,7 @@ impl<'a> Reign<'a> {
         elected: &Registration,
     ) -> Self {
         let now = Instant::now();
-        Reign {
+        Leadership {
             store,
             keys,
             policy: settings.policy.clone(),
@@ -210,7 +126,7 @@ impl<'a> Reign<'a> {
     }
 
     /// `value`: that of the leader's key.
-    async fn rule(&mut self, elected: &Registration, value: Vec<u8>, shutdown: &CancellationToken) {
+    pub(super) async fn run(&mut self, elected: &Registration, value: Vec<u8>, shutdown: &CancellationToken) {
         let mut own_key = OwnKey::of(self.store.clone(), elected);
         let mut lease = elected.lease.state();
         let mut follow = Follow::start(self.store.clone(), self.keys.clone());
@@ -278,6 +194,11 @@ impl<'a> Reign<'a> {
             self.observe();
             self.act();
         }
+    }
+
+    /// Drops the writes that are under way. They may still be committed for as long as the leader's lease stands.
+    pub(super) async fn stop_writes(&mut self) {
+        self.writes.shutdown().await;
     }
 
     fn apply(&mut self, batch: Batch) {
@@ -471,10 +392,4 @@ impl<'a> Reign<'a> {
             }
         }
     }
-}
-
-/// Who the handoffs of a view wait for, in words: for logs and `segue status`.
-pub fn describe_waits(view: &View, partition: PartitionId) -> String {
-    let waits: Vec<String> = waiting_for(view, partition).iter().map(ToString::to_string).collect();
-    waits.join(", ")
 }

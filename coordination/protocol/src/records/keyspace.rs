@@ -1,0 +1,67 @@
+//! The settings of a keyspace, which every participant shares.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The most partitions that a keyspace may have; the configuration and the routing table have the same bound.
+pub const MAX_PARTITIONS: u32 = 65_536;
+
+/// `config`: what belongs to the keyspace itself.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KeyspaceConfig {
+    /// Partitions are numbered `0..partitions`. The number never falls, and grows only where [`partitioner`](Self::partitioner)
+    /// allows it.
+    pub partitions: u32,
+    /// How requests map to partitions. The first router writes it.
+    #[serde(default)]
+    pub partitioner: Option<Partitioner>,
+    /// Fields that this version does not know. They are kept when the record is written again.
+    #[serde(flatten)]
+    pub unknown: Map<String, Value>,
+}
+
+impl KeyspaceConfig {
+    /// Settings with this many partitions, before any router has said how requests map to them.
+    pub fn new(partitions: u32) -> Self {
+        KeyspaceConfig { partitions, partitioner: None, unknown: Map::new() }
+    }
+}
+
+/// How requests map to partitions, in the form in which two routers compare it. One with a field more is another mapping, and
+/// [`Unknown`](Self::Unknown) here.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum Partitioner {
+    /// `{"key":"path:/persons/{key}","hash":"murmur2"}`: the hash of a key that is taken from here, modulo the number of
+    /// partitions.
+    Key {
+        /// `header:`, `path:`, `query:` or `cookie:`, and what the file says after it.
+        key: String,
+        /// The name of the hash.
+        hash: String,
+    },
+    /// `{"number":true}`: the request names the partition itself.
+    Number {
+        /// Always true.
+        number: bool,
+    },
+    /// A mapping that this version does not know. No router has it for its own.
+    Unknown(Value),
+}
+
+impl Partitioner {
+    /// The mapping of a request that names its partition.
+    pub const NUMBER: Partitioner = Partitioner::Number { number: true };
+}
+
+impl fmt::Display for Partitioner {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Partitioner::Key { key, hash } => write!(out, "the {hash} hash of {key}"),
+            Partitioner::Number { .. } => out.write_str("the partition's number in the request"),
+            Partitioner::Unknown(value) => write!(out, "{value}"),
+        }
+    }
+}
