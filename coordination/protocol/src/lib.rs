@@ -36,6 +36,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod handoff;
+pub mod headers;
 pub mod ids;
 pub mod keys;
 pub mod lease;

@@ -4,18 +4,19 @@
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
+use segue_protocol::headers;
 use segue_protocol::ids::PartitionId;
 
 use super::ownership::Refusal;
 
-const MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
-const REASON: HeaderName = HeaderName::from_static("segue-reason");
+const MISDIRECTED: HeaderName = HeaderName::from_static(headers::SEGUE_MISDIRECTED);
+const REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// Whether the request wants its answer as gRPC.
-pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
-    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+/// Returns whether the request wants its response as gRPC.
+pub(super) fn is_grpc(request: &HeaderMap) -> bool {
+    request.get(CONTENT_TYPE).is_some_and(|kind| headers::is_grpc(kind.as_bytes()))
 }
 
 /// `421`: nothing was done.

@@ -18,6 +18,7 @@ use http::header::{HeaderMap, HeaderName};
 use http::{Request, Response};
 use http_body::Body;
 use pin_project::pin_project;
+use segue_protocol::headers;
 use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -30,9 +31,9 @@ use super::exchange::Exchange;
 use super::ownership::{Entry, InFlight, Ownership, Refusal};
 use crate::participant::lease_now;
 
-const PARTITION: HeaderName = HeaderName::from_static("segue-partition");
-const EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
-const KEYSPACE: HeaderName = HeaderName::from_static("segue-keyspace");
+const PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
+const EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
+const KEYSPACE: HeaderName = HeaderName::from_static(headers::SEGUE_KEYSPACE);
 
 /// Puts [`OwnershipService`] in front of a service. Made by [`PodHandle::layer`](super::PodHandle::layer).
 #[derive(Debug, Clone)]

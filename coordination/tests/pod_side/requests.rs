@@ -105,6 +105,22 @@ async fn a_grpc_request_is_refused_in_grpcs_own_words() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_grpc_web_request_is_refused_with_a_status_that_its_client_can_read() {
+    let (world, _) = World::new();
+    let pod = Pod::start(&world, "w").await;
+    world.place(P0, &pod, 3).await;
+    let request = Request::post("/svc/Method")
+        .header("content-type", "application/grpc-web+proto")
+        .header("segue-partition", 0)
+        .header("segue-epoch", 2);
+    let response = pod.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["content-type"]),
+        (421, &"application/json".parse().unwrap())
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_whose_caller_goes_away_is_worked_on_and_counted_until_it_has_ended() {
     let (world, _) = World::new();
     let mut old = Pod::start(&world, "old").await;

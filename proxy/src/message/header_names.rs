@@ -7,14 +7,14 @@ use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HOST,
     HeaderName, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
+use segue_protocol::headers;
 
-pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-partition");
-pub(crate) const SEGUE_EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
-pub(crate) const SEGUE_ROUTER: HeaderName = HeaderName::from_static("segue-router");
-pub(crate) const SEGUE_KEYSPACE: HeaderName = HeaderName::from_static("segue-keyspace");
-pub(crate) const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static("segue-misdirected");
-/// Why a response comes from Segue and not from the service.
-pub(crate) const SEGUE_REASON: HeaderName = HeaderName::from_static("segue-reason");
+pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
+pub(crate) const SEGUE_EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
+pub(crate) const SEGUE_ROUTER: HeaderName = HeaderName::from_static(headers::SEGUE_ROUTER);
+pub(crate) const SEGUE_KEYSPACE: HeaderName = HeaderName::from_static(headers::SEGUE_KEYSPACE);
+pub(crate) const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static(headers::SEGUE_MISDIRECTED);
+pub(crate) const SEGUE_REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");

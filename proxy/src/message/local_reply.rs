@@ -223,11 +223,9 @@ impl From<Unlocated> for LocalReply {
     }
 }
 
-/// Whether a message is gRPC.
+/// Returns whether a message is gRPC.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    // `application/grpc`, `application/grpc+proto`; not `application/grpc-web`, whose clients read no bare trailers.
-    kind.strip_prefix(b"application/grpc").is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ')))
+    headers.get(CONTENT_TYPE).is_some_and(|kind| segue_protocol::headers::is_grpc(kind.as_bytes()))
 }
 
 #[cfg(test)]
