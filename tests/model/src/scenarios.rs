@@ -1,6 +1,6 @@
 //! The searches: which faults, on which cluster, and what is expected of each.
 //!
-//! Together they are the claim of `docs/correctness.md`: every fault alone, those together that break weaker
+//! Together they are the claim of `docs/verification.md`: every fault alone, those together that break weaker
 //! protocols, and every row of the table of capabilities with the verdict that the protocol's page gives it.
 
 use segue_protocol::handoff::router::OnStoreLoss;
