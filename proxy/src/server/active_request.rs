@@ -1,0 +1,72 @@
+//! A request that is being served, and the response body that keeps it so.
+//!
+//! # Invariants
+//!
+//! * A client is busy from the head of its request until the body of the response has been written or dropped.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::client::Client;
+use super::registry::Clients;
+use crate::forward::response_body::{ResponseBody, ResponseError};
+
+/// A request of a client that is being served.
+pub(super) struct Serving {
+    client: Rc<Client>,
+    /// Of its body, if it has one and says so.
+    length: Option<u64>,
+}
+
+impl Serving {
+    pub(super) fn begin(clients: &Clients, client: &Rc<Client>, body: &Incoming) -> Self {
+        clients.forget_newcomer(client);
+        client.serving.set(client.serving.get() + 1);
+        Serving { client: client.clone(), length: body.size_hint().exact().filter(|_| !body.is_end_stream()) }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let client = &self.client;
+        if !client.http2.get() && !client.upgraded.get() {
+            if let Some(length) = self.length {
+                client.arrived.end_body(length);
+            }
+            client.arrived.await_head();
+        }
+        client.served.set(true);
+        client.serving.set(client.serving.get() - 1);
+    }
+}
+
+/// An answer's body that keeps its client busy.
+pub(super) struct Served {
+    pub(super) body: ResponseBody,
+    pub(super) _serving: Serving,
+}
+
+impl Body for Served {
+    type Data = Bytes;
+    type Error = ResponseError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseError>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
