@@ -10,7 +10,7 @@ use http::{Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use segue_coordination::protocol::ids::PartitionId;
 
-use super::AnswerBody;
+use super::body::{AnswerBody, empty};
 use crate::message::headers::SEGUE_MISDIRECTED;
 use crate::message::local_reply::SEGUE_REASON;
 
@@ -57,7 +57,7 @@ impl Asked {
         reason: &'static str,
         error: &'static str,
     ) -> Response<AnswerBody> {
-        let mut answer = Response::new(super::empty());
+        let mut answer = Response::new(empty());
         if self.grpc {
             let headers = answer.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));

@@ -29,8 +29,10 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use super::Traffic;
+use super::traffic::Traffic;
 
+/// How long the service may take to accept a connection.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it is looked whether anybody can still wait for the end of a dropped connection.
 const LINGER: Duration = Duration::from_secs(10);
 

@@ -20,9 +20,10 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::connection::{Line, ServiceStream};
+use super::body::BoxError;
+use super::connection::{CONNECT_TIMEOUT, Line, ServiceStream};
 use super::expect::RequestBody;
-use super::{BoxError, CONNECT_TIMEOUT, Traffic};
+use super::traffic::Traffic;
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES, says_unprocessed};
 
 /// A service that does not answer a ping for so long while it owes answers is gone.

@@ -1,0 +1,183 @@
+//! One request's way to the service and back.
+//!
+//! Not here: which requests there are ([`pass_on`](super::pass_on)).
+//!
+//! # Invariants
+//!
+//! * An exchange ends when the service has ended it, even when its router is gone.
+//! * A request that the service was not sent is answered `421` with the mark.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use http::{Request, Response, StatusCode};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use http_body_util::channel::Channel;
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::capture_connection;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use super::answer::Asked;
+use super::body::{AnswerBody, BoxError, empty};
+use super::connection::Connector;
+use super::expect::{RequestBody, Upload};
+use super::heads::strip_hop_by_hop;
+use super::http2::{Failure, Http2};
+use super::service_side::{Side, within};
+use super::tunnel::join;
+use super::upstream::Upstream;
+use crate::message::frames::poll_telling_frame;
+use crate::message::local_reply::SEGUE_REASON;
+
+/// How long an answer by HTTP/2 is read that nobody reads any more, before it is reset.
+const UNREAD: Duration = Duration::from_secs(5);
+/// Frames of an answer that are read ahead of the router.
+const AHEAD: usize = 4;
+
+/// One request's way to the service and back.
+pub(super) struct Exchange {
+    pub(super) upstream: Upstream,
+    pub(super) asked: Asked,
+    /// The router is gone.
+    pub(super) abandoned: WaitForCancellationFutureOwned,
+    pub(super) upload: oneshot::Receiver<Upload>,
+    pub(super) to_router: oneshot::Sender<Response<AnswerBody>>,
+}
+
+impl Exchange {
+    pub(super) async fn over_http1(
+        self,
+        client: Client<Connector, RequestBody>,
+        mut request: Request<RequestBody>,
+        switch: Option<OnUpgrade>,
+    ) {
+        let captured = capture_connection(&mut request);
+        let sending = async {
+            client.request(request).await.map_err(|error| {
+                let unsent = |error: &hyper_util::client::legacy::Error| {
+                    let source = std::error::Error::source(error)?;
+                    Some(source.downcast_ref::<hyper::Error>()?.is_canceled())
+                };
+                match error.is_connect() {
+                    true => Failure::Unreachable(error.into()),
+                    false if unsent(&error) == Some(true) => Failure::Unprocessed,
+                    false => Failure::Broken(error.into()),
+                }
+            })
+        };
+        let service = Side::Http1(captured);
+        self.see_through(sending, service, switch).await;
+    }
+
+    pub(super) async fn over_http2(self, client: Http2, request: Request<RequestBody>) {
+        let used = Arc::default();
+        let service = Side::Http2(client.clone(), Arc::clone(&used));
+        self.see_through(client.request(request, &used), service, None).await;
+    }
+
+    /// Has the exchange answered and reads the answer to its end, also when nobody listens any more, and sees the upload end.
+    async fn see_through(
+        self,
+        sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
+        service: Side,
+        switch: Option<OnUpgrade>,
+    ) {
+        let Exchange { upstream, asked, abandoned, upload, to_router } = self;
+        // Unless nobody waits for the service any more: then it has only so long.
+        let mut until = None;
+        let mut sending = pin!(sending);
+        let result = match select(sending.as_mut(), pin!(abandoned)).await {
+            Either::Left((result, _)) => result,
+            // The service has nothing of it, and gets nothing.
+            Either::Right(_) if !service.is_used() => return,
+            Either::Right(_) => {
+                service.finish();
+                until = upstream.work_ends_within.map(|bound| Instant::now() + bound);
+                match within(until, sending).await {
+                    Some(result) => result,
+                    None => return,
+                }
+            }
+        };
+        let mut response = match result {
+            Ok(response) => response,
+            Err(failure) => {
+                let answer = match failure {
+                    Failure::Unreachable(error) => {
+                        tracing::debug!(%error, "the service cannot be reached; the request is given back");
+                        upstream.traffic.refused();
+                        return drop(to_router.send(asked.unreachable()));
+                    }
+                    Failure::Unprocessed => return drop(to_router.send(asked.unprocessed())),
+                    Failure::Broken(error) => {
+                        tracing::debug!(%error, "an exchange with the service broke");
+                        asked.broken()
+                    }
+                };
+                let _ = to_router.send(answer);
+                return service.closed(&upstream, until).await;
+            }
+        };
+        response.headers_mut().remove(SEGUE_REASON);
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let Some(router) = switch else {
+                // Nobody has asked for it.
+                drop(response);
+                let _ = to_router.send(asked.broken());
+                return service.closed(&upstream, until).await;
+            };
+            let switched = hyper::upgrade::on(&mut response);
+            strip_hop_by_hop(response.headers_mut(), true);
+            // A router that is gone is one whose connection cannot be upgraded.
+            let _ = to_router.send(response.map(|_| empty()));
+            return join(router, switched, &upstream).await;
+        }
+        let (mut head, mut body) = response.into_parts();
+        strip_hop_by_hop(&mut head.headers, false);
+        if body.is_end_stream() {
+            let _ = to_router.send(Response::from_parts(head, empty()));
+            return service.has_all(upload, &upstream, until).await;
+        }
+        let (mut sender, channel) = Channel::<Bytes, BoxError>::new(AHEAD);
+        let mut read = to_router.send(Response::from_parts(head, channel.boxed_unsync())).is_ok();
+        let (mut told, mut reset_at) = (false, None);
+        loop {
+            if !read && !std::mem::replace(&mut told, true) {
+                service.finish();
+                until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
+                reset_at = service.is_told_by_reset().then(|| Instant::now() + UNREAD);
+            }
+            let next = poll_fn(|context| poll_telling_frame(&mut body, context));
+            let Some(frame) = within(until.into_iter().chain(reset_at).min(), next).await else {
+                if until.is_none_or(|until| Instant::now() < until) {
+                    // A stream without end: its service has to be told in the only way there is.
+                    drop(body);
+                    service.closed(&upstream, until).await;
+                }
+                return;
+            };
+            match frame {
+                None => {
+                    drop(sender);
+                    return service.has_all(upload, &upstream, until).await;
+                }
+                Some(Err(error)) => {
+                    sender.abort(error.into());
+                    drop(body);
+                    return service.closed(&upstream, until).await;
+                }
+                Some(Ok(frame)) if read => read = sender.send(frame).await.is_ok(),
+                Some(Ok(_)) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A router's connection until its first request: TLS, and a bound on the time until it says what it speaks.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use tokio::io::AsyncRead;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tokio_util::io::InspectReader;
+use tokio_util::sync::CancellationToken;
+
+use super::body::BoxError;
+use crate::tls::{ServerTls, Stream};
+
+/// How long a router may take to shake hands, its first byte included.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a router's connection may be idle. Routers connect ahead of a cutover and keep idle connections for 50 s: it is
+/// they who close, as a request that meets a close is lost.
+pub(super) const ROUTER_IDLE: Duration = Duration::from_secs(90);
+/// How a connection by HTTP/2 begins.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The connection, which says when it is clear which version of HTTP its client speaks.
+pub(super) fn recognising<S: AsyncRead>(stream: S, recognised: Arc<AtomicBool>) -> InspectReader<S, impl FnMut(&[u8])> {
+    let mut awaited = PREFACE;
+    InspectReader::new(stream, move |bytes| match awaited.strip_prefix(bytes) {
+        Some(rest) if !rest.is_empty() => awaited = rest,
+        _ => recognised.store(true, Relaxed),
+    })
+}
+
+/// Serves a connection to its end; one whose client leaves it open what it speaks is dropped. It would hold a place, and
+/// hyper bounds it only from then on.
+pub(super) async fn bounded(connection: impl Future<Output = Result<(), BoxError>>, recognised: &AtomicBool) {
+    let silent = async {
+        sleep(ROUTER_IDLE).await;
+        if recognised.load(Relaxed) {
+            std::future::pending().await
+        }
+    };
+    if let Either::Left((Err(error), _)) = select(pin!(connection), pin!(silent)).await {
+        tracing::debug!(%error, "a router's connection has ended");
+    }
+}
+
+/// The connection, in TLS if that is asked for; none if the two do not agree, or not in time.
+pub(super) async fn secured(stream: TcpStream, tls: Option<ServerTls>, ending: CancellationToken) -> Option<Stream> {
+    let Some(tls) = tls else {
+        return Some(Stream::Plain(stream));
+    };
+    let shaken = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
+    match ending.run_until_cancelled(shaken).await? {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "no TLS with a router");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use hyper::body::Incoming;
+    use hyper::service::service_fn;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use hyper_util::server::conn::auto;
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+    use crate::sidecar::body::AnswerBody;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_never_says_what_it_speaks_is_closed() {
+        for (sent, closes) in [
+            ("", true),
+            ("PRI * HT", true),
+            (std::str::from_utf8(PREFACE).unwrap(), false),
+            ("GET / HTTP/1.1\r\n\r\n", false),
+        ] {
+            let (mut router, sidecar) = tokio::io::duplex(1 << 10);
+            let recognised = Arc::new(AtomicBool::new(false));
+            let never =
+                service_fn(|_: Request<Incoming>| std::future::pending::<Result<Response<AnswerBody>, Infallible>>());
+            let stream = TokioIo::new(recognising(sidecar, recognised.clone()));
+            let builder = auto::Builder::new(TokioExecutor::new());
+            router.write_all(sent.as_bytes()).await.unwrap();
+            let connection = bounded(builder.serve_connection_with_upgrades(stream, never), &recognised);
+            let ended = timeout(ROUTER_IDLE + Duration::from_secs(1), connection).await;
+            assert_eq!(ended.is_ok(), closes, "{sent:?}");
+        }
+    }
+}
