@@ -92,55 +92,93 @@ impl Exchange {
         switch: Option<OnUpgrade>,
     ) {
         let Exchange { upstream, asked, abandoned, upload, to_router } = self;
-        // Unless nobody waits for the service any more: then it has only so long.
-        let mut until = None;
-        let mut sending = pin!(sending);
-        let result = match select(sending.as_mut(), pin!(abandoned)).await {
-            Either::Left((result, _)) => result,
-            // The service has nothing of it, and gets nothing.
-            Either::Right(_) if !service.is_used() => return,
-            Either::Right(_) => {
-                service.finish();
-                until = upstream.work_ends_within.map(|bound| Instant::now() + bound);
-                match within(until, sending).await {
-                    Some(result) => result,
-                    None => return,
+        let Some((result, until)) = answered(sending, abandoned, &service, &upstream).await else { return };
+        let answered = Answered { upstream, asked, to_router, service, until };
+        match result {
+            Err(failure) => answered.fail(failure).await,
+            Ok(mut response) => {
+                response.headers_mut().remove(SEGUE_REASON);
+                if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    answered.switch_protocols(response, switch).await;
+                } else {
+                    answered.relay(response, upload).await;
                 }
             }
-        };
-        let mut response = match result {
-            Ok(response) => response,
-            Err(failure) => {
-                let answer = match failure {
-                    Failure::Unreachable(error) => {
-                        tracing::debug!(%error, "the service cannot be reached; the request is given back");
-                        upstream.traffic.refused();
-                        return drop(to_router.send(asked.unreachable()));
-                    }
-                    Failure::Unprocessed => return drop(to_router.send(asked.unprocessed())),
-                    Failure::Broken(error) => {
-                        tracing::debug!(%error, "an exchange with the service broke");
-                        asked.broken()
-                    }
-                };
-                let _ = to_router.send(answer);
-                return service.closed(&upstream, until).await;
+        }
+    }
+}
+
+/// Waits for the head of the answer. Returns it with the time until which the service is waited for from then on. Returns
+/// `None` when nothing is left to be waited for.
+async fn answered(
+    sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
+    abandoned: WaitForCancellationFutureOwned,
+    service: &Side,
+    upstream: &Upstream,
+) -> Option<(Result<Response<Incoming>, Failure>, Option<Instant>)> {
+    let mut sending = pin!(sending);
+    match select(sending.as_mut(), pin!(abandoned)).await {
+        Either::Left((result, _)) => Some((result, None)),
+        // The service has nothing of it, and gets nothing.
+        Either::Right(_) if !service.is_used() => None,
+        // Nobody waits for the service any more: it has only so long.
+        Either::Right(_) => {
+            service.finish();
+            let until = upstream.work_ends_within.map(|bound| Instant::now() + bound);
+            within(until, sending).await.map(|result| (result, until))
+        }
+    }
+}
+
+/// An exchange that the service has answered, or that has failed.
+struct Answered {
+    upstream: Upstream,
+    asked: Asked,
+    to_router: oneshot::Sender<Response<AnswerBody>>,
+    service: Side,
+    /// How long the service is waited for, once its router is gone.
+    until: Option<Instant>,
+}
+
+impl Answered {
+    /// Answers in the service's place, and waits until it is done with what it was sent.
+    async fn fail(self, failure: Failure) {
+        let Answered { upstream, asked, to_router, service, until } = self;
+        let answer = match failure {
+            Failure::Unreachable(error) => {
+                tracing::debug!(%error, "the service cannot be reached; the request is given back");
+                upstream.traffic.refused();
+                return drop(to_router.send(asked.unreachable()));
+            }
+            Failure::Unprocessed => return drop(to_router.send(asked.unprocessed())),
+            Failure::Broken(error) => {
+                tracing::debug!(%error, "an exchange with the service broke");
+                asked.broken()
             }
         };
-        response.headers_mut().remove(SEGUE_REASON);
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let Some(router) = switch else {
-                // Nobody has asked for it.
-                drop(response);
-                let _ = to_router.send(asked.broken());
-                return service.closed(&upstream, until).await;
-            };
-            let switched = hyper::upgrade::on(&mut response);
-            strip_hop_by_hop(response.headers_mut(), true);
-            // A router that is gone is one whose connection cannot be upgraded.
-            let _ = to_router.send(response.map(|_| empty()));
-            return join(router, switched, &upstream).await;
-        }
+        let _ = to_router.send(answer);
+        service.closed(&upstream, until).await;
+    }
+
+    /// Passes the answer on, and then bytes both ways.
+    async fn switch_protocols(self, mut response: Response<Incoming>, switch: Option<OnUpgrade>) {
+        let Answered { upstream, asked, to_router, service, until } = self;
+        let Some(router) = switch else {
+            // Nobody has asked for it.
+            drop(response);
+            let _ = to_router.send(asked.broken());
+            return service.closed(&upstream, until).await;
+        };
+        let switched = hyper::upgrade::on(&mut response);
+        strip_hop_by_hop(response.headers_mut(), true);
+        // A router that is gone is one whose connection cannot be upgraded.
+        let _ = to_router.send(response.map(|_| empty()));
+        join(router, switched, &upstream).await;
+    }
+
+    /// Passes the answer on, reads it to its end whether its router does or not, and waits for the end of the upload.
+    async fn relay(self, response: Response<Incoming>, upload: oneshot::Receiver<Upload>) {
+        let Answered { upstream, to_router, service, mut until, .. } = self;
         let (mut head, mut body) = response.into_parts();
         strip_hop_by_hop(&mut head.headers, false);
         if body.is_end_stream() {
