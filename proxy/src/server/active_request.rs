@@ -13,25 +13,25 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::client::Client;
-use super::registry::Clients;
+use super::registry::ConnectionRegistry;
 use crate::forward::response_body::{ResponseBody, ResponseError};
 
 /// A request of a client that is being served.
-pub(super) struct Serving {
+pub(super) struct ActiveRequest {
     client: Rc<Client>,
     /// Of its body, if it has one and says so.
     length: Option<u64>,
 }
 
-impl Serving {
-    pub(super) fn begin(clients: &Clients, client: &Rc<Client>, body: &Incoming) -> Self {
+impl ActiveRequest {
+    pub(super) fn begin(clients: &ConnectionRegistry, client: &Rc<Client>, body: &Incoming) -> Self {
         clients.forget_newcomer(client);
         client.serving.set(client.serving.get() + 1);
-        Serving { client: client.clone(), length: body.size_hint().exact().filter(|_| !body.is_end_stream()) }
+        ActiveRequest { client: client.clone(), length: body.size_hint().exact().filter(|_| !body.is_end_stream()) }
     }
 }
 
-impl Drop for Serving {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         let client = &self.client;
         if !client.http2.get() && !client.upgraded.get() {
@@ -46,12 +46,12 @@ impl Drop for Serving {
 }
 
 /// An answer's body that keeps its client busy.
-pub(super) struct Served {
+pub(super) struct TrackedBody {
     pub(super) body: ResponseBody,
-    pub(super) _serving: Serving,
+    pub(super) _request: ActiveRequest,
 }
 
-impl Body for Served {
+impl Body for TrackedBody {
     type Data = Bytes;
     type Error = ResponseError;
 

@@ -22,11 +22,11 @@ use crate::tls::ServerTls;
 
 /// How long a connection may be idle between requests. Longer than clients and load balancers keep theirs (60 to 90 s
 /// mostly), so that it is they who close: a request on its way to a connection being closed is lost.
-const IDLE: Duration = Duration::from_secs(180);
+const MAX_IDLE: Duration = Duration::from_secs(180);
 
 /// What a worker asks of its clients.
 #[derive(Debug, Clone)]
-pub(super) struct ClientTerms {
+pub(super) struct ClientLimits {
     pub(super) header_read_timeout: Duration,
     pub(super) max_header_bytes: usize,
     pub(super) max_streams: u32,
@@ -52,62 +52,66 @@ pub(super) struct Client {
     pub(super) in_head: Cell<bool>,
     /// Bytes outside of any stream are no head then.
     pub(super) http2: Cell<bool>,
-    pub(super) order: Cell<Order>,
+    pub(super) command: Cell<ConnectionCommand>,
     pub(super) waker: RefCell<Option<Waker>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
-    GoOn,
-    /// No requests after the next one.
-    Leave,
-    /// No further requests.
-    Finish,
-    /// It is too slow with a head.
-    TooSlow,
-    /// Now.
-    Close,
+pub(super) enum ConnectionCommand {
+    /// Nothing changes.
+    Continue,
+    /// Close after the next response, which says so.
+    CloseAfterResponse,
+    /// Close once the requests that have begun are answered.
+    DrainAndClose,
+    /// Close because a head takes too long; an HTTP/1.1 client is told so.
+    HeaderTimeout,
+    /// Close at once.
+    CloseNow,
 }
 
 impl Client {
-    pub(super) fn tell(&self, order: Order) {
-        self.order.set(order);
+    pub(super) fn tell(&self, command: ConnectionCommand) {
+        self.command.set(command);
         if let Some(waker) = self.waker.borrow().as_ref() {
             waker.wake_by_ref();
         }
     }
 
-    pub(super) fn listen(&self, context: &mut Context<'_>) -> Order {
+    pub(super) fn poll_command(&self, context: &mut Context<'_>) -> ConnectionCommand {
         match &mut *self.waker.borrow_mut() {
             Some(waker) if waker.will_wake(context.waker()) => {}
             waker => *waker = Some(context.waker().clone()),
         }
-        self.order.get()
+        self.command.get()
     }
 
     pub(super) fn has_been_idle(&self, now: Instant, least: Duration) -> bool {
         let idle = self.serving.get() == 0 && !self.served.get() && !self.upgraded.get();
-        let stays = matches!(self.order.get(), Order::GoOn | Order::Leave);
+        let stays = matches!(self.command.get(), ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse);
         idle && stays && now.saturating_duration_since(self.since.get()) > least
     }
 
     /// The least goes first when room is made.
-    pub(super) fn turn(&self) -> impl Ord + use<> {
+    pub(super) fn eviction_rank(&self) -> impl Ord + use<> {
         (Reverse(self.address.of_address()), self.since.get())
     }
 
     /// Looks at the clock for it.
-    pub(super) fn check(&self, now: Instant, terms: &ClientTerms) {
+    pub(super) fn check(&self, now: Instant, limits: &ClientLimits) {
         let in_head = self.serving.get() == 0 && self.arrived.is_in_head() && !self.http2.get();
         if self.served.take() || self.serving.get() > 0 || self.upgraded.get() || in_head != self.in_head.get() {
             self.since.set(now);
             self.in_head.set(in_head);
         }
         let lasted = now.saturating_duration_since(self.since.get());
-        if in_head && lasted > terms.header_read_timeout {
-            self.tell(Order::TooSlow);
-        } else if !in_head && lasted > IDLE && matches!(self.order.get(), Order::GoOn | Order::Leave) {
-            self.tell(Order::Finish);
+        if in_head && lasted > limits.header_read_timeout {
+            self.tell(ConnectionCommand::HeaderTimeout);
+        } else if !in_head
+            && lasted > MAX_IDLE
+            && matches!(self.command.get(), ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse)
+        {
+            self.tell(ConnectionCommand::DrainAndClose);
         }
     }
 }

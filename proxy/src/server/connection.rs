@@ -23,10 +23,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
-use super::active_request::{Served, Serving};
-use super::client::{Client, Order};
+use super::active_request::{ActiveRequest, TrackedBody};
+use super::client::{Client, ConnectionCommand};
 use super::io::ClientIo;
-use super::registry::{Clients, Seat};
+use super::registry::{ConnectionGuard, ConnectionRegistry};
 use crate::forward::client_presence::Presence;
 use crate::forward::{ClientGone, ClientInfo, Forward};
 use crate::message::interim::Interim;
@@ -43,17 +43,17 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const STREAM_WINDOW: u32 = 64 << 10;
 
 /// The largest window of HTTP/2.
-const LARGEST_WINDOW: u32 = (1 << 31) - 1;
+const MAX_WINDOW: u32 = (1 << 31) - 1;
 
 /// What of an answer is taken from its pod before the client takes it, for each stream. A client that reads nothing has
 /// this much of each of its streams kept here.
 const SEND_BUFFER: usize = 64 << 10;
 
 /// A client that does not answer a ping for so long is gone.
-const PING_EVERY: Duration = Duration::from_secs(20);
-const PING_WITHIN: Duration = Duration::from_secs(10);
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Seat {
+impl ConnectionGuard {
     /// Serves the client to its end.
     pub(super) async fn serve(self, stream: TcpStream, peer: HeaderValue, forward: Forward) {
         // Whoever goes on with a connection that switches protocols keeps its place.
@@ -63,8 +63,8 @@ impl Seat {
         // What waits for a client that reads nothing is behind hyper's back, and the exchange that it came from is over
         // by then: the kernel alone knows.
         #[cfg(target_os = "linux")]
-        let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.terms.unread_timeout));
-        let mut stream = match &this.clients.terms.tls {
+        let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.limits.unread_timeout));
+        let mut stream = match &this.clients.limits.tls {
             None => Stream::Plain(stream),
             // In a box, as every task would have room for a handshake otherwise, also those in clear text.
             Some(tls) => match Box::pin(shake_hands(tls, stream, client)).await {
@@ -81,8 +81,8 @@ impl Seat {
         let is_http2 = match recognised {
             Ok(Some(is_http2)) => is_http2,
             Ok(None) => return,
-            Err(order) => {
-                if order == Order::TooSlow {
+            Err(command) => {
+                if command == ConnectionCommand::HeaderTimeout {
                     let presence = Presence::default();
                     ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence)
                         .refuse(LocalReply::TooSlow);
@@ -117,21 +117,25 @@ impl Seat {
     async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
         let mut connection = http1::Builder::new()
             .header_read_timeout(None)
-            .max_header_size(self.clients.terms.max_header_bytes)
+            .max_header_size(self.clients.limits.max_header_bytes)
             // hyper reads a head into its buffer before it can tell how long it is.
-            .max_buf_size(self.clients.terms.max_header_bytes.saturating_mul(2).max(16 << 10))
+            .max_buf_size(self.clients.limits.max_header_bytes.saturating_mul(2).max(16 << 10))
             .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, forward))
             .with_upgrades();
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {
-            match client.listen(context) {
-                Order::Finish if !finishing => {
+            match client.poll_command(context) {
+                ConnectionCommand::DrainAndClose if !finishing => {
                     finishing = true;
                     Pin::new(&mut connection).graceful_shutdown();
                 }
                 // The service tells the client, with its next answer.
-                Order::GoOn | Order::Finish | Order::Leave => {}
-                order @ (Order::TooSlow | Order::Close) => return Poll::Ready(Err(order)),
+                ConnectionCommand::Continue
+                | ConnectionCommand::DrainAndClose
+                | ConnectionCommand::CloseAfterResponse => {}
+                command @ (ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow) => {
+                    return Poll::Ready(Err(command));
+                }
             }
             Pin::new(&mut connection).poll(context).map(Ok)
         })
@@ -141,14 +145,14 @@ impl Seat {
             Ok(Ok(())) if client.unread.get() => {
                 if let Some(parts) = connection.into_parts() {
                     // Only a server that ends, or one that needs the place, does not wait for it.
-                    if client.order.get() == Order::Finish {
-                        client.order.set(Order::Leave);
+                    if client.command.get() == ConnectionCommand::DrainAndClose {
+                        client.command.set(ConnectionCommand::CloseAfterResponse);
                     }
                     // In a box, as every connection would have room for it otherwise.
                     let _ = until_told(client, Box::pin(parts.io.into_inner().linger())).await;
                 }
             }
-            Ok(Ok(())) | Err(Order::Close) => {}
+            Ok(Ok(())) | Err(ConnectionCommand::CloseNow) => {}
             Err(_) => {
                 if let Some(parts) = connection.into_parts() {
                     parts.io.into_inner().refuse(LocalReply::TooSlow);
@@ -158,28 +162,30 @@ impl Seat {
     }
 
     async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
-        let streams = self.clients.terms.max_streams;
+        let streams = self.clients.limits.max_streams;
         let mut connection = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
             .max_concurrent_streams(streams)
             .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(STREAM_WINDOW.saturating_mul(streams).min(LARGEST_WINDOW))
+            .initial_connection_window_size(STREAM_WINDOW.saturating_mul(streams).min(MAX_WINDOW))
             .max_send_buf_size(SEND_BUFFER)
-            .keep_alive_interval(PING_EVERY)
-            .keep_alive_timeout(PING_WITHIN)
-            .max_header_list_size(u32::try_from(self.clients.terms.max_header_bytes).unwrap_or(u32::MAX))
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .max_header_list_size(u32::try_from(self.clients.limits.max_header_bytes).unwrap_or(u32::MAX))
             .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, forward));
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {
-            match client.listen(context) {
+            match client.poll_command(context) {
                 // hyper says twice that it goes, and leaves room for what is on its way.
-                Order::Finish | Order::Leave if !finishing => {
+                ConnectionCommand::DrainAndClose | ConnectionCommand::CloseAfterResponse if !finishing => {
                     finishing = true;
                     Pin::new(&mut connection).graceful_shutdown();
                 }
-                Order::GoOn | Order::Finish | Order::Leave => {}
+                ConnectionCommand::Continue
+                | ConnectionCommand::DrainAndClose
+                | ConnectionCommand::CloseAfterResponse => {}
                 // Told while it was not known yet what is spoken, or to make room.
-                Order::TooSlow | Order::Close => return Poll::Ready(Ok(())),
+                ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow => return Poll::Ready(Ok(())),
             }
             Pin::new(&mut connection).poll(context)
         })
@@ -191,14 +197,14 @@ impl Seat {
 }
 
 fn service(
-    clients: &Rc<Clients>,
+    clients: &Rc<ConnectionRegistry>,
     client: &Rc<Client>,
     peer: Rc<ClientInfo>,
     forward: Forward,
-) -> impl Service<Request<Incoming>, Response = Response<Served>, Error = ClientGone, Future: 'static> + use<> {
+) -> impl Service<Request<Incoming>, Response = Response<TrackedBody>, Error = ClientGone, Future: 'static> + use<> {
     let (clients, client) = (clients.clone(), client.clone());
     hyper::service::service_fn(move |request: Request<Incoming>| {
-        let serving = Serving::begin(&clients, &client, request.body());
+        let serving = ActiveRequest::begin(&clients, &client, request.body());
         // hyper moves what it is given more than once: one pointer instead of kilobytes.
         let answer = Box::pin(forward.call(request, peer.clone()));
         let (client, peer) = (client.clone(), peer.clone());
@@ -210,10 +216,10 @@ fn service(
                 client.upgraded.set(true);
             } else if !client.http2.get() && answer.headers().contains_key(CONNECTION) {
                 client.unread.set(true);
-            } else if client.order.get() == Order::Leave && !client.http2.get() {
+            } else if client.command.get() == ConnectionCommand::CloseAfterResponse && !client.http2.get() {
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            Ok(answer.map(|body| Served { body, _serving: serving }))
+            Ok(answer.map(|body| TrackedBody { body, _request: serving }))
         }
     })
 }
@@ -252,12 +258,14 @@ async fn recognise(stream: &mut Stream, ahead: &mut BytesMut, client: &Client) -
 }
 
 /// Runs until done, or until the client is to be closed.
-async fn until_told<T>(client: &Client, work: impl Future<Output = T>) -> Result<T, Order> {
+async fn until_told<T>(client: &Client, work: impl Future<Output = T>) -> Result<T, ConnectionCommand> {
     let mut work = std::pin::pin!(work);
-    std::future::poll_fn(|context| match client.listen(context) {
+    std::future::poll_fn(|context| match client.poll_command(context) {
         // Nothing has been asked yet, so there is nothing to finish.
-        order @ (Order::Finish | Order::TooSlow | Order::Close) => Poll::Ready(Err(order)),
-        Order::GoOn | Order::Leave => work.as_mut().poll(context).map(Ok),
+        command @ (ConnectionCommand::DrainAndClose
+        | ConnectionCommand::HeaderTimeout
+        | ConnectionCommand::CloseNow) => Poll::Ready(Err(command)),
+        ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse => work.as_mut().poll(context).map(Ok),
     })
     .await
 }

@@ -10,8 +10,8 @@ mod active_request;
 mod client;
 mod connection;
 mod io;
+mod overload;
 mod registry;
-mod surplus;
 mod worker;
 
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -28,9 +28,9 @@ use crate::forward::{self, InvalidName};
 use crate::metrics::Metrics;
 use crate::routing::table::Table;
 use crate::settings::{ForwardSettings, ServerSettings};
-use client::ClientTerms;
-use registry::Idle;
-use worker::{Stop, WorkerPlan};
+use client::ClientLimits;
+use registry::IdlePolicy;
+use worker::{Stop, Worker};
 
 /// Connections that the kernel has accepted and no worker has yet.
 const BACKLOG: i32 = 4096;
@@ -143,7 +143,7 @@ impl Server {
         let mut workers = Vec::new();
         for (index, listeners) in deal(self.listeners, self.workers).into_iter().enumerate() {
             let (ended, end) = oneshot::channel();
-            let plan = WorkerPlan {
+            let plan = Worker {
                 index,
                 listeners,
                 forward: forward.clone(),
@@ -151,7 +151,7 @@ impl Server {
                 metrics: metrics.worker(index),
                 max_connections: most,
                 max_requests: most_requests,
-                terms: terms(&self.settings, forward.upstream.idle_timeout),
+                limits: limits(&self.settings, forward.upstream.idle_timeout),
                 stop: stopped.clone(),
             };
             let runtime = move || {
@@ -172,8 +172,8 @@ impl Server {
     }
 }
 
-fn terms(settings: &ServerSettings, unread_timeout: Duration) -> ClientTerms {
-    ClientTerms {
+fn limits(settings: &ServerSettings, unread_timeout: Duration) -> ClientLimits {
+    ClientLimits {
         header_read_timeout: settings.header_read_timeout,
         max_header_bytes: settings.max_header_bytes,
         max_streams: settings.max_streams_per_connection,
@@ -242,13 +242,13 @@ impl ServerHandle {
     /// Accepts nothing more, lets what is under way end, and at the deadline closes the rest. Returns when all workers
     /// have ended.
     pub async fn shutdown(self, deadline: Instant) {
-        self.end(Stop { deadline, idle: Idle::Closed }).await;
+        self.end(Stop { deadline, idle: IdlePolicy::Close }).await;
     }
 
     /// The same for a server whose listeners another process serves by now: a connection on which nothing is asked just
     /// then is left open until its next answer, as its client's next request may be on the way.
     pub async fn shutdown_replaced(self, deadline: Instant) {
-        self.end(Stop { deadline, idle: Idle::AnsweredOnceMore }).await;
+        self.end(Stop { deadline, idle: IdlePolicy::CloseAfterNextResponse }).await;
     }
 
     async fn end(mut self, stop: Stop) {
@@ -263,7 +263,7 @@ impl ServerHandle {
 impl Drop for ServerHandle {
     fn drop(&mut self) {
         if !self.workers.is_empty() {
-            self.stop.send_replace(Some(Stop { deadline: Instant::now(), idle: Idle::Closed }));
+            self.stop.send_replace(Some(Stop { deadline: Instant::now(), idle: IdlePolicy::Close }));
         }
     }
 }
@@ -277,7 +277,7 @@ pub async fn serve_client(
     metrics: Arc<crate::metrics::WorkerMetrics>,
     settings: &ServerSettings,
 ) {
-    let terms = terms(settings, forward.idle_timeout());
-    let clients = std::rc::Rc::new(registry::Clients::new(terms, 0, metrics));
+    let limits = limits(settings, forward.idle_timeout());
+    let clients = std::rc::Rc::new(registry::ConnectionRegistry::new(limits, 0, metrics));
     clients.seat(std::net::Ipv4Addr::UNSPECIFIED.into()).serve(stream, peer, forward).await;
 }

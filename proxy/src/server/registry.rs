@@ -20,13 +20,13 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::client::{Client, ClientTerms, Order};
+use super::client::{Client, ClientLimits, ConnectionCommand};
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Addresses;
 
 /// How many clients are looked at to find one that has been idle: all of them for each newcomer would be a way to keep a
 /// worker busy.
-const LOOKED_AT: usize = 64;
+const EVICTION_SAMPLE: usize = 64;
 
 /// The part of all places, one in so many, that clients may have which have not asked anything yet before even a young one
 /// of them gives way to the next.
@@ -34,15 +34,15 @@ const NEWCOMERS_SHARE: usize = 8;
 
 /// What becomes of connections of HTTP/1.1 on which nothing is asked just then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Idle {
+pub(super) enum IdlePolicy {
     /// Closed. A request that is on its way to one of them is lost, as it would be a moment later.
-    Closed,
+    Close,
     /// Closed after one more answer, which says so.
-    AnsweredOnceMore,
+    CloseAfterNextResponse,
 }
 
 /// The clients of one worker.
-pub(super) struct Clients {
+pub(super) struct ConnectionRegistry {
     open: RefCell<Slab<Rc<Client>>>,
     /// Where the search for one that has been idle goes on.
     cursor: Cell<usize>,
@@ -52,9 +52,9 @@ pub(super) struct Clients {
     silent: Cell<usize>,
     addresses: Addresses,
     pub(super) left: Notify,
-    pub(super) terms: ClientTerms,
+    pub(super) limits: ClientLimits,
     /// What newcomers are told.
-    order: Cell<Order>,
+    command: Cell<ConnectionCommand>,
     metrics: Arc<WorkerMetrics>,
 }
 
@@ -63,18 +63,18 @@ fn silent(client: &Weak<Client>) -> Option<Rc<Client>> {
     client.upgrade().filter(|client| !client.asked.get())
 }
 
-impl Clients {
+impl ConnectionRegistry {
     /// `most_requests`: of one client address at a time; 0: no limit.
-    pub(super) fn new(terms: ClientTerms, most_requests: usize, metrics: Arc<WorkerMetrics>) -> Self {
-        Clients {
+    pub(super) fn new(limits: ClientLimits, most_requests: usize, metrics: Arc<WorkerMetrics>) -> Self {
+        ConnectionRegistry {
             open: RefCell::default(),
             cursor: Cell::new(0),
             newcomers: RefCell::default(),
             silent: Cell::new(0),
             addresses: Addresses::new(most_requests),
             left: Notify::new(),
-            terms,
-            order: Cell::new(Order::GoOn),
+            limits,
+            command: Cell::new(ConnectionCommand::Continue),
             metrics,
         }
     }
@@ -86,7 +86,7 @@ impl Clients {
     /// Looks at the clock for all of them.
     pub(super) fn check(&self) {
         let now = Instant::now();
-        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.terms));
+        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.limits));
         self.newcomers.borrow_mut().retain(|client| silent(client).is_some());
         self.addresses.sweep();
     }
@@ -109,10 +109,10 @@ impl Clients {
         let client = self.newcomer(now, least_of_newcomers).or_else(|| self.idle(now, least));
         let Some(client) = client else { return false };
         client.tell(match (client.in_head.get(), client.http2.get()) {
-            (true, _) => Order::TooSlow,
-            (false, false) => Order::Finish,
+            (true, _) => ConnectionCommand::HeaderTimeout,
+            (false, false) => ConnectionCommand::DrainAndClose,
             // It would wait for the client's word first.
-            (false, true) => Order::Close,
+            (false, true) => ConnectionCommand::CloseNow,
         });
         true
     }
@@ -123,8 +123,8 @@ impl Clients {
         while newcomers.front().is_some_and(|first| silent(first).is_none()) {
             newcomers.pop_front();
         }
-        let some = newcomers.iter().take(LOOKED_AT).filter_map(silent);
-        some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.turn())
+        let some = newcomers.iter().take(EVICTION_SAMPLE).filter_map(silent);
+        some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.eviction_rank())
     }
 
     /// Of some, one that may go.
@@ -132,26 +132,26 @@ impl Clients {
         let open = self.open.borrow();
         let slots = open.capacity();
         let first = self.cursor.get();
-        self.cursor.set((first + LOOKED_AT) % slots.max(1));
-        let some = (first..first + LOOKED_AT.min(slots)).filter_map(|key| open.get(key % slots));
-        some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.turn()).cloned()
+        self.cursor.set((first + EVICTION_SAMPLE) % slots.max(1));
+        let some = (first..first + EVICTION_SAMPLE.min(slots)).filter_map(|key| open.get(key % slots));
+        some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.eviction_rank()).cloned()
     }
 
     /// Those who are idle are closed, now or with their next answer, the others once they have been answered.
-    pub(super) fn finish(&self, idle: Idle) {
-        let order = match idle {
-            Idle::Closed => Order::Finish,
-            Idle::AnsweredOnceMore => Order::Leave,
+    pub(super) fn finish(&self, idle: IdlePolicy) {
+        let command = match idle {
+            IdlePolicy::Close => ConnectionCommand::DrainAndClose,
+            IdlePolicy::CloseAfterNextResponse => ConnectionCommand::CloseAfterResponse,
         };
-        self.order.set(order);
-        self.open.borrow().iter().for_each(|(_, client)| client.tell(order));
+        self.command.set(command);
+        self.open.borrow().iter().for_each(|(_, client)| client.tell(command));
     }
 
     pub(super) fn close(&self) {
-        self.open.borrow().iter().for_each(|(_, client)| client.tell(Order::Close));
+        self.open.borrow().iter().for_each(|(_, client)| client.tell(ConnectionCommand::CloseNow));
     }
 
-    pub(super) fn seat(self: &Rc<Self>, address: IpAddr) -> Seat {
+    pub(super) fn seat(self: &Rc<Self>, address: IpAddr) -> ConnectionGuard {
         let client = Rc::new(Client {
             arrived: Arc::default(),
             serving: Cell::new(0),
@@ -163,24 +163,24 @@ impl Clients {
             since: Cell::new(Instant::now()),
             in_head: Cell::new(false),
             http2: Cell::new(false),
-            order: self.order.clone(),
+            command: self.command.clone(),
             waker: RefCell::default(),
         });
         self.metrics.connected();
         self.newcomers.borrow_mut().push_back(Rc::downgrade(&client));
         self.silent.set(self.silent.get() + 1);
-        Seat { clients: self.clone(), key: self.open.borrow_mut().insert(client.clone()), client }
+        ConnectionGuard { clients: self.clone(), key: self.open.borrow_mut().insert(client.clone()), client }
     }
 }
 
 /// A client's place among those of its worker, taken when it is accepted.
-pub(super) struct Seat {
-    pub(super) clients: Rc<Clients>,
+pub(super) struct ConnectionGuard {
+    pub(super) clients: Rc<ConnectionRegistry>,
     pub(super) client: Rc<Client>,
     pub(super) key: usize,
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.clients.open.borrow_mut().remove(self.key);
         self.clients.forget_newcomer(&self.client);

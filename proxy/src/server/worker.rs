@@ -18,9 +18,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::client::ClientTerms;
-use super::registry::{Clients, Idle};
-use super::surplus::Surplus;
+use super::client::ClientLimits;
+use super::overload::Overload;
+use super::registry::{ConnectionRegistry, IdlePolicy};
 use crate::forward::Forward;
 use crate::forward::tunnel::CLOSING_WEBSOCKETS;
 use crate::metrics::WorkerMetrics;
@@ -29,20 +29,20 @@ use crate::runtime::shortage::is_shortage;
 use crate::settings::ForwardSettings;
 
 /// How long accepting rests after an error, or until a client leaves if there are no files left.
-const REST: Duration = Duration::from_millis(10);
+const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 /// How often such an error is logged at most.
-const LOG_EVERY: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a newcomer waits for a place that is being made for it.
-const MAKING_ROOM: Duration = Duration::from_millis(20);
+const EVICTION_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// How a server ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stop {
     pub(super) deadline: Instant,
-    pub(super) idle: Idle,
+    pub(super) idle: IdlePolicy,
 }
 
-pub(super) struct WorkerPlan {
+pub(super) struct Worker {
     pub(super) index: usize,
     pub(super) listeners: Vec<std::net::TcpListener>,
     pub(super) forward: ForwardSettings,
@@ -50,11 +50,11 @@ pub(super) struct WorkerPlan {
     pub(super) metrics: Arc<WorkerMetrics>,
     pub(super) max_connections: usize,
     pub(super) max_requests: usize,
-    pub(super) terms: ClientTerms,
+    pub(super) limits: ClientLimits,
     pub(super) stop: watch::Receiver<Option<Stop>>,
 }
 
-impl WorkerPlan {
+impl Worker {
     pub(super) async fn run(mut self) {
         let forward = Forward::new(&self.forward, self.table.worker(self.index), self.metrics.clone());
         let listeners: std::io::Result<Vec<_>> = self.listeners.into_iter().map(TcpListener::from_std).collect();
@@ -63,10 +63,11 @@ impl WorkerPlan {
             (Err(error), _) => return tracing::error!(%error, "a worker cannot run"),
             (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
         };
-        let look_every = (self.terms.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
-        let secure = self.terms.tls.is_some();
-        let door = Door { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
-        let clients = Rc::new(Clients::new(self.terms, self.max_requests, self.metrics.clone()));
+        let look_every = (self.limits.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let secure = self.limits.tls.is_some();
+        let limit =
+            ConnectionLimit { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
+        let clients = Rc::new(ConnectionRegistry::new(self.limits, self.max_requests, self.metrics.clone()));
         let watched = clients.clone();
         tokio::task::spawn_local(async move {
             loop {
@@ -75,7 +76,7 @@ impl WorkerPlan {
             }
         });
         tokio::select! {
-            () = accept_all(&listeners, &clients, &forward, &door) => {}
+            () = accept_all(&listeners, &clients, &forward, &limit) => {}
             _ = self.stop.wait_for(Option::is_some) => {}
         }
         // Who is in the queue has connected already, as far as he can tell.
@@ -91,7 +92,7 @@ impl WorkerPlan {
         }
         drop(listeners);
         let stop = *self.stop.borrow();
-        let Stop { deadline, idle } = stop.unwrap_or(Stop { deadline: Instant::now(), idle: Idle::Closed });
+        let Stop { deadline, idle } = stop.unwrap_or(Stop { deadline: Instant::now(), idle: IdlePolicy::Close });
         clients.finish(idle);
         let done = async || {
             loop {
@@ -120,7 +121,7 @@ impl WorkerPlan {
 }
 
 /// Who is let in.
-struct Door {
+struct ConnectionLimit {
     /// Most clients at once.
     most: usize,
     /// Who has been idle for longer may lose his place to a newcomer. Idleness is known no finer.
@@ -129,10 +130,10 @@ struct Door {
     metrics: Arc<WorkerMetrics>,
 }
 
-impl Door {
+impl ConnectionLimit {
     /// Whether there is room for one more, if need be by closing one that is idle. Nobody is left waiting in the kernel's
     /// queue: whoever keeps all places busy would keep all others waiting there, and they would not know for what.
-    async fn has_room(&self, clients: &Clients) -> bool {
+    async fn has_room(&self, clients: &ConnectionRegistry) -> bool {
         if clients.count() < self.most {
             return true;
         }
@@ -142,30 +143,41 @@ impl Door {
                     clients.left.notified().await;
                 }
             };
-            let _ = tokio::time::timeout(MAKING_ROOM, leaves).await;
+            let _ = tokio::time::timeout(EVICTION_TIMEOUT, leaves).await;
         }
         clients.count() < self.most
     }
 }
 
 /// Accepts from all of them for ever.
-async fn accept_all(listeners: &[TcpListener], clients: &Rc<Clients>, forward: &Forward, door: &Door) {
-    let surplus = Surplus::default();
-    join_all(listeners.iter().map(|listener| accept(listener, clients, forward, door, &surplus))).await;
+async fn accept_all(
+    listeners: &[TcpListener],
+    clients: &Rc<ConnectionRegistry>,
+    forward: &Forward,
+    limit: &ConnectionLimit,
+) {
+    let overload = Overload::default();
+    join_all(listeners.iter().map(|listener| accept(listener, clients, forward, limit, &overload))).await;
     // Without a listener there is nothing to do until the end.
     std::future::pending().await
 }
 
 /// Accepts for ever, at most so many at once.
-async fn accept(listener: &TcpListener, clients: &Rc<Clients>, forward: &Forward, door: &Door, surplus: &Surplus) {
+async fn accept(
+    listener: &TcpListener,
+    clients: &Rc<ConnectionRegistry>,
+    forward: &Forward,
+    limit: &ConnectionLimit,
+    overload: &Overload,
+) {
     let mut logged: Option<Instant> = None;
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                if door.has_room(clients).await {
+                if limit.has_room(clients).await {
                     serve(clients, forward, stream, peer);
                 } else {
-                    surplus.send_away(stream, door.secure, &door.metrics);
+                    overload.send_away(stream, limit.secure, &limit.metrics);
                 }
             }
             Err(error) => {
@@ -174,20 +186,20 @@ async fn accept(listener: &TcpListener, clients: &Rc<Clients>, forward: &Forward
                     continue;
                 }
                 let closes_idle = is_shortage(&error);
-                if logged.is_none_or(|logged| logged.elapsed() > LOG_EVERY) {
+                if logged.is_none_or(|logged| logged.elapsed() > LOG_INTERVAL) {
                     logged = Some(Instant::now());
                     tracing::warn!(%error, closes_idle, "cannot accept connections; trying again");
                 }
                 if closes_idle && forward.close_idle() == 0 {
                     clients.close_one(Duration::ZERO, 0);
                 }
-                let _ = tokio::time::timeout(REST, clients.left.notified()).await;
+                let _ = tokio::time::timeout(ACCEPT_RETRY, clients.left.notified()).await;
             }
         }
     }
 }
 
-fn serve(clients: &Rc<Clients>, forward: &Forward, stream: TcpStream, peer: SocketAddr) {
+fn serve(clients: &Rc<ConnectionRegistry>, forward: &Forward, stream: TcpStream, peer: SocketAddr) {
     let served = clients.seat(peer.ip()).serve(stream, address_of(peer.ip()), forward.clone());
     tokio::task::spawn_local(served);
 }
