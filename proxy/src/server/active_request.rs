@@ -1,4 +1,4 @@
-//! A request that is being served, and the response body that keeps it so.
+//! Counts a request as being served until its response has been written.
 //!
 //! # Invariants
 //!
@@ -16,10 +16,10 @@ use super::client::Client;
 use super::registry::ConnectionRegistry;
 use crate::forward::response_body::{ResponseBody, ResponseError};
 
-/// A request of a client that is being served.
+/// A request that is being served. The client counts as busy until this is dropped.
 pub(super) struct ActiveRequest {
     client: Rc<Client>,
-    /// Of its body, if it has one and says so.
+    /// The length of its body, if it has a body of known length.
     length: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ impl Drop for ActiveRequest {
     }
 }
 
-/// An answer's body that keeps its client busy.
+/// A response body that keeps its client busy.
 pub(super) struct TrackedBody {
     pub(super) body: ResponseBody,
     pub(super) _request: ActiveRequest,

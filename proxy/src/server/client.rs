@@ -1,12 +1,11 @@
-//! One client's connection as its worker sees it: what it is doing, and what it is told to do.
+//! The state of one client's connection, shared by the worker that watches it and the task that serves it.
 //!
-//! Not here: the clients of a worker together ([`registry`](super::registry)), and how one is served
-//! ([`connection`](super::connection)).
+//! Not here: all clients of a worker ([`registry`](super::registry)), and serving one ([`connection`](super::connection)).
 //!
 //! # Invariants
 //!
-//! * A head has to arrive in time.
-//! * A connection between two requests is closed only when it is old, or to make room.
+//! * A request head that takes longer than `header_read_timeout` ends the connection.
+//! * A connection between two requests is closed only after [`MAX_IDLE`], to make room, or because the server stops.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -20,42 +19,45 @@ use super::io::Arrived;
 use crate::routing::client_share::Connection;
 use crate::tls::ServerTls;
 
-/// How long a connection may be idle between requests. Longer than clients and load balancers keep theirs (60 to 90 s
-/// mostly), so that it is they who close: a request on its way to a connection being closed is lost.
+/// How long a connection may be idle between requests. Most clients and load balancers keep theirs for 60 to 90 s, so they
+/// close first: a request that meets a closing connection is lost.
 const MAX_IDLE: Duration = Duration::from_secs(180);
 
-/// What a worker asks of its clients.
+/// What a worker allows its clients.
 #[derive(Debug, Clone)]
 pub(super) struct ClientLimits {
     pub(super) header_read_timeout: Duration,
     pub(super) max_header_bytes: usize,
     pub(super) max_streams: u32,
-    /// How long a client may read nothing of what it was sent.
+    /// How long a client may read nothing of what was sent to it.
     pub(super) unread_timeout: Duration,
     pub(super) tls: Option<ServerTls>,
 }
 
+/// One client's connection.
 pub(super) struct Client {
     pub(super) arrived: Arc<Arrived>,
+    /// How many of its requests are being served.
     pub(super) serving: Cell<u32>,
-    /// It has been served since the clock was looked at for it.
+    /// Whether a request has been served since the last check.
     pub(super) served: Cell<bool>,
-    /// It has sent a request, or at least its head.
+    /// Whether it has sent the head of a request.
     pub(super) asked: Cell<bool>,
-    /// It speaks another protocol by now.
+    /// Whether it has switched to another protocol.
     pub(super) upgraded: Cell<bool>,
-    /// It was answered before the end of what it sent.
+    /// Whether it was answered before the end of its request.
     pub(super) unread: Cell<bool>,
     pub(super) address: Connection,
-    /// Since when it has been idle, or sending a head.
+    /// When it became idle, or began to send a head.
     pub(super) since: Cell<Instant>,
     pub(super) in_head: Cell<bool>,
-    /// Bytes outside of any stream are no head then.
+    /// Whether it speaks HTTP/2, where bytes outside a stream are not a head.
     pub(super) http2: Cell<bool>,
     pub(super) command: Cell<ConnectionCommand>,
     pub(super) waker: RefCell<Option<Waker>>,
 }
 
+/// What the worker wants the task that serves a connection to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionCommand {
     /// Nothing changes.
@@ -64,13 +66,14 @@ pub(super) enum ConnectionCommand {
     CloseAfterResponse,
     /// Close once the requests that have begun are answered.
     DrainAndClose,
-    /// Close because a head takes too long; an HTTP/1.1 client is told so.
+    /// Close because a head takes too long. An HTTP/1.1 client gets a response that says so.
     HeaderTimeout,
     /// Close at once.
     CloseNow,
 }
 
 impl Client {
+    /// Gives the command and wakes the task that serves the connection.
     pub(super) fn tell(&self, command: ConnectionCommand) {
         self.command.set(command);
         if let Some(waker) = self.waker.borrow().as_ref() {
@@ -78,6 +81,7 @@ impl Client {
         }
     }
 
+    /// Returns the current command. The task is woken by the next one.
     pub(super) fn poll_command(&self, context: &mut Context<'_>) -> ConnectionCommand {
         match &mut *self.waker.borrow_mut() {
             Some(waker) if waker.will_wake(context.waker()) => {}
@@ -86,18 +90,19 @@ impl Client {
         self.command.get()
     }
 
+    /// Returns whether it has been idle, or sending a head, for longer than `least`.
     pub(super) fn has_been_idle(&self, now: Instant, least: Duration) -> bool {
         let idle = self.serving.get() == 0 && !self.served.get() && !self.upgraded.get();
         let stays = matches!(self.command.get(), ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse);
         idle && stays && now.saturating_duration_since(self.since.get()) > least
     }
 
-    /// The least goes first when room is made.
+    /// Returns its place in the order of eviction, lowest first.
     pub(super) fn eviction_rank(&self) -> impl Ord + use<> {
         (Reverse(self.address.of_address()), self.since.get())
     }
 
-    /// Looks at the clock for it.
+    /// Closes it if its time is up.
     pub(super) fn check(&self, now: Instant, limits: &ClientLimits) {
         let in_head = self.serving.get() == 0 && self.arrived.is_in_head() && !self.http2.get();
         if self.served.take() || self.serving.get() > 0 || self.upgraded.get() || in_head != self.in_head.get() {

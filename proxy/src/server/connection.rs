@@ -1,10 +1,10 @@
 //! Serves one client's connection, from accept to close: HTTP/1.1 or HTTP/2, told apart by ALPN or by its first bytes.
 //!
-//! Not here: when a client is told to go ([`client`](super::client), [`registry`](super::registry)).
+//! Not here: when a connection has to close ([`client`](super::client), [`registry`](super::registry)).
 //!
 //! # Invariants
 //!
-//! * Who is left to another process is told with an answer, never by a close.
+//! * In a hot restart an HTTP/1.1 connection is closed with a response, never between two of them.
 
 use std::any::Any;
 use std::future::Future;
@@ -34,39 +34,37 @@ use crate::message::local_reply::LocalReply;
 use crate::runtime::background::LocalExecutor;
 use crate::tls::{ServerTls, Stream};
 
-/// How an HTTP/2 connection begins.
+/// The first bytes of an HTTP/2 connection (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What a client may send ahead on a stream of HTTP/2 before anybody reads: 64 MB/s at 1 ms. A connection takes as much of
-/// all its streams together, so that uploads which nobody reads never stop the others. While requests are held this is
-/// memory that no stash counts.
+/// Window of an HTTP/2 stream: 64 MB/s at a round trip of 1 ms. A connection's window is that of all its streams together, so
+/// that uploads which nobody reads never stop the others. No stash counts this memory while requests are held.
 const STREAM_WINDOW: u32 = 64 << 10;
 
-/// The largest window of HTTP/2.
+/// The largest window that HTTP/2 allows.
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 
-/// What of an answer is taken from its pod before the client takes it, for each stream. A client that reads nothing has
-/// this much of each of its streams kept here.
+/// How much of a response is read from its pod ahead of the client, for each stream. A client that reads nothing costs this
+/// much memory for each of its streams.
 const SEND_BUFFER: usize = 64 << 10;
 
-/// A client that does not answer a ping for so long is gone.
+/// A client that leaves a ping unanswered for [`PING_TIMEOUT`] is taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ConnectionGuard {
-    /// Serves the client to its end.
+    /// Serves the connection until it closes.
     pub(super) async fn serve(self, stream: TcpStream, peer: HeaderValue, forward: Forward) {
-        // Whoever goes on with a connection that switches protocols keeps its place.
+        // A tunnel holds on to this when the connection switches protocols, and so stays counted.
         let this = Rc::new(self);
         let client = &this.client;
         let _ = stream.set_nodelay(true);
-        // What waits for a client that reads nothing is behind hyper's back, and the exchange that it came from is over
-        // by then: the kernel alone knows.
+        // Bytes that a client does not read have left hyper, and their exchange is over: only the kernel sees them.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.limits.unread_timeout));
         let mut stream = match &this.clients.limits.tls {
             None => Stream::Plain(stream),
-            // In a box, as every task would have room for a handshake otherwise, also those in clear text.
+            // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
             Some(tls) => match Box::pin(shake_hands(tls, stream, client)).await {
                 Some(stream) => stream,
                 None => return,
@@ -90,7 +88,7 @@ impl ConnectionGuard {
                 return;
             }
         };
-        // By HTTP/2 hyper always reads, and so notices by itself that a client has gone.
+        // By HTTP/2 hyper always reads, so it notices when a client disconnects.
         let presence = if is_http2 { Presence::default() } else { Presence::of_http1() };
         let seat: Weak<dyn Any> = Rc::downgrade(&(this.clone() as Rc<dyn Any>));
         let peer = Rc::new(ClientInfo {
@@ -107,7 +105,7 @@ impl ConnectionGuard {
         let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence);
         client.http2.set(is_http2);
         if is_http2 {
-            // In a box, as a connection by HTTP/1.1 would have room for it otherwise.
+            // Boxed: otherwise every HTTP/1.1 connection would reserve room for it.
             Box::pin(this.serve_http2(io, client, peer, forward)).await;
         } else {
             this.serve_http1(io, client, peer, forward).await;
@@ -129,7 +127,7 @@ impl ConnectionGuard {
                     finishing = true;
                     Pin::new(&mut connection).graceful_shutdown();
                 }
-                // The service tells the client, with its next answer.
+                // The service says so in the next response.
                 ConnectionCommand::Continue
                 | ConnectionCommand::DrainAndClose
                 | ConnectionCommand::CloseAfterResponse => {}
@@ -144,11 +142,11 @@ impl ConnectionGuard {
             Ok(Err(error)) => tracing::debug!(%error, "a client's connection has ended"),
             Ok(Ok(())) if client.unread.get() => {
                 if let Some(parts) = connection.into_parts() {
-                    // Only a server that ends, or one that needs the place, does not wait for it.
+                    // From here on only a server that stops, or one that needs the room, ends the wait.
                     if client.command.get() == ConnectionCommand::DrainAndClose {
                         client.command.set(ConnectionCommand::CloseAfterResponse);
                     }
-                    // In a box, as every connection would have room for it otherwise.
+                    // Boxed: otherwise every connection would reserve room for it.
                     let _ = until_told(client, Box::pin(parts.io.into_inner().linger())).await;
                 }
             }
@@ -176,7 +174,7 @@ impl ConnectionGuard {
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {
             match client.poll_command(context) {
-                // hyper says twice that it goes, and leaves room for what is on its way.
+                // hyper sends two GOAWAYs, so that requests on their way are still served.
                 ConnectionCommand::DrainAndClose | ConnectionCommand::CloseAfterResponse if !finishing => {
                     finishing = true;
                     Pin::new(&mut connection).graceful_shutdown();
@@ -184,7 +182,7 @@ impl ConnectionGuard {
                 ConnectionCommand::Continue
                 | ConnectionCommand::DrainAndClose
                 | ConnectionCommand::CloseAfterResponse => {}
-                // Told while it was not known yet what is spoken, or to make room.
+                // Sent before the protocol was known, or to make room.
                 ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow => return Poll::Ready(Ok(())),
             }
             Pin::new(&mut connection).poll(context)
@@ -205,12 +203,12 @@ fn service(
     let (clients, client) = (clients.clone(), client.clone());
     hyper::service::service_fn(move |request: Request<Incoming>| {
         let serving = ActiveRequest::begin(&clients, &client, request.body());
-        // hyper moves what it is given more than once: one pointer instead of kilobytes.
+        // hyper moves the future more than once: one pointer instead of kilobytes.
         let answer = Box::pin(forward.call(request, peer.clone()));
         let (client, peer) = (client.clone(), peer.clone());
         async move {
             let mut answer = answer.await?;
-            // Whatever its client has had no room for comes too late now.
+            // Informational responses that the client has had no room for come too late now.
             drop(peer.interim.take());
             if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 client.upgraded.set(true);
@@ -224,7 +222,7 @@ fn service(
     })
 }
 
-/// A handshake has as long as a head, from the first moment on: a client has to begin it.
+/// Performs the TLS handshake. It has as long as a request head, counted from the accept.
 async fn shake_hands(tls: &ServerTls, stream: TcpStream, client: &Client) -> Option<Stream> {
     client.arrived.set_in_head(true);
     let shaken = until_told(client, tls.accept(stream)).await;
@@ -239,7 +237,7 @@ async fn shake_hands(tls: &ServerTls, stream: TcpStream, client: &Client) -> Opt
     }
 }
 
-/// Reads until it is clear which version of HTTP this is; `None`: the client has said nothing and is gone.
+/// Reads until the version of HTTP is known, and returns whether it is HTTP/2. Returns `None` if the client disconnects first.
 async fn recognise(stream: &mut Stream, ahead: &mut BytesMut, client: &Client) -> Option<bool> {
     ahead.reserve(2 << 10);
     loop {
@@ -257,11 +255,11 @@ async fn recognise(stream: &mut Stream, ahead: &mut BytesMut, client: &Client) -
     }
 }
 
-/// Runs until done, or until the client is to be closed.
+/// Runs `work` to its end, or until the connection has to close.
 async fn until_told<T>(client: &Client, work: impl Future<Output = T>) -> Result<T, ConnectionCommand> {
     let mut work = std::pin::pin!(work);
     std::future::poll_fn(|context| match client.poll_command(context) {
-        // Nothing has been asked yet, so there is nothing to finish.
+        // No request is in flight, so there is nothing to drain.
         command @ (ConnectionCommand::DrainAndClose
         | ConnectionCommand::HeaderTimeout
         | ConnectionCommand::CloseNow) => Poll::Ready(Err(command)),

@@ -1,10 +1,14 @@
-//! The sockets that clients connect to, and the threads that serve them.
+//! The server that clients connect to: binds its sockets, starts its workers, and stops them.
 //!
-//! Each worker is a thread with a runtime, a listener and connections to pods of its own, so that a request never leaves
-//! its thread; the kernel spreads connections over the listeners (`SO_REUSEPORT`).
-//! In a hot restart the listeners come from another process; a worker may have several then.
-//! What must stay true: an address that cannot be had is reported before anything runs; what was accepted is answered,
-//! also while shutting down, up to the deadline; nobody connects to a listener that nobody accepts from.
+//! Each worker is a thread with its own runtime, listener and connections to pods, so that a request never leaves its
+//! thread. The kernel spreads connections over the listeners (`SO_REUSEPORT`). In a hot restart the listeners come from
+//! another process, and a worker may have several.
+//! Elsewhere: accepting and draining (`worker`), the clients of a worker (`registry`), one connection (`connection`).
+//!
+//! # Invariants
+//!
+//! * An address that cannot be bound is reported before anything runs.
+//! * Nobody can connect to a listener that no worker accepts from.
 
 mod active_request;
 mod client;
@@ -32,13 +36,13 @@ use client::ClientLimits;
 use registry::IdlePolicy;
 use worker::{Stop, Worker};
 
-/// Connections that the kernel has accepted and no worker has yet.
+/// Connections that the kernel has completed and no worker has accepted yet.
 const BACKLOG: i32 = 4096;
 
-/// Why a server cannot be.
+/// Why a server cannot be bound or started.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address means nothing.
+    /// The address cannot be resolved.
     #[error("cannot listen on {address:?} ([router] listen): {source}; it should be host:port")]
     Address {
         /// As configured.
@@ -46,7 +50,7 @@ pub enum ServerError {
         /// What is wrong with it.
         source: std::io::Error,
     },
-    /// The address cannot be had.
+    /// The address cannot be bound.
     #[error("cannot listen on {address} ([router] listen): {source}")]
     Bind {
         /// Which one.
@@ -62,26 +66,26 @@ pub enum ServerError {
     Worker(std::io::Error),
 }
 
-/// A server that has its sockets and does not run yet.
+/// A server whose sockets are bound and that does not run yet.
 #[derive(Debug)]
 pub struct Server {
     settings: ServerSettings,
     address: SocketAddr,
     workers: usize,
     listeners: Vec<std::net::TcpListener>,
-    /// Bound beside listeners that another process still serves: they listen once they are served.
+    /// Bound beside the listeners of another process. They listen once this server runs.
     silent: Vec<Socket>,
 }
 
 impl Server {
-    /// Takes hold of the address, once for each worker.
+    /// Binds the address once for each worker.
     pub fn bind(settings: ServerSettings) -> Result<Self, ServerError> {
         let bad = |source| ServerError::Address { address: settings.listen.clone(), source };
         let mut addresses = settings.listen.to_socket_addrs().map_err(bad)?;
         let mut address = addresses.next().ok_or_else(|| bad(std::io::ErrorKind::AddrNotAvailable.into()))?;
         let failed = |address, source| ServerError::Bind { address, source };
         if address.port() != 0 {
-            // Sharing the port would let another process of the same user share it as well, unnoticed.
+            // A shared port could be bound by another process of the same user as well, unnoticed.
             drop(listen(address, false).map_err(|source| failed(address, source))?);
         }
         let mut listeners = Vec::new();
@@ -94,8 +98,8 @@ impl Server {
         Ok(Server { settings, address, workers, listeners, silent: Vec::new() })
     }
 
-    /// Takes over listeners of one address that were made by [`bind`](Self::bind) in another process, at least one and
-    /// whatever number that had; workers beyond it get further ones.
+    /// Takes over listeners of one address that were bound by [`bind`](Self::bind) in another process. Workers beyond their
+    /// number get sockets of their own.
     pub fn adopt(settings: ServerSettings, listeners: Vec<std::net::TcpListener>) -> Result<Self, ServerError> {
         let Some(first) = listeners.first() else { return Self::bind(settings) };
         let bad = |source| ServerError::Address { address: settings.listen.clone(), source };
@@ -108,24 +112,23 @@ impl Server {
         Ok(Server { settings, address, workers, listeners, silent })
     }
 
-    /// The listeners once more, for a process that is to take them over. As long as any of them is open the kernel lets
-    /// clients connect.
+    /// Duplicates the listeners for a process that takes them over. Clients can connect as long as any of them is open.
     pub fn duplicates(&self) -> std::io::Result<Vec<std::net::TcpListener>> {
         let silent = self.silent.iter().map(|socket| Ok(socket.try_clone()?.into()));
         self.listeners.iter().map(std::net::TcpListener::try_clone).chain(silent).collect()
     }
 
-    /// Where clients connect to.
+    /// Returns the address that clients connect to.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many workers there will be: what the table and the metrics have to be made for.
+    /// Returns the number of workers, for which the table and the metrics have to be made.
     pub fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Begins to serve. The table and the metrics must have been made for as many workers.
+    /// Starts the workers. The table and the metrics must have been made for as many.
     pub fn start(
         mut self,
         forward: &ForwardSettings,
@@ -182,8 +185,8 @@ fn limits(settings: &ServerSettings, unread_timeout: Duration) -> ClientLimits {
     }
 }
 
-/// How many requests of one client address a worker takes: its share, but no less than one connection may bring, as a
-/// connection stays with its worker. 0: no limit.
+/// Returns how many requests of one client address a worker takes: its share, but at least what one connection may carry, as
+/// a connection stays with its worker. 0 means no limit.
 fn max_requests(settings: &ServerSettings, workers: usize) -> usize {
     match settings.max_in_flight_per_client {
         0 => 0,
@@ -198,7 +201,7 @@ fn workers(settings: &ServerSettings) -> usize {
     }
 }
 
-/// Gives each worker its share, in turn.
+/// Deals the listeners out to the workers in turn.
 fn deal<T>(listeners: Vec<T>, workers: usize) -> Vec<Vec<T>> {
     let mut dealt: Vec<Vec<T>> = (0..workers).map(|_| Vec::new()).collect();
     for (index, listener) in listeners.into_iter().enumerate() {
@@ -213,7 +216,7 @@ fn listen(address: SocketAddr, shared: bool) -> std::io::Result<std::net::TcpLis
     Ok(socket.into())
 }
 
-/// Bound; nobody can connect yet.
+/// Returns a bound socket that does not listen yet.
 fn socket(address: SocketAddr, shared: bool) -> std::io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -225,7 +228,7 @@ fn socket(address: SocketAddr, shared: bool) -> std::io::Result<Socket> {
     Ok(socket)
 }
 
-/// A server that runs. Dropped, it closes everything at once.
+/// A running server. Dropping it closes everything at once.
 #[derive(Debug)]
 pub struct ServerHandle {
     address: SocketAddr,
@@ -234,19 +237,19 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Where clients connect to.
+    /// Returns the address that clients connect to.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts nothing more, lets what is under way end, and at the deadline closes the rest. Returns when all workers
-    /// have ended.
+    /// Stops accepting, lets requests in flight end, and closes the rest at the deadline. Returns when all workers have
+    /// ended.
     pub async fn shutdown(self, deadline: Instant) {
         self.end(Stop { deadline, idle: IdlePolicy::Close }).await;
     }
 
-    /// The same for a server whose listeners another process serves by now: a connection on which nothing is asked just
-    /// then is left open until its next answer, as its client's next request may be on the way.
+    /// Does the same for a server whose listeners another process serves by now. An idle connection stays open until its
+    /// next response, because its client's next request may be on the way.
     pub async fn shutdown_replaced(self, deadline: Instant) {
         self.end(Stop { deadline, idle: IdlePolicy::CloseAfterNextResponse }).await;
     }
@@ -268,7 +271,7 @@ impl Drop for ServerHandle {
     }
 }
 
-/// Serves one client to its end on the caller's thread, without a listener. To be called inside a set of local tasks.
+/// Serves one client on the caller's thread, without a listener. To be called inside a set of local tasks.
 #[cfg(fuzzing)]
 pub async fn serve_client(
     stream: tokio::net::TcpStream,

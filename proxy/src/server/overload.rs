@@ -1,7 +1,10 @@
-//! Who comes when there is no room: told so, and sent away.
+//! Refuses clients for whom there is no room, with a `503`.
 //!
-//! Not here: whether there is room ([`server`](super)). What must stay true: being sent away costs less than being served,
-//! for as many as may come.
+//! Not here: whether there is room ([`worker`](super::worker)).
+//!
+//! # Invariants
+//!
+//! * Refusing a client costs less than serving it, however many there are.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,11 +17,11 @@ use super::io::local_reply_bytes;
 use crate::message::local_reply::LocalReply;
 use crate::metrics::WorkerMetrics;
 
-/// How many are waited for at a time until they have read why. The others are closed without a word.
+/// Most clients that are given the time to read the response. Beyond it they are closed without one.
 const MAX_LEAVING: usize = 256;
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Sends clients of one worker away.
+/// Refuses clients of one worker.
 #[derive(Default)]
 pub(super) struct Overload {
     leaving: Rc<Cell<usize>>,
@@ -33,7 +36,7 @@ impl Drop for Leaving {
 }
 
 impl Overload {
-    /// `secure`: the client waits for a handshake, which would cost more than what it could be told.
+    /// Refuses a client. A `secure` one gets no response: its handshake would cost more than that is worth.
     pub(super) fn send_away(&self, mut stream: TcpStream, secure: bool, metrics: &WorkerMetrics) {
         metrics.answered(LocalReply::Overload);
         if secure || self.leaving.get() >= MAX_LEAVING {
@@ -46,7 +49,7 @@ impl Overload {
             let goodbye = async {
                 stream.write_all(&local_reply_bytes(LocalReply::Overload)).await?;
                 stream.shutdown().await?;
-                // Closed with bytes unread, the connection would be reset, and the answer with it.
+                // A connection that is closed with bytes unread is reset, and the response is lost with it.
                 let mut unread = [0; 1024];
                 while stream.read(&mut unread).await? > 0 {}
                 std::io::Result::Ok(())

@@ -1,13 +1,13 @@
-//! The clients of one worker: who is connected, who has been idle, and who gives way to a newcomer.
+//! The clients of one worker: who is connected, how long each has been idle, and which one is evicted for a new one.
 //!
-//! hyper has a timer for heads, but it also runs between requests and is made anew for each of them. Here the worker
-//! looks over its clients a few times a second instead.
-//! Not here: one client ([`client`](super::client)), and when there is no room ([`worker`](super::worker)).
+//! hyper's timer for request heads also runs between requests and is created anew for each of them. The worker checks its
+//! clients a few times a second instead.
+//! Not here: the state of one client ([`client`](super::client)), and when there is no room ([`worker`](super::worker)).
 //!
 //! # Invariants
 //!
-//! * A connection with a request is never closed before that is answered, except at the deadline of a shutdown.
-//! * Those that have not asked anything yet go first.
+//! * A connection with a request in flight is closed only after its response, or at the deadline of a shutdown.
+//! * Clients that have not sent a request yet are evicted before all others.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -24,47 +24,48 @@ use super::client::{Client, ClientLimits, ConnectionCommand};
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Addresses;
 
-/// How many clients are looked at to find one that has been idle: all of them for each newcomer would be a way to keep a
-/// worker busy.
+/// Number of clients that are examined to evict one. Examining all of them per accept would let an attacker keep the worker
+/// busy.
 const EVICTION_SAMPLE: usize = 64;
 
-/// The part of all places, one in so many, that clients may have which have not asked anything yet before even a young one
-/// of them gives way to the next.
+/// One in so many connections may belong to clients that have not sent a request yet. Beyond that share such a client is
+/// evicted however young it is.
 const NEWCOMERS_SHARE: usize = 8;
 
-/// What becomes of connections of HTTP/1.1 on which nothing is asked just then.
+/// What happens to idle HTTP/1.1 connections when a server stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdlePolicy {
-    /// Closed. A request that is on its way to one of them is lost, as it would be a moment later.
+    /// They are closed. A request that is on its way on one of them is lost, as it would be a moment later.
     Close,
-    /// Closed after one more answer, which says so.
+    /// They are closed after one more response, which says so.
     CloseAfterNextResponse,
 }
 
 /// The clients of one worker.
 pub(super) struct ConnectionRegistry {
     open: RefCell<Slab<Rc<Client>>>,
-    /// Where the search for one that has been idle goes on.
+    /// Where the next search for an idle client begins.
     cursor: Cell<usize>,
-    /// Those that have not asked anything yet, the oldest first, among some that are gone or have asked meanwhile.
+    /// Clients that have not sent a request yet, oldest first. Some of them may have gone, or have sent one meanwhile.
     newcomers: RefCell<VecDeque<Weak<Client>>>,
-    /// How many of the former there are.
+    /// How many clients have not sent a request yet.
     silent: Cell<usize>,
     addresses: Addresses,
+    /// Notified when a client disconnects.
     pub(super) left: Notify,
     pub(super) limits: ClientLimits,
-    /// What newcomers are told.
+    /// The command that new clients start with.
     command: Cell<ConnectionCommand>,
     metrics: Arc<WorkerMetrics>,
 }
 
-/// The client, if it is there and has not asked anything yet.
+/// Returns the client if it is still connected and has not sent a request yet.
 fn silent(client: &Weak<Client>) -> Option<Rc<Client>> {
     client.upgrade().filter(|client| !client.asked.get())
 }
 
 impl ConnectionRegistry {
-    /// `most_requests`: of one client address at a time; 0: no limit.
+    /// `most_requests` bounds the requests in flight of one client address; 0 means no limit.
     pub(super) fn new(limits: ClientLimits, most_requests: usize, metrics: Arc<WorkerMetrics>) -> Self {
         ConnectionRegistry {
             open: RefCell::default(),
@@ -79,11 +80,12 @@ impl ConnectionRegistry {
         }
     }
 
+    /// Returns the number of clients.
     pub(super) fn count(&self) -> usize {
         self.open.borrow().len()
     }
 
-    /// Looks at the clock for all of them.
+    /// Closes clients whose time is up. To be called a few times a second.
     pub(super) fn check(&self) {
         let now = Instant::now();
         self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.limits));
@@ -91,19 +93,19 @@ impl ConnectionRegistry {
         self.addresses.sweep();
     }
 
-    /// The client is no newcomer any more: it has asked something, or is gone.
+    /// Notes that the client has sent a request, or is gone.
     pub(super) fn forget_newcomer(&self, client: &Client) {
         if !client.asked.replace(true) {
             self.silent.set(self.silent.get() - 1);
         }
     }
 
-    /// Closes one that has been idle, or sending a head, for longer than `least`, to make room among `most`; returns
-    /// whether one of those looked at has been. Those that have not asked anything yet go first, then those whose address
-    /// has most connections, then those that have been idle for longest.
+    /// Evicts a client that has been idle, or sending a head, for longer than `least`, where `most` are allowed. Returns
+    /// whether one was found. Clients that have not sent a request yet go first, then clients of the address with the most
+    /// connections, then those that have been idle for longest.
     pub(super) fn close_one(&self, least: Duration, most: usize) -> bool {
         let now = Instant::now();
-        // A flood of newcomers, each too young to go, would otherwise take the places of all who are between two requests.
+        // A flood of clients that are each too young to be evicted would otherwise displace all that are between requests.
         let crowded = self.silent.get() > most / NEWCOMERS_SHARE;
         let least_of_newcomers = if crowded { Duration::ZERO } else { least };
         let client = self.newcomer(now, least_of_newcomers).or_else(|| self.idle(now, least));
@@ -111,13 +113,13 @@ impl ConnectionRegistry {
         client.tell(match (client.in_head.get(), client.http2.get()) {
             (true, _) => ConnectionCommand::HeaderTimeout,
             (false, false) => ConnectionCommand::DrainAndClose,
-            // It would wait for the client's word first.
+            // A graceful shutdown would wait for the client's acknowledgement first.
             (false, true) => ConnectionCommand::CloseNow,
         });
         true
     }
 
-    /// Of the oldest that have not asked anything yet, one that may go.
+    /// Returns the client to evict among the oldest that have not sent a request yet.
     fn newcomer(&self, now: Instant, least: Duration) -> Option<Rc<Client>> {
         let mut newcomers = self.newcomers.borrow_mut();
         while newcomers.front().is_some_and(|first| silent(first).is_none()) {
@@ -127,7 +129,7 @@ impl ConnectionRegistry {
         some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.eviction_rank())
     }
 
-    /// Of some, one that may go.
+    /// Returns the client to evict among a sample of all clients.
     fn idle(&self, now: Instant, least: Duration) -> Option<Rc<Client>> {
         let open = self.open.borrow();
         let slots = open.capacity();
@@ -137,7 +139,7 @@ impl ConnectionRegistry {
         some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.eviction_rank()).cloned()
     }
 
-    /// Those who are idle are closed, now or with their next answer, the others once they have been answered.
+    /// Closes idle clients as `idle` says, and the others after their response.
     pub(super) fn finish(&self, idle: IdlePolicy) {
         let command = match idle {
             IdlePolicy::Close => ConnectionCommand::DrainAndClose,
@@ -147,10 +149,12 @@ impl ConnectionRegistry {
         self.open.borrow().iter().for_each(|(_, client)| client.tell(command));
     }
 
+    /// Closes all clients at once.
     pub(super) fn close(&self) {
         self.open.borrow().iter().for_each(|(_, client)| client.tell(ConnectionCommand::CloseNow));
     }
 
+    /// Registers a client that has just connected.
     pub(super) fn seat(self: &Rc<Self>, address: IpAddr) -> ConnectionGuard {
         let client = Rc::new(Client {
             arrived: Arc::default(),
@@ -173,7 +177,7 @@ impl ConnectionRegistry {
     }
 }
 
-/// A client's place among those of its worker, taken when it is accepted.
+/// A registered client, counted until this is dropped.
 pub(super) struct ConnectionGuard {
     pub(super) clients: Rc<ConnectionRegistry>,
     pub(super) client: Rc<Client>,

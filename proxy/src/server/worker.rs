@@ -1,15 +1,17 @@
-//! A worker: a thread that accepts clients, serves them, and ends when it is told to.
+//! A worker: accepts clients on one thread, serves them there, and drains when the server stops.
 //!
-//! Not here: the sockets and the threads ([`server`](super)).
+//! Not here: binding sockets and starting threads ([`server`](super)), serving one connection
+//! ([`connection`](super::connection)).
 //!
 //! # Invariants
 //!
-//! * What was accepted is answered, also while shutting down, up to the deadline.
-//! * No client waits in the kernel's queue: one for whom there is no room is sent away at once.
+//! * An accepted connection is answered, also while the server shuts down, until the deadline.
+//! * No client is left in the listen backlog: a worker without room refuses it at once.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -28,20 +30,21 @@ use crate::routing::table::Table;
 use crate::runtime::shortage::is_shortage;
 use crate::settings::ForwardSettings;
 
-/// How long accepting rests after an error, or until a client leaves if there are no files left.
+/// Pause after a failed accept. It ends early when a client disconnects, which frees a file descriptor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(10);
-/// How often such an error is logged at most.
+/// Shortest interval between two log lines about failed accepts.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a newcomer waits for a place that is being made for it.
+/// How long a new client waits for the connection that is evicted in its favour.
 const EVICTION_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// How a server ends.
+/// How a server stops.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stop {
     pub(super) deadline: Instant,
     pub(super) idle: IdlePolicy,
 }
 
+/// What one worker thread runs with.
 pub(super) struct Worker {
     pub(super) index: usize,
     pub(super) listeners: Vec<std::net::TcpListener>,
@@ -55,6 +58,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
+    /// Serves until the server stops and everything in flight has ended, or its deadline has passed.
     pub(super) async fn run(mut self) {
         let forward = Forward::new(&self.forward, self.table.worker(self.index), self.metrics.clone());
         let listeners: std::io::Result<Vec<_>> = self.listeners.into_iter().map(TcpListener::from_std).collect();
@@ -79,60 +83,38 @@ impl Worker {
             () = accept_all(&listeners, &clients, &forward, &limit) => {}
             _ = self.stop.wait_for(Option::is_some) => {}
         }
-        // Who is in the queue has connected already, as far as he can tell.
-        for listener in &listeners {
-            while let Some(Ok((stream, peer))) = std::future::poll_fn(|context| match listener.poll_accept(context) {
-                std::task::Poll::Ready(accepted) => std::task::Poll::Ready(Some(accepted)),
-                std::task::Poll::Pending => std::task::Poll::Ready(None),
-            })
-            .await
-            {
-                serve(&clients, &forward, stream, peer);
-            }
-        }
+        accept_backlog(&listeners, &clients, &forward).await;
         drop(listeners);
         let stop = *self.stop.borrow();
         let Stop { deadline, idle } = stop.unwrap_or(Stop { deadline: Instant::now(), idle: IdlePolicy::Close });
         clients.finish(idle);
-        let done = async || {
-            loop {
-                if clients.count() == 0 && self.metrics.requests_in_flight() == 0 {
-                    break;
-                }
-                // Exchanges without a client end without a sign.
-                tokio::select! {
-                    () = clients.left.notified() => {}
-                    () = tokio::time::sleep(Duration::from_millis(5)) => {}
-                }
-            }
-        };
-        // WebSockets last for as long as they are let. Closing them takes a moment.
+        // WebSockets never end by themselves, and closing them takes a moment.
         let notice = deadline.checked_sub(CLOSING_WEBSOCKETS).unwrap_or(deadline);
-        if tokio::time::timeout_at(notice, done()).await.is_ok() {
+        if tokio::time::timeout_at(notice, drained(&clients, &self.metrics)).await.is_ok() {
             return;
         }
         forward.end_websockets();
-        if tokio::time::timeout_at(deadline, done()).await.is_err() {
+        if tokio::time::timeout_at(deadline, drained(&clients, &self.metrics)).await.is_err() {
             clients.close();
-            // One turn for each of them to close properly.
+            // Each connection task needs one turn to close properly.
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Who is let in.
+/// Bounds how many clients a worker serves at a time.
 struct ConnectionLimit {
-    /// Most clients at once.
+    /// Most clients at a time.
     most: usize,
-    /// Who has been idle for longer may lose his place to a newcomer. Idleness is known no finer.
+    /// A client that has been idle for longer may be evicted. Idleness is measured no finer than this.
     idle: Duration,
     secure: bool,
     metrics: Arc<WorkerMetrics>,
 }
 
 impl ConnectionLimit {
-    /// Whether there is room for one more, if need be by closing one that is idle. Nobody is left waiting in the kernel's
-    /// queue: whoever keeps all places busy would keep all others waiting there, and they would not know for what.
+    /// Returns whether there is room for one more client, evicting an idle one if need be. Clients never wait in the listen
+    /// backlog instead: there, those who keep a worker full would keep all others waiting, without a response.
     async fn has_room(&self, clients: &ConnectionRegistry) -> bool {
         if clients.count() < self.most {
             return true;
@@ -149,7 +131,32 @@ impl ConnectionLimit {
     }
 }
 
-/// Accepts from all of them for ever.
+/// Accepts the connections that the kernel has completed already: to their clients they are established.
+async fn accept_backlog(listeners: &[TcpListener], clients: &Rc<ConnectionRegistry>, forward: &Forward) {
+    for listener in listeners {
+        while let Some(Ok((stream, peer))) = std::future::poll_fn(|context| match listener.poll_accept(context) {
+            Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
+            Poll::Pending => Poll::Ready(None),
+        })
+        .await
+        {
+            serve(clients, forward, stream, peer);
+        }
+    }
+}
+
+/// Returns once no client is connected and no request is in flight.
+async fn drained(clients: &ConnectionRegistry, metrics: &WorkerMetrics) {
+    while clients.count() > 0 || metrics.requests_in_flight() > 0 {
+        // An exchange whose client has gone ends without a notification.
+        tokio::select! {
+            () = clients.left.notified() => {}
+            () = tokio::time::sleep(Duration::from_millis(5)) => {}
+        }
+    }
+}
+
+/// Accepts from all listeners for ever.
 async fn accept_all(
     listeners: &[TcpListener],
     clients: &Rc<ConnectionRegistry>,
@@ -158,11 +165,11 @@ async fn accept_all(
 ) {
     let overload = Overload::default();
     join_all(listeners.iter().map(|listener| accept(listener, clients, forward, limit, &overload))).await;
-    // Without a listener there is nothing to do until the end.
+    // A worker without a listener waits for the server to stop.
     std::future::pending().await
 }
 
-/// Accepts for ever, at most so many at once.
+/// Accepts from one listener for ever, within the limit.
 async fn accept(
     listener: &TcpListener,
     clients: &Rc<ConnectionRegistry>,
@@ -181,7 +188,7 @@ async fn accept(
                 }
             }
             Err(error) => {
-                // One client's trouble, or ours (no file descriptors left): neither ends the server.
+                // Neither a client's failure nor a lack of file descriptors ends the server.
                 if error.kind() == std::io::ErrorKind::ConnectionAborted {
                     continue;
                 }
@@ -204,7 +211,7 @@ fn serve(clients: &Rc<ConnectionRegistry>, forward: &Forward, stream: TcpStream,
     tokio::task::spawn_local(served);
 }
 
-/// The client's address as `x-forwarded-for` has it; one of IPv4 that came over IPv6 is written as IPv4.
+/// Returns the client's address for `x-forwarded-for`. An IPv4-mapped IPv6 address is written as IPv4.
 fn address_of(ip: IpAddr) -> HeaderValue {
     HeaderValue::try_from(ip.to_canonical().to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }
