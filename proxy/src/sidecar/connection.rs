@@ -6,9 +6,9 @@
 //!
 //! # Invariants
 //! * A dropped connection is closed on this side only, and read on until the service closes it or nobody can wait for that
-//!   any more: nobody else has its [`Line`].
+//!   any more: nobody else has its [`ServiceConnection`].
 //! * What the kernel takes of a request is noted in [`Traffic`]; what keeps a connection going, a ping for one, is not.
-//! * [`Line::closed`] returns after the service has closed the connection, never before.
+//! * [`ServiceConnection::closed`] returns after the service has closed the connection, never before.
 
 use std::future::Future;
 use std::io;
@@ -38,18 +38,18 @@ const LINGER: Duration = Duration::from_secs(10);
 
 /// A connection to the service as its exchanges know it. Each has it from the moment on that it has the connection.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct ServiceConnection {
     finish: AtomicBool,
     reader: AtomicWaker,
     closed: CancellationToken,
 }
 
-impl Line {
+impl ServiceConnection {
     /// The connection of an exchange over HTTP/1.1, once it has one.
-    pub(super) fn of(captured: &CaptureConnection) -> Option<Arc<Line>> {
+    pub(super) fn of(captured: &CaptureConnection) -> Option<Arc<ServiceConnection>> {
         let mut extras = http::Extensions::new();
         captured.connection_metadata().as_ref()?.get_extras(&mut extras);
-        extras.remove::<Arc<Line>>()
+        extras.remove::<Arc<ServiceConnection>>()
     }
 
     /// Closes this side of the connection: the service learns that nobody waits for its answer.
@@ -69,7 +69,7 @@ impl Line {
 pub(super) struct ServiceStream {
     /// Gone when this is dropped.
     stream: Option<TcpStream>,
-    line: Arc<Line>,
+    line: Arc<ServiceConnection>,
     traffic: Arc<Traffic>,
     /// By HTTP/1.1 everything is of a request.
     frames: Option<Frames>,
@@ -93,7 +93,7 @@ impl ServiceStream {
         }
     }
 
-    pub(super) fn line(&self) -> Arc<Line> {
+    pub(super) fn line(&self) -> Arc<ServiceConnection> {
         self.line.clone()
     }
 
@@ -156,7 +156,7 @@ impl Drop for ServiceStream {
     }
 }
 
-async fn linger(mut stream: TcpStream, line: Arc<Line>) {
+async fn linger(mut stream: TcpStream, line: Arc<ServiceConnection>) {
     let _ = stream.shutdown().await;
     let mut unread = [0; 4096];
     loop {

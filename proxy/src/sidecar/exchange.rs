@@ -1,6 +1,6 @@
 //! One request's way to the service and back.
 //!
-//! Not here: which requests there are ([`pass_on`](super::pass_on)).
+//! Not here: which requests there are ([`forwarder`](super::forwarder)).
 //!
 //! # Invariants
 //!
@@ -26,12 +26,12 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::answer::Asked;
-use super::body::{AnswerBody, BoxError, empty};
+use super::body::{BoxError, ResponseBody, empty};
 use super::connection::Connector;
 use super::expect::{RequestBody, Upload};
 use super::heads::strip_hop_by_hop;
 use super::http2::{Failure, Http2};
+use super::local_reply::LocalReplies;
 use super::service_side::{Side, within};
 use super::tunnel::join;
 use super::upstream::Upstream;
@@ -39,18 +39,18 @@ use crate::message::frames::poll_telling_frame;
 use crate::message::local_reply::SEGUE_REASON;
 
 /// How long an answer by HTTP/2 is read that nobody reads any more, before it is reset.
-const UNREAD: Duration = Duration::from_secs(5);
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Frames of an answer that are read ahead of the router.
-const AHEAD: usize = 4;
+const READ_AHEAD_FRAMES: usize = 4;
 
 /// One request's way to the service and back.
 pub(super) struct Exchange {
     pub(super) upstream: Upstream,
-    pub(super) asked: Asked,
+    pub(super) replies: LocalReplies,
     /// The router is gone.
     pub(super) abandoned: WaitForCancellationFutureOwned,
     pub(super) upload: oneshot::Receiver<Upload>,
-    pub(super) to_router: oneshot::Sender<Response<AnswerBody>>,
+    pub(super) to_router: oneshot::Sender<Response<ResponseBody>>,
 }
 
 impl Exchange {
@@ -91,17 +91,17 @@ impl Exchange {
         service: Side,
         switch: Option<OnUpgrade>,
     ) {
-        let Exchange { upstream, asked, abandoned, upload, to_router } = self;
-        let Some((result, until)) = answered(sending, abandoned, &service, &upstream).await else { return };
-        let answered = Answered { upstream, asked, to_router, service, until };
+        let Exchange { upstream, replies, abandoned, upload, to_router } = self;
+        let Some((result, until)) = response_head(sending, abandoned, &service, &upstream).await else { return };
+        let responding = Responding { upstream, replies, to_router, service, until };
         match result {
-            Err(failure) => answered.fail(failure).await,
+            Err(failure) => responding.fail(failure).await,
             Ok(mut response) => {
                 response.headers_mut().remove(SEGUE_REASON);
                 if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-                    answered.switch_protocols(response, switch).await;
+                    responding.switch_protocols(response, switch).await;
                 } else {
-                    answered.relay(response, upload).await;
+                    responding.relay(response, upload).await;
                 }
             }
         }
@@ -110,7 +110,7 @@ impl Exchange {
 
 /// Waits for the head of the answer. Returns it with the time until which the service is waited for from then on. Returns
 /// `None` when nothing is left to be waited for.
-async fn answered(
+async fn response_head(
     sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
     abandoned: WaitForCancellationFutureOwned,
     service: &Side,
@@ -131,29 +131,29 @@ async fn answered(
 }
 
 /// An exchange that the service has answered, or that has failed.
-struct Answered {
+struct Responding {
     upstream: Upstream,
-    asked: Asked,
-    to_router: oneshot::Sender<Response<AnswerBody>>,
+    replies: LocalReplies,
+    to_router: oneshot::Sender<Response<ResponseBody>>,
     service: Side,
     /// How long the service is waited for, once its router is gone.
     until: Option<Instant>,
 }
 
-impl Answered {
+impl Responding {
     /// Answers in the service's place, and waits until it is done with what it was sent.
     async fn fail(self, failure: Failure) {
-        let Answered { upstream, asked, to_router, service, until } = self;
+        let Responding { upstream, replies, to_router, service, until } = self;
         let answer = match failure {
             Failure::Unreachable(error) => {
                 tracing::debug!(%error, "the service cannot be reached; the request is given back");
                 upstream.traffic.refused();
-                return drop(to_router.send(asked.unreachable()));
+                return drop(to_router.send(replies.unreachable()));
             }
-            Failure::Unprocessed => return drop(to_router.send(asked.unprocessed())),
+            Failure::Unprocessed => return drop(to_router.send(replies.unprocessed())),
             Failure::Broken(error) => {
                 tracing::debug!(%error, "an exchange with the service broke");
-                asked.broken()
+                replies.broken()
             }
         };
         let _ = to_router.send(answer);
@@ -162,11 +162,11 @@ impl Answered {
 
     /// Passes the answer on, and then bytes both ways.
     async fn switch_protocols(self, mut response: Response<Incoming>, switch: Option<OnUpgrade>) {
-        let Answered { upstream, asked, to_router, service, until } = self;
+        let Responding { upstream, replies, to_router, service, until } = self;
         let Some(router) = switch else {
             // Nobody has asked for it.
             drop(response);
-            let _ = to_router.send(asked.broken());
+            let _ = to_router.send(replies.broken());
             return service.closed(&upstream, until).await;
         };
         let switched = hyper::upgrade::on(&mut response);
@@ -178,21 +178,21 @@ impl Answered {
 
     /// Passes the answer on, reads it to its end whether its router does or not, and waits for the end of the upload.
     async fn relay(self, response: Response<Incoming>, upload: oneshot::Receiver<Upload>) {
-        let Answered { upstream, to_router, service, mut until, .. } = self;
+        let Responding { upstream, to_router, service, mut until, .. } = self;
         let (mut head, mut body) = response.into_parts();
         strip_hop_by_hop(&mut head.headers, false);
         if body.is_end_stream() {
             let _ = to_router.send(Response::from_parts(head, empty()));
             return service.has_all(upload, &upstream, until).await;
         }
-        let (mut sender, channel) = Channel::<Bytes, BoxError>::new(AHEAD);
+        let (mut sender, channel) = Channel::<Bytes, BoxError>::new(READ_AHEAD_FRAMES);
         let mut read = to_router.send(Response::from_parts(head, channel.boxed_unsync())).is_ok();
         let (mut told, mut reset_at) = (false, None);
         loop {
             if !read && !std::mem::replace(&mut told, true) {
                 service.finish();
                 until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
-                reset_at = service.is_told_by_reset().then(|| Instant::now() + UNREAD);
+                reset_at = service.is_told_by_reset().then(|| Instant::now() + UNREAD_TIMEOUT);
             }
             let next = poll_fn(|context| poll_telling_frame(&mut body, context));
             let Some(frame) = within(until.into_iter().chain(reset_at).min(), next).await else {

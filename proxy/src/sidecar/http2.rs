@@ -21,14 +21,14 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::body::BoxError;
-use super::connection::{CONNECT_TIMEOUT, Line, ServiceStream};
+use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
 use super::expect::RequestBody;
 use super::traffic::Traffic;
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES, says_unprocessed};
 
 /// A service that does not answer a ping for so long while it owes answers is gone.
-const PING_EVERY: Duration = Duration::from_secs(10);
-const PING_WITHIN: Duration = Duration::from_secs(5);
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 pub(super) struct Http2 {
@@ -48,13 +48,13 @@ struct Shared {
 #[derive(Debug, Clone)]
 struct Session {
     sender: SendRequest<RequestBody>,
-    line: Arc<Line>,
+    line: Arc<ServiceConnection>,
     /// Made for the exchange that holds this.
     fresh: bool,
 }
 
 /// The connection that an exchange may have been sent on.
-pub(super) type Used = std::sync::Mutex<Option<Arc<Line>>>;
+pub(super) type Used = std::sync::Mutex<Option<Arc<ServiceConnection>>>;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +125,7 @@ impl Http2 {
         let mut builder = Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
         builder.max_header_list_size(MAX_HEAD_BYTES as u32);
-        builder.keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_WITHIN);
+        builder.keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -137,7 +137,7 @@ impl Http2 {
 
     /// Has later exchanges use another connection than the one used here, so that it closes when its last exchange has
     /// ended.
-    pub(super) async fn retire(&self, used: &Used) -> Option<Arc<Line>> {
+    pub(super) async fn retire(&self, used: &Used) -> Option<Arc<ServiceConnection>> {
         let line = used.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let mut shared = self.session.lock().await;
         if shared.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.line, &line)) {

@@ -12,15 +12,15 @@
 //! * A client that asks before it sends is told to go on by the service, not from here.
 //! * A request that the service was not sent is answered `421` with the mark, so that its router holds it.
 
-mod answer;
 mod body;
 mod connection;
 mod exchange;
 mod expect;
+mod forwarder;
 mod heads;
 mod health;
 mod http2;
-mod pass_on;
+mod local_reply;
 mod router_connection;
 mod service_side;
 mod traffic;
@@ -44,8 +44,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower::layer::Layer as _;
 
+use self::forwarder::Forwarder;
 pub use self::health::{Checks, Health};
-use self::pass_on::PassOn;
 use self::router_connection::{ROUTER_IDLE, bounded, recognising, secured};
 pub use self::traffic::Traffic;
 pub use self::upstream::Upstream;
@@ -53,8 +53,8 @@ use crate::tls::ServerTls;
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES};
 
 /// A router that does not answer for so long is gone, and so is who waited for an answer there.
-const ROUTER_PING_EVERY: Duration = Duration::from_secs(10);
-const ROUTER_PING_WITHIN: Duration = Duration::from_secs(10);
+const ROUTER_PING_INTERVAL: Duration = Duration::from_secs(10);
+const ROUTER_PING_TIMEOUT: Duration = Duration::from_secs(10);
 const ROUTER_PINGS: u32 = 2;
 
 /// A sidecar that has its socket and does not run yet.
@@ -80,14 +80,14 @@ impl Sidecar {
     /// Passes what `layer` lets through on to the service at `upstream`, until `shutdown`; then lets what is under way end
     /// for at most `grace`.
     pub async fn serve(self, layer: OwnershipLayer, upstream: Upstream, shutdown: CancellationToken, grace: Duration) {
-        let service = layer.layer(PassOn::new(upstream));
+        let service = layer.layer(Forwarder::new(upstream));
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
         // It runs between requests as well.
         builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE);
         builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
         builder.http2().max_header_list_size(MAX_HEAD_BYTES as u32);
-        builder.http2().keep_alive_interval(ROUTER_PING_EVERY).keep_alive_timeout(ROUTER_PING_WITHIN);
+        builder.http2().keep_alive_interval(ROUTER_PING_INTERVAL).keep_alive_timeout(ROUTER_PING_TIMEOUT);
         let places = Arc::new(Semaphore::new(self.max_connections));
         loop {
             let Some(Ok(place)) = shutdown.run_until_cancelled(places.clone().acquire_owned()).await else { break };
@@ -104,7 +104,7 @@ impl Sidecar {
                 () = shutdown.cancelled() => break,
             };
             let _ = stream.set_nodelay(true);
-            let pings = TcpKeepalive::new().with_time(ROUTER_PING_EVERY).with_interval(ROUTER_PING_WITHIN);
+            let pings = TcpKeepalive::new().with_time(ROUTER_PING_INTERVAL).with_interval(ROUTER_PING_TIMEOUT);
             let _ = SockRef::from(&stream).set_tcp_keepalive(&pings.with_retries(ROUTER_PINGS));
             let (builder, service) = (builder.clone(), TowerToHyperService::new(service.clone()));
             let (tls, watcher, ending) = (self.tls.clone(), connections.watcher(), shutdown.clone());

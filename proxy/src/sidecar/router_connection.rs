@@ -75,7 +75,7 @@ mod tests {
     use tokio::io::AsyncWriteExt as _;
 
     use super::*;
-    use crate::sidecar::body::AnswerBody;
+    use crate::sidecar::body::ResponseBody;
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_never_says_what_it_speaks_is_closed() {
@@ -88,7 +88,7 @@ mod tests {
             let (mut router, sidecar) = tokio::io::duplex(1 << 10);
             let recognised = Arc::new(AtomicBool::new(false));
             let never =
-                service_fn(|_: Request<Incoming>| std::future::pending::<Result<Response<AnswerBody>, Infallible>>());
+                service_fn(|_: Request<Incoming>| std::future::pending::<Result<Response<ResponseBody>, Infallible>>());
             let stream = TokioIo::new(recognising(sidecar, recognised.clone()));
             let builder = auto::Builder::new(TokioExecutor::new());
             router.write_all(sent.as_bytes()).await.unwrap();

@@ -12,7 +12,7 @@ use hyper_util::client::legacy::connect::CaptureConnection;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::Line;
+use super::connection::ServiceConnection;
 use super::expect::Upload;
 use super::http2::{self, Http2};
 use super::upstream::Upstream;
@@ -43,8 +43,8 @@ impl Side {
             if let Some(connected) = &*captured.connection_metadata() {
                 connected.poison();
             }
-            if let Some(line) = Line::of(captured) {
-                line.finish();
+            if let Some(connection) = ServiceConnection::of(captured) {
+                connection.finish();
             }
         }
     }
@@ -63,13 +63,13 @@ impl Side {
     /// Returns once the service has closed the connection of an exchange that broke: nothing else tells that it works on it
     /// no more. At most for its bound.
     pub(super) async fn closed(self, upstream: &Upstream, until: Option<Instant>) {
-        let line = match self {
-            Side::Http1(captured) => Line::of(&captured),
+        let connection = match self {
+            Side::Http1(captured) => ServiceConnection::of(&captured),
             Side::Http2(client, used) => client.retire(&used).await,
         };
         let until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
-        if let Some(line) = line {
-            within(until, line.closed()).await;
+        if let Some(connection) = connection {
+            within(until, connection.closed()).await;
         }
     }
 }

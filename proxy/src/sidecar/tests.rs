@@ -22,9 +22,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::Asked;
 use super::body::{BoxError, empty};
-use super::pass_on::PassOn;
+use super::forwarder::Forwarder;
+use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
 
 /// More than anything here takes on a busy machine.
@@ -46,13 +46,13 @@ impl World {
         let (router, sidecar) = tokio::io::duplex(1 << 20);
         let (abandoned, lost) = (CancellationToken::new(), CancellationToken::new());
         let (begun, exchange) = oneshot::channel();
-        let (pass_on, begun) = (PassOn::new(upstream), Mutex::new(Some(begun)));
+        let (forwarder, begun) = (Forwarder::new(upstream), Mutex::new(Some(begun)));
         let tokens = (abandoned.clone(), lost.clone());
         let service = service_fn(move |request: Request<Incoming>| {
-            let asked = Asked { partition: None, grpc: false };
+            let replies = LocalReplies { partition: None, grpc: false };
             let (abandoned, lost) = tokens.clone();
             let (exchange, answer) =
-                pass_on.exchange(request, asked, abandoned.cancelled_owned(), lost.cancelled_owned());
+                forwarder.exchange(request, replies, abandoned.cancelled_owned(), lost.cancelled_owned());
             begun.lock().unwrap().take().unwrap().send(tokio::spawn(exchange)).unwrap();
             answer
         });

@@ -20,26 +20,26 @@ use tokio::sync::oneshot;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::Service;
 
-use super::answer::Asked;
-use super::body::AnswerBody;
+use super::body::ResponseBody;
 use super::connection::{CONNECT_TIMEOUT, Connector};
 use super::exchange::Exchange;
 use super::expect::RequestBody;
 use super::heads::prepare;
 use super::http2::Http2;
+use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
 use crate::message::headers::wants_upgrade;
 use crate::message::local_reply::is_grpc;
 
 /// Passes requests on to the service.
 #[derive(Debug, Clone)]
-pub(super) struct PassOn {
+pub(super) struct Forwarder {
     upstream: Upstream,
     http1: Client<Connector, RequestBody>,
     http2: Http2,
 }
 
-impl PassOn {
+impl Forwarder {
     pub(super) fn new(upstream: Upstream) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
@@ -51,22 +51,22 @@ impl PassOn {
             .pool_timer(TokioTimer::new())
             .build(Connector { connector, traffic: upstream.traffic.clone() });
         let http2 = Http2::new(upstream.address.clone(), upstream.traffic.clone());
-        PassOn { upstream, http1, http2 }
+        Forwarder { upstream, http1, http2 }
     }
 
     /// Begins an exchange, and returns it with its answer. `lost`: the lease is.
     pub(super) fn exchange(
         &self,
         mut request: Request<Incoming>,
-        asked: Asked,
+        replies: LocalReplies,
         abandoned: WaitForCancellationFutureOwned,
         lost: WaitForCancellationFutureOwned,
-    ) -> (impl Future<Output = ()> + Send + 'static, oneshot::Receiver<Response<AnswerBody>>) {
+    ) -> (impl Future<Output = ()> + Send + 'static, oneshot::Receiver<Response<ResponseBody>>) {
         let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         prepare(&mut request, &self.upstream.address, switch.is_some());
         let (request, upload) = RequestBody::of(request, lost);
         let (to_router, answer) = oneshot::channel();
-        let exchange = Exchange { upstream: self.upstream.clone(), asked, abandoned, upload, to_router };
+        let exchange = Exchange { upstream: self.upstream.clone(), replies, abandoned, upload, to_router };
         let sending = match request.version() {
             Version::HTTP_2 => Either::Left(exchange.over_http2(self.http2.clone(), request)),
             _ => Either::Right(exchange.over_http1(self.http1.clone(), request, switch)),
@@ -75,8 +75,8 @@ impl PassOn {
     }
 }
 
-impl Service<Request<Incoming>> for PassOn {
-    type Response = Response<AnswerBody>;
+impl Service<Request<Incoming>> for Forwarder {
+    type Response = Response<ResponseBody>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
@@ -86,13 +86,13 @@ impl Service<Request<Incoming>> for PassOn {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let owned = request.extensions().get::<Owned>();
-        let asked = Asked { partition: owned.map(|owned| owned.partition), grpc: is_grpc(request.headers()) };
+        let replies = LocalReplies { partition: owned.map(|owned| owned.partition), grpc: is_grpc(request.headers()) };
         let Some((hold, abandoned)) = owned.and_then(|owned| Some((owned.hold()?, owned.abandoned()))) else {
             // The layer lets nothing through without it.
-            return Box::pin(std::future::ready(Ok(asked.not_owned())));
+            return Box::pin(std::future::ready(Ok(replies.not_owned())));
         };
         let under_way = self.upstream.traffic.enter();
-        let (sending, answer) = self.exchange(request, asked, abandoned, hold.lost());
+        let (sending, answer) = self.exchange(request, replies, abandoned, hold.lost());
         // In a task of its own: a router that hangs up does not end what the service has begun.
         tokio::spawn(async move {
             let lost = pin!(hold.lost());
@@ -102,6 +102,6 @@ impl Service<Request<Incoming>> for PassOn {
             drop(under_way);
             drop::<InFlight>(hold);
         });
-        Box::pin(async move { Ok(answer.await.unwrap_or_else(|_| asked.broken())) })
+        Box::pin(async move { Ok(answer.await.unwrap_or_else(|_| replies.broken())) })
     }
 }
