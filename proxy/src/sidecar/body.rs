@@ -1,4 +1,4 @@
-//! The body of a response on its way to a router.
+//! The body of a response to a router, and the error that breaks it.
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;

@@ -1,11 +1,12 @@
-//! One request's way to the service and back.
+//! Sees one exchange with the service through: the request, the response, and what is left of either.
 //!
-//! Not here: which requests there are ([`forwarder`](super::forwarder)).
+//! Not here: beginning an exchange ([`forwarder`](super::forwarder)), and when the service has ended one
+//! ([`service_side`](super::service_side)).
 //!
 //! # Invariants
 //!
-//! * An exchange ends when the service has ended it, even when its router is gone.
-//! * A request that the service was not sent is answered `421` with the mark.
+//! * An exchange lasts until the service has ended it, whether its router is still there or not.
+//! * A request of which nothing was sent is answered `421` with the mark.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -38,16 +39,16 @@ use super::upstream::Upstream;
 use crate::message::frames::poll_telling_frame;
 use crate::message::local_reply::SEGUE_REASON;
 
-/// How long an answer by HTTP/2 is read that nobody reads any more, before it is reset.
+/// How long an HTTP/2 response is read on after its router has gone, before its stream is reset.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Frames of an answer that are read ahead of the router.
+/// Frames of a response that are read ahead of the router.
 const READ_AHEAD_FRAMES: usize = 4;
 
-/// One request's way to the service and back.
+/// A request that is about to be sent.
 pub(super) struct Exchange {
     pub(super) upstream: Upstream,
     pub(super) replies: LocalReplies,
-    /// The router is gone.
+    /// Ends when the router is gone.
     pub(super) abandoned: WaitForCancellationFutureOwned,
     pub(super) upload: oneshot::Receiver<Upload>,
     pub(super) to_router: oneshot::Sender<Response<ResponseBody>>,
@@ -84,7 +85,7 @@ impl Exchange {
         self.see_through(client.request(request, &used), service, None).await;
     }
 
-    /// Has the exchange answered and reads the answer to its end, also when nobody listens any more, and sees the upload end.
+    /// Sends the request, responds to the router, and returns once the service has ended the exchange.
     async fn see_through(
         self,
         sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
@@ -108,8 +109,8 @@ impl Exchange {
     }
 }
 
-/// Waits for the head of the answer. Returns it with the time until which the service is waited for from then on. Returns
-/// `None` when nothing is left to be waited for.
+/// Waits for the head of the response. Returns it along with the time at which the service stops being waited for, if its
+/// router has gone. Returns `None` if the exchange is over.
 async fn response_head(
     sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
     abandoned: WaitForCancellationFutureOwned,
@@ -119,9 +120,9 @@ async fn response_head(
     let mut sending = pin!(sending);
     match select(sending.as_mut(), pin!(abandoned)).await {
         Either::Left((result, _)) => Some((result, None)),
-        // The service has nothing of it, and gets nothing.
+        // Nothing was sent, and nothing will be.
         Either::Right(_) if !service.is_used() => None,
-        // Nobody waits for the service any more: it has only so long.
+        // The router has gone, so the service has only as long as its bound.
         Either::Right(_) => {
             service.finish();
             let until = upstream.work_ends_within.map(|bound| Instant::now() + bound);
@@ -130,18 +131,18 @@ async fn response_head(
     }
 }
 
-/// An exchange that the service has answered, or that has failed.
+/// An exchange whose response has begun, or that has failed.
 struct Responding {
     upstream: Upstream,
     replies: LocalReplies,
     to_router: oneshot::Sender<Response<ResponseBody>>,
     service: Side,
-    /// How long the service is waited for, once its router is gone.
+    /// When the service stops being waited for, if its router has gone.
     until: Option<Instant>,
 }
 
 impl Responding {
-    /// Answers in the service's place, and waits until it is done with what it was sent.
+    /// Responds in place of the service, and returns once the service has ended what it was sent.
     async fn fail(self, failure: Failure) {
         let Responding { upstream, replies, to_router, service, until } = self;
         let answer = match failure {
@@ -160,23 +161,23 @@ impl Responding {
         service.closed(&upstream, until).await;
     }
 
-    /// Passes the answer on, and then bytes both ways.
+    /// Forwards the response, and then bytes both ways.
     async fn switch_protocols(self, mut response: Response<Incoming>, switch: Option<OnUpgrade>) {
         let Responding { upstream, replies, to_router, service, until } = self;
         let Some(router) = switch else {
-            // Nobody has asked for it.
+            // The request did not ask for it.
             drop(response);
             let _ = to_router.send(replies.broken());
             return service.closed(&upstream, until).await;
         };
         let switched = hyper::upgrade::on(&mut response);
         strip_hop_by_hop(response.headers_mut(), true);
-        // A router that is gone is one whose connection cannot be upgraded.
+        // If the router has gone, its side of the upgrade fails.
         let _ = to_router.send(response.map(|_| empty()));
         join(router, switched, &upstream).await;
     }
 
-    /// Passes the answer on, reads it to its end whether its router does or not, and waits for the end of the upload.
+    /// Forwards the response, reads it to its end whether its router does or not, and returns once the upload has ended.
     async fn relay(self, response: Response<Incoming>, upload: oneshot::Receiver<Upload>) {
         let Responding { upstream, to_router, service, mut until, .. } = self;
         let (mut head, mut body) = response.into_parts();
@@ -197,7 +198,7 @@ impl Responding {
             let next = poll_fn(|context| poll_telling_frame(&mut body, context));
             let Some(frame) = within(until.into_iter().chain(reset_at).min(), next).await else {
                 if until.is_none_or(|until| Instant::now() < until) {
-                    // A stream without end: its service has to be told in the only way there is.
+                    // The response does not end, so its stream is reset: there is no other way to tell the service.
                     drop(body);
                     service.closed(&upstream, until).await;
                 }

@@ -1,8 +1,10 @@
 //! Takes a router's requests and begins an exchange with the service for each.
 //!
+//! Not here: how an exchange goes on ([`exchange`](super::exchange)).
+//!
 //! # Invariants
 //!
-//! * An exchange goes on without its router: it runs in a task of its own, which only the loss of the pod's lease cuts off.
+//! * An exchange outlives its router: it runs in a task of its own, which only the loss of the pod's lease cuts off.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -31,7 +33,7 @@ use super::upstream::Upstream;
 use crate::message::headers::wants_upgrade;
 use crate::message::local_reply::is_grpc;
 
-/// Passes requests on to the service.
+/// Forwards requests to the service.
 #[derive(Debug, Clone)]
 pub(super) struct Forwarder {
     upstream: Upstream,
@@ -44,7 +46,7 @@ impl Forwarder {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        // Sends again what hyper hands back unsent, because the service has just closed the connection, and nothing else.
+        // Retries only requests that hyper hands back unsent because the service has just closed the connection.
         let http1 = Client::builder(TokioExecutor::new())
             .retry_canceled_requests(true)
             .timer(TokioTimer::new())
@@ -54,7 +56,7 @@ impl Forwarder {
         Forwarder { upstream, http1, http2 }
     }
 
-    /// Begins an exchange, and returns it with its answer. `lost`: the lease is.
+    /// Begins an exchange and returns it along with its response. `lost` ends when the pod's lease is lost.
     pub(super) fn exchange(
         &self,
         mut request: Request<Incoming>,
@@ -88,12 +90,12 @@ impl Service<Request<Incoming>> for Forwarder {
         let owned = request.extensions().get::<Owned>();
         let replies = LocalReplies { partition: owned.map(|owned| owned.partition), grpc: is_grpc(request.headers()) };
         let Some((hold, abandoned)) = owned.and_then(|owned| Some((owned.hold()?, owned.abandoned()))) else {
-            // The layer lets nothing through without it.
+            // Every request that the layer accepts has one.
             return Box::pin(std::future::ready(Ok(replies.not_owned())));
         };
         let under_way = self.upstream.traffic.enter();
         let (sending, answer) = self.exchange(request, replies, abandoned, hold.lost());
-        // In a task of its own: a router that hangs up does not end what the service has begun.
+        // A task of its own, so that a router that disconnects does not end what the service has begun.
         tokio::spawn(async move {
             let lost = pin!(hold.lost());
             if let Either::Left(_) = select(lost, pin!(sending)).await {

@@ -1,4 +1,5 @@
-//! Makes the heads of a router's requests those of requests to the service, and takes out what is meant for one connection.
+//! Rewrites the heads of requests and responses that are forwarded: the target, and the headers of a single connection
+//! (RFC 9110, 7.6.1).
 //!
 //! Pure.
 
@@ -15,14 +16,14 @@ const HOP_BY_HOP: [HeaderName; 5] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-/// Makes a request of a router one of the service's; `upgrade`: it asks for another protocol.
+/// Rewrites a router's request for the service. With `upgrade` it keeps what asks for another protocol.
 pub(super) fn prepare(request: &mut Request<Incoming>, upstream: &Authority, upgrade: bool) {
     let path = request.uri().path_and_query().cloned();
     let authority = request.uri().authority().cloned();
     let by_http2 = request.version() == Version::HTTP_2;
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(Scheme::HTTP);
-    // By HTTP/1.1 it is the address; there the host is a header.
+    // By HTTP/1.1 this is the address to connect to, and the host is a header.
     parts.authority = authority.clone().filter(|_| by_http2).or_else(|| Some(upstream.clone()));
     parts.path_and_query = Some(path.unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")));
     if let Ok(uri) = Uri::from_parts(parts) {
@@ -40,7 +41,7 @@ pub(super) fn prepare(request: &mut Request<Incoming>, upstream: &Authority, upg
     strip_hop_by_hop(headers, upgrade);
 }
 
-/// `upgrade`: but for what a change of protocols is agreed on with.
+/// Removes the headers of a single connection. With `upgrade` it keeps those that agree on another protocol.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, upgrade: bool) {
     let to = headers.get(UPGRADE).cloned().filter(|_| upgrade);
     let named: Vec<HeaderName> = headers

@@ -48,7 +48,7 @@ struct Shared {
 #[derive(Debug, Clone)]
 struct Session {
     sender: SendRequest<RequestBody>,
-    line: Arc<ServiceConnection>,
+    handle: Arc<ServiceConnection>,
     /// Made for the exchange that holds this.
     fresh: bool,
 }
@@ -82,7 +82,7 @@ impl Http2 {
     ) -> Result<Response<Incoming>, Failure> {
         loop {
             let mut session = self.session().await.map_err(Failure::Unreachable)?;
-            *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.line.clone());
+            *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.handle.clone());
             let mut error = match session.sender.try_send_request(request).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
@@ -121,7 +121,7 @@ impl Http2 {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.upstream.as_str())).await??;
         stream.set_nodelay(true)?;
         let stream = ServiceStream::http2(stream, self.traffic.clone());
-        let line = stream.line();
+        let handle = stream.handle();
         let mut builder = Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
         builder.max_header_list_size(MAX_HEAD_BYTES as u32);
@@ -132,18 +132,18 @@ impl Http2 {
                 tracing::debug!(%error, "a connection to the service has ended");
             }
         });
-        Ok(Session { sender, line, fresh: true })
+        Ok(Session { sender, handle, fresh: true })
     }
 
     /// Has later exchanges use another connection than the one used here, so that it closes when its last exchange has
     /// ended.
     pub(super) async fn retire(&self, used: &Used) -> Option<Arc<ServiceConnection>> {
-        let line = used.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let handle = used.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let mut shared = self.session.lock().await;
-        if shared.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.line, &line)) {
+        if shared.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.handle, &handle)) {
             shared.open = None;
         }
-        Some(line)
+        Some(handle)
     }
 }
 

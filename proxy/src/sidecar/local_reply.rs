@@ -1,7 +1,7 @@
-//! The sidecar's own answers, with the reason and body that clients know of the router's.
+//! Responses that the sidecar gives in place of the service, in the form of the router's local replies.
 //!
 //! # Invariants
-//! * Each says its `segue-reason`.
+//! * Each has a `segue-reason`.
 //! * `421` with the mark promises that the service was sent nothing, or has not looked at it.
 
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use super::body::{ResponseBody, empty};
 use crate::message::headers::SEGUE_MISDIRECTED;
 use crate::message::local_reply::SEGUE_REASON;
 
-/// The request that an answer is for, as far as the answer depends on it.
+/// The local replies to one request, by the cause.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LocalReplies {
     pub(super) partition: Option<PartitionId>,
@@ -22,7 +22,8 @@ pub(super) struct LocalReplies {
 }
 
 impl LocalReplies {
-    /// `INTERNAL`, because the service may have acted on it and clients take `UNAVAILABLE` as leave to send again.
+    /// The exchange broke. By gRPC this is `INTERNAL`: the service may have acted on the request, and clients retry after
+    /// `UNAVAILABLE`.
     pub(super) fn broken(self) -> Response<ResponseBody> {
         let error = "the service broke the exchange; the request may have taken effect";
         self.reply(StatusCode::BAD_GATEWAY, "13", "upstream-failed", error)
@@ -34,7 +35,7 @@ impl LocalReplies {
         self.refused("not-owner", error)
     }
 
-    /// The service has closed its connection with requests on their way, as servers do after so many.
+    /// The service has closed its connection with requests on their way, as servers do after a number of requests.
     pub(super) fn unprocessed(self) -> Response<ResponseBody> {
         self.refused("upstream-failed", "the service has not processed the request")
     }

@@ -1,7 +1,8 @@
 //! The proxy in front of a writer pod: one listener, an [`OwnershipLayer`], and the service behind it.
 //!
-//! The layer decides what is let through; this passes it on. Not here: registration and handoffs
-//! (`segue_coordination::pod`), and what ends a service that must stop.
+//! The layer decides which requests are accepted, and the sidecar forwards those. This file binds the listener and accepts
+//! routers; `forwarder` takes their requests and `exchange` sees each one through.
+//! Not here: registration and handoffs (`segue_coordination::pod`), and what ends a service that must stop.
 //!
 //! # Invariants
 //! * A request that the service was sent counts as in flight until the service has ended it, even when its router is gone:
@@ -52,12 +53,12 @@ pub use self::upstream::Upstream;
 use crate::tls::ServerTls;
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES};
 
-/// A router that does not answer for so long is gone, and so is who waited for an answer there.
+/// A router that leaves pings unanswered is taken for gone, and so are the clients that it served.
 const ROUTER_PING_INTERVAL: Duration = Duration::from_secs(10);
 const ROUTER_PING_TIMEOUT: Duration = Duration::from_secs(10);
 const ROUTER_PINGS: u32 = 2;
 
-/// A sidecar that has its socket and does not run yet.
+/// A sidecar whose socket is bound and that does not run yet.
 #[derive(Debug)]
 pub struct Sidecar {
     listener: TcpListener,
@@ -66,24 +67,24 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Binds the address that routers reach; without `tls` they are served in clear text. Beyond `max_connections` they
-    /// wait to be accepted.
+    /// Binds the address that routers connect to. Without `tls` they are served in clear text. Beyond `max_connections` they
+    /// wait in the listen backlog.
     pub async fn bind(listen: SocketAddr, tls: Option<ServerTls>, max_connections: usize) -> std::io::Result<Self> {
         Ok(Sidecar { listener: TcpListener::bind(listen).await?, tls, max_connections })
     }
 
-    /// The address that it listens on.
+    /// Returns the address that it listens on.
     pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Passes what `layer` lets through on to the service at `upstream`, until `shutdown`; then lets what is under way end
-    /// for at most `grace`.
+    /// Forwards the requests that `layer` accepts to the service at `upstream`, until `shutdown`. Then requests in flight have
+    /// `grace` to end.
     pub async fn serve(self, layer: OwnershipLayer, upstream: Upstream, shutdown: CancellationToken, grace: Duration) {
         let service = layer.layer(Forwarder::new(upstream));
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        // It runs between requests as well.
+        // hyper's timer also runs between requests.
         builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE);
         builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
         builder.http2().max_header_list_size(MAX_HEAD_BYTES as u32);
@@ -95,7 +96,7 @@ impl Sidecar {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, _)) => stream,
                     Err(error) => {
-                        // Out of file descriptors, most likely: it passes when some are closed.
+                        // Most likely a lack of file descriptors, which passes when some are closed.
                         tracing::warn!(%error, "cannot accept a connection");
                         tokio::time::sleep(Duration::from_millis(50)).await;
                         continue;

@@ -1,4 +1,5 @@
-//! A router's connection until its first request: TLS, and a bound on the time until it says what it speaks.
+//! A router's connection before its first request: the TLS handshake, and a bound on the time until its version of HTTP is
+//! known.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,15 +17,15 @@ use tokio_util::sync::CancellationToken;
 use super::body::BoxError;
 use crate::tls::{ServerTls, Stream};
 
-/// How long a router may take to shake hands, its first byte included.
+/// How long a TLS handshake may take, counted from the accept.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a router's connection may be idle. Routers connect ahead of a cutover and keep idle connections for 50 s: it is
-/// they who close, as a request that meets a close is lost.
+/// How long a router's connection may be idle. Routers connect ahead of a cutover and close idle connections after 50 s. They
+/// have to close first, because a request that meets a closing connection is lost.
 pub(super) const ROUTER_IDLE: Duration = Duration::from_secs(90);
-/// How a connection by HTTP/2 begins.
+/// The first bytes of an HTTP/2 connection (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The connection, which says when it is clear which version of HTTP its client speaks.
+/// Returns the connection, which sets `recognised` once the version of HTTP is known.
 pub(super) fn recognising<S: AsyncRead>(stream: S, recognised: Arc<AtomicBool>) -> InspectReader<S, impl FnMut(&[u8])> {
     let mut awaited = PREFACE;
     InspectReader::new(stream, move |bytes| match awaited.strip_prefix(bytes) {
@@ -33,8 +34,8 @@ pub(super) fn recognising<S: AsyncRead>(stream: S, recognised: Arc<AtomicBool>) 
     })
 }
 
-/// Serves a connection to its end; one whose client leaves it open what it speaks is dropped. It would hold a place, and
-/// hyper bounds it only from then on.
+/// Serves a connection until it closes. A connection whose version of HTTP stays unknown is dropped: it would use up one of
+/// the connections allowed, and hyper's timers begin only when the version is known.
 pub(super) async fn bounded(connection: impl Future<Output = Result<(), BoxError>>, recognised: &AtomicBool) {
     let silent = async {
         sleep(ROUTER_IDLE).await;
@@ -47,7 +48,7 @@ pub(super) async fn bounded(connection: impl Future<Output = Result<(), BoxError
     }
 }
 
-/// The connection, in TLS if that is asked for; none if the two do not agree, or not in time.
+/// Returns the connection, after a TLS handshake if there is `tls`. Returns `None` if the handshake fails or takes too long.
 pub(super) async fn secured(stream: TcpStream, tls: Option<ServerTls>, ending: CancellationToken) -> Option<Stream> {
     let Some(tls) = tls else {
         return Some(Stream::Plain(stream));

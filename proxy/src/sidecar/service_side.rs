@@ -1,9 +1,9 @@
-//! The service's side of an exchange: how the service is told that nobody waits for it, and when it has ended its work.
+//! The service's side of an exchange: how the service learns that its router has gone, and when it has ended its work.
 //!
 //! # Invariants
 //!
-//! * By HTTP/1.1 a service is told by a half-closed connection, by HTTP/2 by a reset.
-//! * An exchange that broke has ended when the service has closed its connection, or when its bound has passed.
+//! * The service learns that its router has gone by a half-closed connection (HTTP/1.1) or by a reset (HTTP/2).
+//! * An exchange that broke counts until the service has closed its connection, or until its bound has passed.
 
 use std::future::Future;
 use std::sync::{Arc, PoisonError};
@@ -24,12 +24,12 @@ pub(super) enum Side {
 }
 
 impl Side {
-    /// By HTTP/2 a service can only be told by a reset, after which its end of the stream cannot be seen.
+    /// Returns whether the service can only be told by a reset, after which the end of its work on the stream cannot be seen.
     pub(super) fn is_told_by_reset(&self) -> bool {
         matches!(self, Side::Http2(..))
     }
 
-    /// Whether anything can have been sent to it.
+    /// Returns whether anything can have been sent to the service.
     pub(super) fn is_used(&self) -> bool {
         match self {
             Side::Http1(captured) => captured.connection_metadata().is_some(),
@@ -37,7 +37,7 @@ impl Side {
         }
     }
 
-    /// Lets the service know that nobody waits for its answer, if that can be done without losing sight of it.
+    /// Tells the service that its router has gone, if the end of its work can still be seen afterwards.
     pub(super) fn finish(&self) {
         if let Side::Http1(captured) = self {
             if let Some(connected) = &*captured.connection_metadata() {
@@ -49,9 +49,9 @@ impl Side {
         }
     }
 
-    /// Returns once the upload of an answered exchange has ended as well. A service that resets its stream then is done with
-    /// it; one whose upload was cut off on this side may work on what it has. A router that is gone is noticed here once the
-    /// service reads on: until then hyper does not ask for more of the upload.
+    /// Returns once the upload of an answered exchange has ended as well. A service that resets its stream then has ended its
+    /// work; one whose upload was cut off on this side may still work on what it has. A router that has gone is noticed only
+    /// when the service reads on, because until then hyper does not ask for more of the upload.
     pub(super) async fn has_all(self, upload: oneshot::Receiver<Upload>, upstream: &Upstream, until: Option<Instant>) {
         match within(until, upload).await {
             None | Some(Ok(Upload::Whole)) => {}
@@ -60,8 +60,8 @@ impl Side {
         }
     }
 
-    /// Returns once the service has closed the connection of an exchange that broke: nothing else tells that it works on it
-    /// no more. At most for its bound.
+    /// Returns once the service has closed the connection of an exchange that broke, or its bound has passed. Nothing else
+    /// shows that its work has ended.
     pub(super) async fn closed(self, upstream: &Upstream, until: Option<Instant>) {
         let connection = match self {
             Side::Http1(captured) => ServiceConnection::of(&captured),
@@ -74,6 +74,7 @@ impl Side {
     }
 }
 
+/// Returns the output of `future`, or `None` if it is not there in time.
 pub(super) async fn within<T>(until: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
     match until {
         None => Some(future.await),

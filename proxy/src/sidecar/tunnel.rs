@@ -1,4 +1,8 @@
-//! A connection that has switched protocols, as bytes both ways.
+//! Joins a router's and the service's side of a connection that has switched protocols.
+//!
+//! # Invariants
+//!
+//! * The exchange counts until the service has closed its side, or its bound has passed since the router closed.
 
 use std::pin::pin;
 
@@ -10,8 +14,8 @@ use tokio::time::sleep;
 
 use super::upstream::Upstream;
 
-/// Passes bytes both ways until the service has ended. It is told when the router has, and has its bound from then on: what
-/// it has begun it may end, but nobody will ever speak to it again here.
+/// Copies bytes both ways until the service closes its side. When the router closes, so does this side of the connection to
+/// the service, which then has its bound to end what it has begun.
 pub(super) async fn join(router: OnUpgrade, service: OnUpgrade, upstream: &Upstream) {
     let Ok(service) = service.await else { return };
     let (mut from_service, mut to_service) = tokio::io::split(TokioIo::new(service));
@@ -37,9 +41,9 @@ pub(super) async fn join(router: OnUpgrade, service: OnUpgrade, upstream: &Upstr
             let _ = tokio::io::copy(&mut from_service, to_router).await;
             let _ = to_router.shutdown().await;
         }
-        // What comes when the router takes no more has no reader.
+        // Bytes that the router no longer takes are read and dropped.
         let _ = tokio::io::copy(&mut from_service, &mut tokio::io::sink()).await;
     };
-    // The service's end is the end: what the router still sends has no reader.
+    // Nobody reads what the router sends after the service has closed.
     select(pin!(up), pin!(down)).await;
 }

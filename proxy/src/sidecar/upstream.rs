@@ -1,4 +1,4 @@
-//! The service behind a sidecar.
+//! Where the service behind a sidecar is, and what is known of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use super::traffic::Traffic;
 /// The service behind a sidecar.
 #[derive(Debug, Clone)]
 pub struct Upstream {
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: Authority,
-    /// No request's work lasts longer than this after the request's last byte.
+    /// The longest that a request's work lasts after the request's last byte, if there is a bound.
     pub work_ends_within: Option<Duration>,
     /// The traffic between the two.
     pub traffic: Arc<Traffic>,
