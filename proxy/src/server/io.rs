@@ -20,10 +20,10 @@ use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;
 
 /// Up to this size an answer is written as one piece.
-const JOINED: usize = 1 << 10;
+const MAX_JOINED_BYTES: usize = 1 << 10;
 /// Bounds of what is read of an upload that was answered before its end. A client that looks at what it is told stops
 /// within a round trip.
-const LINGER: Duration = Duration::from_secs(5);
+const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 const LINGER_BYTES: usize = 8 << 20;
 
 /// What has arrived from a client by HTTP/1.1, shared with its connection.
@@ -140,7 +140,7 @@ impl ClientIo {
                 }
             }
         };
-        let _ = tokio::time::timeout(LINGER, read_on).await;
+        let _ = tokio::time::timeout(LINGER_TIMEOUT, read_on).await;
     }
 
     fn poll_write_between(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -153,12 +153,12 @@ impl ClientIo {
 
     /// Says why, and that it is over; for a client that never finished a head. As far as it takes no waiting.
     pub(super) fn refuse(&mut self, own: LocalReply) {
-        self.stream.write_now(&own_answer(own));
+        self.stream.write_now(&local_reply_bytes(own));
     }
 }
 
 /// An answer of the router's own as bytes, for where hyper cannot give it.
-pub(super) fn own_answer(own: LocalReply) -> Bytes {
+pub(super) fn local_reply_bytes(own: LocalReply) -> Bytes {
     let (status, body) = (own.status(), own.body(None));
     let reason = status.canonical_reason().unwrap_or_default();
     let retry_after = if status == http::StatusCode::SERVICE_UNAVAILABLE { "retry-after: 1\r\n" } else { "" };
@@ -208,7 +208,7 @@ impl AsyncWrite for ClientIo {
         this.presence.answer(|| this.stream.is_closed_by_peer());
         ready!(this.poll_write_between(context))?;
         if this.instead.is_none() && is_bare_431(bytes) {
-            this.instead = Some((own_answer(LocalReply::HeadTooLarge), bytes.len()));
+            this.instead = Some((local_reply_bytes(LocalReply::HeadTooLarge), bytes.len()));
         }
         if let Some((answer, asked)) = &mut this.instead {
             while answer.has_remaining() {
@@ -232,8 +232,8 @@ impl AsyncWrite for ClientIo {
         }
         // Copying a small answer behind its head costs less than what the kernel does for a second slice.
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
-        if length <= JOINED {
-            let mut joined = [0; JOINED];
+        if length <= MAX_JOINED_BYTES {
+            let mut joined = [0; MAX_JOINED_BYTES];
             let mut end = 0;
             for slice in slices {
                 joined[end..end + slice.len()].copy_from_slice(slice);

@@ -6,9 +6,9 @@
 //!
 //! # Invariants
 //! * A dropped connection is closed on this side only, and read on until the service closes it or nobody can wait for that
-//!   any more: nobody else has its [`Line`].
+//!   any more: nobody else has its [`ServiceConnection`].
 //! * What the kernel takes of a request is noted in [`Traffic`]; what keeps a connection going, a ping for one, is not.
-//! * [`Line::closed`] returns after the service has closed the connection, never before.
+//! * [`ServiceConnection::closed`] returns after the service has closed the connection, never before.
 
 use std::future::Future;
 use std::io;
@@ -29,25 +29,27 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use super::Traffic;
+use super::traffic::Traffic;
 
+/// How long the service may take to accept a connection.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it is looked whether anybody can still wait for the end of a dropped connection.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// A connection to the service as its exchanges know it. Each has it from the moment on that it has the connection.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct ServiceConnection {
     finish: AtomicBool,
     reader: AtomicWaker,
     closed: CancellationToken,
 }
 
-impl Line {
+impl ServiceConnection {
     /// The connection of an exchange over HTTP/1.1, once it has one.
-    pub(super) fn of(captured: &CaptureConnection) -> Option<Arc<Line>> {
+    pub(super) fn of(captured: &CaptureConnection) -> Option<Arc<ServiceConnection>> {
         let mut extras = http::Extensions::new();
         captured.connection_metadata().as_ref()?.get_extras(&mut extras);
-        extras.remove::<Arc<Line>>()
+        extras.remove::<Arc<ServiceConnection>>()
     }
 
     /// Closes this side of the connection: the service learns that nobody waits for its answer.
@@ -67,7 +69,7 @@ impl Line {
 pub(super) struct ServiceStream {
     /// Gone when this is dropped.
     stream: Option<TcpStream>,
-    line: Arc<Line>,
+    handle: Arc<ServiceConnection>,
     traffic: Arc<Traffic>,
     /// By HTTP/1.1 everything is of a request.
     frames: Option<Frames>,
@@ -75,7 +77,7 @@ pub(super) struct ServiceStream {
 
 impl ServiceStream {
     pub(super) fn http1(stream: TcpStream, traffic: Arc<Traffic>) -> Self {
-        ServiceStream { stream: Some(stream), line: Arc::default(), traffic, frames: None }
+        ServiceStream { stream: Some(stream), handle: Arc::default(), traffic, frames: None }
     }
 
     pub(super) fn http2(stream: TcpStream, traffic: Arc<Traffic>) -> Self {
@@ -91,8 +93,8 @@ impl ServiceStream {
         }
     }
 
-    pub(super) fn line(&self) -> Arc<Line> {
-        self.line.clone()
+    pub(super) fn handle(&self) -> Arc<ServiceConnection> {
+        self.handle.clone()
     }
 
     fn stream(&mut self) -> Pin<&mut TcpStream> {
@@ -150,18 +152,18 @@ impl Frames {
 impl Drop for ServiceStream {
     fn drop(&mut self) {
         let (Some(stream), Ok(runtime)) = (self.stream.take(), Handle::try_current()) else { return };
-        runtime.spawn(linger(stream, self.line.clone()));
+        runtime.spawn(linger(stream, self.handle.clone()));
     }
 }
 
-async fn linger(mut stream: TcpStream, line: Arc<Line>) {
+async fn linger(mut stream: TcpStream, handle: Arc<ServiceConnection>) {
     let _ = stream.shutdown().await;
     let mut unread = [0; 4096];
     loop {
         match timeout(LINGER, stream.read(&mut unread)).await {
-            Ok(Ok(0) | Err(_)) => return line.closed.cancel(),
+            Ok(Ok(0) | Err(_)) => return handle.closed.cancel(),
             // Nobody can get it from here either.
-            Err(_) if Arc::strong_count(&line) == 1 => return,
+            Err(_) if Arc::strong_count(&handle) == 1 => return,
             Ok(Ok(_)) | Err(_) => {}
         }
     }
@@ -169,8 +171,8 @@ async fn linger(mut stream: TcpStream, line: Arc<Line>) {
 
 impl AsyncRead for ServiceStream {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.line.reader.register(context.waker());
-        if self.line.finish.swap(false, SeqCst)
+        self.handle.reader.register(context.waker());
+        if self.handle.finish.swap(false, SeqCst)
             && let Poll::Ready(Err(error)) = self.stream().poll_shutdown(context)
         {
             tracing::debug!(%error, "cannot close a side of a connection to the service");
@@ -216,7 +218,7 @@ impl AsyncWrite for ServiceStream {
 
 impl Connection for ServiceStream {
     fn connected(&self) -> Connected {
-        Connected::new().extra(self.line.clone())
+        Connected::new().extra(self.handle.clone())
     }
 }
 
@@ -292,10 +294,10 @@ mod tests {
     #[tokio::test]
     async fn a_dropped_connection_is_closed_only_when_the_service_closes_it() {
         let (near, mut service) = pair().await;
-        let line = near.line();
+        let handle = near.handle();
         drop(near);
         assert_eq!(service.read(&mut [0; 1]).await.unwrap(), 0, "the service is told");
-        let closed = tokio::spawn(async move { line.closed().await });
+        let closed = tokio::spawn(async move { handle.closed().await });
         service.write_all(b"it works on").await.unwrap();
         tokio::task::yield_now().await;
         assert!(!closed.is_finished());
@@ -307,10 +309,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_connection_is_seen_also_by_one_who_begins_to_wait_late() {
         let (near, service) = pair().await;
-        let line = near.line();
+        let handle = near.handle();
         drop(near);
         tokio::time::sleep(3 * LINGER).await;
-        let closed = tokio::spawn(async move { line.closed().await });
+        let closed = tokio::spawn(async move { handle.closed().await });
         drop(service);
         timeout(10 * LINGER, closed).await.unwrap().unwrap();
     }
@@ -318,14 +320,14 @@ mod tests {
     #[tokio::test]
     async fn a_connection_can_be_closed_on_this_side_while_it_is_read() {
         let (mut near, mut service) = pair().await;
-        let line = near.line();
+        let handle = near.handle();
         let read = tokio::spawn(async move {
             let mut answer = String::new();
             near.read_to_string(&mut answer).await.unwrap();
             answer
         });
         tokio::task::yield_now().await;
-        line.finish();
+        handle.finish();
         assert_eq!(service.read(&mut [0; 1]).await.unwrap(), 0);
         service.write_all(b"the answer").await.unwrap();
         drop(service);

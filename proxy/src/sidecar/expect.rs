@@ -20,7 +20,7 @@ use hyper::body::Incoming;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::BoxError;
+use super::body::BoxError;
 
 /// How long a service that was told `Expect: 100-continue` may stay silent before it is sent the body all the same.
 const CONTINUE_WAIT: Duration = Duration::from_secs(1);

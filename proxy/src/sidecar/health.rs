@@ -22,7 +22,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Traffic, Upstream};
+use super::traffic::Traffic;
+use super::upstream::Upstream;
 
 /// The time between two attempts to reach a service that has not been up yet.
 const STARTING: Duration = Duration::from_millis(100);

@@ -20,14 +20,15 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::connection::{Line, ServiceStream};
+use super::body::BoxError;
+use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
 use super::expect::RequestBody;
-use super::{BoxError, CONNECT_TIMEOUT, Traffic};
+use super::traffic::Traffic;
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES, says_unprocessed};
 
 /// A service that does not answer a ping for so long while it owes answers is gone.
-const PING_EVERY: Duration = Duration::from_secs(10);
-const PING_WITHIN: Duration = Duration::from_secs(5);
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 pub(super) struct Http2 {
@@ -47,13 +48,13 @@ struct Shared {
 #[derive(Debug, Clone)]
 struct Session {
     sender: SendRequest<RequestBody>,
-    line: Arc<Line>,
+    handle: Arc<ServiceConnection>,
     /// Made for the exchange that holds this.
     fresh: bool,
 }
 
 /// The connection that an exchange may have been sent on.
-pub(super) type Used = std::sync::Mutex<Option<Arc<Line>>>;
+pub(super) type Used = std::sync::Mutex<Option<Arc<ServiceConnection>>>;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +82,7 @@ impl Http2 {
     ) -> Result<Response<Incoming>, Failure> {
         loop {
             let mut session = self.session().await.map_err(Failure::Unreachable)?;
-            *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.line.clone());
+            *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.handle.clone());
             let mut error = match session.sender.try_send_request(request).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
@@ -120,29 +121,29 @@ impl Http2 {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.upstream.as_str())).await??;
         stream.set_nodelay(true)?;
         let stream = ServiceStream::http2(stream, self.traffic.clone());
-        let line = stream.line();
+        let handle = stream.handle();
         let mut builder = Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
         builder.max_header_list_size(MAX_HEAD_BYTES as u32);
-        builder.keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_WITHIN);
+        builder.keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection to the service has ended");
             }
         });
-        Ok(Session { sender, line, fresh: true })
+        Ok(Session { sender, handle, fresh: true })
     }
 
     /// Has later exchanges use another connection than the one used here, so that it closes when its last exchange has
     /// ended.
-    pub(super) async fn retire(&self, used: &Used) -> Option<Arc<Line>> {
-        let line = used.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    pub(super) async fn retire(&self, used: &Used) -> Option<Arc<ServiceConnection>> {
+        let handle = used.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let mut shared = self.session.lock().await;
-        if shared.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.line, &line)) {
+        if shared.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.handle, &handle)) {
             shared.open = None;
         }
-        Some(line)
+        Some(handle)
     }
 }
 

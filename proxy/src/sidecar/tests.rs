@@ -1,14 +1,31 @@
 //! Exchanges with services that do the unusual.
 
-use std::sync::Mutex;
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use http_body_util::channel::Sender;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use http_body_util::channel::{Channel, Sender};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
-use tokio::io::{AsyncReadExt as _, DuplexStream};
-use tokio::net::TcpSocket;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 
-use super::*;
+use super::body::{BoxError, empty};
+use super::forwarder::Forwarder;
+use super::local_reply::LocalReplies;
+use super::upstream::Upstream;
 
 /// More than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -29,13 +46,13 @@ impl World {
         let (router, sidecar) = tokio::io::duplex(1 << 20);
         let (abandoned, lost) = (CancellationToken::new(), CancellationToken::new());
         let (begun, exchange) = oneshot::channel();
-        let (pass_on, begun) = (PassOn::new(upstream), Mutex::new(Some(begun)));
+        let (forwarder, begun) = (Forwarder::new(upstream), Mutex::new(Some(begun)));
         let tokens = (abandoned.clone(), lost.clone());
         let service = service_fn(move |request: Request<Incoming>| {
-            let asked = Asked { partition: None, grpc: false };
+            let replies = LocalReplies { partition: None, grpc: false };
             let (abandoned, lost) = tokens.clone();
             let (exchange, answer) =
-                pass_on.exchange(request, asked, abandoned.cancelled_owned(), lost.cancelled_owned());
+                forwarder.exchange(request, replies, abandoned.cancelled_owned(), lost.cancelled_owned());
             begun.lock().unwrap().take().unwrap().send(tokio::spawn(exchange)).unwrap();
             answer
         });
@@ -176,26 +193,5 @@ async fn a_request_that_waits_for_a_connection_ends_with_its_router() {
         }
         world.exchange.await.unwrap().await.unwrap();
         assert_eq!(begun.elapsed().as_secs(), 0, "the time in which to connect was waited out; by HTTP/2: {by_http2}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_connection_that_never_says_what_it_speaks_is_closed() {
-    for (sent, closes) in [
-        ("", true),
-        ("PRI * HT", true),
-        (std::str::from_utf8(PREFACE).unwrap(), false),
-        ("GET / HTTP/1.1\r\n\r\n", false),
-    ] {
-        let (mut router, sidecar) = tokio::io::duplex(1 << 10);
-        let recognised = Arc::new(AtomicBool::new(false));
-        let never =
-            service_fn(|_: Request<Incoming>| std::future::pending::<Result<Response<AnswerBody>, Infallible>>());
-        let stream = TokioIo::new(recognising(sidecar, recognised.clone()));
-        let builder = auto::Builder::new(TokioExecutor::new());
-        router.write_all(sent.as_bytes()).await.unwrap();
-        let connection = bounded(builder.serve_connection_with_upgrades(stream, never), &recognised);
-        let ended = timeout(ROUTER_IDLE + Duration::from_secs(1), connection).await;
-        assert_eq!(ended.is_ok(), closes, "{sent:?}");
     }
 }

@@ -5,6 +5,7 @@
 //! is in use; a connection that is up outlives every change of files; what is wrong is said with the file, the fact and
 //! what was expected.
 
+mod alpn;
 mod files;
 mod reload;
 mod stream;
@@ -20,14 +21,12 @@ use rustls::{ClientConfig, ServerConfig};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use alpn::{HTTP1, HTTP2};
 pub use files::{File, TlsError};
 use files::{Identity, authorities};
 use reload::{Files, Reloaded};
 pub use reload::{Material, Refreshed};
 pub(crate) use stream::{ReadHalf, Stream, WriteHalf, forget, refuses_certificate, throw_away};
-
-const HTTP2: &[u8] = b"h2";
-const HTTP1: &[u8] = b"http/1.1";
 
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())

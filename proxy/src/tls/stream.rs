@@ -17,7 +17,7 @@ use tokio_util::either::Either;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::HTTP2;
+use super::alpn::HTTP2;
 
 /// Where the kernel cannot say that the other side has closed its direction, it says that both are.
 #[cfg(target_os = "linux")]

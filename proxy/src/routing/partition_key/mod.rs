@@ -5,6 +5,7 @@
 //! that a request is routed by is the key that its pod finds, however the pod normalises what it reads; a key gives the
 //! partition that the producers compute ([`hash`](crate::routing::key_hash)).
 
+mod decoding;
 mod pairs;
 mod path;
 
@@ -16,6 +17,7 @@ use segue_protocol::ids::PartitionId;
 
 use crate::routing::key_hash::{KeyHash, order_of};
 
+pub use decoding::Unlocated;
 pub use path::{PathTemplate, PathTemplateError};
 
 /// Where a request names its partition (`[router.partition]`).
@@ -52,15 +54,6 @@ pub struct Located {
     pub partition: PartitionId,
     /// The hash of what orders it; requests without one are ordered by arrival only.
     pub order: Option<u64>,
-}
-
-/// Why a request is for no partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unlocated {
-    /// It names none.
-    Missing,
-    /// It names one that cannot be, or two.
-    Bad,
 }
 
 /// Reads partition and order from request heads.
@@ -126,27 +119,6 @@ fn number(text: &[u8]) -> Option<PartitionId> {
         number = number.checked_mul(10)?.checked_add(u32::from(digit))?;
     }
     Some(PartitionId::new(number))
-}
-
-/// Percent-decoding; `plus` makes `+` a space, as forms do. `None`: a `%` without two digits after it, of which nobody
-/// can say what the producer made.
-fn decode(raw: &[u8], plus: bool) -> Option<Cow<'_, [u8]>> {
-    if !raw.iter().any(|byte| *byte == b'%' || (plus && *byte == b'+')) {
-        return Some(Cow::Borrowed(raw));
-    }
-    let mut decoded = Vec::with_capacity(raw.len());
-    let mut bytes = raw.iter();
-    while let Some(byte) = bytes.next() {
-        decoded.push(match byte {
-            b'%' => {
-                let mut digit = || char::from(*bytes.next()?).to_digit(16);
-                (digit()? * 16 + digit()?) as u8
-            }
-            b'+' if plus => b' ',
-            other => *other,
-        });
-    }
-    Some(Cow::Owned(decoded))
 }
 
 #[cfg(test)]

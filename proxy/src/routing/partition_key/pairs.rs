@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use http::HeaderMap;
 use http::header::COOKIE;
 
-use super::{Unlocated, decode};
+use super::decoding::{Unlocated, decode};
 
 /// The value of the one parameter of this name. Some servers ignore the case of names, separate parameters by `;` as
 /// well, or take `name[]` for the name.

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use super::{Unlocated, decode};
+use super::decoding::{Unlocated, decode};
 
 /// A path with one segment `{key}`, such as `/persons/{key}`. Paths that go on after it match as well.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,10 @@ use segue_protocol::ids::PartitionId;
 use tokio_util::sync::CancellationToken;
 
 use super::hold::{Closed, Waiter};
-use super::{Refusal, Refusals, Returned, Route, Table, whole_nanos};
+use super::limits::Refusal;
+use super::refusals::{Refusals, Returned};
+use super::route::Route;
+use super::state::{Table, whole_nanos};
 use crate::routing::gate::{AbortGeneration, GateState};
 use crate::routing::stash::QueuePosition;
 use crate::routing::sync::oneshot;

@@ -8,8 +8,8 @@ use segue_coordination::router::CutoverTimes;
 use segue_protocol::handoff::router::HoldCause;
 use tokio::time::Instant;
 
-use super::Route;
 use super::refusals::{Refusals, TRIES};
+use super::route::Route;
 use crate::routing::stash::Stash;
 use crate::routing::sync::oneshot;
 

@@ -6,7 +6,7 @@
 
 use segue_protocol::ids::Epoch;
 
-use super::Route;
+use super::route::Route;
 
 /// How often a request is tried with one owner before another key's request is tried in its place.
 pub(super) const TRIES: u32 = 3;

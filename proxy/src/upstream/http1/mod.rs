@@ -8,6 +8,7 @@
 //! Elsewhere: which connection ([`upstream`](super)), how long it may take ([`forward`](crate::forward)).
 
 mod answer_head;
+mod connection;
 mod decoder;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
@@ -25,18 +26,21 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::request::Parts;
 use http::{Method, StatusCode};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 use answer_head::parse_answer;
 pub(crate) use answer_head::{MAX_HEAD_BYTES, ResponseHead};
+pub(crate) use connection::Connection;
+pub(super) use connection::MAX_IDLE_AGE;
+use connection::READ_BYTES;
 pub(crate) use reader::Reader;
 use request_head::{Framing, encode_request};
 use rest::RestOfRequest;
 use upload::{Upload, UploadError};
 
-use super::pool::{Idle, Pool};
+use super::error::{Broken, SendError};
+use super::pool::Pool;
 use super::rest::Remaining;
-use super::{Broken, SendError};
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::RoutingHeaders;
 use crate::message::request_body::Attempt;
@@ -45,51 +49,6 @@ use crate::tls::{self, Stream};
 /// How long a pod that was told `Expect: 100-continue` may stay silent before the body is sent all the same (RFC 9110
 /// wants a client not to wait for ever; curl waits a second).
 const CONTINUE_WAIT: Duration = Duration::from_secs(1);
-const READ_BYTES: usize = 8 << 10;
-/// Connections that were idle for longer are looked at before they are used: their pod may have closed them, and the
-/// event may not have been seen yet.
-const FRESH: Duration = Duration::from_secs(1);
-/// Idle connections older than this are closed, unless the pod has named a time: services close theirs after a minute or
-/// more, and a request that is on its way at that moment is lost.
-pub(super) const MAX_IDLE_AGE: Duration = Duration::from_secs(50);
-
-/// A connection to a pod, between two exchanges.
-pub(crate) struct Connection {
-    stream: Stream,
-    read: BytesMut,
-    write: BytesMut,
-    idle_since: Instant,
-    /// How long it may be idle.
-    keep_for: Duration,
-    /// No request has been sent on it.
-    is_first: bool,
-    /// The pod may have sent something behind its last answer.
-    is_doubtful: bool,
-}
-
-impl Connection {
-    pub(super) fn new(stream: Stream, now: Instant) -> Self {
-        Connection {
-            stream,
-            read: BytesMut::with_capacity(READ_BYTES),
-            write: BytesMut::new(),
-            idle_since: now,
-            keep_for: MAX_IDLE_AGE,
-            is_first: true,
-            is_doubtful: false,
-        }
-    }
-}
-
-impl Idle for Connection {
-    /// Returns whether another request may be sent on it: the pod has left it open, as far as can be told, and is not about
-    /// to close it.
-    fn is_open(&mut self, now: Instant) -> bool {
-        let idle = now.saturating_duration_since(self.idle_since);
-        let trusted = idle < FRESH && !self.is_doubtful;
-        idle < self.keep_for && self.stream.is_quiet() && (trusted || self.stream.is_silent())
-    }
-}
 
 /// What a pod answered.
 pub(crate) enum Answer {

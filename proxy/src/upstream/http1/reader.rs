@@ -14,10 +14,10 @@ use http_body::Frame;
 use tokio::io::AsyncRead;
 
 use super::answer_head::ResponseHead;
+use super::connection::{Connection, MAX_IDLE_AGE, READ_BYTES};
 use super::decoder::{Decoded, Decoder};
-use super::{Connection, MAX_IDLE_AGE, READ_BYTES};
 use crate::tls::{ReadHalf, Stream};
-use crate::upstream::Broken;
+use crate::upstream::error::Broken;
 use crate::upstream::pool::Pool;
 
 /// The room for one read grows up to this while reads fill it.

@@ -30,7 +30,19 @@ pub(crate) fn encode_request(
     framing: Framing,
     upgrade: bool,
 ) {
+    request_line(out, head);
+    line(out, b"host", &[host(head)]);
+    let said = client_lines(out, head, scan, routing);
+    routing_lines(out, head, scan, routing, said.proto);
+    connection_lines(out, head, scan, upgrade);
+    framing_line(out, head, framing, said.length);
+    out.put_slice(b"\r\n");
+}
+
+#[inline]
+fn request_line(out: &mut BytesMut, head: &Parts) {
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+    // Room for the whole head.
     out.reserve(256 + path.len() + 64 * head.headers.len());
     out.put_slice(head.method.as_str().as_bytes());
     out.put_u8(b' ');
@@ -41,36 +53,57 @@ pub(crate) fn encode_request(
     // What asks about the host as a whole is written as `*`, which the URI has as its path.
     out.put_slice(path.as_bytes());
     out.put_slice(b" HTTP/1.1\r\n");
-    let host = match head.uri.authority() {
+}
+
+#[inline]
+fn host(head: &Parts) -> &[u8] {
+    match head.uri.authority() {
         Some(authority) => {
             let host = authority.as_str();
             host.rsplit_once('@').map_or(host, |(_, host)| host).as_bytes()
         }
         // Nearly always among the first, where going along costs less than looking it up.
         None => head.headers.iter().find(|(name, _)| **name == HOST).map_or(&b""[..], |(_, value)| value.as_bytes()),
-    };
-    line(out, b"host", &[host]);
+    }
+}
+
+/// What the client has said that decides about later lines.
+struct Said {
+    /// `x-forwarded-proto`, which was passed on.
+    proto: bool,
+    /// `content-length`, which was not.
+    length: bool,
+}
+
+/// Writes the client's lines that pass to the pod.
+#[inline]
+fn client_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> Said {
     let declared = Declared::of(&head.headers, scan);
-    let mut proto = false;
-    let mut length = false;
+    let mut said = Said { proto: false, length: false };
     let mut cookies = false;
     for (name, value) in &head.headers {
         if *name == CONTENT_LENGTH {
-            length = true;
+            said.length = true;
         } else if *name == GRPC_TIMEOUT && routing.grpc_timeout.is_some() {
-            // Said below.
+            // The router says how much of it is left.
         } else if !passes_to_pod(name, scan, &declared, routing.reserved) {
             // Not the client's to say.
         } else if scan.cookies && *name == COOKIE {
             cookies = true;
         } else {
-            proto |= *name == X_FORWARDED_PROTO;
+            said.proto |= *name == X_FORWARDED_PROTO;
             line(out, name.as_str().as_bytes(), &[value.as_bytes()]);
         }
     }
     if cookies {
         one_line_of_cookies(out, head);
     }
+    said
+}
+
+/// Writes the router's lines. `has_proto`: the client's `x-forwarded-proto` has been passed on.
+#[inline]
+fn routing_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>, has_proto: bool) {
     let mut digits = itoa::Buffer::new();
     line(out, b"segue-partition", &[digits.format(routing.partition.get()).as_bytes()]);
     line(out, b"segue-epoch", &[digits.format(routing.epoch.get()).as_bytes()]);
@@ -80,10 +113,15 @@ pub(crate) fn encode_request(
     }
     let forwarded = scan.x_forwarded_for && routing.reserved.trusts_forwarded();
     list(out, head, forwarded, &X_FORWARDED_FOR, routing.peer.as_bytes());
-    if !proto {
+    if !has_proto {
         line(out, b"x-forwarded-proto", &[routing.scheme.as_bytes()]);
     }
     list(out, head, scan.via, &VIA, via(head.version).as_bytes());
+}
+
+/// Writes `te`, `connection` and `upgrade`.
+#[inline]
+fn connection_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, upgrade: bool) {
     if scan.te && takes_trailers(&head.headers) {
         line(out, b"te", &[b"trailers"]);
         if !upgrade {
@@ -96,15 +134,19 @@ pub(crate) fn encode_request(
             line(out, b"upgrade", &[value.as_bytes()]);
         }
     }
+}
+
+/// `said_length`: the client has sent a `content-length`.
+#[inline]
+fn framing_line(out: &mut BytesMut, head: &Parts, framing: Framing, said_length: bool) {
     match framing {
-        Framing::Length(bytes) => line(out, b"content-length", &[digits.format(bytes).as_bytes()]),
+        Framing::Length(bytes) => line(out, b"content-length", &[itoa::Buffer::new().format(bytes).as_bytes()]),
         Framing::Chunked => line(out, b"transfer-encoding", &[b"chunked"]),
-        Framing::None if length || [Method::POST, Method::PUT, Method::PATCH].contains(&head.method) => {
+        Framing::None if said_length || [Method::POST, Method::PUT, Method::PATCH].contains(&head.method) => {
             line(out, b"content-length", &[b"0"]);
         }
         Framing::None => {}
     }
-    out.put_slice(b"\r\n");
 }
 
 fn line(out: &mut BytesMut, name: &[u8], value: &[&[u8]]) {

@@ -8,6 +8,7 @@
 mod announced;
 mod head;
 mod reader;
+mod session;
 mod sessions;
 mod upload;
 
@@ -23,15 +24,15 @@ use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http_body::Body as _;
 
+use super::error::{Broken, SendError};
 use super::rest::Remaining;
-use super::{Broken, SendError};
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::RoutingHeaders;
 use crate::message::local_reply::LocalReply;
 use crate::message::request_body::Attempt;
 pub(crate) use reader::Reader;
+pub(crate) use session::{CONNECTION_WINDOW, Lease};
 pub(super) use sessions::{Agreed, Leased, Sessions, UPLOADING, WHOLE};
-pub(crate) use sessions::{CONNECTION_WINDOW, Lease};
 use upload::{End, Upload};
 
 /// A request being sent, until the head of its answer is there. Dropped before, it is broken off.

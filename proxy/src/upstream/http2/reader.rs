@@ -10,9 +10,9 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream};
 use http_body::Frame;
 
-use super::sessions::Lease;
+use super::session::Lease;
 use super::upload::Upload;
-use crate::upstream::Broken;
+use crate::upstream::error::Broken;
 
 /// The body of an answer.
 pub(crate) struct Reader {

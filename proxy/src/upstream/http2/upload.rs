@@ -13,7 +13,7 @@ use http_body::Body as _;
 use tokio::time::Instant;
 
 use super::head::list_size;
-use super::sessions::Lease;
+use super::session::Lease;
 use crate::message::request_body::Attempt;
 use crate::upstream::rest::Remaining;
 

@@ -1,7 +1,7 @@
-//! The sidecar's own answers, with the reason and body that clients know of the router's.
+//! Responses that the sidecar gives in place of the service, in the form of the router's local replies.
 //!
 //! # Invariants
-//! * Each says its `segue-reason`.
+//! * Each has a `segue-reason`.
 //! * `421` with the mark promises that the service was sent nothing, or has not looked at it.
 
 use crate::message::header_names::{SEGUE_MISDIRECTED, SEGUE_REASON};
@@ -11,65 +11,66 @@ use http::{Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use segue_protocol::ids::PartitionId;
 
-use super::AnswerBody;
+use super::body::{ResponseBody, empty};
 
-/// The request that an answer is for, as far as the answer depends on it.
+/// The local replies to one request, by the cause.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct LocalReplies {
     pub(super) partition: Option<PartitionId>,
     pub(super) grpc: bool,
 }
 
-impl Asked {
-    /// `INTERNAL`, because the service may have acted on it and clients take `UNAVAILABLE` as leave to send again.
-    pub(super) fn broken(self) -> Response<AnswerBody> {
+impl LocalReplies {
+    /// The exchange broke. By gRPC this is `INTERNAL`: the service may have acted on the request, and clients retry after
+    /// `UNAVAILABLE`.
+    pub(super) fn broken(self) -> Response<ResponseBody> {
         let error = "the service broke the exchange; the request may have taken effect";
-        self.answer(StatusCode::BAD_GATEWAY, "13", "upstream-failed", error)
+        self.reply(StatusCode::BAD_GATEWAY, "13", "upstream-failed", error)
     }
 
     /// The request did not come through the layer.
-    pub(super) fn not_owned(self) -> Response<AnswerBody> {
+    pub(super) fn not_owned(self) -> Response<ResponseBody> {
         let error = "the pod gave the partition up while the request arrived";
         self.refused("not-owner", error)
     }
 
-    /// The service has closed its connection with requests on their way, as servers do after so many.
-    pub(super) fn unprocessed(self) -> Response<AnswerBody> {
+    /// The service has closed its connection with requests on their way, as servers do after a number of requests.
+    pub(super) fn unprocessed(self) -> Response<ResponseBody> {
         self.refused("upstream-failed", "the service has not processed the request")
     }
 
     /// Nothing was sent: the router holds the request until the service is back or its partition has moved.
-    pub(super) fn unreachable(self) -> Response<AnswerBody> {
+    pub(super) fn unreachable(self) -> Response<ResponseBody> {
         self.refused("upstream-failed", "the service cannot be reached; nothing was sent")
     }
 
-    fn refused(self, reason: &'static str, error: &'static str) -> Response<AnswerBody> {
-        let mut answer = self.answer(StatusCode::MISDIRECTED_REQUEST, "9", reason, error);
-        answer.headers_mut().insert(SEGUE_MISDIRECTED, HeaderValue::from_static("1"));
-        answer
+    fn refused(self, reason: &'static str, error: &'static str) -> Response<ResponseBody> {
+        let mut reply = self.reply(StatusCode::MISDIRECTED_REQUEST, "9", reason, error);
+        reply.headers_mut().insert(SEGUE_MISDIRECTED, HeaderValue::from_static("1"));
+        reply
     }
 
-    fn answer(
+    fn reply(
         self,
         status: StatusCode,
         grpc_status: &'static str,
         reason: &'static str,
         error: &'static str,
-    ) -> Response<AnswerBody> {
-        let mut answer = Response::new(super::empty());
+    ) -> Response<ResponseBody> {
+        let mut reply = Response::new(empty());
         if self.grpc {
-            let headers = answer.headers_mut();
+            let headers = reply.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
             headers.insert("grpc-status", HeaderValue::from_static(grpc_status));
             headers.insert("grpc-message", HeaderValue::from_static(error));
         } else {
             let body = serde_json::json!({ "error": error, "reason": reason, "partition": self.partition });
-            answer =
+            reply =
                 Response::new(Full::new(Bytes::from(body.to_string())).map_err(|never| match never {}).boxed_unsync());
-            *answer.status_mut() = status;
-            answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            *reply.status_mut() = status;
+            reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        answer.headers_mut().insert(SEGUE_REASON, HeaderValue::from_static(reason));
-        answer
+        reply.headers_mut().insert(SEGUE_REASON, HeaderValue::from_static(reason));
+        reply
     }
 }

@@ -15,83 +15,12 @@
 //!   ([`Stash::begin_flush`]).
 //! * A request that comes back stands where its arrival puts it in its line.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod key_queue;
 
-/// When the router took a request: the order in which requests of one key leave, however often they come back.
-///
-/// On one worker it grows with each request. Between workers it is the machine's monotonic clock: a request that was
-/// there before another one came is the earlier one, and of two that came at the same moment either may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Arrival {
-    /// By the clock, moved on where two of one worker would be the same.
-    pub at: u64,
-    /// The worker that took it.
-    pub worker: u32,
-}
+use std::collections::{BTreeMap, BTreeSet};
 
-/// A line of requests that must not overtake each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum LineId {
-    /// All requests with this hash of their ordering key.
-    Key(u64),
-    /// One request without a key.
-    Alone(Arrival),
-}
-
-/// A request's place in its line: the same one from its arrival to its end, whether it waits, is tried or has passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct QueuePosition {
-    line: LineId,
-    arrival: Arrival,
-}
-
-impl QueuePosition {
-    /// The place of a request with this ordering key, if any. No two requests have the same arrival.
-    pub fn new(order: Option<u64>, arrival: Arrival) -> Self {
-        QueuePosition { line: order.map_or(LineId::Alone(arrival), LineId::Key), arrival }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Entry<W> {
-    arrival: Arrival,
-    rank: u32,
-    bytes: usize,
-    waiter: W,
-}
-
-impl<W> Entry<W> {
-    fn turn(&self) -> Turn {
-        (self.rank, self.arrival)
-    }
-}
-
-/// When a line's first request may start: a lower rank goes first, then the earlier arrival.
-type Turn = (u32, Arrival);
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct KeyQueue<W> {
-    /// Started and without a definite outcome.
-    trying: usize,
-    /// Of those, the ones that have given their place away.
-    slow: usize,
-    /// How many more of the line leave one at a time, whatever the flush has released: what was there when it began, and
-    /// as many again.
-    owed: usize,
-    standing: Standing,
-    queue: VecDeque<Entry<W>>,
-}
-
-/// What a line means for the end of a flush.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Standing {
-    /// Nothing: it came later, or what was there when the flush began is done with.
-    Free,
-    /// Something that was there when the flush began has still to be tried or, if it has a key, to have its outcome.
-    Due,
-    /// The same, but a request of the line has given its place away, and the others wait for that.
-    Slow,
-}
+pub use self::key_queue::{Arrival, QueuePosition};
+use self::key_queue::{Entry, KeyQueue, LineId, Standing, Turn};
 
 /// How a flush goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -139,24 +68,6 @@ impl<W> Default for Stash<W> {
             slow_lines: 0,
             ranked: 0,
             flush: None,
-        }
-    }
-}
-
-impl<W> KeyQueue<W> {
-    fn new() -> Self {
-        // Most keys have one request waiting.
-        KeyQueue { trying: 0, slow: 0, owed: 0, standing: Standing::Free, queue: VecDeque::with_capacity(1) }
-    }
-
-    fn stands(&self, id: LineId) -> Standing {
-        match id {
-            _ if self.owed == 0 => Standing::Free,
-            // Nothing waits for the outcome of a request without a key.
-            LineId::Alone(_) if self.queue.is_empty() => Standing::Free,
-            LineId::Alone(_) => Standing::Due,
-            LineId::Key(_) if self.slow > 0 => Standing::Slow,
-            LineId::Key(_) => Standing::Due,
         }
     }
 }

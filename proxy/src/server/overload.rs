@@ -1,7 +1,10 @@
-//! Who comes when there is no room: told so, and sent away.
+//! Refuses clients for whom there is no room, with a `503`.
 //!
-//! Not here: whether there is room ([`server`](super)). What must stay true: being sent away costs less than being served,
-//! for as many as may come.
+//! Not here: whether there is room ([`worker`](super::worker)).
+//!
+//! # Invariants
+//!
+//! * Refusing a client costs less than serving it, however many there are.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,17 +13,17 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::io::own_answer;
+use super::io::local_reply_bytes;
 use crate::message::local_reply::LocalReply;
 use crate::metrics::WorkerMetrics;
 
-/// How many are waited for at a time until they have read why. The others are closed without a word.
-const MOST: usize = 256;
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Most clients that are given the time to read the response. Beyond it they are closed without one.
+const MAX_LEAVING: usize = 256;
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Sends clients of one worker away.
+/// Refuses clients of one worker.
 #[derive(Default)]
-pub(super) struct Surplus {
+pub(super) struct Overload {
     leaving: Rc<Cell<usize>>,
 }
 
@@ -32,11 +35,11 @@ impl Drop for Leaving {
     }
 }
 
-impl Surplus {
-    /// `secure`: the client waits for a handshake, which would cost more than what it could be told.
+impl Overload {
+    /// Refuses a client. A `secure` one gets no response: its handshake would cost more than that is worth.
     pub(super) fn send_away(&self, mut stream: TcpStream, secure: bool, metrics: &WorkerMetrics) {
         metrics.answered(LocalReply::Overload);
-        if secure || self.leaving.get() >= MOST {
+        if secure || self.leaving.get() >= MAX_LEAVING {
             return;
         }
         self.leaving.set(self.leaving.get() + 1);
@@ -44,14 +47,14 @@ impl Surplus {
         tokio::task::spawn_local(async move {
             let _leaving = leaving;
             let goodbye = async {
-                stream.write_all(&own_answer(LocalReply::Overload)).await?;
+                stream.write_all(&local_reply_bytes(LocalReply::Overload)).await?;
                 stream.shutdown().await?;
-                // Closed with bytes unread, the connection would be reset, and the answer with it.
+                // A connection that is closed with bytes unread is reset, and the response is lost with it.
                 let mut unread = [0; 1024];
                 while stream.read(&mut unread).await? > 0 {}
                 std::io::Result::Ok(())
             };
-            let _ = tokio::time::timeout(PATIENCE, goodbye).await;
+            let _ = tokio::time::timeout(FAREWELL_TIMEOUT, goodbye).await;
         });
     }
 }

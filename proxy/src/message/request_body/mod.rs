@@ -1,0 +1,247 @@
+//! The body of a request on its way to a pod, kept until it cannot be needed a second time.
+//!
+//! A pod that answers 421 has done nothing, so the request goes to another: its body must still be there. What was handed
+//! out is kept up to a bound; past it the request cannot be sent again. While a request is held its body is read ahead up
+//! to the same bound, because HTTP/1.1 servers notice a client that hangs up only where they read, and because what has arrived
+//! is what the stash counts where no length is known.
+//! A body beyond the bound for bodies is broken off where it passes it, or not begun if its length says so.
+//! What must stay true: a body that the client cut off is never handed out as a complete one; nothing more than the bound
+//! and one frame is kept; at most one attempt reads it.
+
+mod attempt;
+mod pace;
+mod source;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::Version;
+use http::request::Parts;
+use http_body::{Body as _, Frame};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+pub(crate) use self::attempt::Attempt;
+pub(crate) use self::pace::{Pace, Upload};
+pub(crate) use self::source::{BodyError, KEPT_BYTES};
+use self::source::{Reading, Source};
+use crate::message::local_reply::is_grpc;
+use crate::message::reserved::Reserved;
+use crate::runtime::coarse_timer::CoarseTimer;
+
+/// A request's body; what is left of it and what may be needed again.
+#[derive(Clone)]
+pub(crate) struct RequestBody {
+    /// `None`: there is no body.
+    source: Option<Rc<RefCell<Source>>>,
+}
+
+impl RequestBody {
+    /// `most`: how large it may be. Streams of gRPC may be as slow as they like: they are not always uploads.
+    pub(crate) fn new(
+        incoming: Incoming,
+        head: &Parts,
+        most: u64,
+        pace: Pace,
+        reserved: &Rc<Reserved>,
+        watch: &CoarseTimer,
+    ) -> Self {
+        if incoming.is_end_stream() {
+            return RequestBody { source: None };
+        }
+        let length = incoming.size_hint().exact();
+        let reading = if length.is_some_and(|length| length > most) { Reading::TooLarge } else { Reading::Open };
+        RequestBody {
+            source: Some(Rc::new(RefCell::new(Source {
+                incoming,
+                reserved: reserved.clone(),
+                http2: head.version == Version::HTTP_2,
+                length,
+                allowed: most,
+                kept: Vec::new(),
+                ahead: BytesMut::new(),
+                kept_bytes: 0,
+                trailers: None,
+                reading,
+                partial: false,
+                settled: false,
+                attempt: 0,
+                watch: watch.clone(),
+                progress: watch.now(),
+                awaits_client: false,
+                waited: Duration::ZERO,
+                waits_since: watch.now(),
+                received: 0,
+                pace: (!is_grpc(&head.headers)).then_some(pace),
+            }))),
+        }
+    }
+
+    /// There is none, or its length is known.
+    pub(crate) fn is_sized(&self) -> bool {
+        self.source.as_ref().is_none_or(|source| source.borrow().length.is_some())
+    }
+
+    /// It has turned out to be larger than it may be.
+    pub(crate) fn is_too_large(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.borrow().reading == Reading::TooLarge)
+    }
+
+    /// Whether some of it has not been read from the client yet.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| {
+            let source = source.borrow();
+            source.reading != Reading::Ended && !source.incoming.is_end_stream()
+        })
+    }
+
+    /// Reads and forgets what the client has sent already, up to the bound of what is kept otherwise. No attempt can be made
+    /// any more.
+    pub(crate) async fn discard_what_has_arrived(&self) {
+        let Some(source) = &self.source else { return };
+        self.take_back();
+        source.borrow_mut().forget();
+        let mut left = KEPT_BYTES;
+        let mut has_waited = false;
+        while source.borrow().reading == Reading::Open && left > 0 {
+            let polled = std::future::poll_fn(|context| Poll::Ready(source.borrow_mut().poll_incoming(context))).await;
+            match polled {
+                Poll::Ready(Some(Ok(frame))) => {
+                    left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+                    has_waited = false;
+                }
+                Poll::Ready(_) => return,
+                // hyper reads from the connection once it has been asked and comes round to it.
+                Poll::Pending if !has_waited => {
+                    has_waited = true;
+                    tokio::task::yield_now().await;
+                }
+                Poll::Pending => return,
+            }
+        }
+    }
+
+    /// What waiting with it costs in memory: what it may come to, or, where its length is not known, what has arrived.
+    pub(crate) fn weight(&self) -> usize {
+        self.source.as_ref().map_or(0, |source| {
+            let source = source.borrow();
+            let length = source.length.and_then(|length| usize::try_from(length).ok());
+            length.map_or(source.kept_bytes, |length| length.min(KEPT_BYTES))
+        })
+    }
+
+    /// Reads ahead, until the bound or the end. Ready means that there is nothing more to do, not that it has ended.
+    pub(crate) fn poll_read_ahead(&self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+        let Some(source) = &self.source else {
+            return Poll::Ready(Ok(()));
+        };
+        let source = &mut *source.borrow_mut();
+        loop {
+            match source.reading {
+                Reading::Broken => return Poll::Ready(Err(BodyError::CutOff)),
+                Reading::TooLarge => return Poll::Ready(Err(BodyError::TooLarge)),
+                Reading::Ended => return Poll::Ready(Ok(())),
+                Reading::Open if source.kept_bytes >= KEPT_BYTES || source.partial => return Poll::Ready(Ok(())),
+                Reading::Open => {}
+            }
+            if let Some(frame) = ready!(source.poll_incoming(context)) {
+                match frame.map(Frame::into_data)? {
+                    Ok(data) => {
+                        source.kept_bytes += data.len();
+                        source.ahead.extend_from_slice(&data);
+                    }
+                    Err(frame) => source.trailers = frame.into_trailers().ok().map(Box::new),
+                }
+            }
+        }
+    }
+
+    /// Takes in what has arrived, as far as it is kept. Returns whether that is all of it.
+    pub(crate) fn is_here(&self) -> impl Future<Output = Result<bool, BodyError>> {
+        std::future::poll_fn(|context| Poll::Ready(self.has_arrived(context)))
+    }
+
+    fn has_arrived(&self, context: &mut Context<'_>) -> Result<bool, BodyError> {
+        let Some(source) = &self.source else { return Ok(true) };
+        let source = &mut *source.borrow_mut();
+        while source.reading == Reading::Open && source.kept_bytes < KEPT_BYTES && !source.partial {
+            let Poll::Ready(frame) = source.poll_incoming(context) else { break };
+            match frame.transpose()?.map(Frame::into_data) {
+                Some(Ok(data)) => {
+                    if !source.ahead.is_empty() {
+                        let ahead = std::mem::take(&mut source.ahead).freeze();
+                        source.kept.push(ahead);
+                    }
+                    source.keep(data);
+                }
+                Some(Err(frame)) => source.trailers = frame.into_trailers().ok().map(Box::new),
+                None => {}
+            }
+        }
+        match source.reading {
+            Reading::Ended => Ok(true),
+            Reading::Open => Ok(false),
+            Reading::Broken => Err(BodyError::CutOff),
+            Reading::TooLarge => Err(BodyError::TooLarge),
+        }
+    }
+
+    /// The body from its beginning, for one more attempt. `None`: some of it is gone.
+    pub(crate) fn attempt(&self) -> Option<Attempt> {
+        let Some(source) = &self.source else {
+            return Some(Attempt { source: None, number: 0, next: 0, left: Some(0), trailers_given: true });
+        };
+        let mut inner = source.borrow_mut();
+        if inner.partial {
+            return None;
+        }
+        if !inner.ahead.is_empty() {
+            let ahead = std::mem::take(&mut inner.ahead).freeze();
+            inner.kept.push(ahead);
+        }
+        inner.attempt += 1;
+        inner.ends_waiting();
+        inner.progress = inner.watch.now();
+        Some(Attempt {
+            source: Some(source.clone()),
+            number: inner.attempt,
+            next: 0,
+            left: inner.length,
+            trailers_given: false,
+        })
+    }
+
+    /// Whether another attempt could be made.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.source.as_ref().is_none_or(|source| !source.borrow().partial)
+    }
+
+    /// Nobody reads it any more until the next attempt.
+    pub(crate) fn take_back(&self) {
+        if let Some(source) = &self.source {
+            let source = &mut *source.borrow_mut();
+            source.attempt += 1;
+            source.ends_waiting();
+        }
+    }
+
+    /// The outcome is definite: no further attempt will be made.
+    pub(crate) fn settle(&self) {
+        if let Some(source) = &self.source {
+            source.borrow_mut().settled = true;
+        }
+    }
+
+    /// How far the upload is; `None` if there is none.
+    pub(crate) fn upload(&self) -> Option<Upload> {
+        Some(self.source.as_ref()?.borrow().upload())
+    }
+
+    /// Until when more of it has to arrive for its client to be fast enough.
+    pub(crate) fn upload_due(&self) -> Option<Instant> {
+        self.source.as_ref()?.borrow().upload_due()
+    }
+}

@@ -1,0 +1,66 @@
+//! How fast clients have to send, and how long an upload may still be waited for.
+//!
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * An allowance that is used up is not renewed by the next byte.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How fast clients have to send.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    /// Bytes a second of the time that a pod waits for them; 0: as slow as may be.
+    pub(crate) rate: u64,
+    /// How long a pod waits in all before any of them have to be there.
+    pub(crate) grace: Duration,
+}
+
+/// What an upload is waiting for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Upload {
+    /// When something of it was handed out last.
+    pub(crate) progress: Instant,
+    /// More of it has to come from the client first.
+    pub(crate) awaits_client: bool,
+    /// Since when the client is waited for, and how long it was waited for before that.
+    pub(super) waits_since: Instant,
+    pub(super) waited: Duration,
+    pub(super) received: u64,
+}
+
+impl Upload {
+    /// Until when the client has to send more to be as fast as it must be on average. Only while it is waited for.
+    pub(super) fn due(&self, pace: Pace) -> Option<Instant> {
+        let earned = Duration::from_millis(self.received.saturating_mul(1000).checked_div(pace.rate)?);
+        // Counted from where the waiting would have begun had it been one piece. From `waits_since` on, a time that is used
+        // up would begin anew with each byte.
+        let begun = self.waits_since.checked_sub(self.waited)?;
+        self.awaits_client.then(|| begun + pace.grace + earned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowance_that_is_used_up_is_not_renewed_by_the_next_byte() {
+        let begun = Instant::now();
+        let seconds = Duration::from_secs;
+        let after = |waited: Duration, received| Upload {
+            progress: begun + waited,
+            awaits_client: true,
+            waits_since: begun + waited,
+            waited,
+            received,
+        };
+        let due = |upload: Upload| upload.due(Pace { rate: 10, grace: seconds(5) }).unwrap();
+        assert_eq!(due(after(seconds(0), 0)), begun + seconds(5));
+        assert_eq!(due(after(seconds(3), 20)), begun + seconds(7));
+        assert_eq!(due(after(seconds(60), 30)), begun + seconds(8));
+    }
+}

@@ -1,0 +1,142 @@
+//! A body as it comes from the client, and what of it is kept.
+//!
+//! # Invariants
+//!
+//! * A body that the client cut off never ends as if it were complete.
+//! * Nothing more than [`KEPT_BYTES`] and one frame is kept.
+//! * A body beyond its bound is broken off where it passes it.
+
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Body as _, Frame};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use super::pace::{Pace, Upload};
+use crate::message::frames::poll_telling_frame;
+use crate::message::reserved::Reserved;
+use crate::runtime::coarse_timer::CoarseTimer;
+
+/// How much of a body is kept for another attempt, and read ahead while held. One request's share of the stash: 1,000 held
+/// requests with bodies of this size are the default bound of a partition's stash (64 MiB), and most writes are smaller.
+pub(crate) const KEPT_BYTES: usize = 64 << 10;
+/// What a frame that is kept counts for at least: it takes that much even if it is a single byte.
+const SMALLEST: usize = 256;
+
+pub(super) struct Source {
+    pub(super) incoming: Incoming,
+    pub(super) reserved: Rc<Reserved>,
+    pub(super) http2: bool,
+    pub(super) length: Option<u64>,
+    /// How much more of it may come.
+    pub(super) allowed: u64,
+    pub(super) kept: Vec<Bytes>,
+    /// What comes behind, read ahead: copied, because a frame holds on to all that was read from the client along with it.
+    pub(super) ahead: BytesMut,
+    pub(super) kept_bytes: usize,
+    pub(super) trailers: Option<Box<http::HeaderMap>>,
+    pub(super) reading: Reading,
+    /// Frames were handed out that are not kept.
+    pub(super) partial: bool,
+    /// The outcome is definite: nothing more has to be kept.
+    pub(super) settled: bool,
+    pub(super) attempt: u32,
+    pub(super) watch: CoarseTimer,
+    pub(super) progress: Instant,
+    pub(super) awaits_client: bool,
+    /// How long pods have waited for the client so far, and since when one does.
+    pub(super) waited: Duration,
+    pub(super) waits_since: Instant,
+    /// Bytes that have come from the client.
+    pub(super) received: u64,
+    /// How fast they have to come; none: as slowly as they like.
+    pub(super) pace: Option<Pace>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    Open,
+    Ended,
+    Broken,
+    TooLarge,
+}
+
+/// Why a body does not go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BodyError {
+    /// The client did not send all of it.
+    #[error("the client did not send the whole body")]
+    CutOff,
+    /// There is more of it than there may be.
+    #[error("the body is too large")]
+    TooLarge,
+    /// Another attempt has taken it over.
+    #[error("the request was taken back")]
+    TakenBack,
+}
+
+impl Source {
+    pub(super) fn upload(&self) -> Upload {
+        let Source { progress, awaits_client, waits_since, waited, received, .. } = *self;
+        Upload { progress, awaits_client, waits_since, waited, received }
+    }
+
+    pub(super) fn upload_due(&self) -> Option<Instant> {
+        self.upload().due(self.pace?)
+    }
+
+    pub(super) fn poll_incoming(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match ready!(poll_telling_frame(&mut self.incoming, context)) {
+            Some(Ok(mut frame)) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    self.reserved.clean_trailers(trailers);
+                    // Nothing follows them, and the attempt that has got them does not ask again.
+                    self.reading = Reading::Ended;
+                }
+                let length = frame.data_ref().map_or(0, |data| data.len() as u64);
+                let Some(allowed) = self.allowed.checked_sub(length) else {
+                    self.reading = Reading::TooLarge;
+                    return Poll::Ready(Some(Err(BodyError::TooLarge)));
+                };
+                self.allowed = allowed;
+                self.received += length;
+                Poll::Ready(Some(Ok(frame)))
+            }
+            // hyper ends the body of a stream that its client reset with NO_ERROR as if it were complete.
+            None if !self.http2 || self.incoming.is_end_stream() => {
+                self.reading = Reading::Ended;
+                Poll::Ready(None)
+            }
+            None | Some(Err(_)) => {
+                self.reading = Reading::Broken;
+                Poll::Ready(Some(Err(BodyError::CutOff)))
+            }
+        }
+    }
+
+    pub(super) fn begins_waiting(&mut self) {
+        if !std::mem::replace(&mut self.awaits_client, true) {
+            self.waits_since = self.watch.now();
+        }
+    }
+
+    pub(super) fn ends_waiting(&mut self) {
+        if std::mem::take(&mut self.awaits_client) {
+            self.waited += self.watch.now().saturating_duration_since(self.waits_since);
+        }
+    }
+
+    pub(super) fn keep(&mut self, data: Bytes) {
+        self.kept_bytes += data.len().max(SMALLEST);
+        self.kept.push(data);
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.partial = true;
+        self.kept = Vec::new();
+        self.kept_bytes = 0;
+    }
+}

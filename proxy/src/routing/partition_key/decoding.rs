@@ -1,0 +1,35 @@
+//! Decodes the part of a request that names its key, and says why a request names none.
+//!
+//! Pure.
+
+use std::borrow::Cow;
+
+/// Why a request is for no partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unlocated {
+    /// It names none.
+    Missing,
+    /// It names one that cannot be, or two.
+    Bad,
+}
+
+/// Percent-decoding; `plus` makes `+` a space, as forms do. `None`: a `%` without two digits after it, of which nobody
+/// can say what the producer made.
+pub(super) fn decode(raw: &[u8], plus: bool) -> Option<Cow<'_, [u8]>> {
+    if !raw.iter().any(|byte| *byte == b'%' || (plus && *byte == b'+')) {
+        return Some(Cow::Borrowed(raw));
+    }
+    let mut decoded = Vec::with_capacity(raw.len());
+    let mut bytes = raw.iter();
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => {
+                let mut digit = || char::from(*bytes.next()?).to_digit(16);
+                (digit()? * 16 + digit()?) as u8
+            }
+            b'+' if plus => b' ',
+            other => *other,
+        });
+    }
+    Some(Cow::Owned(decoded))
+}

@@ -1,0 +1,174 @@
+//! What the control side does to a partition: stop, switch, flush, sever.
+//!
+//! # Invariants
+//!
+//! * Where a partition leads changes only while its gate is closed and empty.
+//! * A gate opens only when nobody waits and no request that had to wait can be overtaken by one of its key.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+
+use segue_coordination::router::CutoverTimes;
+use segue_protocol::handoff::router::HoldCause;
+use segue_protocol::ids::{Epoch, PartitionId};
+use tokio::time::Instant;
+
+use super::hold::Closed;
+use super::state::{Cell, Table};
+use crate::routing::gate::GateState;
+
+impl Table {
+    /// Closes the gate: from here on, requests wait.
+    pub fn stop(&self, partition: PartitionId, cause: HoldCause) {
+        let cell = self.cell(partition);
+        let mut closed = Self::lock(cell);
+        self.close(partition, cell, &mut closed, cause);
+    }
+
+    /// Says what holds the partition back, for the answers to those who wait too long.
+    pub(crate) fn name_cause(&self, partition: PartitionId, cause: HoldCause) {
+        if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
+            closed.cause = cause;
+        }
+    }
+
+    /// Forgets that the pod refused: it may be tried at once.
+    pub(crate) fn retry_now(&self, partition: PartitionId) {
+        if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
+            closed.retry_at = None;
+        }
+    }
+
+    pub(super) fn close(
+        &self,
+        partition: PartitionId,
+        cell: &Cell,
+        closed: &mut Option<Box<Closed>>,
+        cause: HoldCause,
+    ) {
+        let was = cell.gate.position();
+        let Some(stopped) = was.stopped() else {
+            return;
+        };
+        let closed = closed.get_or_insert_with(|| Box::new(Closed::new(cause)));
+        closed.cause = cause;
+        closed.closed(was == GateState::Open);
+        cell.gate.set(stopped);
+        self.settle(partition, cell, closed);
+    }
+
+    /// `Draining` → `Held` once nobody is inside.
+    pub(super) fn settle(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
+        if let Some(settled) = cell.gate.position().settled(self.in_flight(partition)) {
+            cell.gate.set(settled);
+            closed.drained_at.get_or_insert_with(Instant::now);
+            self.notify(partition);
+        }
+    }
+
+    /// Leads the partition to this pod and epoch and lets those who wait go first. The gate must be closed, and empty
+    /// unless it led there already.
+    pub(crate) fn switch(&self, partition: PartitionId, slot: u32, epoch: Epoch) {
+        let cell = self.cell(partition);
+        let mut guard = Self::lock(cell);
+        let leads_there = cell.slot.load(Relaxed) == slot && cell.epoch.load(Relaxed) == epoch.get();
+        let Some(switched) = cell.gate.position().switched(leads_there) else {
+            return;
+        };
+        cell.slot.store(slot, Relaxed);
+        cell.epoch.store(epoch.get(), Relaxed);
+        let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
+        let now = Instant::now();
+        closed.retry_at = None;
+        closed.drained_at.get_or_insert(now);
+        closed.switched_at.get_or_insert(now);
+        if !leads_there {
+            closed.forgive();
+            closed.stash.forget_ranks();
+        }
+        closed.begin_flush(self.limits.flush_concurrency);
+        cell.gate.set(switched);
+        self.flush(partition, cell, closed);
+    }
+
+    /// Starts whoever may start, and opens the gate when nobody waits.
+    pub(super) fn flush(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
+        if cell.gate.position() != GateState::Flushing {
+            return;
+        }
+        let before = closed.stash.bytes();
+        let mut way = cell.way(cell.gate.severs());
+        while let Some((place, waiter)) = closed.stash.start_next() {
+            let inside = self.inside(waiter.worker, partition);
+            cell.gate.admit(inside);
+            way.last_try =
+                waiter.refusals.is_some_and(|refusals| refusals.leave_one_try(way.slot, way.epoch, closed.taken));
+            if waiter.granted.send(way).is_err() {
+                // It gave up at this very moment. The gate is not draining, so leaving needs no look.
+                let _ = cell.gate.leave(inside);
+                closed.stash.done(place);
+            }
+        }
+        self.stashed_bytes.fetch_sub(before - closed.stash.bytes(), Relaxed);
+        let opens = cell.gate.position().flushed(closed.stash.is_flushed());
+        let begins_to_flow = if opens.is_some() { closed.opened() } else { closed.begins_to_flow() };
+        if let Some(open) = opens {
+            cell.gate.set(open);
+        }
+        if begins_to_flow || opens.is_some() {
+            self.notify(partition);
+        }
+    }
+
+    /// How the cutover that ended last went; forgotten once asked for.
+    pub(crate) fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes> {
+        let cell = self.cell(partition);
+        let mut guard = Self::lock(cell);
+        let times = guard.as_mut()?.times.take();
+        Self::forget(cell, &mut guard);
+        times
+    }
+
+    /// Frees what is kept for a closed gate once it is open and nobody is interested any more.
+    pub(super) fn forget(cell: &Cell, closed: &mut Option<Box<Closed>>) {
+        let over = |closed: &Closed| closed.times.is_none() && closed.stash.is_idle();
+        if cell.gate.position() == GateState::Open && closed.as_deref().is_some_and(over) {
+            *closed = None;
+        }
+    }
+
+    /// Whether nothing of the last cutover is kept.
+    #[cfg(all(test, segue_loom))]
+    pub(crate) fn is_forgotten(&self, partition: PartitionId) -> bool {
+        Self::lock(self.cell(partition)).is_none()
+    }
+
+    /// Ends every exchange of the partition; how many there were.
+    pub fn sever(&self, partition: PartitionId) -> u32 {
+        let cell = self.cell(partition);
+        let guard = Self::lock(cell);
+        let severed = self.in_flight(partition);
+        // Before the tokens go: an exchange takes one only when it lasts, and sees by this that it comes too late.
+        cell.gate.sever();
+        drop(guard);
+        for tokens in &self.severing {
+            let token = tokens.lock().unwrap_or_else(PoisonError::into_inner).remove(&partition);
+            if let Some(token) = token {
+                token.cancel();
+            }
+        }
+        severed
+    }
+
+    /// From here on nobody waits any more: those who do are refused.
+    pub fn shut_down(&self) {
+        self.shutting_down.store(true, Relaxed);
+        for partition in PartitionId::all(self.partitions()) {
+            if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
+                self.stashed_bytes.fetch_sub(closed.stash.bytes(), Relaxed);
+                // Whoever waits sees its sender gone.
+                drop(closed.stash.take_all());
+            }
+        }
+    }
+}

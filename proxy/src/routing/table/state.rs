@@ -1,0 +1,225 @@
+//! The table's data: a cell for each partition, counters for each worker, and the router's lease.
+//!
+//! Not here: what changes a partition ([`cutover`](super::cutover)), and what requests do ([`admission`](super::admission)).
+//!
+//! # Invariants
+//!
+//! * Cells and counters are made before the number of partitions grows, so a checked number can always be looked up.
+//! * The lease is trusted only as long as both of its clocks agree.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use segue_coordination::participant::{boottime, lease_now};
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::hold::Closed;
+use super::limits::StashLimits;
+use super::pods::{Pod, Pods};
+use super::preconnect::Expected;
+use super::route::Route;
+use crate::routing::gate::{AbortGeneration, Gate, GateState, Inside};
+use crate::routing::segmented_vec::Segments;
+use crate::routing::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard};
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Cell {
+    pub(super) gate: Gate,
+    pub(super) slot: AtomicU32,
+    pub(super) epoch: AtomicU64,
+    /// There only while the gate is not simply open.
+    pub(super) closed: Mutex<Option<Box<Closed>>>,
+}
+
+impl Cell {
+    /// For those who are inside, and under the lock, so that it does not change meanwhile.
+    #[inline]
+    pub(super) fn way(&self, severs: AbortGeneration) -> Route {
+        Route { slot: self.slot.load(Relaxed), epoch: Epoch::new(self.epoch.load(Relaxed)), severs, last_try: false }
+    }
+}
+
+/// How a partition is, as the control side sees it.
+pub(crate) struct Seen {
+    pub(crate) position: GateState,
+    /// Where it leads; meaningless while it is held.
+    pub(crate) slot: u32,
+    pub(crate) epoch: Epoch,
+    /// Until when a pod that has refused is left alone.
+    pub(crate) retry_at: Option<Instant>,
+    /// Requests flow, although the gate may not be open yet.
+    pub(crate) flows: bool,
+}
+
+/// The routing table of one router, shared by its workers.
+pub struct Table {
+    pub(super) cells: Segments<Cell>,
+    pub(super) partitions: AtomicU32,
+    pub(super) inside: Vec<Segments<Inside>>,
+    /// What lasting exchanges of each worker listen to, by partition, until they are severed.
+    pub(super) severing: Vec<Mutex<HashMap<PartitionId, CancellationToken>>>,
+    pub(super) pods: Pods,
+    pub(super) expected: Expected,
+    pub(super) limits: StashLimits,
+    pub(super) stashed_bytes: AtomicUsize,
+    /// Up to when the router's lease may be trusted: nanoseconds since `base`, which tokio's clock may be paused at, and of
+    /// CLOCK_BOOTTIME, which also counts suspended time. Both must agree.
+    pub(super) trusted_until: AtomicU64,
+    pub(super) trusted_until_boottime: AtomicU64,
+    pub(super) base: Instant,
+    pub(super) shutting_down: AtomicBool,
+    pub(super) notices: mpsc::UnboundedSender<PartitionId>,
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Table")
+            .field("partitions", &self.partitions)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+#[inline]
+pub(super) fn whole_nanos(time: Duration) -> u64 {
+    time.as_secs() * 1_000_000_000 + u64::from(time.subsec_nanos())
+}
+
+impl Table {
+    /// An empty table for so many workers, and the partitions in which something happened that the control side has to
+    /// look at: drained, opened, refused by its pod.
+    pub fn new(workers: usize, limits: StashLimits) -> (Arc<Self>, mpsc::UnboundedReceiver<PartitionId>) {
+        let (notices, noticed) = mpsc::unbounded_channel();
+        let table = Arc::new(Table {
+            cells: Segments::new(),
+            partitions: AtomicU32::new(0),
+            inside: (0..workers).map(|_| Segments::new()).collect(),
+            severing: (0..workers).map(|_| Mutex::default()).collect(),
+            pods: Pods::default(),
+            expected: Expected::new(workers),
+            limits,
+            stashed_bytes: AtomicUsize::new(0),
+            trusted_until: AtomicU64::new(0),
+            trusted_until_boottime: AtomicU64::new(0),
+            base: Instant::now(),
+            shutting_down: AtomicBool::new(false),
+            notices,
+        });
+        (table, noticed)
+    }
+
+    /// How many partitions there are; 0 until the store was seen.
+    #[inline]
+    pub fn partitions(&self) -> u32 {
+        // With what was made before it grew.
+        self.partitions.load(Acquire)
+    }
+
+    /// Makes the partitions `0..partitions`; new ones are closed. Never shrinks.
+    pub fn set_partitions(&self, partitions: u32) {
+        self.cells.grow(partitions);
+        self.inside.iter().for_each(|inside| inside.grow(partitions));
+        self.partitions.fetch_max(partitions, Release);
+    }
+
+    /// New work may begin until then, on the clock of [`lease_now`]; after it, only towards pods that are safe without this
+    /// router's lease.
+    pub fn trust_until(&self, until: Instant) {
+        // In this order: whatever time passes between the two reads shortens the trust.
+        let boottime = boottime();
+        let left = until.saturating_duration_since(lease_now());
+        self.trusted_until_boottime.store(whole_nanos(boottime + left), Relaxed);
+        self.trusted_until.store(self.nanos(until), Relaxed);
+    }
+
+    /// The table's clock: nanoseconds since it was made.
+    #[inline]
+    pub(crate) fn nanos(&self, at: Instant) -> u64 {
+        whole_nanos(at.saturating_duration_since(self.base))
+    }
+
+    /// The pod of this life at this address; the same one each time.
+    pub(crate) fn intern_pod(
+        &self,
+        name: &str,
+        incarnation: Incarnation,
+        address: &str,
+        serves_without_lease: bool,
+    ) -> u32 {
+        self.pods.intern(name, incarnation, address, serves_without_lease)
+    }
+
+    /// Requests will go to this pod: every worker has a connection made if it has none.
+    pub(crate) fn expect(&self, slot: u32) {
+        self.expected.tell(slot);
+    }
+
+    /// What [`expect`](Self::expect) tells a worker; once.
+    pub(crate) fn expected(&self, worker: usize) -> Option<mpsc::UnboundedReceiver<u32>> {
+        self.expected.take(worker)
+    }
+
+    pub(crate) fn pod(&self, slot: u32) -> &Arc<Pod> {
+        self.pods.get(slot)
+    }
+
+    pub(super) fn cell(&self, partition: PartitionId) -> &Cell {
+        // Partitions are checked against `partitions()` before they get here, and cells are made before that grows.
+        self.cells.get(partition.index()).expect("a partition of the keyspace")
+    }
+
+    pub(super) fn inside(&self, worker: usize, partition: PartitionId) -> &Inside {
+        self.inside[worker].get(partition.index()).expect("a partition of the keyspace")
+    }
+
+    pub(super) fn lock(cell: &Cell) -> MutexGuard<'_, Option<Box<Closed>>> {
+        // The state is consistent between any two statements that can panic.
+        cell.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pods that partitions lead to, or led to when they were last open, and that have refused too much in a row.
+    pub fn outliers(&self) -> Vec<Arc<Pod>> {
+        let led_to = |partition| {
+            let seen = self.position(partition);
+            (seen.position == GateState::Open || seen.epoch > Epoch::default()).then_some(seen.slot)
+        };
+        let slots: BTreeSet<u32> = PartitionId::all(self.partitions()).filter_map(led_to).collect();
+        slots.into_iter().map(|slot| self.pod(slot)).filter(|pod| pod.health.is_outlier()).cloned().collect()
+    }
+
+    /// How many requests of the partition are in flight.
+    pub fn in_flight(&self, partition: PartitionId) -> u32 {
+        (0..self.inside.len()).map(|worker| self.inside(worker, partition).count()).sum()
+    }
+
+    /// How many requests wait for the partition, and their bytes.
+    pub fn stashed(&self, partition: PartitionId) -> (usize, usize) {
+        Self::lock(self.cell(partition))
+            .as_ref()
+            .map_or((0, 0), |closed| (closed.stash.waiting(), closed.stash.bytes()))
+    }
+
+    /// How a partition is.
+    pub(crate) fn position(&self, partition: PartitionId) -> Seen {
+        let cell = self.cell(partition);
+        let closed = Self::lock(cell);
+        Seen {
+            position: cell.gate.position(),
+            slot: cell.slot.load(Relaxed),
+            epoch: Epoch::new(cell.epoch.load(Relaxed)),
+            retry_at: closed.as_ref().and_then(|closed| closed.retry_at),
+            flows: closed.as_ref().is_some_and(|closed| closed.flows()),
+        }
+    }
+
+    pub(super) fn notify(&self, partition: PartitionId) {
+        // Without a control side, as in a bench, nobody needs to know.
+        let _ = self.notices.send(partition);
+    }
+}

@@ -1,0 +1,72 @@
+//! Counts a request as being served until its response has been written.
+//!
+//! # Invariants
+//!
+//! * A client is busy from the head of its request until the body of the response has been written or dropped.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::client::Client;
+use super::registry::ConnectionRegistry;
+use crate::forward::response_body::{ResponseBody, ResponseError};
+
+/// A request that is being served. The client counts as busy until this is dropped.
+pub(super) struct ActiveRequest {
+    client: Rc<Client>,
+    /// The length of its body, if it has a body of known length.
+    length: Option<u64>,
+}
+
+impl ActiveRequest {
+    pub(super) fn begin(clients: &ConnectionRegistry, client: &Rc<Client>, body: &Incoming) -> Self {
+        clients.forget_newcomer(client);
+        client.serving.set(client.serving.get() + 1);
+        ActiveRequest { client: client.clone(), length: body.size_hint().exact().filter(|_| !body.is_end_stream()) }
+    }
+}
+
+impl Drop for ActiveRequest {
+    fn drop(&mut self) {
+        let client = &self.client;
+        if !client.http2.get() && !client.upgraded.get() {
+            if let Some(length) = self.length {
+                client.arrived.end_body(length);
+            }
+            client.arrived.await_head();
+        }
+        client.served.set(true);
+        client.serving.set(client.serving.get() - 1);
+    }
+}
+
+/// A response body that keeps its client busy.
+pub(super) struct TrackedBody {
+    pub(super) body: ResponseBody,
+    pub(super) _request: ActiveRequest,
+}
+
+impl Body for TrackedBody {
+    type Data = Bytes;
+    type Error = ResponseError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseError>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,269 @@
+//! Serves one client's connection, from accept to close: HTTP/1.1 or HTTP/2, told apart by ALPN or by its first bytes.
+//!
+//! Not here: when a connection has to close ([`client`](super::client), [`registry`](super::registry)).
+//!
+//! # Invariants
+//!
+//! * In a hot restart an HTTP/1.1 connection is closed with a response, never between two of them.
+
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::Service;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+
+use super::active_request::{ActiveRequest, TrackedBody};
+use super::client::{Client, ConnectionCommand};
+use super::io::ClientIo;
+use super::registry::{ConnectionGuard, ConnectionRegistry};
+use crate::forward::client_presence::Presence;
+use crate::forward::{ClientGone, ClientInfo, Forward};
+use crate::message::interim::Interim;
+use crate::message::local_reply::LocalReply;
+use crate::runtime::background::LocalExecutor;
+use crate::tls::{ServerTls, Stream};
+
+/// The first bytes of an HTTP/2 connection (RFC 9113, 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Window of an HTTP/2 stream: 64 MB/s at a round trip of 1 ms. A connection's window is that of all its streams together, so
+/// that uploads which nobody reads never stop the others. No stash counts this memory while requests are held.
+const STREAM_WINDOW: u32 = 64 << 10;
+
+/// The largest window that HTTP/2 allows.
+const MAX_WINDOW: u32 = (1 << 31) - 1;
+
+/// How much of a response is read from its pod ahead of the client, for each stream. A client that reads nothing costs this
+/// much memory for each of its streams.
+const SEND_BUFFER: usize = 64 << 10;
+
+/// A client that leaves a ping unanswered for [`PING_TIMEOUT`] is taken for gone.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl ConnectionGuard {
+    /// Serves the connection until it closes.
+    pub(super) async fn serve(self, stream: TcpStream, peer: HeaderValue, forward: Forward) {
+        // A tunnel holds on to this when the connection switches protocols, and so stays counted.
+        let this = Rc::new(self);
+        let client = &this.client;
+        let _ = stream.set_nodelay(true);
+        // Bytes that a client does not read have left hyper, and their exchange is over: only the kernel sees them.
+        #[cfg(target_os = "linux")]
+        let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.limits.unread_timeout));
+        let mut stream = match &this.clients.limits.tls {
+            None => Stream::Plain(stream),
+            // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
+            Some(tls) => match Box::pin(shake_hands(tls, stream, client)).await {
+                Some(stream) => stream,
+                None => return,
+            },
+        };
+        let interim = Interim::default();
+        let mut ahead = BytesMut::new();
+        let recognised = match stream.agreed_on_http2() {
+            Some(is_http2) => Ok(Some(is_http2)),
+            None => until_told(client, recognise(&mut stream, &mut ahead, client)).await,
+        };
+        let is_http2 = match recognised {
+            Ok(Some(is_http2)) => is_http2,
+            Ok(None) => return,
+            Err(command) => {
+                if command == ConnectionCommand::HeaderTimeout {
+                    let presence = Presence::default();
+                    ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence)
+                        .refuse(LocalReply::TooSlow);
+                }
+                return;
+            }
+        };
+        // By HTTP/2 hyper always reads, so it notices when a client disconnects.
+        let presence = if is_http2 { Presence::default() } else { Presence::of_http1() };
+        let seat: Weak<dyn Any> = Rc::downgrade(&(this.clone() as Rc<dyn Any>));
+        let peer = Rc::new(ClientInfo {
+            address: peer,
+            secure: stream.is_secure(),
+            interim: interim.clone(),
+            presence: presence.clone(),
+            usage: client.address.usage().clone(),
+            seat,
+        });
+        if !is_http2 {
+            client.arrived.await_head();
+        }
+        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence);
+        client.http2.set(is_http2);
+        if is_http2 {
+            // Boxed: otherwise every HTTP/1.1 connection would reserve room for it.
+            Box::pin(this.serve_http2(io, client, peer, forward)).await;
+        } else {
+            this.serve_http1(io, client, peer, forward).await;
+        }
+    }
+
+    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
+        let mut connection = http1::Builder::new()
+            .header_read_timeout(None)
+            .max_header_size(self.clients.limits.max_header_bytes)
+            // hyper reads a head into its buffer before it can tell how long it is.
+            .max_buf_size(self.clients.limits.max_header_bytes.saturating_mul(2).max(16 << 10))
+            .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, forward))
+            .with_upgrades();
+        let mut finishing = false;
+        let ended = std::future::poll_fn(|context| {
+            match client.poll_command(context) {
+                ConnectionCommand::DrainAndClose if !finishing => {
+                    finishing = true;
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
+                // The service says so in the next response.
+                ConnectionCommand::Continue
+                | ConnectionCommand::DrainAndClose
+                | ConnectionCommand::CloseAfterResponse => {}
+                command @ (ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow) => {
+                    return Poll::Ready(Err(command));
+                }
+            }
+            Pin::new(&mut connection).poll(context).map(Ok)
+        })
+        .await;
+        match ended {
+            Ok(Err(error)) => tracing::debug!(%error, "a client's connection has ended"),
+            Ok(Ok(())) if client.unread.get() => {
+                if let Some(parts) = connection.into_parts() {
+                    // From here on only a server that stops, or one that needs the room, ends the wait.
+                    if client.command.get() == ConnectionCommand::DrainAndClose {
+                        client.command.set(ConnectionCommand::CloseAfterResponse);
+                    }
+                    // Boxed: otherwise every connection would reserve room for it.
+                    let _ = until_told(client, Box::pin(parts.io.into_inner().linger())).await;
+                }
+            }
+            Ok(Ok(())) | Err(ConnectionCommand::CloseNow) => {}
+            Err(_) => {
+                if let Some(parts) = connection.into_parts() {
+                    parts.io.into_inner().refuse(LocalReply::TooSlow);
+                }
+            }
+        }
+    }
+
+    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
+        let streams = self.clients.limits.max_streams;
+        let mut connection = http2::Builder::new(LocalExecutor)
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(streams)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(STREAM_WINDOW.saturating_mul(streams).min(MAX_WINDOW))
+            .max_send_buf_size(SEND_BUFFER)
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .max_header_list_size(u32::try_from(self.clients.limits.max_header_bytes).unwrap_or(u32::MAX))
+            .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, forward));
+        let mut finishing = false;
+        let ended = std::future::poll_fn(|context| {
+            match client.poll_command(context) {
+                // hyper sends two GOAWAYs, so that requests on their way are still served.
+                ConnectionCommand::DrainAndClose | ConnectionCommand::CloseAfterResponse if !finishing => {
+                    finishing = true;
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
+                ConnectionCommand::Continue
+                | ConnectionCommand::DrainAndClose
+                | ConnectionCommand::CloseAfterResponse => {}
+                // Sent before the protocol was known, or to make room.
+                ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow => return Poll::Ready(Ok(())),
+            }
+            Pin::new(&mut connection).poll(context)
+        })
+        .await;
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a client's connection has ended");
+        }
+    }
+}
+
+fn service(
+    clients: &Rc<ConnectionRegistry>,
+    client: &Rc<Client>,
+    peer: Rc<ClientInfo>,
+    forward: Forward,
+) -> impl Service<Request<Incoming>, Response = Response<TrackedBody>, Error = ClientGone, Future: 'static> + use<> {
+    let (clients, client) = (clients.clone(), client.clone());
+    hyper::service::service_fn(move |request: Request<Incoming>| {
+        let serving = ActiveRequest::begin(&clients, &client, request.body());
+        // hyper moves the future more than once: one pointer instead of kilobytes.
+        let answer = Box::pin(forward.call(request, peer.clone()));
+        let (client, peer) = (client.clone(), peer.clone());
+        async move {
+            let mut answer = answer.await?;
+            // Informational responses that the client has had no room for come too late now.
+            drop(peer.interim.take());
+            if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+                client.upgraded.set(true);
+            } else if !client.http2.get() && answer.headers().contains_key(CONNECTION) {
+                client.unread.set(true);
+            } else if client.command.get() == ConnectionCommand::CloseAfterResponse && !client.http2.get() {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok(answer.map(|body| TrackedBody { body, _request: serving }))
+        }
+    })
+}
+
+/// Performs the TLS handshake. It has as long as a request head, counted from the accept.
+async fn shake_hands(tls: &ServerTls, stream: TcpStream, client: &Client) -> Option<Stream> {
+    client.arrived.set_in_head(true);
+    let shaken = until_told(client, tls.accept(stream)).await;
+    client.arrived.set_in_head(false);
+    match shaken {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "no TLS with a client");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+/// Reads until the version of HTTP is known, and returns whether it is HTTP/2. Returns `None` if the client disconnects first.
+async fn recognise(stream: &mut Stream, ahead: &mut BytesMut, client: &Client) -> Option<bool> {
+    ahead.reserve(2 << 10);
+    loop {
+        if stream.read_buf(ahead).await.ok()? == 0 {
+            return None;
+        }
+        client.arrived.set_in_head(true);
+        let seen = ahead.len().min(PREFACE.len());
+        if ahead[..seen] != PREFACE[..seen] {
+            return Some(false);
+        }
+        if seen == PREFACE.len() {
+            return Some(true);
+        }
+    }
+}
+
+/// Runs `work` to its end, or until the connection has to close.
+async fn until_told<T>(client: &Client, work: impl Future<Output = T>) -> Result<T, ConnectionCommand> {
+    let mut work = std::pin::pin!(work);
+    std::future::poll_fn(|context| match client.poll_command(context) {
+        // No request is in flight, so there is nothing to drain.
+        command @ (ConnectionCommand::DrainAndClose
+        | ConnectionCommand::HeaderTimeout
+        | ConnectionCommand::CloseNow) => Poll::Ready(Err(command)),
+        ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse => work.as_mut().poll(context).map(Ok),
+    })
+    .await
+}

@@ -1,0 +1,194 @@
+//! The clients of one worker: who is connected, how long each has been idle, and which one is evicted for a new one.
+//!
+//! hyper's timer for request heads also runs between requests and is created anew for each of them. The worker checks its
+//! clients a few times a second instead.
+//! Not here: the state of one client ([`client`](super::client)), and when there is no room ([`worker`](super::worker)).
+//!
+//! # Invariants
+//!
+//! * A connection with a request in flight is closed only after its response, or at the deadline of a shutdown.
+//! * Clients that have not sent a request yet are evicted before all others.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use slab::Slab;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::client::{Client, ClientLimits, ConnectionCommand};
+use crate::metrics::WorkerMetrics;
+use crate::routing::client_share::Addresses;
+
+/// Number of clients that are examined to evict one. Examining all of them per accept would let an attacker keep the worker
+/// busy.
+const EVICTION_SAMPLE: usize = 64;
+
+/// One in so many connections may belong to clients that have not sent a request yet. Beyond that share such a client is
+/// evicted however young it is.
+const NEWCOMERS_SHARE: usize = 8;
+
+/// What happens to idle HTTP/1.1 connections when a server stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum IdlePolicy {
+    /// They are closed. A request that is on its way on one of them is lost, as it would be a moment later.
+    Close,
+    /// They are closed after one more response, which says so.
+    CloseAfterNextResponse,
+}
+
+/// The clients of one worker.
+pub(super) struct ConnectionRegistry {
+    open: RefCell<Slab<Rc<Client>>>,
+    /// Where the next search for an idle client begins.
+    cursor: Cell<usize>,
+    /// Clients that have not sent a request yet, oldest first. Some of them may have gone, or have sent one meanwhile.
+    newcomers: RefCell<VecDeque<Weak<Client>>>,
+    /// How many clients have not sent a request yet.
+    silent: Cell<usize>,
+    addresses: Addresses,
+    /// Notified when a client disconnects.
+    pub(super) left: Notify,
+    pub(super) limits: ClientLimits,
+    /// The command that new clients start with.
+    command: Cell<ConnectionCommand>,
+    metrics: Arc<WorkerMetrics>,
+}
+
+/// Returns the client if it is still connected and has not sent a request yet.
+fn silent(client: &Weak<Client>) -> Option<Rc<Client>> {
+    client.upgrade().filter(|client| !client.asked.get())
+}
+
+impl ConnectionRegistry {
+    /// `most_requests` bounds the requests in flight of one client address; 0 means no limit.
+    pub(super) fn new(limits: ClientLimits, most_requests: usize, metrics: Arc<WorkerMetrics>) -> Self {
+        ConnectionRegistry {
+            open: RefCell::default(),
+            cursor: Cell::new(0),
+            newcomers: RefCell::default(),
+            silent: Cell::new(0),
+            addresses: Addresses::new(most_requests),
+            left: Notify::new(),
+            limits,
+            command: Cell::new(ConnectionCommand::Continue),
+            metrics,
+        }
+    }
+
+    /// Returns the number of clients.
+    pub(super) fn count(&self) -> usize {
+        self.open.borrow().len()
+    }
+
+    /// Closes clients whose time is up. To be called a few times a second.
+    pub(super) fn check(&self) {
+        let now = Instant::now();
+        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.limits));
+        self.newcomers.borrow_mut().retain(|client| silent(client).is_some());
+        self.addresses.sweep();
+    }
+
+    /// Notes that the client has sent a request, or is gone.
+    pub(super) fn forget_newcomer(&self, client: &Client) {
+        if !client.asked.replace(true) {
+            self.silent.set(self.silent.get() - 1);
+        }
+    }
+
+    /// Evicts a client that has been idle, or sending a head, for longer than `least`, where `most` are allowed. Returns
+    /// whether one was found. Clients that have not sent a request yet go first, then clients of the address with the most
+    /// connections, then those that have been idle for longest.
+    pub(super) fn close_one(&self, least: Duration, most: usize) -> bool {
+        let now = Instant::now();
+        // A flood of clients that are each too young to be evicted would otherwise displace all that are between requests.
+        let crowded = self.silent.get() > most / NEWCOMERS_SHARE;
+        let least_of_newcomers = if crowded { Duration::ZERO } else { least };
+        let client = self.newcomer(now, least_of_newcomers).or_else(|| self.idle(now, least));
+        let Some(client) = client else { return false };
+        client.tell(match (client.in_head.get(), client.http2.get()) {
+            (true, _) => ConnectionCommand::HeaderTimeout,
+            (false, false) => ConnectionCommand::DrainAndClose,
+            // A graceful shutdown would wait for the client's acknowledgement first.
+            (false, true) => ConnectionCommand::CloseNow,
+        });
+        true
+    }
+
+    /// Returns the client to evict among the oldest that have not sent a request yet.
+    fn newcomer(&self, now: Instant, least: Duration) -> Option<Rc<Client>> {
+        let mut newcomers = self.newcomers.borrow_mut();
+        while newcomers.front().is_some_and(|first| silent(first).is_none()) {
+            newcomers.pop_front();
+        }
+        let some = newcomers.iter().take(EVICTION_SAMPLE).filter_map(silent);
+        some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.eviction_rank())
+    }
+
+    /// Returns the client to evict among a sample of all clients.
+    fn idle(&self, now: Instant, least: Duration) -> Option<Rc<Client>> {
+        let open = self.open.borrow();
+        let slots = open.capacity();
+        let first = self.cursor.get();
+        self.cursor.set((first + EVICTION_SAMPLE) % slots.max(1));
+        let some = (first..first + EVICTION_SAMPLE.min(slots)).filter_map(|key| open.get(key % slots));
+        some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.eviction_rank()).cloned()
+    }
+
+    /// Closes idle clients as `idle` says, and the others after their response.
+    pub(super) fn finish(&self, idle: IdlePolicy) {
+        let command = match idle {
+            IdlePolicy::Close => ConnectionCommand::DrainAndClose,
+            IdlePolicy::CloseAfterNextResponse => ConnectionCommand::CloseAfterResponse,
+        };
+        self.command.set(command);
+        self.open.borrow().iter().for_each(|(_, client)| client.tell(command));
+    }
+
+    /// Closes all clients at once.
+    pub(super) fn close(&self) {
+        self.open.borrow().iter().for_each(|(_, client)| client.tell(ConnectionCommand::CloseNow));
+    }
+
+    /// Registers a client that has just connected.
+    pub(super) fn seat(self: &Rc<Self>, address: IpAddr) -> ConnectionGuard {
+        let client = Rc::new(Client {
+            arrived: Arc::default(),
+            serving: Cell::new(0),
+            served: Cell::new(false),
+            asked: Cell::new(false),
+            upgraded: Cell::new(false),
+            unread: Cell::new(false),
+            address: self.addresses.connect(address),
+            since: Cell::new(Instant::now()),
+            in_head: Cell::new(false),
+            http2: Cell::new(false),
+            command: self.command.clone(),
+            waker: RefCell::default(),
+        });
+        self.metrics.connected();
+        self.newcomers.borrow_mut().push_back(Rc::downgrade(&client));
+        self.silent.set(self.silent.get() + 1);
+        ConnectionGuard { clients: self.clone(), key: self.open.borrow_mut().insert(client.clone()), client }
+    }
+}
+
+/// A registered client, counted until this is dropped.
+pub(super) struct ConnectionGuard {
+    pub(super) clients: Rc<ConnectionRegistry>,
+    pub(super) client: Rc<Client>,
+    pub(super) key: usize,
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        self.clients.open.borrow_mut().remove(self.key);
+        self.clients.forget_newcomer(&self.client);
+        self.clients.metrics.disconnected();
+        self.clients.left.notify_one();
+    }
+}

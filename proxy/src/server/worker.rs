@@ -1,0 +1,217 @@
+//! A worker: accepts clients on one thread, serves them there, and drains when the server stops.
+//!
+//! Not here: binding sockets and starting threads ([`server`](super)), serving one connection
+//! ([`connection`](super::connection)).
+//!
+//! # Invariants
+//!
+//! * An accepted connection is answered, also while the server shuts down, until the deadline.
+//! * No client is left in the listen backlog: a worker without room refuses it at once.
+
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::HeaderValue;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::client::ClientLimits;
+use super::overload::Overload;
+use super::registry::{ConnectionRegistry, IdlePolicy};
+use crate::forward::Forward;
+use crate::forward::tunnel::CLOSING_WEBSOCKETS;
+use crate::metrics::WorkerMetrics;
+use crate::routing::table::Table;
+use crate::runtime::shortage::is_shortage;
+use crate::settings::ForwardSettings;
+
+/// Pause after a failed accept. It ends early when a client disconnects, which frees a file descriptor.
+const ACCEPT_RETRY: Duration = Duration::from_millis(10);
+/// Shortest interval between two log lines about failed accepts.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a new client waits for the connection that is evicted in its favour.
+const EVICTION_TIMEOUT: Duration = Duration::from_millis(20);
+
+/// How a server stops.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stop {
+    pub(super) deadline: Instant,
+    pub(super) idle: IdlePolicy,
+}
+
+/// What one worker thread runs with.
+pub(super) struct Worker {
+    pub(super) index: usize,
+    pub(super) listeners: Vec<std::net::TcpListener>,
+    pub(super) forward: ForwardSettings,
+    pub(super) table: Arc<Table>,
+    pub(super) metrics: Arc<WorkerMetrics>,
+    pub(super) max_connections: usize,
+    pub(super) max_requests: usize,
+    pub(super) limits: ClientLimits,
+    pub(super) stop: watch::Receiver<Option<Stop>>,
+}
+
+impl Worker {
+    /// Serves until the server stops and everything in flight has ended, or its deadline has passed.
+    pub(super) async fn run(mut self) {
+        let forward = Forward::new(&self.forward, self.table.worker(self.index), self.metrics.clone());
+        let listeners: std::io::Result<Vec<_>> = self.listeners.into_iter().map(TcpListener::from_std).collect();
+        let (forward, listeners) = match (forward, listeners) {
+            (Ok(forward), Ok(listeners)) => (forward, listeners),
+            (Err(error), _) => return tracing::error!(%error, "a worker cannot run"),
+            (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
+        };
+        let look_every = (self.limits.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let secure = self.limits.tls.is_some();
+        let limit =
+            ConnectionLimit { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
+        let clients = Rc::new(ConnectionRegistry::new(self.limits, self.max_requests, self.metrics.clone()));
+        let watched = clients.clone();
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(look_every).await;
+                watched.check();
+            }
+        });
+        tokio::select! {
+            () = accept_all(&listeners, &clients, &forward, &limit) => {}
+            _ = self.stop.wait_for(Option::is_some) => {}
+        }
+        accept_backlog(&listeners, &clients, &forward).await;
+        drop(listeners);
+        let stop = *self.stop.borrow();
+        let Stop { deadline, idle } = stop.unwrap_or(Stop { deadline: Instant::now(), idle: IdlePolicy::Close });
+        clients.finish(idle);
+        // WebSockets never end by themselves, and closing them takes a moment.
+        let notice = deadline.checked_sub(CLOSING_WEBSOCKETS).unwrap_or(deadline);
+        if tokio::time::timeout_at(notice, drained(&clients, &self.metrics)).await.is_ok() {
+            return;
+        }
+        forward.end_websockets();
+        if tokio::time::timeout_at(deadline, drained(&clients, &self.metrics)).await.is_err() {
+            clients.close();
+            // Each connection task needs one turn to close properly.
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Bounds how many clients a worker serves at a time.
+struct ConnectionLimit {
+    /// Most clients at a time.
+    most: usize,
+    /// A client that has been idle for longer may be evicted. Idleness is measured no finer than this.
+    idle: Duration,
+    secure: bool,
+    metrics: Arc<WorkerMetrics>,
+}
+
+impl ConnectionLimit {
+    /// Returns whether there is room for one more client, evicting an idle one if need be. Clients never wait in the listen
+    /// backlog instead: there, those who keep a worker full would keep all others waiting, without a response.
+    async fn has_room(&self, clients: &ConnectionRegistry) -> bool {
+        if clients.count() < self.most {
+            return true;
+        }
+        if clients.close_one(self.idle, self.most) {
+            let leaves = async {
+                while clients.count() >= self.most {
+                    clients.left.notified().await;
+                }
+            };
+            let _ = tokio::time::timeout(EVICTION_TIMEOUT, leaves).await;
+        }
+        clients.count() < self.most
+    }
+}
+
+/// Accepts the connections that the kernel has completed already: to their clients they are established.
+async fn accept_backlog(listeners: &[TcpListener], clients: &Rc<ConnectionRegistry>, forward: &Forward) {
+    for listener in listeners {
+        while let Some(Ok((stream, peer))) = std::future::poll_fn(|context| match listener.poll_accept(context) {
+            Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
+            Poll::Pending => Poll::Ready(None),
+        })
+        .await
+        {
+            serve(clients, forward, stream, peer);
+        }
+    }
+}
+
+/// Returns once no client is connected and no request is in flight.
+async fn drained(clients: &ConnectionRegistry, metrics: &WorkerMetrics) {
+    while clients.count() > 0 || metrics.requests_in_flight() > 0 {
+        // An exchange whose client has gone ends without a notification.
+        tokio::select! {
+            () = clients.left.notified() => {}
+            () = tokio::time::sleep(Duration::from_millis(5)) => {}
+        }
+    }
+}
+
+/// Accepts from all listeners for ever.
+async fn accept_all(
+    listeners: &[TcpListener],
+    clients: &Rc<ConnectionRegistry>,
+    forward: &Forward,
+    limit: &ConnectionLimit,
+) {
+    let overload = Overload::default();
+    join_all(listeners.iter().map(|listener| accept(listener, clients, forward, limit, &overload))).await;
+    // A worker without a listener waits for the server to stop.
+    std::future::pending().await
+}
+
+/// Accepts from one listener for ever, within the limit.
+async fn accept(
+    listener: &TcpListener,
+    clients: &Rc<ConnectionRegistry>,
+    forward: &Forward,
+    limit: &ConnectionLimit,
+    overload: &Overload,
+) {
+    let mut logged: Option<Instant> = None;
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                if limit.has_room(clients).await {
+                    serve(clients, forward, stream, peer);
+                } else {
+                    overload.send_away(stream, limit.secure, &limit.metrics);
+                }
+            }
+            Err(error) => {
+                // Neither a client's failure nor a lack of file descriptors ends the server.
+                if error.kind() == std::io::ErrorKind::ConnectionAborted {
+                    continue;
+                }
+                let closes_idle = is_shortage(&error);
+                if logged.is_none_or(|logged| logged.elapsed() > LOG_INTERVAL) {
+                    logged = Some(Instant::now());
+                    tracing::warn!(%error, closes_idle, "cannot accept connections; trying again");
+                }
+                if closes_idle && forward.close_idle() == 0 {
+                    clients.close_one(Duration::ZERO, 0);
+                }
+                let _ = tokio::time::timeout(ACCEPT_RETRY, clients.left.notified()).await;
+            }
+        }
+    }
+}
+
+fn serve(clients: &Rc<ConnectionRegistry>, forward: &Forward, stream: TcpStream, peer: SocketAddr) {
+    let served = clients.seat(peer.ip()).serve(stream, address_of(peer.ip()), forward.clone());
+    tokio::task::spawn_local(served);
+}
+
+/// Returns the client's address for `x-forwarded-for`. An IPv4-mapped IPv6 address is written as IPv4.
+fn address_of(ip: IpAddr) -> HeaderValue {
+    HeaderValue::try_from(ip.to_canonical().to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
+}

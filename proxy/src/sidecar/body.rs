@@ -1,0 +1,12 @@
+//! The body of a response to a router, and the error that breaks it.
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use http_body_util::combinators::UnsyncBoxBody;
+
+pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+pub(super) fn empty() -> ResponseBody {
+    http_body_util::Empty::new().map_err(|never| match never {}).boxed_unsync()
+}

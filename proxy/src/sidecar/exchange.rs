@@ -1,0 +1,222 @@
+//! Sees one exchange with the service through: the request, the response, and what is left of either.
+//!
+//! Not here: beginning an exchange ([`forwarder`](super::forwarder)), and when the service has ended one
+//! ([`service_side`](super::service_side)).
+//!
+//! # Invariants
+//!
+//! * An exchange lasts until the service has ended it, whether its router is still there or not.
+//! * A request of which nothing was sent is answered `421` with the mark.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use http::{Request, Response, StatusCode};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use http_body_util::channel::Channel;
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::capture_connection;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use super::body::{BoxError, ResponseBody, empty};
+use super::connection::Connector;
+use super::expect::{RequestBody, Upload};
+use super::heads::strip_hop_by_hop;
+use super::http2::{Failure, Http2};
+use super::local_reply::LocalReplies;
+use super::service_side::{Side, within};
+use super::tunnel::join;
+use super::upstream::Upstream;
+use crate::message::frames::poll_telling_frame;
+use crate::message::header_names::SEGUE_REASON;
+
+/// How long an HTTP/2 response is read on after its router has gone, before its stream is reset.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Frames of a response that are read ahead of the router.
+const READ_AHEAD_FRAMES: usize = 4;
+
+/// A request that is about to be sent.
+pub(super) struct Exchange {
+    pub(super) upstream: Upstream,
+    pub(super) replies: LocalReplies,
+    /// Ends when the router is gone.
+    pub(super) abandoned: WaitForCancellationFutureOwned,
+    pub(super) upload: oneshot::Receiver<Upload>,
+    pub(super) to_router: oneshot::Sender<Response<ResponseBody>>,
+}
+
+impl Exchange {
+    pub(super) async fn over_http1(
+        self,
+        client: Client<Connector, RequestBody>,
+        mut request: Request<RequestBody>,
+        switch: Option<OnUpgrade>,
+    ) {
+        let captured = capture_connection(&mut request);
+        let sending = async {
+            client.request(request).await.map_err(|error| {
+                let unsent = |error: &hyper_util::client::legacy::Error| {
+                    let source = std::error::Error::source(error)?;
+                    Some(source.downcast_ref::<hyper::Error>()?.is_canceled())
+                };
+                match error.is_connect() {
+                    true => Failure::Unreachable(error.into()),
+                    false if unsent(&error) == Some(true) => Failure::Unprocessed,
+                    false => Failure::Broken(error.into()),
+                }
+            })
+        };
+        let service = Side::Http1(captured);
+        self.see_through(sending, service, switch).await;
+    }
+
+    pub(super) async fn over_http2(self, client: Http2, request: Request<RequestBody>) {
+        let used = Arc::default();
+        let service = Side::Http2(client.clone(), Arc::clone(&used));
+        self.see_through(client.request(request, &used), service, None).await;
+    }
+
+    /// Sends the request, responds to the router, and returns once the service has ended the exchange.
+    async fn see_through(
+        self,
+        sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
+        service: Side,
+        switch: Option<OnUpgrade>,
+    ) {
+        let Exchange { upstream, replies, abandoned, upload, to_router } = self;
+        let Some((result, until)) = response_head(sending, abandoned, &service, &upstream).await else { return };
+        let responding = Responding { upstream, replies, to_router, service, until };
+        match result {
+            Err(failure) => responding.fail(failure).await,
+            Ok(mut response) => {
+                response.headers_mut().remove(SEGUE_REASON);
+                if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    responding.switch_protocols(response, switch).await;
+                } else {
+                    responding.relay(response, upload).await;
+                }
+            }
+        }
+    }
+}
+
+/// Waits for the head of the response. Returns it along with the time at which the service stops being waited for, if its
+/// router has gone. Returns `None` if the exchange is over.
+async fn response_head(
+    sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
+    abandoned: WaitForCancellationFutureOwned,
+    service: &Side,
+    upstream: &Upstream,
+) -> Option<(Result<Response<Incoming>, Failure>, Option<Instant>)> {
+    let mut sending = pin!(sending);
+    match select(sending.as_mut(), pin!(abandoned)).await {
+        Either::Left((result, _)) => Some((result, None)),
+        // Nothing was sent, and nothing will be.
+        Either::Right(_) if !service.is_used() => None,
+        // The router has gone, so the service has only as long as its bound.
+        Either::Right(_) => {
+            service.finish();
+            let until = upstream.work_ends_within.map(|bound| Instant::now() + bound);
+            within(until, sending).await.map(|result| (result, until))
+        }
+    }
+}
+
+/// An exchange whose response has begun, or that has failed.
+struct Responding {
+    upstream: Upstream,
+    replies: LocalReplies,
+    to_router: oneshot::Sender<Response<ResponseBody>>,
+    service: Side,
+    /// When the service stops being waited for, if its router has gone.
+    until: Option<Instant>,
+}
+
+impl Responding {
+    /// Responds in place of the service, and returns once the service has ended what it was sent.
+    async fn fail(self, failure: Failure) {
+        let Responding { upstream, replies, to_router, service, until } = self;
+        let answer = match failure {
+            Failure::Unreachable(error) => {
+                tracing::debug!(%error, "the service cannot be reached; the request is given back");
+                upstream.traffic.refused();
+                return drop(to_router.send(replies.unreachable()));
+            }
+            Failure::Unprocessed => return drop(to_router.send(replies.unprocessed())),
+            Failure::Broken(error) => {
+                tracing::debug!(%error, "an exchange with the service broke");
+                replies.broken()
+            }
+        };
+        let _ = to_router.send(answer);
+        service.closed(&upstream, until).await;
+    }
+
+    /// Forwards the response, and then bytes both ways.
+    async fn switch_protocols(self, mut response: Response<Incoming>, switch: Option<OnUpgrade>) {
+        let Responding { upstream, replies, to_router, service, until } = self;
+        let Some(router) = switch else {
+            // The request did not ask for it.
+            drop(response);
+            let _ = to_router.send(replies.broken());
+            return service.closed(&upstream, until).await;
+        };
+        let switched = hyper::upgrade::on(&mut response);
+        strip_hop_by_hop(response.headers_mut(), true);
+        // If the router has gone, its side of the upgrade fails.
+        let _ = to_router.send(response.map(|_| empty()));
+        join(router, switched, &upstream).await;
+    }
+
+    /// Forwards the response, reads it to its end whether its router does or not, and returns once the upload has ended.
+    async fn relay(self, response: Response<Incoming>, upload: oneshot::Receiver<Upload>) {
+        let Responding { upstream, to_router, service, mut until, .. } = self;
+        let (mut head, mut body) = response.into_parts();
+        strip_hop_by_hop(&mut head.headers, false);
+        if body.is_end_stream() {
+            let _ = to_router.send(Response::from_parts(head, empty()));
+            return service.has_all(upload, &upstream, until).await;
+        }
+        let (mut sender, channel) = Channel::<Bytes, BoxError>::new(READ_AHEAD_FRAMES);
+        let mut read = to_router.send(Response::from_parts(head, channel.boxed_unsync())).is_ok();
+        let (mut told, mut reset_at) = (false, None);
+        loop {
+            if !read && !std::mem::replace(&mut told, true) {
+                service.finish();
+                until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
+                reset_at = service.is_told_by_reset().then(|| Instant::now() + UNREAD_TIMEOUT);
+            }
+            let next = poll_fn(|context| poll_telling_frame(&mut body, context));
+            let Some(frame) = within(until.into_iter().chain(reset_at).min(), next).await else {
+                if until.is_none_or(|until| Instant::now() < until) {
+                    // The response does not end, so its stream is reset: there is no other way to tell the service.
+                    drop(body);
+                    service.closed(&upstream, until).await;
+                }
+                return;
+            };
+            match frame {
+                None => {
+                    drop(sender);
+                    return service.has_all(upload, &upstream, until).await;
+                }
+                Some(Err(error)) => {
+                    sender.abort(error.into());
+                    drop(body);
+                    return service.closed(&upstream, until).await;
+                }
+                Some(Ok(frame)) if read => read = sender.send(frame).await.is_ok(),
+                Some(Ok(_)) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Takes a router's requests and begins an exchange with the service for each.
+//!
+//! Not here: how an exchange goes on ([`exchange`](super::exchange)).
+//!
+//! # Invariants
+//!
+//! * An exchange outlives its router: it runs in a task of its own, which only the loss of the pod's lease cuts off.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+
+use futures_util::future::{Either, select};
+use http::{Request, Response, Version};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use segue_coordination::pod::{InFlight, Owned};
+use tokio::sync::oneshot;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tower::Service;
+
+use super::body::ResponseBody;
+use super::connection::{CONNECT_TIMEOUT, Connector};
+use super::exchange::Exchange;
+use super::expect::RequestBody;
+use super::heads::prepare;
+use super::http2::Http2;
+use super::local_reply::LocalReplies;
+use super::upstream::Upstream;
+use crate::message::headers::wants_upgrade;
+use crate::message::local_reply::is_grpc;
+
+/// Forwards requests to the service.
+#[derive(Debug, Clone)]
+pub(super) struct Forwarder {
+    upstream: Upstream,
+    http1: Client<Connector, RequestBody>,
+    http2: Http2,
+}
+
+impl Forwarder {
+    pub(super) fn new(upstream: Upstream) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        // Retries only requests that hyper hands back unsent because the service has just closed the connection.
+        let http1 = Client::builder(TokioExecutor::new())
+            .retry_canceled_requests(true)
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .build(Connector { connector, traffic: upstream.traffic.clone() });
+        let http2 = Http2::new(upstream.address.clone(), upstream.traffic.clone());
+        Forwarder { upstream, http1, http2 }
+    }
+
+    /// Begins an exchange and returns it along with its response. `lost` ends when the pod's lease is lost.
+    pub(super) fn exchange(
+        &self,
+        mut request: Request<Incoming>,
+        replies: LocalReplies,
+        abandoned: WaitForCancellationFutureOwned,
+        lost: WaitForCancellationFutureOwned,
+    ) -> (impl Future<Output = ()> + Send + 'static, oneshot::Receiver<Response<ResponseBody>>) {
+        let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
+        prepare(&mut request, &self.upstream.address, switch.is_some());
+        let (request, upload) = RequestBody::of(request, lost);
+        let (to_router, answer) = oneshot::channel();
+        let exchange = Exchange { upstream: self.upstream.clone(), replies, abandoned, upload, to_router };
+        let sending = match request.version() {
+            Version::HTTP_2 => Either::Left(exchange.over_http2(self.http2.clone(), request)),
+            _ => Either::Right(exchange.over_http1(self.http1.clone(), request, switch)),
+        };
+        (sending, answer)
+    }
+}
+
+impl Service<Request<Incoming>> for Forwarder {
+    type Response = Response<ResponseBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let owned = request.extensions().get::<Owned>();
+        let replies = LocalReplies { partition: owned.map(|owned| owned.partition), grpc: is_grpc(request.headers()) };
+        let Some((hold, abandoned)) = owned.and_then(|owned| Some((owned.hold()?, owned.abandoned()))) else {
+            // Every request that the layer accepts has one.
+            return Box::pin(std::future::ready(Ok(replies.not_owned())));
+        };
+        let under_way = self.upstream.traffic.enter();
+        let (sending, answer) = self.exchange(request, replies, abandoned, hold.lost());
+        // A task of its own, so that a router that disconnects does not end what the service has begun.
+        tokio::spawn(async move {
+            let lost = pin!(hold.lost());
+            if let Either::Left(_) = select(lost, pin!(sending)).await {
+                tracing::warn!("the pod's lease is lost: an exchange was cut off");
+            }
+            drop(under_way);
+            drop::<InFlight>(hold);
+        });
+        Box::pin(async move { Ok(answer.await.unwrap_or_else(|_| replies.broken())) })
+    }
+}

@@ -1,0 +1,62 @@
+//! Rewrites the heads of requests and responses that are forwarded: the target, and the headers of a single connection
+//! (RFC 9110, 7.6.1).
+//!
+//! Pure.
+
+use http::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
+use http::uri::{Authority, Scheme};
+use http::{Request, Uri, Version};
+use hyper::body::Incoming;
+
+const HOP_BY_HOP: [HeaderName; 5] = [
+    CONNECTION,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+/// Rewrites a router's request for the service. With `upgrade` it keeps what asks for another protocol.
+pub(super) fn prepare(request: &mut Request<Incoming>, upstream: &Authority, upgrade: bool) {
+    let path = request.uri().path_and_query().cloned();
+    let authority = request.uri().authority().cloned();
+    let by_http2 = request.version() == Version::HTTP_2;
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(Scheme::HTTP);
+    // By HTTP/1.1 this is the address to connect to, and the host is a header.
+    parts.authority = authority.clone().filter(|_| by_http2).or_else(|| Some(upstream.clone()));
+    parts.path_and_query = Some(path.unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")));
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+    if !by_http2 {
+        *request.version_mut() = Version::HTTP_11;
+    }
+    let headers = request.headers_mut();
+    match authority.and_then(|authority| HeaderValue::try_from(authority.as_str()).ok()) {
+        Some(_) if by_http2 => drop(headers.remove(HOST)),
+        Some(host) => drop(headers.entry(HOST).or_insert(host)),
+        None => {}
+    }
+    strip_hop_by_hop(headers, upgrade);
+}
+
+/// Removes the headers of a single connection. With `upgrade` it keeps those that agree on another protocol.
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, upgrade: bool) {
+    let to = headers.get(UPGRADE).cloned().filter(|_| upgrade);
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    named.iter().chain(&HOP_BY_HOP).for_each(|name| drop(headers.remove(name)));
+    if headers.get(TE).is_some_and(|value| value != "trailers") {
+        headers.remove(TE);
+    }
+    if let Some(to) = to {
+        headers.insert(UPGRADE, to);
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+}

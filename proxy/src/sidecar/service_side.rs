@@ -1,0 +1,83 @@
+//! The service's side of an exchange: how the service learns that its router has gone, and when it has ended its work.
+//!
+//! # Invariants
+//!
+//! * The service learns that its router has gone by a half-closed connection (HTTP/1.1) or by a reset (HTTP/2).
+//! * An exchange that broke counts until the service has closed its connection, or until its bound has passed.
+
+use std::future::Future;
+use std::sync::{Arc, PoisonError};
+
+use hyper_util::client::legacy::connect::CaptureConnection;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+
+use super::connection::ServiceConnection;
+use super::expect::Upload;
+use super::http2::{self, Http2};
+use super::upstream::Upstream;
+
+/// The service's side of an exchange.
+pub(super) enum Side {
+    Http1(CaptureConnection),
+    Http2(Http2, Arc<http2::Used>),
+}
+
+impl Side {
+    /// Returns whether the service can only be told by a reset, after which the end of its work on the stream cannot be seen.
+    pub(super) fn is_told_by_reset(&self) -> bool {
+        matches!(self, Side::Http2(..))
+    }
+
+    /// Returns whether anything can have been sent to the service.
+    pub(super) fn is_used(&self) -> bool {
+        match self {
+            Side::Http1(captured) => captured.connection_metadata().is_some(),
+            Side::Http2(_, used) => used.lock().unwrap_or_else(PoisonError::into_inner).is_some(),
+        }
+    }
+
+    /// Tells the service that its router has gone, if the end of its work can still be seen afterwards.
+    pub(super) fn finish(&self) {
+        if let Side::Http1(captured) = self {
+            if let Some(connected) = &*captured.connection_metadata() {
+                connected.poison();
+            }
+            if let Some(connection) = ServiceConnection::of(captured) {
+                connection.finish();
+            }
+        }
+    }
+
+    /// Returns once the upload of an answered exchange has ended as well. A service that resets its stream then has ended its
+    /// work; one whose upload was cut off on this side may still work on what it has. A router that has gone is noticed only
+    /// when the service reads on, because until then hyper does not ask for more of the upload.
+    pub(super) async fn has_all(self, upload: oneshot::Receiver<Upload>, upstream: &Upstream, until: Option<Instant>) {
+        match within(until, upload).await {
+            None | Some(Ok(Upload::Whole)) => {}
+            Some(Ok(Upload::Refused)) if self.is_told_by_reset() => {}
+            Some(_) => self.closed(upstream, until).await,
+        }
+    }
+
+    /// Returns once the service has closed the connection of an exchange that broke, or its bound has passed. Nothing else
+    /// shows that its work has ended.
+    pub(super) async fn closed(self, upstream: &Upstream, until: Option<Instant>) {
+        let connection = match self {
+            Side::Http1(captured) => ServiceConnection::of(&captured),
+            Side::Http2(client, used) => client.retire(&used).await,
+        };
+        let until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
+        if let Some(connection) = connection {
+            within(until, connection.closed()).await;
+        }
+    }
+}
+
+/// Returns the output of `future`, or `None` if it is not there in time.
+pub(super) async fn within<T>(until: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
+    match until {
+        None => Some(future.await),
+        Some(until) => timeout_at(until, future).await.ok(),
+    }
+}

@@ -1,0 +1,121 @@
+//! The connections of one worker to one pod, and the one that an exchange gets of them.
+//!
+//! Not here: making a connection ([`upstream`](super)), and how an exchange goes on ([`exchange`](super::exchange)).
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+
+use http::request::Parts;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::backoff::BackOff;
+use super::error::Spared;
+use super::exchange::Exchange;
+use super::http1::{self, Connection};
+use super::http2::{self, Lease, Sessions};
+use super::pool::Pool;
+use super::wanted::Wanted;
+use crate::message::header_scan::HeaderScan;
+use crate::message::headers::RoutingHeaders;
+use crate::message::local_reply::LocalReply;
+use crate::message::request_body::Attempt;
+use crate::runtime::coarse_timer::CoarseTimer;
+
+/// How many connections a worker makes to a pod at a time. Servers usually let 128 wait to be accepted; what comes on top
+/// is dropped without a word, and the pod would look as if it could not be reached.
+const CONNECTING: usize = 16;
+
+/// The connections to one pod.
+pub(super) struct PodConnections {
+    pub(super) pool: Rc<Pool<Connection>>,
+    pub(super) whole: Sessions,
+    pub(super) uploading: Sessions,
+    pub(super) back_off: Cell<BackOff>,
+    pub(super) connecting: Semaphore,
+}
+
+impl PodConnections {
+    pub(super) fn new(max_idle: usize, watch: CoarseTimer) -> Self {
+        PodConnections {
+            pool: Rc::new(Pool::new(max_idle, watch)),
+            whole: Sessions::new(http2::WHOLE),
+            uploading: Sessions::new(http2::UPLOADING),
+            back_off: Cell::default(),
+            connecting: Semaphore::new(CONNECTING),
+        }
+    }
+
+    /// A connection that is open.
+    pub(super) fn open(&self, wanted: Wanted) -> Option<Checkout> {
+        match self.sessions(wanted).filter(|sessions| !sessions.is_declined()) {
+            Some(sessions) => sessions.open().map(Checkout::Http2),
+            None => self.pool.take().map(|connection| self.http1(connection, false)),
+        }
+    }
+
+    pub(super) fn sessions(&self, wanted: Wanted) -> Option<&Sessions> {
+        match wanted {
+            Wanted::Http1 => None,
+            Wanted::Http2Whole => Some(&self.whole),
+            Wanted::Http2Uploading => Some(&self.uploading),
+        }
+    }
+
+    pub(super) fn http1(&self, connection: Connection, fresh: bool) -> Checkout {
+        Checkout::Http1 { connection, pool: self.pool.clone(), fresh }
+    }
+
+    pub(super) fn may_connect(&self) -> io::Result<()> {
+        let mut back_off = self.back_off.get();
+        let may = back_off.may_try(Instant::now(), rand::random());
+        self.back_off.set(back_off);
+        if may { Ok(()) } else { Err(Spared.into()) }
+    }
+
+    /// True: for the first time.
+    pub(super) fn failed(&self) -> bool {
+        let mut back_off = self.back_off.get();
+        let first = back_off.failed(Instant::now(), rand::random());
+        self.back_off.set(back_off);
+        first
+    }
+}
+
+/// A way to a pod for one request.
+pub(crate) enum Checkout {
+    Http1 { connection: Connection, pool: Rc<Pool<Connection>>, fresh: bool },
+    Http2(Lease),
+}
+
+impl Checkout {
+    /// The connection was made for this request.
+    pub(crate) fn is_fresh(&self) -> bool {
+        match self {
+            Checkout::Http1 { fresh, .. } => *fresh,
+            Checkout::Http2(lease) => lease.fresh,
+        }
+    }
+
+    /// Begins to send a request, unless its head is more than a pod takes.
+    pub(crate) fn begin(
+        self,
+        head: &Parts,
+        scan: HeaderScan,
+        routing: &RoutingHeaders<'_>,
+        attempt: Attempt,
+        upgrade: bool,
+        max_header_bytes_http2: usize,
+    ) -> Result<Exchange, LocalReply> {
+        Ok(match self {
+            Checkout::Http1 { connection, pool, .. } => {
+                Exchange::Http1(http1::Exchange::new(connection, pool, head, scan, routing, attempt, upgrade))
+            }
+            Checkout::Http2(lease) => {
+                let exchange = http2::Exchange::new(lease, head, scan, routing, attempt, max_header_bytes_http2)?;
+                Exchange::Http2(exchange)
+            }
+        })
+    }
+}

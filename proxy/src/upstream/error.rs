@@ -1,0 +1,54 @@
+//! How sending a request fails, and how an exchange breaks.
+//!
+//! Not here: what to do about it ([`forward`](crate::forward)).
+//!
+//! # Invariants
+//!
+//! * Every failure says whether a byte of the request can have reached the pod. Only if none can is it
+//!   [`SendError::NotSent`].
+
+use std::io;
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(crate) enum SendError {
+    /// It is certain that no pod acted on the request.
+    NotSent(io::Error),
+    /// It is certain here too, but the pod has ended the whole connection with an error, and the request may be the cause.
+    Rejected(io::Error),
+    /// A pod may have.
+    Failed(Broken),
+}
+
+/// How an exchange broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Broken {
+    /// The client did not send its whole request.
+    #[error("the client cut its request off")]
+    CutOff,
+    /// The request's trailers are larger than pods take.
+    #[error("the request's trailers are too large")]
+    TrailersTooLarge,
+    /// The pod closed the connection before the end.
+    #[error("the pod closed the connection before the end of the exchange")]
+    Closed,
+    /// The pod's answer makes no sense.
+    #[error("the pod's answer is not valid HTTP")]
+    Garbled,
+}
+
+/// No connection was tried, as one has just failed.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("a connection has just failed; not tried again yet")]
+pub(super) struct Spared;
+
+impl From<Spared> for io::Error {
+    fn from(spared: Spared) -> Self {
+        io::Error::new(io::ErrorKind::ResourceBusy, spared)
+    }
+}
+
+/// Whether the pod was not even tried.
+pub(crate) fn was_spared(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Spared>())
+}

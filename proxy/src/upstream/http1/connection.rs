@@ -1,0 +1,59 @@
+//! An HTTP/1.1 connection to a pod, between two exchanges.
+//!
+//! # Invariants
+//!
+//! * A connection on which anything is unread is not used again.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::time::Instant;
+
+use crate::tls::Stream;
+use crate::upstream::pool::Idle;
+
+pub(super) const READ_BYTES: usize = 8 << 10;
+/// Connections that were idle for longer are looked at before they are used: their pod may have closed them, and the
+/// event may not have been seen yet.
+const FRESH: Duration = Duration::from_secs(1);
+/// Idle connections older than this are closed, unless the pod has named a time: services close theirs after a minute or
+/// more, and a request that is on its way at that moment is lost.
+pub(in crate::upstream) const MAX_IDLE_AGE: Duration = Duration::from_secs(50);
+
+/// A connection to a pod, between two exchanges.
+pub(crate) struct Connection {
+    pub(super) stream: Stream,
+    pub(super) read: BytesMut,
+    pub(super) write: BytesMut,
+    pub(super) idle_since: Instant,
+    /// How long it may be idle.
+    pub(super) keep_for: Duration,
+    /// No request has been sent on it.
+    pub(super) is_first: bool,
+    /// The pod may have sent something behind its last answer.
+    pub(super) is_doubtful: bool,
+}
+
+impl Connection {
+    pub(in crate::upstream) fn new(stream: Stream, now: Instant) -> Self {
+        Connection {
+            stream,
+            read: BytesMut::with_capacity(READ_BYTES),
+            write: BytesMut::new(),
+            idle_since: now,
+            keep_for: MAX_IDLE_AGE,
+            is_first: true,
+            is_doubtful: false,
+        }
+    }
+}
+
+impl Idle for Connection {
+    /// Returns whether another request may be sent on it: the pod has left it open, as far as can be told, and is not about
+    /// to close it.
+    fn is_open(&mut self, now: Instant) -> bool {
+        let idle = now.saturating_duration_since(self.idle_since);
+        let trusted = idle < FRESH && !self.is_doubtful;
+        idle < self.keep_for && self.stream.is_quiet() && (trusted || self.stream.is_silent())
+    }
+}
