@@ -7,6 +7,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod coordinator;
+pub mod local_reply;
 pub mod participant;
 pub mod pod;
 pub mod router;

@@ -8,11 +8,9 @@ use segue_protocol::headers;
 use segue_protocol::ids::PartitionId;
 
 use super::ownership::Refusal;
+use crate::local_reply::Cause;
 
 const MISDIRECTED: HeaderName = HeaderName::from_static(headers::SEGUE_MISDIRECTED);
-const REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
-const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
 /// Returns whether the request wants its response as gRPC.
 pub(super) fn is_grpc(request: &HeaderMap) -> bool {
@@ -30,7 +28,9 @@ pub(super) fn refused(why: Refusal, partition: Option<PartitionId>, grpc: bool) 
         Refusal::NotOwner => "this pod does not own the partition at the epoch of the request",
     };
     // 9 is FAILED_PRECONDITION.
-    let mut answer = answer(StatusCode::MISDIRECTED_REQUEST, "9", message, why.as_str(), partition, grpc);
+    let status = StatusCode::MISDIRECTED_REQUEST;
+    let cause = Cause { status, grpc_status: "9", reason: why.as_str(), error: message };
+    let mut answer = cause.response(partition, grpc);
     answer.headers_mut().insert(MISDIRECTED, HeaderValue::from_static("1"));
     answer
 }
@@ -48,29 +48,6 @@ pub(super) fn mark_own<B>(response: &mut Response<B>) {
 pub(super) fn lost(partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
     let message = "the pod lost its lease while it worked on the request, which may have been applied or not";
     // 2 is UNKNOWN.
-    answer(StatusCode::INTERNAL_SERVER_ERROR, "2", message, "lease-lost", partition, grpc)
-}
-
-fn answer(
-    status: StatusCode,
-    grpc_status: &'static str,
-    message: &'static str,
-    reason: &'static str,
-    partition: Option<PartitionId>,
-    grpc: bool,
-) -> Response<Bytes> {
-    let mut answer = Response::new(Bytes::new());
-    answer.headers_mut().insert(REASON, HeaderValue::from_static(reason));
-    if grpc {
-        let headers = answer.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        headers.insert(GRPC_STATUS, HeaderValue::from_static(grpc_status));
-        headers.insert(GRPC_MESSAGE, HeaderValue::from_static(message));
-        return answer;
-    }
-    let body = serde_json::json!({ "error": message, "reason": reason, "partition": partition });
-    *answer.status_mut() = status;
-    *answer.body_mut() = Bytes::from(body.to_string());
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    answer
+    let status = StatusCode::INTERNAL_SERVER_ERROR;
+    Cause { status, grpc_status: "2", reason: "lease-lost", error: message }.response(partition, grpc)
 }

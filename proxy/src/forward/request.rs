@@ -75,7 +75,7 @@ impl ForwardRequest {
             }
             shared.metrics.answered(own);
             shared.metrics.took(self.arrived.elapsed());
-            let mut answer = own.answer(self.partition, is_grpc(&self.head.headers)).map(ResponseBody::whole);
+            let mut answer = own.response(self.partition, is_grpc(&self.head.headers)).map(ResponseBody::whole);
             self.announce_close(&mut answer);
             answer
         })

@@ -4,17 +4,14 @@
 //! follows a request which a pod may have acted on looks as if it were safe to send again.
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response, StatusCode};
+use segue_coordination::local_reply::Cause;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 
-use super::header_names::SEGUE_REASON;
 use crate::routing::partition_key::Unlocated;
 use crate::routing::table::Refusal;
-
-const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
 /// Whether a pod's own answer, which its layer or sidecar gives, may tell clients this reason.
 pub(crate) fn is_pods_reason(reason: &HeaderValue) -> bool {
@@ -166,39 +163,16 @@ impl LocalReply {
         }
     }
 
-    /// The body of the answer.
-    pub(crate) fn body(self, partition: Option<PartitionId>) -> Bytes {
-        let (error, reason) = (self.error(), self.reason());
-        let text = match partition {
-            Some(partition) => format!(r#"{{"error":"{error}","reason":"{reason}","partition":{partition}}}"#),
-            None => format!(r#"{{"error":"{error}","reason":"{reason}","partition":null}}"#),
-        };
-        Bytes::from(text)
-    }
-
-    /// The answer to a request for `partition`, if it got that far; `grpc`: the request was gRPC.
-    pub(crate) fn answer(self, partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
-        let body = if grpc { Bytes::new() } else { self.body(partition) };
-        let mut answer = Response::new(body);
-        if !grpc {
-            *answer.status_mut() = self.status();
-        }
-        let length = answer.body().len();
-        let headers = answer.headers_mut();
-        headers.insert(SEGUE_REASON, HeaderValue::from_static(self.reason()));
-        if grpc {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-            headers.insert(GRPC_STATUS, HeaderValue::from_static(self.grpc_status()));
-            headers.insert(GRPC_MESSAGE, HeaderValue::from_static(self.error()));
-        } else {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
-        }
-        if self.status() == StatusCode::SERVICE_UNAVAILABLE {
+    /// Returns the response to a request for `partition`, if it got that far. `grpc`: the request was gRPC.
+    pub(crate) fn response(self, partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
+        let (status, grpc_status) = (self.status(), self.grpc_status());
+        let cause = Cause { status, grpc_status, reason: self.reason(), error: self.error() };
+        let mut response = cause.response(partition, grpc);
+        if status == StatusCode::SERVICE_UNAVAILABLE {
             // A handoff takes milliseconds; a second is the smallest that the header can say.
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        answer
+        response
     }
 }
 
@@ -237,7 +211,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_json_with_its_reason_in_header_and_body() {
-        let answer = LocalReply::StashFull.answer(Some(P7), false);
+        let answer = LocalReply::StashFull.response(Some(P7), false);
         assert_eq!(answer.status(), 503);
         assert_eq!(answer.headers()["segue-reason"], "stash-full");
         assert_eq!(answer.headers()["retry-after"], "1");
@@ -251,7 +225,7 @@ mod tests {
     fn every_answer_has_a_valid_body_and_its_own_index() {
         for (index, own) in LocalReply::ALL.into_iter().enumerate() {
             assert_eq!(own.index(), index);
-            let body: serde_json::Value = serde_json::from_slice(&own.body(None)).unwrap();
+            let body: serde_json::Value = serde_json::from_slice(own.response(None, false).body()).unwrap();
             assert_eq!(body["reason"], own.reason());
             assert!(body["partition"].is_null());
         }
@@ -260,7 +234,7 @@ mod tests {
     #[test]
     fn grpc_gets_trailers_only_and_what_may_have_taken_effect_is_not_unavailable() {
         for own in LocalReply::ALL {
-            let answer = own.answer(Some(P1), true);
+            let answer = own.response(Some(P1), true);
             assert_eq!(answer.status(), 200);
             assert!(answer.body().is_empty());
             assert_eq!(answer.headers()["segue-reason"], own.reason());

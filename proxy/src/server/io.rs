@@ -14,7 +14,6 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
 use crate::forward::client_presence::Presence;
-use crate::message::header_names::SEGUE_REASON;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;
@@ -157,22 +156,18 @@ impl ClientIo {
     }
 }
 
-/// An answer of the router's own as bytes, for where hyper cannot give it.
-pub(super) fn local_reply_bytes(own: LocalReply) -> Bytes {
-    let (status, body) = (own.status(), own.body(None));
-    let reason = status.canonical_reason().unwrap_or_default();
-    let retry_after = if status == http::StatusCode::SERVICE_UNAVAILABLE { "retry-after: 1\r\n" } else { "" };
-    let mut text = format!(
-        "HTTP/1.1 {} {reason}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
-         {retry_after}{}: {}\r\n\r\n",
-        status.as_u16(),
-        body.len(),
-        SEGUE_REASON.as_str(),
-        own.reason(),
-    )
-    .into_bytes();
-    text.extend_from_slice(&body);
-    Bytes::from(text)
+/// Returns a local reply as HTTP/1.1 writes it, for where hyper cannot give it. The connection closes behind it.
+pub(super) fn local_reply_bytes(reply: LocalReply) -> Bytes {
+    let response = reply.response(None, false);
+    let status = response.status();
+    let phrase = status.canonical_reason().unwrap_or_default();
+    let mut bytes = format!("HTTP/1.1 {} {phrase}\r\nconnection: close\r\n", status.as_u16()).into_bytes();
+    for (name, value) in response.headers() {
+        bytes.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+    }
+    bytes.extend_from_slice(b"\r\n");
+    bytes.extend_from_slice(response.body());
+    Bytes::from(bytes)
 }
 
 /// hyper's own answer to a head that is too large, in its own words: any other 431 has other headers.

@@ -3,18 +3,12 @@
 //!
 //! Pure.
 
-use http::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, UPGRADE};
 use http::uri::{Authority, Scheme};
 use http::{Request, Uri, Version};
 use hyper::body::Incoming;
 
-const HOP_BY_HOP: [HeaderName; 5] = [
-    CONNECTION,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-];
+use crate::message::header_names::is_hop_by_hop;
 
 /// Rewrites a router's request for the service. With `upgrade` it keeps what asks for another protocol.
 pub(super) fn prepare(request: &mut Request<Incoming>, upstream: &Authority, upgrade: bool) {
@@ -51,9 +45,11 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, upgrade: bool) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    named.iter().chain(&HOP_BY_HOP).for_each(|name| drop(headers.remove(name)));
-    if headers.get(TE).is_some_and(|value| value != "trailers") {
-        headers.remove(TE);
+    // The router has left the one thing that `te` may say to the service.
+    let goes = |name: &&HeaderName| is_hop_by_hop(name) && !(**name == TE && headers[TE] == "trailers");
+    let others: Vec<HeaderName> = headers.keys().filter(goes).cloned().collect();
+    for name in named.into_iter().chain(others) {
+        headers.remove(name);
     }
     if let Some(to) = to {
         headers.insert(UPGRADE, to);

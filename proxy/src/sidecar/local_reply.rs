@@ -4,14 +4,14 @@
 //! * Each has a `segue-reason`.
 //! * `421` with the mark promises that the service was sent nothing, or has not looked at it.
 
-use crate::message::header_names::{SEGUE_MISDIRECTED, SEGUE_REASON};
-use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue};
+use http::header::HeaderValue;
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
+use segue_coordination::local_reply::Cause;
 use segue_protocol::ids::PartitionId;
 
-use super::body::{ResponseBody, empty};
+use super::body::ResponseBody;
+use crate::message::header_names::SEGUE_MISDIRECTED;
 
 /// The local replies to one request, by the cause.
 #[derive(Debug, Clone, Copy)]
@@ -57,20 +57,7 @@ impl LocalReplies {
         reason: &'static str,
         error: &'static str,
     ) -> Response<ResponseBody> {
-        let mut reply = Response::new(empty());
-        if self.grpc {
-            let headers = reply.headers_mut();
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-            headers.insert("grpc-status", HeaderValue::from_static(grpc_status));
-            headers.insert("grpc-message", HeaderValue::from_static(error));
-        } else {
-            let body = serde_json::json!({ "error": error, "reason": reason, "partition": self.partition });
-            reply =
-                Response::new(Full::new(Bytes::from(body.to_string())).map_err(|never| match never {}).boxed_unsync());
-            *reply.status_mut() = status;
-            reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        }
-        reply.headers_mut().insert(SEGUE_REASON, HeaderValue::from_static(reason));
-        reply
+        let response = Cause { status, grpc_status, reason, error }.response(self.partition, self.grpc);
+        response.map(|body| Full::new(body).map_err(|never| match never {}).boxed_unsync())
     }
 }
