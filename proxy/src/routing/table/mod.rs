@@ -1,7 +1,7 @@
 //! The routing table: for each partition its gate, the pod that it leads to, and the requests that wait before it.
 //!
-//! The request path reads it without a lock; [`data_plane`](crate::routing::data_plane) changes it as the protocol says. It
-//! is a dense array by partition number with a cache line for each partition, and each worker has counters of its own.
+//! The request path reads it without a lock; `data_plane` changes it as the protocol says. It is a dense array by partition
+//! number with a cache line for each partition, and each worker has counters of its own.
 //! Elsewhere: the data (`state`), what the control side does (`cutover`), what requests do (`admission`), and what is known
 //! of a closed gate (`hold`).
 //!
