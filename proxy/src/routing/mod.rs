@@ -5,7 +5,7 @@
 //! # Invariants
 //!
 //! * No I/O: whatever two threads share goes through `sync`, so that loom sees it.
-//! * Only [`data_plane`] translates between the handoff protocol and the table.
+//! * Only `data_plane` translates between the handoff protocol and the table.
 
 pub(crate) mod client_share;
 mod data_plane;

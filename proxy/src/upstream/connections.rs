@@ -23,11 +23,11 @@ use crate::message::local_reply::LocalReply;
 use crate::message::request_body::Attempt;
 use crate::runtime::coarse_timer::CoarseTimer;
 
-/// How many connections a worker makes to a pod at a time. Servers usually let 128 wait to be accepted; what comes on top
-/// is dropped without a word, and the pod would look as if it could not be reached.
+/// Most connection attempts of a worker to one pod at a time. Servers usually queue 128 until they accept; the kernel drops
+/// what exceeds that, and the pod would look unreachable.
 const CONNECTING: usize = 16;
 
-/// The connections to one pod.
+/// The connections of one worker to one pod.
 pub(super) struct PodConnections {
     pub(super) pool: Rc<Pool<Connection>>,
     pub(super) whole: Sessions,
@@ -47,7 +47,7 @@ impl PodConnections {
         }
     }
 
-    /// A connection that is open.
+    /// Takes an open connection, if there is one.
     pub(super) fn open(&self, wanted: Wanted) -> Option<Checkout> {
         match self.sessions(wanted).filter(|sessions| !sessions.is_declined()) {
             Some(sessions) => sessions.open().map(Checkout::Http2),
@@ -74,7 +74,7 @@ impl PodConnections {
         if may { Ok(()) } else { Err(Spared.into()) }
     }
 
-    /// True: for the first time.
+    /// Records a failure. Returns whether it is the first since the last success.
     pub(super) fn failed(&self) -> bool {
         let mut back_off = self.back_off.get();
         let first = back_off.failed(Instant::now(), rand::random());
@@ -83,14 +83,14 @@ impl PodConnections {
     }
 }
 
-/// A way to a pod for one request.
+/// A connection to a pod, taken for one request.
 pub(crate) enum Checkout {
     Http1 { connection: Connection, pool: Rc<Pool<Connection>>, fresh: bool },
     Http2(Lease),
 }
 
 impl Checkout {
-    /// The connection was made for this request.
+    /// Returns whether the connection was made for this request.
     pub(crate) fn is_fresh(&self) -> bool {
         match self {
             Checkout::Http1 { fresh, .. } => *fresh,

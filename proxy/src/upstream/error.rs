@@ -9,14 +9,14 @@
 
 use std::io;
 
-/// Why there is no answer.
+/// Why a request got no response.
 #[derive(Debug)]
 pub(crate) enum SendError {
     /// It is certain that no pod acted on the request.
     NotSent(io::Error),
-    /// It is certain here too, but the pod has ended the whole connection with an error, and the request may be the cause.
+    /// It is certain here too, but the pod has closed the connection with an error, and the request may be the cause.
     Rejected(io::Error),
-    /// A pod may have.
+    /// A pod may have acted on it.
     Failed(Broken),
 }
 
@@ -32,12 +32,12 @@ pub(crate) enum Broken {
     /// The pod closed the connection before the end.
     #[error("the pod closed the connection before the end of the exchange")]
     Closed,
-    /// The pod's answer makes no sense.
+    /// The pod's response is not valid.
     #[error("the pod's answer is not valid HTTP")]
     Garbled,
 }
 
-/// No connection was tried, as one has just failed.
+/// No connection was attempted, because one has just failed.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("a connection has just failed; not tried again yet")]
 pub(super) struct Spared;
@@ -48,7 +48,7 @@ impl From<Spared> for io::Error {
     }
 }
 
-/// Whether the pod was not even tried.
+/// Returns whether no connection was attempted.
 pub(crate) fn was_spared(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Spared>())
 }

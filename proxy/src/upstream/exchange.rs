@@ -18,23 +18,23 @@ use super::{http1, http2};
 use crate::message::headers::{clean_answer, clean_answer_trailers};
 use crate::tls::Stream;
 
-/// A request on its way, until the head of its answer is there. Dropped, it is broken off.
+/// A request that is being sent, until the head of its response is there. Dropping it breaks it off.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one; a box would be one more allocation")]
 pub(crate) enum Exchange {
     Http1(http1::Exchange),
     Http2(http2::Exchange),
 }
 
-/// What a pod answered.
+/// A pod's response.
 pub(crate) enum Answer {
-    /// An answer whose body is to be read.
+    /// A response whose body is to be read.
     Response(Response<ResponseStream>),
     /// It switched protocols: its head, the bare connection, and what had been read of it.
     Switched(Response<()>, Stream, BytesMut),
 }
 
 impl Exchange {
-    /// `interim`: gets what a pod answers before its answer.
+    /// Sends the request and waits for the head of the response. `interim` gets the pod's informational responses.
     pub(crate) fn poll_answer(
         &mut self,
         context: &mut Context<'_>,
@@ -50,7 +50,7 @@ impl Exchange {
             }),
             Exchange::Http2(exchange) => ready!(exchange.poll_answer(context)).map(|(response, rest)| {
                 let (mut parts, reader) = response.into_parts();
-                // The client's connection decides about the version.
+                // The version is that of the client's connection.
                 parts.version = Version::HTTP_11;
                 clean_answer(&mut parts.headers);
                 let body = ResponseStream { source: Source::Http2(reader), rest: rest.map(Rest::new) };
@@ -70,10 +70,10 @@ fn response<B>(head: http1::ResponseHead, body: B) -> Response<B> {
     response
 }
 
-/// The body of an answer as it comes from the pod, and what is still to be sent of its request. Dropped before its end, the
-/// exchange is broken off.
+/// The body of a response as it comes from the pod, and what is still to be sent of its request. Dropping it before its end
+/// breaks the exchange off.
 pub(crate) struct ResponseStream {
-    // First, so that it is broken off before its connection is closed.
+    // Dropped first: the request is broken off before its connection is closed.
     rest: Option<Rest>,
     source: Source,
 }
@@ -84,7 +84,7 @@ enum Source {
 }
 
 impl ResponseStream {
-    /// Everything has been read.
+    /// Returns whether everything has been read.
     pub(crate) fn is_done(&self) -> bool {
         match &self.source {
             Source::Http1(reader) => reader.is_done(),
@@ -92,7 +92,7 @@ impl ResponseStream {
         }
     }
 
-    /// The whole body, if it is already here.
+    /// Returns the whole body, if it has arrived already.
     pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
         match &mut self.source {
             Source::Http1(reader) => reader.take_whole(),
@@ -100,7 +100,7 @@ impl ResponseStream {
         }
     }
 
-    /// Everything has been read, so the exchange is over once its request has been sent.
+    /// Keeps the exchange counted until its request has been sent as well. To be called once everything has been read.
     pub(crate) fn finish(self, counted: Box<impl Counted>) {
         let ResponseStream { rest, source } = self;
         let Some(rest) = rest else { return drop(counted) };
@@ -111,7 +111,7 @@ impl ResponseStream {
         rest.finish(read, counted);
     }
 
-    /// How much is left, where that is known.
+    /// Returns how much is left, where that is known.
     pub(crate) fn left(&self) -> Option<u64> {
         match &self.source {
             Source::Http1(reader) => reader.left(),

@@ -1,6 +1,7 @@
 //! Connections to pods: for each worker its own, found without a lock.
 //!
-//! This file makes connections and keeps them by pod. Each pod's stand in `connections`, exchanges over them in `exchange`.
+//! This file makes connections and keeps them by pod. Elsewhere: the connections to one pod (`connections`), exchanges over
+//! them (`exchange`), and how those fail (`error`).
 //! Not here: what to do when a pod cannot be reached or breaks an exchange ([`forward`](crate::forward)).
 
 mod backoff;
@@ -42,17 +43,18 @@ pub(crate) use http2::{CONNECTION_WINDOW, says_unprocessed};
 pub(crate) use rest::Counted;
 pub(crate) use wanted::{Wanted, Which};
 
-/// How often idle connections are looked at.
+/// Interval between two looks at idle connections.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
-const NOTE_SHORTAGE_EVERY: Duration = Duration::from_secs(10);
+/// Shortest interval between two log lines about a lack of files or ports.
+const SHORTAGE_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// One worker's connections.
+/// One worker's connections to all pods.
 pub(crate) struct Upstream {
     settings: UpstreamSettings,
     watch: CoarseTimer,
     pods: RefCell<Vec<Option<Rc<PodConnections>>>>,
     swept: RefCell<Instant>,
-    /// In which ways pods were spoken to so far, in the order of [`Wanted::ALL`].
+    /// Which of [`Wanted::ALL`] requests have wanted so far.
     spoken: [Cell<bool>; 3],
     shortage_noted: Cell<Option<Instant>>,
 }
@@ -69,7 +71,7 @@ impl Upstream {
         }
     }
 
-    /// Whether a request that came by `version` goes to pods by HTTP/2.
+    /// Returns whether a request that came by `version` goes to pods by HTTP/2.
     pub(crate) fn by_http2(&self, version: Version) -> bool {
         match self.settings.protocol {
             UpstreamProtocol::Auto => version == Version::HTTP_2,
@@ -78,13 +80,13 @@ impl Upstream {
         }
     }
 
-    /// A connection to the pod that is open; none means that [`line`](Self::line) has to wait for one.
+    /// Takes an open connection to the pod. Returns `None` if [`line`](Self::line) has to make one.
     #[inline]
     pub(crate) fn open_line(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Checkout> {
         self.lines(pod.slot).open(wanted)
     }
 
-    /// A connection to the pod, which may have to be made.
+    /// Takes a connection to the pod, making one if need be.
     pub(crate) async fn line(&self, pod: &Arc<Pod>, wanted: Wanted, which: Which) -> io::Result<Checkout> {
         let lines = self.lines(pod.slot);
         self.spoken[wanted as usize].set(true);
@@ -93,7 +95,7 @@ impl Upstream {
         {
             return Ok(line);
         }
-        // In a box, as every request would have room for it otherwise.
+        // Boxed: otherwise every request would reserve room for it.
         Box::pin(self.new_line(pod, lines, wanted, which)).await
     }
 
@@ -112,7 +114,7 @@ impl Upstream {
                 }
                 Leased::Declined(None) if which != Which::Any => {}
                 Leased::Declined(None) => {
-                    // Only now is it known that one of these may do.
+                    // Only now is it known that an HTTP/1.1 connection will do.
                     if let Some(connection) = lines.pool.take() {
                         return Ok(lines.http1(connection, false));
                     }
@@ -123,12 +125,12 @@ impl Upstream {
         Ok(lines.http1(Connection::new(stream, self.watch.now()), true))
     }
 
-    /// Has a connection to the pod made if there is none, for each way in which pods are spoken to here.
+    /// Makes a connection to the pod for each of the kinds that requests have wanted, where there is none.
     pub(crate) async fn prepare(&self, pod: &Arc<Pod>) {
         let lines = self.lines(pod.slot);
         for wanted in Wanted::ALL {
             let missing = lines.sessions(wanted).map_or_else(|| lines.pool.is_empty(), Sessions::is_empty);
-            // One that cannot be made now is made by the request that needs it, which also knows what to do if it cannot.
+            // If it cannot be made now, the request that needs it makes it, and handles the failure.
             if self.spoken[wanted as usize].get()
                 && missing
                 && let Ok(Checkout::Http1 { connection, pool, .. }) = self.line(pod, wanted, Which::Any).await
@@ -139,7 +141,7 @@ impl Upstream {
     }
 
     async fn offer_http2(&self, pod: &Pod, lines: &PodConnections) -> io::Result<Agreed> {
-        // Where nothing but HTTP/2 is to be spoken, a pod that says nothing about it is taken by its operator's word.
+        // With `protocol = "http2"` a pod that does not negotiate is taken to speak HTTP/2.
         let (offer, unsaid) = match self.settings.protocol {
             UpstreamProtocol::Auto => (Offer::Either, self.settings.tls.is_none()),
             UpstreamProtocol::Http1 | UpstreamProtocol::Http2 => (Offer::Http2, true),
@@ -166,7 +168,7 @@ impl Upstream {
             let stream = self.reach(pod).await?;
             match &self.settings.tls {
                 None => Ok(Stream::Plain(stream)),
-                // In a box, as every request would have room for a handshake otherwise, also those in clear text.
+                // Boxed: otherwise every request would reserve room for a handshake, also those in clear text.
                 Some(tls) => Box::pin(tls.connect(&pod.address, stream, offer)).await,
             }
         });
@@ -175,7 +177,7 @@ impl Upstream {
             Ok(_) => lines.back_off.set(BackOff::default()),
             Err(error) if is_shortage(error) => self.note_shortage(error),
             Err(error) => {
-                // What comes up in its place may speak something else.
+                // The process that takes its place may speak another version.
                 lines.whole.forget_choice();
                 lines.uploading.forget_choice();
                 if lines.failed() {
@@ -195,20 +197,20 @@ impl Upstream {
         Ok(stream)
     }
 
-    /// Closes idle connections by HTTP/1.1 to all pods, for want of files or ports; how many those were.
+    /// Closes idle HTTP/1.1 connections to all pods, for lack of files or ports. Returns their number.
     pub(crate) fn close_idle(&self) -> usize {
         self.pods.borrow().iter().flatten().map(|lines| lines.pool.clear()).sum()
     }
 
     fn note_shortage(&self, error: &io::Error) {
         let now = Instant::now();
-        if self.shortage_noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > NOTE_SHORTAGE_EVERY) {
+        if self.shortage_noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > SHORTAGE_LOG_INTERVAL) {
             self.shortage_noted.set(Some(now));
             tracing::warn!(%error, "no connection to a pod can be made; requests are answered with 503 overload");
         }
     }
 
-    /// Closes what is idle for too long; to be called at every tick.
+    /// Closes connections that have been idle for too long. To be called at every tick.
     pub(crate) fn sweep(&self) {
         let now = self.watch.now();
         if now.saturating_duration_since(*self.swept.borrow()) < SWEEP_EVERY {

@@ -2,7 +2,7 @@
 //!
 //! Not here: finding or making one ([`upstream`](super)).
 
-/// How a request is to reach its pod.
+/// The protocol that a request needs, and over HTTP/2 the kind of connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Http1,
@@ -16,12 +16,12 @@ impl Wanted {
     pub(super) const ALL: [Wanted; 3] = [Wanted::Http1, Wanted::Http2Whole, Wanted::Http2Uploading];
 }
 
-/// Which connections will do.
+/// Which of those connections it may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     Any,
-    /// One that was made from now on.
+    /// A connection that is made after this.
     New,
-    /// One that nobody else uses.
+    /// A connection that no other exchange uses.
     LocalReply,
 }

@@ -20,7 +20,7 @@ pub(crate) struct Attempt {
     pub(super) source: Option<Rc<RefCell<Source>>>,
     pub(super) number: u32,
     pub(super) next: usize,
-    /// What is left of a body whose length is known.
+    /// How much is left, if the length is known.
     pub(super) left: Option<u64>,
     pub(super) trailers_given: bool,
 }
@@ -99,7 +99,7 @@ impl Body for Attempt {
             return true;
         };
         let source = source.borrow();
-        // By HTTP/1.1 a length that has arrived in full is the end. By HTTP/2 trailers may follow, or a reset.
+        // By HTTP/1.1 a body whose whole length has arrived has ended. By HTTP/2 trailers or a reset may follow.
         (self.left == Some(0) && !source.http2) || source.has_ended_after(self)
     }
 
@@ -109,8 +109,8 @@ impl Body for Attempt {
 }
 
 impl Source {
-    /// Whether it is known that the attempt has been given everything. Told along with the last frame of data, the end needs
-    /// no frame of its own.
+    /// Returns whether the attempt is known to have been given everything. If that is known with the last frame of data, the
+    /// end needs no frame of its own.
     fn has_ended_after(&self, attempt: &Attempt) -> bool {
         let all_given = attempt.next == self.kept.len() && self.trailers.is_none() && self.attempt == attempt.number;
         let all_here = match self.reading {
@@ -123,12 +123,12 @@ impl Source {
 }
 
 impl Attempt {
-    /// The length of what is left, where it is known.
+    /// Returns the length of what is left, where it is known.
     pub(crate) fn left(&self) -> Option<u64> {
         self.left
     }
 
-    /// Until when more of the body has to arrive for its client to be fast enough.
+    /// Returns when more of the body has to have arrived for its client to be fast enough.
     pub(crate) fn upload_due(&self) -> Option<Instant> {
         self.source.as_ref()?.borrow().upload_due()
     }

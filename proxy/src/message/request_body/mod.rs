@@ -1,12 +1,17 @@
 //! The body of a request on its way to a pod, kept until it cannot be needed a second time.
 //!
-//! A pod that answers 421 has done nothing, so the request goes to another: its body must still be there. What was handed
-//! out is kept up to a bound; past it the request cannot be sent again. While a request is held its body is read ahead up
-//! to the same bound, because HTTP/1.1 servers notice a client that hangs up only where they read, and because what has arrived
-//! is what the stash counts where no length is known.
-//! A body beyond the bound for bodies is broken off where it passes it, or not begun if its length says so.
-//! What must stay true: a body that the client cut off is never handed out as a complete one; nothing more than the bound
-//! and one frame is kept; at most one attempt reads it.
+//! A pod that answers 421 has done nothing, so the request goes to another pod, and its body must still be there. What was
+//! handed out is kept up to [`KEPT_BYTES`]; past that the request cannot be sent again. While a request is held its body is
+//! read ahead up to the same bound, for two reasons: an HTTP/1.1 server notices a disconnect only where it reads, and the stash
+//! counts what has arrived where no length is known.
+//! Elsewhere: reading from the client (`source`), one attempt's reading (`attempt`), and how fast uploads have to be (`pace`).
+//!
+//! # Invariants
+//!
+//! * A body that the client cut off is never handed out as a complete one.
+//! * Nothing more than the bound and one frame is kept.
+//! * At most one attempt reads a body at a time.
+//! * A body beyond its bound is broken off where it passes it, or not begun if its length says so.
 
 mod attempt;
 mod pace;
@@ -32,7 +37,7 @@ use crate::message::local_reply::is_grpc;
 use crate::message::reserved::Reserved;
 use crate::runtime::coarse_timer::CoarseTimer;
 
-/// A request's body; what is left of it and what may be needed again.
+/// A request's body: what is left of it, and what may be needed again.
 #[derive(Clone)]
 pub(crate) struct RequestBody {
     /// `None`: there is no body.
@@ -40,7 +45,7 @@ pub(crate) struct RequestBody {
 }
 
 impl RequestBody {
-    /// `most`: how large it may be. Streams of gRPC may be as slow as they like: they are not always uploads.
+    /// `most` bounds its size. Streams of gRPC may be as slow as they like, because they are not always uploads.
     pub(crate) fn new(
         incoming: Incoming,
         head: &Parts,
@@ -80,17 +85,17 @@ impl RequestBody {
         }
     }
 
-    /// There is none, or its length is known.
+    /// Returns whether its length is known, or there is no body.
     pub(crate) fn is_sized(&self) -> bool {
         self.source.as_ref().is_none_or(|source| source.borrow().length.is_some())
     }
 
-    /// It has turned out to be larger than it may be.
+    /// Returns whether it has turned out to be larger than allowed.
     pub(crate) fn is_too_large(&self) -> bool {
         self.source.as_ref().is_some_and(|source| source.borrow().reading == Reading::TooLarge)
     }
 
-    /// Whether some of it has not been read from the client yet.
+    /// Returns whether some of it has not been read from the client yet.
     pub(crate) fn is_unread(&self) -> bool {
         self.source.as_ref().is_some_and(|source| {
             let source = source.borrow();
@@ -98,8 +103,7 @@ impl RequestBody {
         })
     }
 
-    /// Reads and forgets what the client has sent already, up to the bound of what is kept otherwise. No attempt can be made
-    /// any more.
+    /// Reads and drops what the client has sent already, up to [`KEPT_BYTES`]. No further attempt can be made.
     pub(crate) async fn discard_what_has_arrived(&self) {
         let Some(source) = &self.source else { return };
         self.take_back();
@@ -114,7 +118,7 @@ impl RequestBody {
                     has_waited = false;
                 }
                 Poll::Ready(_) => return,
-                // hyper reads from the connection once it has been asked and comes round to it.
+                // hyper reads from the connection only when it is polled after this.
                 Poll::Pending if !has_waited => {
                     has_waited = true;
                     tokio::task::yield_now().await;
@@ -124,7 +128,7 @@ impl RequestBody {
         }
     }
 
-    /// What waiting with it costs in memory: what it may come to, or, where its length is not known, what has arrived.
+    /// Returns what it counts for in the stash: as much as may be kept of it, or what has arrived if its length is not known.
     pub(crate) fn weight(&self) -> usize {
         self.source.as_ref().map_or(0, |source| {
             let source = source.borrow();
@@ -133,7 +137,7 @@ impl RequestBody {
         })
     }
 
-    /// Reads ahead, until the bound or the end. Ready means that there is nothing more to do, not that it has ended.
+    /// Reads ahead until the bound or the end. Ready means that there is nothing more to read ahead, not that the body has ended.
     pub(crate) fn poll_read_ahead(&self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let Some(source) = &self.source else {
             return Poll::Ready(Ok(()));
@@ -159,7 +163,7 @@ impl RequestBody {
         }
     }
 
-    /// Takes in what has arrived, as far as it is kept. Returns whether that is all of it.
+    /// Reads what has arrived, up to the bound. Returns whether that is all of it.
     pub(crate) fn is_here(&self) -> impl Future<Output = Result<bool, BodyError>> {
         std::future::poll_fn(|context| Poll::Ready(self.has_arrived(context)))
     }
@@ -189,7 +193,7 @@ impl RequestBody {
         }
     }
 
-    /// The body from its beginning, for one more attempt. `None`: some of it is gone.
+    /// Returns the body from its beginning, for one more attempt, or `None` if some of it is no longer kept.
     pub(crate) fn attempt(&self) -> Option<Attempt> {
         let Some(source) = &self.source else {
             return Some(Attempt { source: None, number: 0, next: 0, left: Some(0), trailers_given: true });
@@ -214,12 +218,12 @@ impl RequestBody {
         })
     }
 
-    /// Whether another attempt could be made.
+    /// Returns whether another attempt could be made.
     pub(crate) fn is_whole(&self) -> bool {
         self.source.as_ref().is_none_or(|source| !source.borrow().partial)
     }
 
-    /// Nobody reads it any more until the next attempt.
+    /// Ends the current attempt's reading.
     pub(crate) fn take_back(&self) {
         if let Some(source) = &self.source {
             let source = &mut *source.borrow_mut();
@@ -228,19 +232,19 @@ impl RequestBody {
         }
     }
 
-    /// The outcome is definite: no further attempt will be made.
+    /// Notes that the outcome is definite, so that no further attempt will be made.
     pub(crate) fn settle(&self) {
         if let Some(source) = &self.source {
             source.borrow_mut().settled = true;
         }
     }
 
-    /// How far the upload is; `None` if there is none.
+    /// Returns how far the upload is, if there is one.
     pub(crate) fn upload(&self) -> Option<Upload> {
         Some(self.source.as_ref()?.borrow().upload())
     }
 
-    /// Until when more of it has to arrive for its client to be fast enough.
+    /// Returns when more of it has to have arrived for its client to be fast enough.
     pub(crate) fn upload_due(&self) -> Option<Instant> {
         self.source.as_ref()?.borrow().upload_due()
     }

@@ -13,31 +13,31 @@ use tokio::time::Instant;
 /// How fast clients have to send.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
-    /// Bytes a second of the time that a pod waits for them; 0: as slow as may be.
+    /// Bytes per second of the time that a pod waits for them; 0 means no bound.
     pub(crate) rate: u64,
-    /// How long a pod waits in all before any of them have to be there.
+    /// How long a pod waits in all before the rate applies.
     pub(crate) grace: Duration,
 }
 
 /// What an upload is waiting for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Upload {
-    /// When something of it was handed out last.
+    /// When some of it was handed out last.
     pub(crate) progress: Instant,
-    /// More of it has to come from the client first.
+    /// Whether more of it has to arrive from the client first.
     pub(crate) awaits_client: bool,
-    /// Since when the client is waited for, and how long it was waited for before that.
+    /// When the current wait for the client began, and how long earlier ones lasted.
     pub(super) waits_since: Instant,
     pub(super) waited: Duration,
     pub(super) received: u64,
 }
 
 impl Upload {
-    /// Until when the client has to send more to be as fast as it must be on average. Only while it is waited for.
+    /// Returns when the client has to have sent more to keep the average pace, while it is waited for.
     pub(super) fn due(&self, pace: Pace) -> Option<Instant> {
         let earned = Duration::from_millis(self.received.saturating_mul(1000).checked_div(pace.rate)?);
-        // Counted from where the waiting would have begun had it been one piece. From `waits_since` on, a time that is used
-        // up would begin anew with each byte.
+        // Counted as if all waits were a single one that ends now. Counted from `waits_since` alone, the allowance would be
+        // renewed by each byte.
         let begun = self.waits_since.checked_sub(self.waited)?;
         self.awaits_client.then(|| begun + pace.grace + earned)
     }

@@ -20,10 +20,10 @@ use crate::message::frames::poll_telling_frame;
 use crate::message::reserved::Reserved;
 use crate::runtime::coarse_timer::CoarseTimer;
 
-/// How much of a body is kept for another attempt, and read ahead while held. One request's share of the stash: 1,000 held
-/// requests with bodies of this size are the default bound of a partition's stash (64 MiB), and most writes are smaller.
+/// How much of a body is kept for another attempt, and read ahead while the request is held. 1,000 bodies of this size fill a
+/// partition's stash by default (64 MiB), and most writes are smaller.
 pub(crate) const KEPT_BYTES: usize = 64 << 10;
-/// What a frame that is kept counts for at least: it takes that much even if it is a single byte.
+/// The least that a kept frame counts for: even a single byte takes as much memory.
 const SMALLEST: usize = 256;
 
 pub(super) struct Source {
@@ -31,28 +31,28 @@ pub(super) struct Source {
     pub(super) reserved: Rc<Reserved>,
     pub(super) http2: bool,
     pub(super) length: Option<u64>,
-    /// How much more of it may come.
+    /// How much more of it is allowed.
     pub(super) allowed: u64,
     pub(super) kept: Vec<Bytes>,
-    /// What comes behind, read ahead: copied, because a frame holds on to all that was read from the client along with it.
+    /// What was read ahead after that. It is copied, because a frame pins all that was read from the client along with it.
     pub(super) ahead: BytesMut,
     pub(super) kept_bytes: usize,
     pub(super) trailers: Option<Box<http::HeaderMap>>,
     pub(super) reading: Reading,
-    /// Frames were handed out that are not kept.
+    /// Whether frames were handed out that are not kept.
     pub(super) partial: bool,
-    /// The outcome is definite: nothing more has to be kept.
+    /// Whether the outcome is definite, so that nothing more has to be kept.
     pub(super) settled: bool,
     pub(super) attempt: u32,
     pub(super) watch: CoarseTimer,
     pub(super) progress: Instant,
     pub(super) awaits_client: bool,
-    /// How long pods have waited for the client so far, and since when one does.
+    /// How long pods have waited for the client before, and when the current wait began.
     pub(super) waited: Duration,
     pub(super) waits_since: Instant,
-    /// Bytes that have come from the client.
+    /// Bytes received from the client.
     pub(super) received: u64,
-    /// How fast they have to come; none: as slowly as they like.
+    /// How fast they have to arrive, if that is bounded.
     pub(super) pace: Option<Pace>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) enum BodyError {
     /// The client did not send all of it.
     #[error("the client did not send the whole body")]
     CutOff,
-    /// There is more of it than there may be.
+    /// There is more of it than is allowed.
     #[error("the body is too large")]
     TooLarge,
     /// Another attempt has taken it over.

@@ -1,4 +1,5 @@
-//! What the request path needs of a partition, one operation each; [`TableHandle`](crate::routing::permit::TableHandle) gives it a face.
+//! What requests do at a partition's gate, one operation each. [`TableHandle`](crate::routing::permit::TableHandle) is the
+//! interface to it.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;

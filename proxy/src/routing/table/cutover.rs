@@ -1,5 +1,7 @@
 //! What the control side does to a partition: stop, switch, flush, sever.
 //!
+//! Not here: when it does so (`segue_coordination::router`), and what requests do ([`admission`](super::admission)).
+//!
 //! # Invariants
 //!
 //! * Where a partition leads changes only while its gate is closed and empty.
@@ -25,7 +27,7 @@ impl Table {
         self.close(partition, cell, &mut closed, cause);
     }
 
-    /// Says what holds the partition back, for the answers to those who wait too long.
+    /// Names the cause of the hold, for the responses to requests that wait too long.
     pub(crate) fn name_cause(&self, partition: PartitionId, cause: HoldCause) {
         if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
             closed.cause = cause;
@@ -57,7 +59,7 @@ impl Table {
         self.settle(partition, cell, closed);
     }
 
-    /// `Draining` → `Held` once nobody is inside.
+    /// Moves the gate from draining to closed once nobody is inside.
     pub(super) fn settle(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
         if let Some(settled) = cell.gate.position().settled(self.in_flight(partition)) {
             cell.gate.set(settled);
@@ -66,8 +68,8 @@ impl Table {
         }
     }
 
-    /// Leads the partition to this pod and epoch and lets those who wait go first. The gate must be closed, and empty
-    /// unless it led there already.
+    /// Leads the partition to this pod and epoch, and starts the requests that wait. The gate must be closed, and empty unless
+    /// it led there already.
     pub(crate) fn switch(&self, partition: PartitionId, slot: u32, epoch: Epoch) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
@@ -91,7 +93,7 @@ impl Table {
         self.flush(partition, cell, closed);
     }
 
-    /// Starts whoever may start, and opens the gate when nobody waits.
+    /// Starts the requests that may start, and opens the gate once none waits.
     pub(super) fn flush(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
         if cell.gate.position() != GateState::Flushing {
             return;
@@ -104,7 +106,7 @@ impl Table {
             way.last_try =
                 waiter.refusals.is_some_and(|refusals| refusals.leave_one_try(way.slot, way.epoch, closed.taken));
             if waiter.granted.send(way).is_err() {
-                // It gave up at this very moment. The gate is not draining, so leaving needs no look.
+                // The request has just given up. The gate is not draining, so leaving cannot empty it.
                 let _ = cell.gate.leave(inside);
                 closed.stash.done(place);
             }
@@ -120,7 +122,7 @@ impl Table {
         }
     }
 
-    /// How the cutover that ended last went; forgotten once asked for.
+    /// Takes the times of the cutover that ended last.
     pub(crate) fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
@@ -129,7 +131,7 @@ impl Table {
         times
     }
 
-    /// Frees what is kept for a closed gate once it is open and nobody is interested any more.
+    /// Frees what is kept for a closed gate, once it is open and nothing needs it.
     pub(super) fn forget(cell: &Cell, closed: &mut Option<Box<Closed>>) {
         let over = |closed: &Closed| closed.times.is_none() && closed.stash.is_idle();
         if cell.gate.position() == GateState::Open && closed.as_deref().is_some_and(over) {
@@ -143,12 +145,12 @@ impl Table {
         Self::lock(self.cell(partition)).is_none()
     }
 
-    /// Ends every exchange of the partition; how many there were.
+    /// Ends every exchange of the partition. Returns how many there were.
     pub fn sever(&self, partition: PartitionId) -> u32 {
         let cell = self.cell(partition);
         let guard = Self::lock(cell);
         let severed = self.in_flight(partition);
-        // Before the tokens go: an exchange takes one only when it lasts, and sees by this that it comes too late.
+        // Before the tokens are removed: an exchange takes one only after a while, and this tells it that it is too late.
         cell.gate.sever();
         drop(guard);
         for tokens in &self.severing {
@@ -160,13 +162,13 @@ impl Table {
         severed
     }
 
-    /// From here on nobody waits any more: those who do are refused.
+    /// Refuses all requests that wait, and those that would have to wait from here on.
     pub fn shut_down(&self) {
         self.shutting_down.store(true, Relaxed);
         for partition in PartitionId::all(self.partitions()) {
             if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
                 self.stashed_bytes.fetch_sub(closed.stash.bytes(), Relaxed);
-                // Whoever waits sees its sender gone.
+                // A request that waits sees that its sender is gone.
                 drop(closed.stash.take_all());
             }
         }

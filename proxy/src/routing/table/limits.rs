@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use segue_protocol::handoff::router::HoldCause;
 
-/// How much may wait, and how long.
+/// Bounds on what waits, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StashLimits {
     /// Most requests that wait for one partition.
@@ -13,13 +13,13 @@ pub struct StashLimits {
     pub max_bytes: usize,
     /// Most bytes that wait in all.
     pub max_total_bytes: usize,
-    /// Longest that a request waits, counted from when it was first held.
+    /// Longest time that a request waits, counted from when it was first held.
     pub max_wait: Duration,
     /// Most requests of a partition that a flush has in flight.
     pub flush_concurrency: usize,
 }
 
-/// Why a request is not passed on and does not wait either.
+/// Why a request is neither passed on nor held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The stash is full.
@@ -28,7 +28,7 @@ pub enum Refusal {
     /// It has waited as long as it may.
     #[error("waited too long: {}", match .0 { HoldCause::NoOwner => "no pod owns the partition", HoldCause::Handoff => "the partition is being handed over", HoldCause::Fenced => "the store cannot be reached" })]
     Waited(HoldCause),
-    /// The router is ending.
+    /// The router is shutting down.
     #[error("the router is shutting down")]
     Shutdown,
 }

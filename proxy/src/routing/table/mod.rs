@@ -1,12 +1,16 @@
-//! The routing table: for each partition its gate, where it leads, and who waits before it.
+//! The routing table: for each partition its gate, the pod that it leads to, and the requests that wait before it.
 //!
-//! The request path reads it without a lock; `plane` changes it as the protocol says. A dense
-//! array by partition number, one cache line each; counters of its own for each worker.
-//! What must stay true, for each partition:
-//! * where it leads changes only while the gate is closed and empty, so whoever is inside may read it;
-//! * the gate's position changes only under the partition's lock, and opens only when nobody waits and no request that
-//!   had to wait can be overtaken by one of its key;
-//! * a request is counted inside from before it can reach a pod until the pod is done with it.
+//! The request path reads it without a lock; `data_plane` changes it as the protocol says. It is a dense array by partition
+//! number with a cache line for each partition, and each worker has counters of its own.
+//! Elsewhere: the data (`state`), what the control side does (`cutover`), what requests do (`admission`), and what is known
+//! of a closed gate (`hold`).
+//!
+//! # Invariants
+//!
+//! * Where a partition leads changes only while its gate is closed and empty, so a request that is inside may read it.
+//! * A gate changes only under its partition's lock. It opens only when nobody waits and no request that had to wait can be
+//!   overtaken by one of its key.
+//! * A request is counted inside from before it can reach a pod until the pod is done with it.
 
 mod admission;
 mod cutover;

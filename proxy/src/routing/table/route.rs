@@ -9,8 +9,8 @@ use crate::routing::gate::AbortGeneration;
 pub(crate) struct Route {
     pub(crate) slot: u32,
     pub(crate) epoch: Epoch,
-    /// How often the partition had been severed by then.
+    /// How often the partition had been severed when the request passed.
     pub(crate) severs: AbortGeneration,
-    /// If the pod refuses the request again, that is for what it is.
+    /// Whether this is the last try: if the pod refuses again, the request itself is at fault.
     pub(crate) last_try: bool,
 }

@@ -33,27 +33,27 @@ pub(super) struct Cell {
     pub(super) gate: Gate,
     pub(super) slot: AtomicU32,
     pub(super) epoch: AtomicU64,
-    /// There only while the gate is not simply open.
+    /// `None` while the gate is open and nothing of the last cutover is kept.
     pub(super) closed: Mutex<Option<Box<Closed>>>,
 }
 
 impl Cell {
-    /// For those who are inside, and under the lock, so that it does not change meanwhile.
+    /// Returns where the gate leads. The caller is inside or holds the lock, so that this does not change meanwhile.
     #[inline]
     pub(super) fn way(&self, severs: AbortGeneration) -> Route {
         Route { slot: self.slot.load(Relaxed), epoch: Epoch::new(self.epoch.load(Relaxed)), severs, last_try: false }
     }
 }
 
-/// How a partition is, as the control side sees it.
+/// A partition's state as the control side sees it.
 pub(crate) struct Seen {
     pub(crate) position: GateState,
-    /// Where it leads; meaningless while it is held.
+    /// The pod that it leads to; meaningless while the gate is closed.
     pub(crate) slot: u32,
     pub(crate) epoch: Epoch,
-    /// Until when a pod that has refused is left alone.
+    /// When a pod that has refused may be tried again.
     pub(crate) retry_at: Option<Instant>,
-    /// Requests flow, although the gate may not be open yet.
+    /// Whether requests are passed on. The gate may still be closed to newcomers.
     pub(crate) flows: bool,
 }
 
@@ -62,14 +62,14 @@ pub struct Table {
     pub(super) cells: Segments<Cell>,
     pub(super) partitions: AtomicU32,
     pub(super) inside: Vec<Segments<Inside>>,
-    /// What lasting exchanges of each worker listen to, by partition, until they are severed.
+    /// For each worker and partition, the token that cancels its long exchanges when the partition is severed.
     pub(super) severing: Vec<Mutex<HashMap<PartitionId, CancellationToken>>>,
     pub(super) pods: Pods,
     pub(super) expected: Expected,
     pub(super) limits: StashLimits,
     pub(super) stashed_bytes: AtomicUsize,
-    /// Up to when the router's lease may be trusted: nanoseconds since `base`, which tokio's clock may be paused at, and of
-    /// CLOCK_BOOTTIME, which also counts suspended time. Both must agree.
+    /// Until when the router's lease may be trusted, by two clocks: nanoseconds since `base`, on tokio's clock, which tests
+    /// pause, and nanoseconds of CLOCK_BOOTTIME, which also counts suspended time. Both have to agree.
     pub(super) trusted_until: AtomicU64,
     pub(super) trusted_until_boottime: AtomicU64,
     pub(super) base: Instant,
@@ -92,8 +92,8 @@ pub(super) fn whole_nanos(time: Duration) -> u64 {
 }
 
 impl Table {
-    /// An empty table for so many workers, and the partitions in which something happened that the control side has to
-    /// look at: drained, opened, refused by its pod.
+    /// Returns an empty table for so many workers, and the channel that names each partition that the control side has to look
+    /// at because it drained, opened, or was refused by its pod.
     pub fn new(workers: usize, limits: StashLimits) -> (Arc<Self>, mpsc::UnboundedReceiver<PartitionId>) {
         let (notices, noticed) = mpsc::unbounded_channel();
         let table = Arc::new(Table {
@@ -114,10 +114,10 @@ impl Table {
         (table, noticed)
     }
 
-    /// How many partitions there are; 0 until the store was seen.
+    /// Returns the number of partitions, 0 until it has been read from the store.
     #[inline]
     pub fn partitions(&self) -> u32 {
-        // With what was made before it grew.
+        // Acquires the cells that were made before the number grew.
         self.partitions.load(Acquire)
     }
 
@@ -128,23 +128,23 @@ impl Table {
         self.partitions.fetch_max(partitions, Release);
     }
 
-    /// New work may begin until then, on the clock of [`lease_now`]; after it, only towards pods that are safe without this
-    /// router's lease.
+    /// Allows new requests until then, on the clock of [`lease_now`]. Afterwards only requests to pods that are safe without
+    /// this router's lease pass.
     pub fn trust_until(&self, until: Instant) {
-        // In this order: whatever time passes between the two reads shortens the trust.
+        // In this order, so that time that passes between the two reads shortens the trust.
         let boottime = boottime();
         let left = until.saturating_duration_since(lease_now());
         self.trusted_until_boottime.store(whole_nanos(boottime + left), Relaxed);
         self.trusted_until.store(self.nanos(until), Relaxed);
     }
 
-    /// The table's clock: nanoseconds since it was made.
+    /// Returns the time on the table's clock: nanoseconds since it was made.
     #[inline]
     pub(crate) fn nanos(&self, at: Instant) -> u64 {
         whole_nanos(at.saturating_duration_since(self.base))
     }
 
-    /// The pod of this life at this address; the same one each time.
+    /// Returns the number of this incarnation of a pod at this address, the same one each time.
     pub(crate) fn intern_pod(
         &self,
         name: &str,
@@ -155,12 +155,12 @@ impl Table {
         self.pods.intern(name, incarnation, address, serves_without_lease)
     }
 
-    /// Requests will go to this pod: every worker has a connection made if it has none.
+    /// Has every worker connect to the pod unless it is connected already, because requests will go there.
     pub(crate) fn expect(&self, slot: u32) {
         self.expected.tell(slot);
     }
 
-    /// What [`expect`](Self::expect) tells a worker; once.
+    /// Returns the channel by which [`expect`](Self::expect) reaches the worker. To be taken once.
     pub(crate) fn expected(&self, worker: usize) -> Option<mpsc::UnboundedReceiver<u32>> {
         self.expected.take(worker)
     }
@@ -183,7 +183,7 @@ impl Table {
         cell.closed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pods that partitions lead to, or led to when they were last open, and that have refused too much in a row.
+    /// Returns the pods that have refused too many requests in a row, of those that partitions lead to or last led to.
     pub fn outliers(&self) -> Vec<Arc<Pod>> {
         let led_to = |partition| {
             let seen = self.position(partition);
@@ -193,19 +193,19 @@ impl Table {
         slots.into_iter().map(|slot| self.pod(slot)).filter(|pod| pod.health.is_outlier()).cloned().collect()
     }
 
-    /// How many requests of the partition are in flight.
+    /// Returns how many requests of the partition are in flight.
     pub fn in_flight(&self, partition: PartitionId) -> u32 {
         (0..self.inside.len()).map(|worker| self.inside(worker, partition).count()).sum()
     }
 
-    /// How many requests wait for the partition, and their bytes.
+    /// Returns how many requests wait for the partition, and their bytes.
     pub fn stashed(&self, partition: PartitionId) -> (usize, usize) {
         Self::lock(self.cell(partition))
             .as_ref()
             .map_or((0, 0), |closed| (closed.stash.waiting(), closed.stash.bytes()))
     }
 
-    /// How a partition is.
+    /// Returns the partition's state.
     pub(crate) fn position(&self, partition: PartitionId) -> Seen {
         let cell = self.cell(partition);
         let closed = Self::lock(cell);
@@ -219,7 +219,7 @@ impl Table {
     }
 
     pub(super) fn notify(&self, partition: PartitionId) {
-        // Without a control side, as in a bench, nobody needs to know.
+        // Benchmarks have no control side that would receive it.
         let _ = self.notices.send(partition);
     }
 }

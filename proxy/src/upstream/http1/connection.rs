@@ -13,11 +13,11 @@ use crate::tls::Stream;
 use crate::upstream::pool::Idle;
 
 pub(super) const READ_BYTES: usize = 8 << 10;
-/// Connections that were idle for longer are looked at before they are used: their pod may have closed them, and the
-/// event may not have been seen yet.
+/// A connection that was idle for longer is examined before it is used: its pod may have closed it, and the event may not have
+/// been seen yet.
 const FRESH: Duration = Duration::from_secs(1);
-/// Idle connections older than this are closed, unless the pod has named a time: services close theirs after a minute or
-/// more, and a request that is on its way at that moment is lost.
+/// Idle connections older than this are closed, unless the pod has named a time. Services close theirs after a minute or more,
+/// and a request that is on its way at that moment is lost.
 pub(in crate::upstream) const MAX_IDLE_AGE: Duration = Duration::from_secs(50);
 
 /// A connection to a pod, between two exchanges.
@@ -28,9 +28,9 @@ pub(crate) struct Connection {
     pub(super) idle_since: Instant,
     /// How long it may be idle.
     pub(super) keep_for: Duration,
-    /// No request has been sent on it.
+    /// Whether no request has been sent on it yet.
     pub(super) is_first: bool,
-    /// The pod may have sent something behind its last answer.
+    /// Whether the pod may have sent something after its last response.
     pub(super) is_doubtful: bool,
 }
 

@@ -1,4 +1,4 @@
-//! One HTTP/2 connection to a pod: driving it, and the places on it.
+//! One HTTP/2 connection to a pod: the task that drives it, and the leases of its streams.
 //!
 //! Not here: which connection an exchange gets ([`sessions`](super::sessions)).
 //!
@@ -25,76 +25,83 @@ use super::announced::Announced;
 use crate::tls::{Stream, refuses_certificate};
 use crate::upstream::http1::MAX_HEAD_BYTES;
 
-/// What a pod may send ahead on a stream: 64 MB/s at 1 ms. A client that does not read has as much of each of its streams
-/// kept here.
+/// Window of a stream: 64 MB/s at a round trip of 1 ms. A client that does not read costs as much memory for each of its
+/// streams.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// Much more than all streams of a connection together may hold, so that clients who do not read never use up what those
-/// need who share the connection with them. As much more because `h2` takes from it how many small frames may lie unread
-/// before it breaks the connection off: each costs 256 bytes less its length of a half of this.
+/// Window of a connection, much larger than those of its streams together, so that clients that do not read never use up what
+/// others on the connection need. It is that large because `h2` also derives from it how many small frames may lie unread
+/// before it closes the connection: each costs 256 bytes, less its length, of half of this.
 pub(crate) const CONNECTION_WINDOW: u32 = 128 << 20;
 /// Most bytes of one upload that lie inside `h2`, once the pod's window allows them.
 const SEND_BUFFER: usize = 64 << 10;
-/// A pod that does not answer a ping for so long while it owes answers, and sends nothing else either, is gone.
-const PING_EVERY: Duration = Duration::from_secs(10);
-const PING_WITHIN: Duration = Duration::from_secs(5);
+/// A pod that leaves a ping unanswered for [`PING_TIMEOUT`] while responses are due, and sends nothing else, is taken for gone.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How much one connection carries.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::upstream) struct Bounds {
     /// Exchanges at a time.
     pub(super) streams: usize,
-    /// Exchanges that are broken off, until it gets no further ones.
+    /// Exchanges that may be broken off before it gets no further ones.
     pub(super) resets: usize,
 }
 
+/// An open connection.
 pub(super) struct Session {
     pub(super) sender: SendRequest<Bytes>,
     pub(super) secure: bool,
-    pub(super) load: Cell<usize>,
-    pub(super) resets: Cell<usize>,
-    pub(super) used: Cell<Instant>,
+    load: Cell<usize>,
+    resets: Cell<usize>,
+    used: Cell<Instant>,
     state: Rc<State>,
 }
 
-/// The state of a connection, as the task that drives it knows it.
+/// What the task that drives a connection knows of it.
 #[derive(Default)]
 struct State {
     closed: Cell<bool>,
-    /// Bytes have arrived since somebody looked.
+    /// Whether bytes have arrived since the last look.
     heard: Cell<bool>,
-    /// The pod has sent something, so it has accepted the connection.
+    /// Whether the pod has sent something, and so has accepted the connection.
     accepted: Cell<bool>,
     busy: Cell<bool>,
-    /// The pod does not accept the router's certificate, so it has looked at nothing.
+    /// Whether the pod has refused the router's certificate, and so has looked at no request.
     refuses: Cell<bool>,
-    /// How large a head may be, as HTTP/2 counts, once the pod has said so.
+    /// The bound on heads that the pod has announced, as HTTP/2 counts.
     most_head: Cell<Option<usize>>,
 }
 
 impl Session {
-    /// Whether another exchange may begin on it.
+    /// Returns whether there is room for another exchange.
     pub(super) fn has_room(&self, bounds: Bounds) -> bool {
         let load = self.load.get();
-        // Nothing waits for a first one. Asking what the pod allows takes a lock.
+        // The first exchange never waits. Asking what the pod allows takes a lock.
         load < bounds.streams && (load == 0 || load < self.sender.current_max_send_streams())
     }
 
-    /// How large a head the pod takes: `most`, unless it has announced less.
+    /// Returns how large a head the pod takes: `most`, unless it has announced less.
     pub(super) fn most_head(&self, most: usize) -> usize {
         self.state.most_head.get().map_or(most, |announced| announced.min(most))
     }
 
+    /// Returns whether no exchange has used it for `age`.
+    pub(super) fn is_idle(&self, now: Instant, age: Duration) -> bool {
+        self.load.get() == 0 && now.saturating_duration_since(self.used.get()) > age
+    }
+
+    /// Returns whether further exchanges may begin on it, once there is room.
     pub(super) fn is_usable(&self, bounds: Bounds) -> bool {
         !self.state.closed.get() && self.resets.get() < bounds.resets
     }
 }
 
-/// A place for one stream on a connection.
+/// The right to one stream on a connection.
 pub(crate) struct Lease {
     session: Rc<Session>,
-    /// The connection was made for this very request.
+    /// Whether the connection was made for this request.
     pub(crate) fresh: bool,
-    /// The stream has been counted among those that were reset.
+    /// Whether the stream has been counted as reset.
     is_reset: Cell<bool>,
 }
 
@@ -109,19 +116,19 @@ impl Lease {
         &self.session
     }
 
-    /// The exchange was broken off. Counts once, from whichever side of the stream that is noted.
+    /// Counts the exchange as broken off, once for both directions of the stream.
     pub(super) fn note_reset(&self) {
         if !self.is_reset.replace(true) {
             self.session.resets.set(self.session.resets.get() + 1);
         }
     }
 
-    /// Whether the pod has refused the connection itself.
+    /// Returns whether the pod has refused the connection itself.
     pub(super) fn is_refused(&self) -> bool {
         self.session.state.refuses.get()
     }
 
-    /// The connection takes no exchange any more.
+    /// Notes that the connection takes no further exchanges.
     pub(super) fn note_closed(&self) {
         self.session.state.closed.set(true);
     }
@@ -161,16 +168,16 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
     Ok(Session { sender, secure, load: Cell::new(0), resets: Cell::new(0), used: Cell::new(Instant::now()), state })
 }
 
-/// Returns once the pod owes answers and sends nothing, not even to a ping.
+/// Returns once responses are due and the pod sends nothing, not even an answer to a ping.
 async fn silence(pings: Option<PingPong>, state: &State) {
     let Some(mut pings) = pings else { return std::future::pending().await };
     loop {
-        tokio::time::sleep(PING_EVERY).await;
+        tokio::time::sleep(PING_INTERVAL).await;
         if state.heard.take() || !state.busy.get() {
             continue;
         }
         let mut pong = pin!(pings.ping(Ping::opaque()));
-        while tokio::time::timeout(PING_WITHIN, pong.as_mut()).await.is_err() {
+        while tokio::time::timeout(PING_TIMEOUT, pong.as_mut()).await.is_err() {
             if !state.heard.take() {
                 return;
             }
@@ -178,7 +185,7 @@ async fn silence(pings: Option<PingPong>, state: &State) {
     }
 }
 
-/// A connection that notes when something arrives, and whether the pod refuses it.
+/// A connection that records in its [`State`] when bytes arrive, and whether the pod refuses it.
 struct Heard {
     stream: Stream,
     state: Rc<State>,
@@ -186,7 +193,7 @@ struct Heard {
 }
 
 impl Heard {
-    /// Notes a refusal. Only the first words of a pod can be one: later it has looked at requests.
+    /// Records a read. Only the first thing that a pod sends can be a refusal: afterwards it has looked at requests.
     fn note(&mut self, read: &Poll<io::Result<()>>, bytes: &[u8]) {
         match read {
             Poll::Ready(Ok(())) => {
@@ -203,8 +210,8 @@ impl Heard {
         }
     }
 
-    /// A pod that refuses says so and closes, and `h2` may find it closed before it has read why. A connection that has
-    /// failed can always be read from.
+    /// Reads what is left after a failed write. A pod that refuses sends an alert and closes, and `h2` may see the close
+    /// first. Reading from a connection that has failed never blocks.
     fn written<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &written else { return written };
         if self.state.accepted.get() || self.state.refuses.get() || error.raw_os_error().is_none() {

@@ -173,10 +173,7 @@ impl Sessions {
 
     /// Lets go of connections that nobody has used for `age`.
     pub(in crate::upstream) fn sweep(&self, now: Instant, age: Duration) {
-        self.open.borrow_mut().retain(|session| {
-            let idle = session.load.get() == 0 && now.saturating_duration_since(session.used.get()) > age;
-            session.is_usable(self.bounds) && !idle
-        });
+        self.open.borrow_mut().retain(|session| session.is_usable(self.bounds) && !session.is_idle(now, age));
     }
 
     /// The pod has to be asked again what it speaks.
