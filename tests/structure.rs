@@ -1,4 +1,5 @@
-//! The house stays as ARCHITECTURE.md draws it: within a crate, a folder imports only from those that stand before it.
+//! The house stays as ARCHITECTURE.md draws it: within a crate, a folder imports only from those that are named before it,
+//! and no file grows beyond what is read in one go.
 //!
 //! Imports are found in the text, without a parser: rustfmt writes one `use` for each module, and a path elsewhere begins
 //! with `crate` or `super` as well. Tests inside the sources and loom's models may import what they like.
@@ -8,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+const MAX_LINES: usize = 450;
 const LIST: &str = "## Folders";
 
 fn root() -> &'static Path {
@@ -108,6 +110,23 @@ fn folders_import_only_from_those_that_architecture_names_before_them() {
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_file_is_longer_than_what_is_read_in_one_go() {
+    let mut long = Vec::new();
+    for (source, _) in lists() {
+        let mut files = Vec::new();
+        sources(&root().join(source), &mut files);
+        for file in files {
+            let text = fs::read_to_string(&file).unwrap();
+            let lines = text.split("#[cfg(test)]\nmod tests {").next().unwrap().lines().count();
+            if lines > MAX_LINES {
+                long.push(format!("{}: {lines} lines", file.strip_prefix(root()).unwrap().display()));
+            }
+        }
+    }
+    assert!(long.is_empty(), "more than {MAX_LINES} lines without tests:\n{}", long.join("\n"));
 }
 
 #[test]

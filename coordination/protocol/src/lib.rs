@@ -35,6 +35,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod back_off;
 pub mod handoff;
 pub mod headers;
 pub mod ids;

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
-use super::BackOff;
+use super::StoreRetry;
 use crate::store::{Store, StoreError};
 
 /// How often the state is taken anew although the watch is well.
@@ -87,7 +87,7 @@ impl Follow {
 
 async fn follow(store: Arc<dyn Store>, keys: Keyspace, updates: mpsc::Sender<Update>) {
     let mut following =
-        Following { store, keys, updates, back_off: BackOff::default(), patience: SILENCE, doubt: None };
+        Following { store, keys, updates, back_off: StoreRetry::default(), patience: SILENCE, doubt: None };
     loop {
         let error = match following.once().await {
             Ok(()) => continue,
@@ -105,7 +105,7 @@ struct Following {
     store: Arc<dyn Store>,
     keys: Keyspace,
     updates: mpsc::Sender<Update>,
-    back_off: BackOff,
+    back_off: StoreRetry,
     /// How long the watch may be silent before the store's revision is asked for.
     patience: Duration,
     /// Why the next snapshot is taken early: the watch has brought nothing after the first of these revisions, although the

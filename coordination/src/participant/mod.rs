@@ -20,23 +20,26 @@ pub use register::{Claim, Registration, register};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use segue_protocol::back_off::BackOff;
+
 /// Milliseconds since the Unix epoch, for the timestamps that people read.
 pub fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Waits that grow from 50 ms to 1 s, each shortened at random by up to a half so that participants which lost the store
+/// Waits before the store is tried again, each shortened at random by up to a half: participants that lost the store
 /// together do not come back together.
 #[derive(Debug, Default)]
-pub(crate) struct BackOff {
+pub(crate) struct StoreRetry {
     failures: u32,
 }
 
-impl BackOff {
+impl StoreRetry {
+    const BACK_OFF: BackOff = BackOff { first: Duration::from_millis(50), longest: Duration::from_secs(1) };
+
     pub(crate) fn next(&mut self) -> Duration {
-        let full = Duration::from_millis(50).saturating_mul(1 << self.failures.min(5)).min(Duration::from_secs(1));
-        self.failures += 1;
-        jitter::shortened(full)
+        self.failures = self.failures.saturating_add(1);
+        jitter::shortened(Self::BACK_OFF.after(self.failures))
     }
 
     pub(crate) fn reset(&mut self) {

@@ -13,7 +13,7 @@ use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::{BackOff, KeptLease};
+use super::{KeptLease, StoreRetry};
 use crate::store::{Store, StoreError};
 
 /// How long the store may take to end a registration.
@@ -74,7 +74,7 @@ impl Registration {
 /// life's key stands. Cancel-safe: a lease that was granted on the way ends by itself.
 pub async fn register(store: &Arc<dyn Store>, claim: &Claim, value: impl Fn(LeaseId) -> Vec<u8>) -> Registration {
     let key = &claim.key;
-    let mut back_off = BackOff::default();
+    let mut back_off = StoreRetry::default();
     let mut told = false;
     loop {
         match try_register(store, claim, &value).await {

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use super::shell::{Shell, Wish};
 use super::{HandlerError, Move};
-use crate::participant::{Answers, BackOff, unix_millis};
+use crate::participant::{Answers, StoreRetry, unix_millis};
 
 /// How long a write that was refused or failed waits for its next try.
 pub(super) const WRITE_AGAIN: Duration = Duration::from_millis(100);
@@ -32,7 +32,7 @@ pub(super) struct Work {
     running: Option<Running>,
     /// The task that failed last, and when it is tried again.
     failed: Option<(Task, Instant)>,
-    back_off: BackOff,
+    back_off: StoreRetry,
 }
 
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::driver::Router;
-use crate::participant::BackOff;
+use crate::participant::StoreRetry;
 use crate::store::StoreError;
 
 /// Other routers leave without a change of the settings.
@@ -21,7 +21,7 @@ impl Router {
     /// for a router that routes nothing. Cancel-safe.
     pub(super) async fn agree_on_mapping(&self) {
         let Some(own) = &self.settings.partitioner else { return };
-        let mut back_off = BackOff::default();
+        let mut back_off = StoreRetry::default();
         loop {
             match self.try_to_agree(own).await {
                 Ok(None) => return,

@@ -10,7 +10,7 @@ use http::request::Parts;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::backoff::BackOff;
+use super::connect_retry::ConnectRetry;
 use super::error::Spared;
 use super::exchange::Exchange;
 use super::http1::{self, Connection};
@@ -32,7 +32,7 @@ pub(super) struct PodConnections {
     pub(super) pool: Rc<Pool<Connection>>,
     pub(super) whole: Sessions,
     pub(super) uploading: Sessions,
-    pub(super) back_off: Cell<BackOff>,
+    pub(super) back_off: Cell<ConnectRetry>,
     pub(super) connecting: Semaphore,
 }
 

@@ -4,7 +4,7 @@
 //! them (`exchange`), and how those fail (`error`).
 //! Not here: what to do when a pod cannot be reached or breaks an exchange ([`forward`](crate::forward)).
 
-mod backoff;
+mod connect_retry;
 mod connections;
 mod error;
 mod exchange;
@@ -29,7 +29,7 @@ use crate::runtime::coarse_timer::CoarseTimer;
 use crate::runtime::shortage::is_shortage;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::tls::{Offer, Stream};
-use backoff::BackOff;
+use connect_retry::ConnectRetry;
 pub(crate) use connections::Checkout;
 use connections::PodConnections;
 pub(crate) use error::{Broken, SendError, was_spared};
@@ -174,7 +174,7 @@ impl Upstream {
         });
         let connected = connected.await.unwrap_or_else(|elapsed| Err(elapsed.into()));
         match &connected {
-            Ok(_) => lines.back_off.set(BackOff::default()),
+            Ok(_) => lines.back_off.set(ConnectRetry::default()),
             Err(error) if is_shortage(error) => self.note_shortage(error),
             Err(error) => {
                 // The process that takes its place may speak another version.

@@ -43,9 +43,9 @@ impl BackOff {
         if now < self.until {
             return;
         }
-        let factor = 1u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         self.failures = self.failures.saturating_add(1);
-        self.until = now + FIRST_BACK_OFF.saturating_mul(factor).min(MAX_BACK_OFF) * scale;
+        let back_off = crate::back_off::BackOff { first: FIRST_BACK_OFF, longest: MAX_BACK_OFF };
+        self.until = now + back_off.after(self.failures) * scale;
     }
 
     fn is_forgotten(&self, now: Duration) -> bool {

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use segue_coordination::router::CutoverTimes;
+use segue_protocol::back_off::BackOff;
 use segue_protocol::handoff::router::HoldCause;
 use tokio::time::Instant;
 
@@ -13,9 +14,9 @@ use super::route::Route;
 use crate::routing::stash::Stash;
 use crate::routing::sync::oneshot;
 
-/// First wait before a pod that refused a partition is tried again; doubles up to [`LONGEST_BACK_OFF`].
-const FIRST_BACK_OFF: Duration = Duration::from_millis(5);
-const LONGEST_BACK_OFF: Duration = Duration::from_millis(250);
+/// The wait before a pod is tried again that refused a partition or could not be reached. The same for both, so that
+/// neither waits for the other.
+pub(crate) const POD_RETRY: BackOff = BackOff { first: Duration::from_millis(5), longest: Duration::from_millis(250) };
 
 /// What is known of a partition whose gate is closed, or was until just now.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ impl Closed {
 
     /// The pod refused: it is left alone for a while, longer each time.
     pub(super) fn back_off(&mut self) {
-        let back_off = FIRST_BACK_OFF.saturating_mul(1 << self.bounces.min(6)).min(LONGEST_BACK_OFF);
+        let back_off = POD_RETRY.after(self.bounces + 1);
         self.retry_at = Some(Instant::now() + back_off);
         self.bounces += 1;
     }

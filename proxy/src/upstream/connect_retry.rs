@@ -2,26 +2,28 @@
 //!
 //! Each of its partitions would try on its own, and each request of a partition that is being flushed. So a worker lets one
 //! try at a time, and between two of them time passes: longer each time, and not the same everywhere, or all routers
-//! would come back together. What must stay true: the first failure after a success is noticed as such.
+//! would come back together.
+//!
+//! # Invariants
+//!
+//! * The first failure after a success is noticed as such.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// As long as a partition waits before it tries again (`table/closed.rs`): neither waits for the other.
-const FIRST: Duration = Duration::from_millis(5);
-const LONGEST: Duration = Duration::from_millis(250);
+use crate::routing::table::POD_RETRY;
 
 /// What is known of the ways to a pod that failed since one succeeded.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct BackOff {
+pub(super) struct ConnectRetry {
     failures: u32,
     not_before: Option<Instant>,
     /// Somebody is trying; others do only if nothing is heard of him until then.
     trying_until: Option<Instant>,
 }
 
-impl BackOff {
+impl ConnectRetry {
     /// Whether it is time to try; who is told so is the only one for a while. `jitter`: from 0 to 1.
     pub(super) fn may_try(&mut self, now: Instant, jitter: f64) -> bool {
         let Some(not_before) = self.not_before else { return true };
@@ -45,8 +47,7 @@ impl BackOff {
     }
 
     fn pause(&self, jitter: f64) -> Duration {
-        let full = FIRST.saturating_mul(1 << self.failures.saturating_sub(1).min(6)).min(LONGEST);
-        full.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)
+        POD_RETRY.after(self.failures).mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)
     }
 }
 
@@ -56,7 +57,7 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest_and_one_tries_at_a_time() {
-        let (mut back_off, mut now) = (BackOff::default(), Instant::now());
+        let (mut back_off, mut now) = (ConnectRetry::default(), Instant::now());
         assert!(back_off.may_try(now, 0.0) && back_off.may_try(now, 0.0), "nothing has failed");
         for (round, millis) in [5, 10, 20, 40, 80, 160, 250, 250].into_iter().enumerate() {
             let pause = Duration::from_millis(millis);
@@ -71,13 +72,13 @@ mod tests {
 
     #[test]
     fn chance_shortens_a_pause_by_up_to_a_half() {
-        let (mut back_off, began) = (BackOff::default(), Instant::now());
+        let (mut back_off, began) = (ConnectRetry::default(), Instant::now());
         let mut now = began;
         for round in 0..20 {
-            now = began + round * LONGEST;
+            now = began + round * POD_RETRY.longest;
             back_off.failed(now, 1.0);
         }
-        assert!(!back_off.may_try(now + LONGEST / 2 - Duration::from_micros(1), 1.0));
-        assert!(back_off.may_try(now + LONGEST / 2, 1.0));
+        assert!(!back_off.may_try(now + POD_RETRY.longest / 2 - Duration::from_micros(1), 1.0));
+        assert!(back_off.may_try(now + POD_RETRY.longest / 2, 1.0));
     }
 }
