@@ -85,7 +85,7 @@ pub(crate) async fn send(
     mut flight: Box<InFlight>,
 ) -> Result<Response<ResponseBody>, Unanswered> {
     let by_http2 = asked.switch.is_none() && shared.upstream.by_http2(asked.head.version);
-    let mut which = if asked.was_rejected { Which::LocalReply } else { Which::Any };
+    let mut which = if asked.was_rejected { Which::Exclusive } else { Which::Any };
     loop {
         let wanted = if !by_http2 {
             Wanted::Http1
@@ -116,7 +116,7 @@ pub(crate) async fn send(
                 tracing::debug!(pod = flight.pod().name, %error, "a pod ended a connection with an error; sending once more");
                 asked.body.take_back();
                 asked.was_rejected = true;
-                which = Which::LocalReply;
+                which = Which::Exclusive;
                 continue;
             }
             Err(why) => Err(unanswered(asked, why, flight)),

@@ -23,5 +23,5 @@ pub(crate) enum Which {
     /// A connection that is made after this.
     New,
     /// A connection that no other exchange uses.
-    LocalReply,
+    Exclusive,
 }

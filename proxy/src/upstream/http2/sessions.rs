@@ -125,7 +125,7 @@ impl Sessions {
             if self.declined.get() {
                 return Ok(Leased::Declined(None));
             }
-            if which == Which::LocalReply {
+            if which == Which::Exclusive {
                 return match self.made(connect().await).await? {
                     Made::Session(session) => Ok(Leased::Lease(Lease::of(&session, true))),
                     Made::Declined(stream) => Ok(Leased::Declined(Some(stream))),
