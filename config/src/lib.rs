@@ -27,9 +27,9 @@ mod validated;
 pub use error::{Errors, LoadError, Problem};
 pub use site::{Findings, compare};
 pub use validated::{
-    Admin, AmbiguousPaths, ClientTls, Config, Coordinator, Credentials, Drain, Hash, HealthCheck, Hooks, Identity,
-    KeySource, Limits, Log, LogFormat, LogLevel, Mode, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Pod,
-    Protocol, Router, ServerTls, Stash, Store, StoreKind, Strategy, Upstream,
+    Admin, AmbiguousPaths, ClientTls, Config, Coordinator, Credentials, Drain, HealthCheck, Hooks, Identity, KeySource,
+    Limits, Log, LogFormat, LogLevel, Partition, PathTemplate, Pod, Router, ServerTls, Stash, Store, StoreKind,
+    Upstream,
 };
 
 use std::collections::BTreeMap;

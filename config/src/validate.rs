@@ -13,6 +13,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use http::Uri;
+use segue_coordination::planning::{Policy, Strategy};
+use segue_coordination::protocol::records::Mode;
 
 use crate::error::{Problem, Wrong, quoted};
 use crate::keys;
@@ -20,8 +22,7 @@ use crate::raw::{Raw, Value};
 use crate::reader::{self, Reader, text};
 use crate::units::show_duration;
 use crate::validated::{
-    Admin, Config, Coordinator, Credentials, HealthCheck, Hooks, Log, LogFormat, LogLevel, Mode, Pod, Store, StoreKind,
-    Strategy,
+    Admin, Config, Coordinator, Credentials, HealthCheck, Hooks, Log, LogFormat, LogLevel, Pod, Store, StoreKind,
 };
 
 /// The configuration, which only counts if there are no problems.
@@ -55,7 +56,7 @@ fn a_role_is_there(r: &mut Reader<'_>) {
 fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
     if let (Some(router), Some(coordinator)) = (&config.router, &config.coordinator) {
         let drain = ("router.drain.timeout", router.drain.timeout);
-        r.ordered(drain, ("coordinator.phase_timeout", coordinator.phase_timeout), true, show_duration);
+        r.ordered(drain, ("coordinator.phase_timeout", coordinator.policy.phase_timeout), true, show_duration);
     }
 }
 
@@ -155,32 +156,43 @@ const USERNAME: &str = "store.username";
 const PASSWORD_FILE: &str = "store.password_file";
 
 fn coordinator(r: &mut Reader<'_>) -> Coordinator {
-    let modes = [("barrier", Mode::Barrier), ("independent", Mode::Independent)];
-    let coordinator = Coordinator {
+    Coordinator {
         name: r.role_name("coordinator.name"),
-        partitions: r.integer("coordinator.partitions", 1..=65536, 64),
-        strategy: r.read("coordinator.strategy", strategy).unwrap_or(Strategy::Sticky),
         lease_ttl: r.lease("coordinator.lease_ttl", seconds(10)),
-        settle: r.duration_or_zero("coordinator.settle", seconds(1)),
-        settle_max: r.duration_or_zero("coordinator.settle_max", seconds(5)),
-        min_interval: r.duration_or_zero("coordinator.min_interval", seconds(2)),
-        heartbeat: r.duration("coordinator.heartbeat", seconds(30)),
-        max_concurrent_handoffs: r.integer("coordinator.max_concurrent_handoffs", 1..=i64::MAX, 64),
-        mode: r.choice("coordinator.mode", &modes, Mode::Barrier),
-        warm_timeout: r.duration("coordinator.warm_timeout", seconds(300)),
-        phase_timeout: r.duration("coordinator.phase_timeout", seconds(25)),
+        policy: policy(r),
         listen: r.listen("coordinator.listen", local(7070)),
+    }
+}
+
+fn policy(r: &mut Reader<'_>) -> Policy {
+    let default = Policy::default();
+    let policy = Policy {
+        partitions: r.integer("coordinator.partitions", 1..=65536, default.partitions),
+        strategy: r.read("coordinator.strategy", strategy).unwrap_or(default.strategy),
+        mode: r.choice("coordinator.mode", Mode::NAMES, default.mode),
+        settle: r.duration_or_zero("coordinator.settle", default.settle),
+        settle_max: r.duration_or_zero("coordinator.settle_max", default.settle_max),
+        min_interval: r.duration_or_zero("coordinator.min_interval", default.min_interval),
+        heartbeat: r.duration("coordinator.heartbeat", default.heartbeat),
+        warm_timeout: r.duration("coordinator.warm_timeout", default.warm_timeout),
+        phase_timeout: r.duration("coordinator.phase_timeout", default.phase_timeout),
+        max_concurrent_handoffs: r.integer(
+            "coordinator.max_concurrent_handoffs",
+            1..=i64::MAX,
+            default.max_concurrent_handoffs,
+        ),
     };
-    let settle = ("coordinator.settle", coordinator.settle);
-    r.ordered(settle, ("coordinator.settle_max", coordinator.settle_max), false, show_duration);
-    coordinator
+    let settle = ("coordinator.settle", policy.settle);
+    r.ordered(settle, ("coordinator.settle_max", policy.settle_max), false, show_duration);
+    policy
 }
 
 fn strategy(value: &Value) -> Result<Strategy, Wrong> {
     if matches!(value, Value::Text(name) | Value::Variable(name) if name == "ring") {
-        return Err(Wrong::new("\"ring\" is not available yet", "use sticky or jump"));
+        let names: Vec<_> = Strategy::NAMES.iter().map(|(name, _)| *name).collect();
+        return Err(Wrong::new("\"ring\" is not available yet", format!("use {}", names.join(" or "))));
     }
-    reader::choice(value, &[("sticky", Strategy::Sticky), ("jump", Strategy::Jump)])
+    reader::choice(value, Strategy::NAMES)
 }
 
 fn pod(r: &mut Reader<'_>) -> Pod {

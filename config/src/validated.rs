@@ -12,6 +12,10 @@ use std::time::Duration;
 
 use http::uri::PathAndQuery;
 use http::{HeaderName, Uri};
+use segue_coordination::planning::Policy;
+use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::settings::UpstreamProtocol;
 
 /// Everything that a file says, defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,17 +132,6 @@ pub struct Router {
     pub limits: Limits,
 }
 
-/// What a router does without the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnStoreLoss {
-    /// Serve owners that fence by themselves and confirm that they have drained; fence towards the others.
-    Auto,
-    /// Route nothing once the lease may have ended.
-    Fence,
-    /// Go on with the table as last seen.
-    Serve,
-}
-
 /// What tells the partition of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Partition {
@@ -154,7 +147,7 @@ pub enum Partition {
         /// Where the key stands.
         source: KeySource,
         /// What makes a number of it.
-        hash: Hash,
+        hash: KeyHash,
     },
 }
 
@@ -192,19 +185,6 @@ pub enum AmbiguousPaths {
     Pass,
 }
 
-/// What makes a partition's number of a key; each as the producers of that family do it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hash {
-    /// Kafka's Java client.
-    Murmur2,
-    /// librdkafka's `consistent`.
-    Crc32,
-    /// Sarama.
-    Fnv1a,
-    /// xxHash, 64 bits of XXH3.
-    Xxh3,
-}
-
 /// Bounds of what a router holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stash {
@@ -229,22 +209,11 @@ pub struct Drain {
     pub on_timeout: OnDrainTimeout,
 }
 
-/// What happens when a drain takes too long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnDrainTimeout {
-    /// Sever where that is safe, cancel elsewhere.
-    Auto,
-    /// End the exchanges that are left and go on.
-    Sever,
-    /// Give the handoff up.
-    Cancel,
-}
-
 /// The connections of a router to pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Upstream {
     /// What is spoken to pods.
-    pub protocol: Protocol,
+    pub protocol: UpstreamProtocol,
     /// How long a connection may take to come up; at most `request_timeout`.
     pub connect_timeout: Duration,
     /// How long a pod may take to begin its answer, and to end an exchange whose client is gone.
@@ -259,17 +228,6 @@ pub struct Upstream {
     pub max_header_bytes_http2: usize,
     /// How pods are known; none: they are spoken to in clear text.
     pub tls: Option<ClientTls>,
-}
-
-/// What is spoken to pods.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
-    /// What the client spoke.
-    Auto,
-    /// HTTP/1.1.
-    Http1,
-    /// HTTP/2, with prior knowledge where there is no TLS.
-    Http2,
 }
 
 /// Bounds of what clients may do.
@@ -296,48 +254,12 @@ pub struct Limits {
 pub struct Coordinator {
     /// Its name among the candidates.
     pub name: String,
-    /// How many partitions the keyspace has, 1 to 65536.
-    pub partitions: u32,
-    /// Which pod gets which partition.
-    pub strategy: Strategy,
     /// The life of its leadership without renewal; whole seconds, at least two.
     pub lease_ttl: Duration,
-    /// How long membership must be quiet before a plan is made.
-    pub settle: Duration,
-    /// How long a plan may be put off by membership that is not quiet; at least `settle`.
-    pub settle_max: Duration,
-    /// The least time between two plans.
-    pub min_interval: Duration,
-    /// The longest time between two plans.
-    pub heartbeat: Duration,
-    /// Handoffs under way at one time; at least one.
-    pub max_concurrent_handoffs: usize,
-    /// Whether routers wait for each other at a cutover.
-    pub mode: Mode,
-    /// How long a new owner may take to get ready.
-    pub warm_timeout: Duration,
-    /// How long any other phase may take.
-    pub phase_timeout: Duration,
+    /// What it brings about: 1 to 65536 partitions, `settle` at most `settle_max`, at least one handoff at a time.
+    pub policy: Policy,
     /// Where pods reach its gRPC service.
     pub listen: SocketAddr,
-}
-
-/// Which pod gets which partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Strategy {
-    /// Balanced, with the fewest moves.
-    Sticky,
-    /// Jump consistent hash.
-    Jump,
-}
-
-/// Whether routers wait for each other at a cutover.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// No router sends to the new owner before all have stopped sending to the old one.
-    Barrier,
-    /// Each router cuts over by itself.
-    Independent,
 }
 
 /// The role of a sidecar in front of a writer pod.

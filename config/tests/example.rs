@@ -5,9 +5,13 @@
 use std::time::Duration;
 
 use segue_config::{
-    Admin, Config, Coordinator, Drain, HealthCheck, Hooks, KeySource, Limits, Log, LogFormat, LogLevel, Mode,
-    OnDrainTimeout, OnStoreLoss, Partition, Pod, Protocol, Router, Stash, Store, StoreKind, Strategy, Upstream, parse,
+    Admin, Config, Coordinator, Drain, HealthCheck, Hooks, KeySource, Limits, Log, LogFormat, LogLevel, Partition, Pod,
+    Router, Stash, Store, StoreKind, Upstream, parse,
 };
+use segue_coordination::planning::{Policy, Strategy};
+use segue_coordination::protocol::records::Mode;
+use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_proxy::settings::UpstreamProtocol as Protocol;
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");
 
@@ -72,17 +76,19 @@ fn the_defaults_are_those_that_users_were_told() {
         }),
         coordinator: Some(Coordinator {
             name: "host-1".to_owned(),
-            partitions: 64,
-            strategy: Strategy::Sticky,
             lease_ttl: seconds(10),
-            settle: seconds(1),
-            settle_max: seconds(5),
-            min_interval: seconds(2),
-            heartbeat: seconds(30),
-            max_concurrent_handoffs: 64,
-            mode: Mode::Barrier,
-            warm_timeout: seconds(300),
-            phase_timeout: seconds(25),
+            policy: Policy {
+                partitions: 64,
+                strategy: Strategy::Sticky,
+                settle: seconds(1),
+                settle_max: seconds(5),
+                min_interval: seconds(2),
+                heartbeat: seconds(30),
+                max_concurrent_handoffs: 64,
+                mode: Mode::Barrier,
+                warm_timeout: seconds(300),
+                phase_timeout: seconds(25),
+            },
             listen: "127.0.0.1:7070".parse().unwrap(),
         }),
         pod: Some(Pod {
@@ -149,7 +155,7 @@ fn the_examples_of_single_roles_are_accepted() {
     assert!(matches!(partition, Partition::Key { source: KeySource::Header(_), .. }));
     assert!(router.coordinator.is_none() && router.pod.is_none());
     let coordinator = accepted("coordinator", include_str!("../examples/coordinator.toml"));
-    assert_eq!(coordinator.coordinator.unwrap().partitions, 256);
+    assert_eq!(coordinator.coordinator.unwrap().policy.partitions, 256);
     let pod = accepted("pod", include_str!("../examples/pod.toml"));
     assert_eq!(pod.pod.unwrap().advertise, "writer-0.writers:8181");
 }

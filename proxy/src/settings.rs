@@ -81,6 +81,12 @@ pub enum UpstreamProtocol {
     Http2,
 }
 
+impl UpstreamProtocol {
+    /// All choices, by their names in the file.
+    pub const NAMES: &[(&str, Self)] =
+        &[("auto", UpstreamProtocol::Auto), ("http1", UpstreamProtocol::Http1), ("http2", UpstreamProtocol::Http2)];
+}
+
 /// Where clients are listened for, and what they may use up (`listen`, `workers`, `[router.limits]`).
 #[derive(Debug, Clone)]
 pub struct ServerSettings {

@@ -11,18 +11,17 @@ use segue_config as config;
 use segue_coordination::participant::lease_now;
 use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::records::Partitioner;
-use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss, Stage};
+use segue_coordination::protocol::router::Stage;
 use segue_coordination::router::{
     DataPlane as _, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
 use segue_coordination::store::Store;
 use segue_coordination::store::keys::Keyspace;
 use segue_proxy::metrics::Metrics;
-use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource, PathTemplate};
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -236,17 +235,9 @@ fn router_settings(section: &config::Router, admin: Option<String>) -> RouterSet
     RouterSettings {
         name: section.name.clone(),
         lease_ttl: section.lease_ttl,
-        on_store_loss: match section.on_store_loss {
-            config::OnStoreLoss::Auto => OnStoreLoss::Auto,
-            config::OnStoreLoss::Fence => OnStoreLoss::Fence,
-            config::OnStoreLoss::Serve => OnStoreLoss::Serve,
-        },
+        on_store_loss: section.on_store_loss,
         drain_timeout: section.drain.timeout,
-        on_drain_timeout: match section.drain.on_timeout {
-            config::OnDrainTimeout::Auto => OnDrainTimeout::Auto,
-            config::OnDrainTimeout::Sever => OnDrainTimeout::Sever,
-            config::OnDrainTimeout::Cancel => OnDrainTimeout::Cancel,
-        },
+        on_drain_timeout: section.drain.on_timeout,
         admin,
         partitioner: Some(partitioner(&section.partition)),
         request_timeout: section.upstream.request_timeout,
@@ -264,13 +255,7 @@ fn partitioner(section: &config::Partition) -> Partitioner {
         config::KeySource::Cookie(name) => format!("cookie:{name}"),
         config::KeySource::Path(template) => format!("path:{}", path(template)),
     };
-    let hash = match hash {
-        config::Hash::Murmur2 => "murmur2",
-        config::Hash::Crc32 => "crc32",
-        config::Hash::Fnv1a => "fnv1a",
-        config::Hash::Xxh3 => "xxh3",
-    };
-    Partitioner::Key { key, hash: hash.to_owned() }
+    Partitioner::Key { key, hash: hash.name().to_owned() }
 }
 
 fn path(template: &config::PathTemplate) -> String {
@@ -293,11 +278,7 @@ fn forward_settings(
         trust_forwarded: section.trust_forwarded,
         max_body_bytes: section.limits.max_body_bytes,
         upstream: UpstreamSettings {
-            protocol: match upstream.protocol {
-                config::Protocol::Auto => UpstreamProtocol::Auto,
-                config::Protocol::Http1 => UpstreamProtocol::Http1,
-                config::Protocol::Http2 => UpstreamProtocol::Http2,
-            },
+            protocol: upstream.protocol,
             connect_timeout: upstream.connect_timeout,
             request_timeout: upstream.request_timeout,
             idle_timeout: upstream.idle_timeout,
@@ -329,13 +310,7 @@ fn locator(section: &config::Partition) -> anyhow::Result<Locator> {
                     })
                 }
             };
-            let hash = match hash {
-                config::Hash::Murmur2 => KeyHash::Murmur2,
-                config::Hash::Crc32 => KeyHash::Crc32,
-                config::Hash::Fnv1a => KeyHash::Fnv1a,
-                config::Hash::Xxh3 => KeyHash::Xxh3,
-            };
-            Locator { source: PartitionSource::Key { from, hash }, order_by: None }
+            Locator { source: PartitionSource::Key { from, hash: *hash }, order_by: None }
         }
     })
 }

@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::HeaderName;
+use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::settings::UpstreamProtocol;
 
 use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
-use crate::validated::{
-    AmbiguousPaths, Drain, Hash, KeySource, Limits, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Protocol,
-    Router, Stash, Upstream,
-};
+use crate::validated::{AmbiguousPaths, Drain, KeySource, Limits, Partition, PathTemplate, Router, Stash, Upstream};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -26,12 +26,11 @@ const MIB: usize = 1 << 20;
 pub(super) fn router(r: &mut Reader<'_>) -> Router {
     let lease_ttl = r.lease("router.lease_ttl", seconds(15));
     let stash = stash(r);
-    let on_store_loss = [("auto", OnStoreLoss::Auto), ("fence", OnStoreLoss::Fence), ("serve", OnStoreLoss::Serve)];
     Router {
         name: r.role_name("router.name"),
         listen: r.listen("router.listen", local(8080)),
         lease_ttl,
-        on_store_loss: r.choice("router.on_store_loss", &on_store_loss, OnStoreLoss::Auto),
+        on_store_loss: r.choice("router.on_store_loss", OnStoreLoss::NAMES, OnStoreLoss::default()),
         tls: tls::server(r, &TLS),
         workers: NonZeroUsize::new(r.integer("router.workers", 0..=1024, 0)),
         trust_forwarded: r.boolean("router.trust_forwarded", false),
@@ -89,10 +88,9 @@ const KEY_COOKIE: &str = "router.partition.key.cookie";
 const AMBIGUOUS_PATHS: &str = "router.partition.ambiguous_paths";
 
 fn partition(r: &mut Reader<'_>) -> Partition {
-    let hashes = [("murmur2", Hash::Murmur2), ("crc32", Hash::Crc32), ("fnv1a", Hash::Fnv1a), ("xxh3", Hash::Xxh3)];
     let header = r.header(HEADER);
     let order_by = r.header(ORDER_BY);
-    let hash = r.choice(HASH, &hashes, Hash::Murmur2);
+    let hash = r.choice(HASH, KeyHash::NAMES, KeyHash::default());
     let ambiguous = [("reject", AmbiguousPaths::Reject), ("pass", AmbiguousPaths::Pass)];
     let ambiguous = r.choice(AMBIGUOUS_PATHS, &ambiguous, AmbiguousPaths::Reject);
     // Each is read, so that a mistake in any is found, before it is asked whether there are too many.
@@ -203,9 +201,8 @@ fn drain(r: &mut Reader<'_>, stash: &Stash) -> Drain {
     if r.is_given(TIMEOUT) {
         r.ordered((TIMEOUT, timeout), ("router.stash.max_wait", stash.max_wait), true, show_duration);
     }
-    let on_timeout =
-        [("auto", OnDrainTimeout::Auto), ("sever", OnDrainTimeout::Sever), ("cancel", OnDrainTimeout::Cancel)];
-    Drain { timeout, on_timeout: r.choice("router.drain.on_timeout", &on_timeout, OnDrainTimeout::Auto) }
+    let on_timeout = r.choice("router.drain.on_timeout", OnDrainTimeout::NAMES, OnDrainTimeout::default());
+    Drain { timeout, on_timeout }
 }
 
 const CONNECT_TIMEOUT: &str = "router.upstream.connect_timeout";
@@ -224,9 +221,8 @@ fn connects_within_a_third_of_the_lease(r: &mut Reader<'_>, timeout: Duration, l
 }
 
 fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> Upstream {
-    let protocols = [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("http2", Protocol::Http2)];
     let upstream = Upstream {
-        protocol: r.choice("router.upstream.protocol", &protocols, Protocol::Auto),
+        protocol: r.choice("router.upstream.protocol", UpstreamProtocol::NAMES, UpstreamProtocol::default()),
         connect_timeout: r.duration(CONNECT_TIMEOUT, seconds(1).min(lease_ttl / 4)),
         request_timeout: r.duration("router.upstream.request_timeout", seconds(60)),
         idle_timeout: r.duration("router.upstream.idle_timeout", seconds(300)),

@@ -55,6 +55,12 @@ pub enum OnStoreLoss {
     Serve,
 }
 
+impl OnStoreLoss {
+    /// All choices, by their names in the file.
+    pub const NAMES: &[(&str, Self)] =
+        &[("auto", OnStoreLoss::Auto), ("fence", OnStoreLoss::Fence), ("serve", OnStoreLoss::Serve)];
+}
+
 /// Whether the router may act on what it sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Trust {
@@ -212,6 +218,12 @@ pub enum OnDrainTimeout {
     Sever,
     /// Cancel.
     Cancel,
+}
+
+impl OnDrainTimeout {
+    /// All choices, by their names in the file.
+    pub const NAMES: &[(&str, Self)] =
+        &[("auto", OnDrainTimeout::Auto), ("sever", OnDrainTimeout::Sever), ("cancel", OnDrainTimeout::Cancel)];
 }
 
 /// How long exchanges with an owner that fences itself are waited for once its key is gone. Its work ended before the
