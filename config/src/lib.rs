@@ -27,9 +27,8 @@ mod validated;
 pub use error::{Errors, LoadError, Problem};
 pub use site::{Findings, compare};
 pub use validated::{
-    Admin, AmbiguousPaths, ClientTls, Config, Coordinator, Credentials, Drain, HealthCheck, Hooks, Identity, KeySource,
-    Limits, Log, LogFormat, LogLevel, Partition, PathTemplate, Pod, Router, ServerTls, Stash, Store, StoreKind,
-    Upstream,
+    Admin, ClientTls, Config, Coordinator, Credentials, Drain, HealthCheck, Hooks, Identity, Limits, Log, LogFormat,
+    LogLevel, Pod, Router, ServerTls, Stash, Store, StoreKind, Upstream,
 };
 
 use std::collections::BTreeMap;

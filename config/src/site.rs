@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use segue_proxy::routing::partition_key::PartitionSource;
+
 use crate::units::show_duration;
-use crate::validated::{Coordinator, Partition, Pod, Router};
+use crate::validated::{Coordinator, Pod, Router};
 use crate::{Located, Problem};
 
 /// The findings of a comparison.
@@ -48,9 +50,9 @@ fn are_one_site(one: &Located, other: &Located) -> bool {
 }
 
 /// Where the header with the number stands makes no difference to what the number means.
-fn map_alike(one: &Partition, other: &Partition) -> bool {
+fn map_alike(one: &PartitionSource, other: &PartitionSource) -> bool {
     match (one, other) {
-        (Partition::Number { .. }, Partition::Number { .. }) => true,
+        (PartitionSource::Number { .. }, PartitionSource::Number { .. }) => true,
         (one, other) => one == other,
     }
 }

@@ -10,11 +10,11 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::Uri;
 use http::uri::PathAndQuery;
-use http::{HeaderName, Uri};
 use segue_coordination::planning::Policy;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
-use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::settings::UpstreamProtocol;
 
 /// Everything that a file says, defaults filled in.
@@ -121,7 +121,7 @@ pub struct Router {
     /// Whether `x-forwarded-*` and `forwarded` of clients are believed.
     pub trust_forwarded: bool,
     /// What tells the partition of a request.
-    pub partition: Partition,
+    pub partition: PartitionSource,
     /// Bounds of what is held during a cutover.
     pub stash: Stash,
     /// How long requests in flight may delay a cutover.
@@ -130,59 +130,6 @@ pub struct Router {
     pub upstream: Upstream,
     /// Bounds of what clients may do.
     pub limits: Limits,
-}
-
-/// What tells the partition of a request.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Partition {
-    /// The request carries the partition's number.
-    Number {
-        /// The header with the number.
-        header: HeaderName,
-        /// The header with the key whose requests stay in order across a cutover; none: order of arrival.
-        order_by: Option<HeaderName>,
-    },
-    /// The partition is computed from a key, which is also what requests stay in order by.
-    Key {
-        /// Where the key stands.
-        source: KeySource,
-        /// What makes a number of it.
-        hash: KeyHash,
-    },
-}
-
-/// Where the key of a request stands.
-#[derive(Debug, Clone, PartialEq)]
-pub enum KeySource {
-    /// The value of a header.
-    Header(HeaderName),
-    /// A segment of the path.
-    Path(PathTemplate),
-    /// The value of a parameter of the query.
-    Query(String),
-    /// The value of a cookie.
-    Cookie(String),
-}
-
-/// A path with one segment that is the key, such as `/persons/{key}/events`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PathTemplate {
-    /// The segments in front of the key, as written: `["persons"]`.
-    pub before: Vec<String>,
-    /// The segments behind it, as written: `["events"]`.
-    pub after: Vec<String>,
-    /// The treatment of a path whose key others may read differently.
-    pub ambiguous: AmbiguousPaths,
-}
-
-/// The treatment of a path whose key a pod may read differently from the router: one with dot segments, escaped
-/// separators, parameters and the like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AmbiguousPaths {
-    /// Refuses the request.
-    Reject,
-    /// Routes by the segments as they are written.
-    Pass,
 }
 
 /// Bounds of what a router holds.

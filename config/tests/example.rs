@@ -5,12 +5,13 @@
 use std::time::Duration;
 
 use segue_config::{
-    Admin, Config, Coordinator, Drain, HealthCheck, Hooks, KeySource, Limits, Log, LogFormat, LogLevel, Partition, Pod,
-    Router, Stash, Store, StoreKind, Upstream, parse,
+    Admin, Config, Coordinator, Drain, HealthCheck, Hooks, Limits, Log, LogFormat, LogLevel, Pod, Router, Stash, Store,
+    StoreKind, Upstream, parse,
 };
 use segue_coordination::planning::{Policy, Strategy};
 use segue_coordination::protocol::records::Mode;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
 use segue_proxy::settings::UpstreamProtocol as Protocol;
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::routing::partition_key::Locator;
+use crate::routing::partition_key::PartitionSource;
 use crate::tls::{ClientTls, ServerTls};
 
 /// Everything that the path of a request needs to know (`[router]`).
@@ -13,8 +13,8 @@ pub struct ForwardSettings {
     pub router: String,
     /// The keyspace, stamped on requests.
     pub keyspace: String,
-    /// How requests name their partition.
-    pub locator: Locator,
+    /// Where requests name their partition.
+    pub partition: PartitionSource,
     /// Whether `x-forwarded-*` and `forwarded` of clients are believed.
     pub trust_forwarded: bool,
     /// Most bytes of a request's body; none: no bound.

@@ -4,13 +4,11 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context as _;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use segue_config as config;
 use segue_coordination::participant::lease_now;
 use segue_coordination::protocol::ids::PartitionId;
-use segue_coordination::protocol::records::Partitioner;
 use segue_coordination::protocol::router::Stage;
 use segue_coordination::router::{
     DataPlane as _, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
@@ -18,7 +16,6 @@ use segue_coordination::router::{
 use segue_coordination::store::Store;
 use segue_coordination::store::keys::Keyspace;
 use segue_proxy::metrics::Metrics;
-use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource, PathTemplate};
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
@@ -130,7 +127,7 @@ impl BoundRouter {
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
         let help = "Pods that take nothing they are sent; /status names them";
         registry.register("outlier_pods", help, outliers.clone());
-        let forward = forward_settings(&section, self.pods, keyspace, self.server.workers())?;
+        let forward = forward_settings(&section, self.pods, keyspace, self.server.workers());
         let (sender, status) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
         let observer: Arc<dyn RouterObserver> = metrics.clone();
@@ -239,29 +236,9 @@ fn router_settings(section: &config::Router, admin: Option<String>) -> RouterSet
         drain_timeout: section.drain.timeout,
         on_drain_timeout: section.drain.on_timeout,
         admin,
-        partitioner: Some(partitioner(&section.partition)),
+        partitioner: Some(section.partition.partitioner()),
         request_timeout: section.upstream.request_timeout,
     }
-}
-
-/// How the section maps requests to partitions, in the form in which routers compare it.
-fn partitioner(section: &config::Partition) -> Partitioner {
-    let config::Partition::Key { source, hash } = section else {
-        return Partitioner::NUMBER;
-    };
-    let key = match source {
-        config::KeySource::Header(name) => format!("header:{name}"),
-        config::KeySource::Query(name) => format!("query:{name}"),
-        config::KeySource::Cookie(name) => format!("cookie:{name}"),
-        config::KeySource::Path(template) => format!("path:{}", path(template)),
-    };
-    Partitioner::Key { key, hash: hash.name().to_owned() }
-}
-
-fn path(template: &config::PathTemplate) -> String {
-    let before = template.before.iter().map(String::as_str);
-    let segments = before.chain(["{key}"]).chain(template.after.iter().map(String::as_str));
-    segments.fold(String::new(), |path, segment| path + "/" + segment)
 }
 
 fn forward_settings(
@@ -269,12 +246,12 @@ fn forward_settings(
     pods: Option<ClientTls>,
     keyspace: &str,
     workers: usize,
-) -> anyhow::Result<ForwardSettings> {
+) -> ForwardSettings {
     let upstream = &section.upstream;
-    Ok(ForwardSettings {
+    ForwardSettings {
         router: section.name.clone(),
         keyspace: keyspace.to_owned(),
-        locator: locator(&section.partition)?,
+        partition: section.partition.clone(),
         trust_forwarded: section.trust_forwarded,
         max_body_bytes: section.limits.max_body_bytes,
         upstream: UpstreamSettings {
@@ -289,30 +266,7 @@ fn forward_settings(
             max_header_bytes_http2: upstream.max_header_bytes_http2,
             tls: pods,
         },
-    })
-}
-
-fn locator(section: &config::Partition) -> anyhow::Result<Locator> {
-    Ok(match section {
-        config::Partition::Number { header, order_by } => {
-            Locator { source: PartitionSource::Header(header.clone()), order_by: order_by.clone() }
-        }
-        config::Partition::Key { source, hash } => {
-            let from = match source {
-                config::KeySource::Header(name) => KeyFrom::Header(name.clone()),
-                config::KeySource::Query(name) => KeyFrom::Query(name.clone()),
-                config::KeySource::Cookie(name) => KeyFrom::Cookie(name.clone()),
-                config::KeySource::Path(template) => {
-                    let parsed = path(template).parse::<PathTemplate>().context("router.partition.key.path")?;
-                    KeyFrom::Path(match template.ambiguous {
-                        config::AmbiguousPaths::Reject => parsed,
-                        config::AmbiguousPaths::Pass => parsed.passing_ambiguous(),
-                    })
-                }
-            };
-            Locator { source: PartitionSource::Key { from, hash: *hash }, order_by: None }
-        }
-    })
+    }
 }
 
 #[derive(Debug)]

@@ -12,13 +12,14 @@ use std::time::Duration;
 use http::HeaderName;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
 use segue_proxy::settings::UpstreamProtocol;
 
 use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
-use crate::validated::{AmbiguousPaths, Drain, KeySource, Limits, Partition, PathTemplate, Router, Stash, Upstream};
+use crate::validated::{Drain, Limits, Router, Stash, Upstream};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -87,12 +88,11 @@ const KEY_QUERY: &str = "router.partition.key.query";
 const KEY_COOKIE: &str = "router.partition.key.cookie";
 const AMBIGUOUS_PATHS: &str = "router.partition.ambiguous_paths";
 
-fn partition(r: &mut Reader<'_>) -> Partition {
+fn partition(r: &mut Reader<'_>) -> PartitionSource {
     let header = r.header(HEADER);
     let order_by = r.header(ORDER_BY);
     let hash = r.choice(HASH, KeyHash::NAMES, KeyHash::default());
-    let ambiguous = [("reject", AmbiguousPaths::Reject), ("pass", AmbiguousPaths::Pass)];
-    let ambiguous = r.choice(AMBIGUOUS_PATHS, &ambiguous, AmbiguousPaths::Reject);
+    let ambiguous = r.choice(AMBIGUOUS_PATHS, AmbiguousPaths::NAMES, AmbiguousPaths::default());
     // Each is read, so that a mistake in any is found, before it is asked whether there are too many.
     let keys = [
         r.header(KEY_HEADER).map(KeySource::Header),
@@ -102,8 +102,8 @@ fn partition(r: &mut Reader<'_>) -> Partition {
     ];
     one_source(r);
     match keys.into_iter().flatten().next() {
-        Some(source) => Partition::Key { source, hash },
-        None => Partition::Number { header: header.unwrap_or(HeaderName::from_static("x-partition")), order_by },
+        Some(source) => PartitionSource::Key { source, hash },
+        None => PartitionSource::Number { header: header.unwrap_or(PartitionSource::DEFAULT_HEADER), order_by },
     }
 }
 
@@ -145,28 +145,8 @@ fn one_source(r: &mut Reader<'_>) {
 const EXPECTED_TEMPLATE: &str = "expected a path with one segment {key}, such as \"/persons/{key}\"";
 
 fn path_template(text: &str, ambiguous: AmbiguousPaths) -> Result<PathTemplate, Wrong> {
-    let wrong = |why: &str| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_TEMPLATE);
-    let path = text.strip_prefix('/').ok_or_else(|| wrong("does not begin with '/'"))?;
-    let segments: Vec<&str> = path.split('/').collect();
-    let mut keys = segments.iter().enumerate().filter(|(_, segment)| **segment == "{key}").map(|(i, _)| i);
-    let at = keys.next().ok_or_else(|| wrong("has no segment {key}"))?;
-    if keys.next().is_some() {
-        return Err(wrong("has more than one segment {key}"));
-    }
-    let (before, after) = (&segments[..at], &segments[at + 1..]);
-    let is_literal = |segment: &&str| {
-        !segment.is_empty() && segment.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '{' | '}' | '?' | '#'))
-    };
-    if !before.iter().chain(after).all(is_literal) {
-        return Err(wrong("has a segment that no path has"));
-    }
-    // Such a template would have each of its requests refused.
-    let is_ambiguous = |segment: &&str| matches!(*segment, "." | "..") || segment.contains([';', '\\']);
-    if ambiguous == AmbiguousPaths::Reject && before.iter().chain(after).any(is_ambiguous) {
-        return Err(wrong("has a segment that not all servers read alike"));
-    }
-    let owned = |segments: &[&str]| segments.iter().map(|segment| (*segment).to_owned()).collect();
-    Ok(PathTemplate { before: owned(before), after: owned(after), ambiguous })
+    let wrong = |why| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_TEMPLATE);
+    PathTemplate::new(text, ambiguous).map_err(wrong)
 }
 
 fn cookie(r: &mut Reader<'_>) -> Option<String> {

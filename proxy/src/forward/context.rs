@@ -18,7 +18,7 @@ use crate::message::request_body::Pace;
 use crate::message::reserved::Reserved;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Usage;
-use crate::routing::partition_key::Locator;
+use crate::routing::partition_key::PartitionSource;
 use crate::routing::permit::TableHandle;
 use crate::runtime::background::Background;
 use crate::runtime::coarse_timer::CoarseTimer;
@@ -28,7 +28,7 @@ use crate::upstream::Upstream;
 /// What all requests of a worker share.
 pub(crate) struct WorkerContext {
     pub(crate) identity: Identity,
-    pub(super) locator: Locator,
+    pub(super) partition: PartitionSource,
     pub(crate) reserved: Rc<Reserved>,
     pub(crate) worker: TableHandle,
     pub(crate) upstream: Upstream,
@@ -59,8 +59,8 @@ impl WorkerContext {
         let watch = CoarseTimer::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
         Ok(WorkerContext {
             identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
-            locator: settings.locator.clone(),
-            reserved: Rc::new(Reserved::new(&settings.locator, settings.trust_forwarded)),
+            partition: settings.partition.clone(),
+            reserved: Rc::new(Reserved::new(&settings.partition, settings.trust_forwarded)),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
             load: ConcurrencyLimit::new(settings.upstream.max_in_flight_per_pod),

@@ -16,7 +16,7 @@ use segue_coordination::protocol::records::PodRecord;
 use segue_coordination::protocol::router::{HoldCause, Stage, Target};
 use segue_coordination::router::DataPlane;
 use segue_proxy::metrics::Metrics;
-use segue_proxy::routing::partition_key::{Locator, PartitionSource};
+use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
@@ -40,8 +40,8 @@ impl Default for Settings {
             forward: ForwardSettings {
                 router: "router-0".to_owned(),
                 keyspace: "default".to_owned(),
-                locator: Locator {
-                    source: PartitionSource::Header("x-partition".parse().unwrap()),
+                partition: PartitionSource::Number {
+                    header: "x-partition".parse().unwrap(),
                     order_by: Some("x-key".parse().unwrap()),
                 },
                 trust_forwarded: false,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_coordination::router::{DataPlane, RouterPorts, RouterSettings, RouterStatus, run_router};
 use segue_proxy::metrics::Metrics;
-use segue_proxy::routing::partition_key::{Locator, PartitionSource};
+use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
@@ -108,7 +108,7 @@ fn forward(name: &str, member: &Membership) -> ForwardSettings {
         keyspace: member.keyspace.clone(),
         max_body_bytes: None,
         trust_forwarded: false,
-        locator: Locator { source: PartitionSource::Header(names::PARTITION), order_by: Some(names::KEY) },
+        partition: PartitionSource::Number { header: names::PARTITION, order_by: Some(names::KEY) },
         upstream: UpstreamSettings { request_timeout: REQUEST_TIMEOUT, ..UpstreamSettings::default() },
     }
 }

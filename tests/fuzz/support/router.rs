@@ -19,7 +19,7 @@ use segue_coordination::router::DataPlane;
 use segue_proxy::forward::Forward;
 use segue_proxy::fuzzing::serve_client;
 use segue_proxy::metrics::{Metrics, WorkerMetrics};
-use segue_proxy::routing::partition_key::{Locator, PartitionSource};
+use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamProtocol, UpstreamSettings};
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -92,10 +92,7 @@ impl Router {
         let settings = ForwardSettings {
             router: "r".to_owned(),
             keyspace: "k".to_owned(),
-            locator: Locator {
-                source: PartitionSource::Header(http::HeaderName::from_static("x-partition")),
-                order_by: None,
-            },
+            partition: PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None },
             trust_forwarded: false,
             max_body_bytes: None,
             upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
