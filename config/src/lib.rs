@@ -27,8 +27,8 @@ mod validated;
 pub use error::{Errors, LoadError, Problem};
 pub use site::{Findings, compare};
 pub use validated::{
-    Admin, ClientTls, Config, Coordinator, Credentials, Drain, HealthCheck, Hooks, Identity, Limits, Log, LogFormat,
-    LogLevel, Pod, Router, ServerTls, Stash, Store, StoreKind, Upstream,
+    Admin, Config, Coordinator, Credentials, Drain, Hooks, Limits, Log, LogFormat, LogLevel, Pod, Router, Store,
+    StoreKind, Upstream,
 };
 
 use std::collections::BTreeMap;

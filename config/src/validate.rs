@@ -15,6 +15,7 @@ use std::time::Duration;
 use http::Uri;
 use segue_coordination::planning::{Policy, Strategy};
 use segue_coordination::protocol::records::Mode;
+use segue_proxy::sidecar::Checks;
 
 use crate::error::{Problem, Wrong, quoted};
 use crate::keys;
@@ -22,7 +23,7 @@ use crate::raw::{Raw, Value};
 use crate::reader::{self, Reader, text};
 use crate::units::show_duration;
 use crate::validated::{
-    Admin, Config, Coordinator, Credentials, HealthCheck, Hooks, Log, LogFormat, LogLevel, Pod, Store, StoreKind,
+    Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Pod, Store, StoreKind,
 };
 
 /// The configuration, which only counts if there are no problems.
@@ -230,8 +231,8 @@ fn pod(r: &mut Reader<'_>) -> Pod {
     }
 }
 
-fn health(r: &mut Reader<'_>) -> HealthCheck {
-    HealthCheck {
+fn health(r: &mut Reader<'_>) -> Checks {
+    Checks {
         path: r.read("pod.health.path", |value| {
             const EXPECTED: &str = "expected a path, such as \"/healthz\"";
             let text = text(value, EXPECTED)?;

@@ -11,11 +11,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
-use http::uri::PathAndQuery;
 use segue_coordination::planning::Policy;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::routing::partition_key::PartitionSource;
+use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::UpstreamProtocol;
+use segue_proxy::sidecar::Checks;
+use segue_proxy::tls::{ClientFiles, ServerFiles};
 
 /// Everything that a file says, defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +46,7 @@ pub struct Store {
     /// etcd's client URLs; at least one. Each `https://host:port` if there is `tls`, else `http://host:port`.
     pub endpoints: Vec<String>,
     /// How etcd is known; none: it is spoken to in clear text.
-    pub tls: Option<ClientTls>,
+    pub tls: Option<ClientFiles>,
     /// What all keys begin with; begins and ends with `/`.
     pub prefix: String,
     /// How to log in to etcd; none for an etcd without authentication.
@@ -69,37 +71,6 @@ pub struct Credentials {
     pub password_file: PathBuf,
 }
 
-/// What a listener shows to its clients; the files have not been opened yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerTls {
-    /// The certificate and those between it and its authority, PEM.
-    pub cert: PathBuf,
-    /// The certificate's private key, PEM.
-    pub key: PathBuf,
-    /// The authorities whose certificates clients must have; none: clients need no certificate.
-    pub client_ca: Option<PathBuf>,
-}
-
-/// How a server is known that is connected to; the files have not been opened yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientTls {
-    /// The authorities that are trusted, PEM.
-    pub ca: PathBuf,
-    /// What is shown to a server that asks.
-    pub identity: Option<Identity>,
-    /// The name or address that the server's certificate must be made out to; none: the host that is connected to.
-    pub server_name: Option<String>,
-}
-
-/// A client's certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// The certificate and those between it and its authority, PEM.
-    pub cert: PathBuf,
-    /// The certificate's private key, PEM.
-    pub key: PathBuf,
-}
-
 /// The role that routes requests to pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Router {
@@ -108,7 +79,7 @@ pub struct Router {
     /// Where clients reach it.
     pub listen: SocketAddr,
     /// What it shows to clients; none: they are served in clear text.
-    pub tls: Option<ServerTls>,
+    pub tls: Option<ServerFiles>,
     /// The life of its registration without renewal; whole seconds, at least two.
     pub lease_ttl: Duration,
     /// What it does when it can no longer renew its registration.
@@ -122,29 +93,15 @@ pub struct Router {
     pub trust_forwarded: bool,
     /// What tells the partition of a request.
     pub partition: PartitionSource,
-    /// Bounds of what is held during a cutover.
-    pub stash: Stash,
+    /// Bounds of what is held during a cutover: at least one request, one byte and one of a flush; `max_bytes` at most
+    /// `max_total_bytes`.
+    pub stash: StashLimits,
     /// How long requests in flight may delay a cutover.
     pub drain: Drain,
     /// The connections to pods.
     pub upstream: Upstream,
     /// Bounds of what clients may do.
     pub limits: Limits,
-}
-
-/// Bounds of what a router holds.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Stash {
-    /// Requests held per partition; at least one.
-    pub max_requests: usize,
-    /// Bytes held per partition.
-    pub max_bytes: usize,
-    /// Bytes held over all partitions; at least `max_bytes`.
-    pub max_total_bytes: usize,
-    /// How long one request is held before it is answered with 503.
-    pub max_wait: Duration,
-    /// Requests of different keys in flight while a partition is flushed; at least one.
-    pub flush_concurrency: usize,
 }
 
 /// How long requests in flight may delay a cutover.
@@ -174,7 +131,7 @@ pub struct Upstream {
     /// Most bytes of a request's head by HTTP/2, with what the router adds, as HTTP/2 counts them; the same for its trailers.
     pub max_header_bytes_http2: usize,
     /// How pods are known; none: they are spoken to in clear text.
-    pub tls: Option<ClientTls>,
+    pub tls: Option<ClientFiles>,
 }
 
 /// Bounds of what clients may do.
@@ -217,7 +174,7 @@ pub struct Pod {
     /// Where routers reach it.
     pub listen: SocketAddr,
     /// What it shows to routers; none: they are served in clear text.
-    pub tls: Option<ServerTls>,
+    pub tls: Option<ServerFiles>,
     /// What it tells routers to connect to, `host:port`; never an unspecified address or port 0.
     pub advertise: String,
     /// The service itself, `host:port`; never `listen`.
@@ -236,8 +193,8 @@ pub struct Pod {
     pub exec: Option<Vec<String>>,
     /// No request's work in the service lasts longer than this after the request's last byte.
     pub work_ends_within: Option<Duration>,
-    /// How the service is checked.
-    pub health: HealthCheck,
+    /// How the service is checked; at least one failure makes it unhealthy.
+    pub health: Checks,
     /// How long it waits to be emptied when it is told to stop.
     pub shutdown_timeout: Duration,
 }
@@ -253,17 +210,6 @@ pub struct Hooks {
     pub release: Option<Uri>,
     /// Until when the service may write; called every few seconds.
     pub lease: Option<Uri>,
-}
-
-/// How a sidecar finds out that its service no longer works.
-#[derive(Debug, Clone, PartialEq)]
-pub struct HealthCheck {
-    /// The path that is asked for; without one only refused connections count.
-    pub path: Option<PathAndQuery>,
-    /// The time between two checks, and how long one may take.
-    pub every: Duration,
-    /// The failures in a row that make the service unhealthy; at least one.
-    pub unhealthy_after: u32,
 }
 
 /// Health, metrics and status over HTTP.

@@ -16,7 +16,7 @@ use segue_coordination::router::{
 use segue_coordination::store::Store;
 use segue_coordination::store::keys::Keyspace;
 use segue_proxy::metrics::Metrics;
-use segue_proxy::routing::table::{StashLimits, Table};
+use segue_proxy::routing::table::Table;
 use segue_proxy::server::{Server, ServerHandle};
 use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use segue_proxy::tls::ClientTls;
@@ -118,7 +118,7 @@ impl BoundRouter {
         hot_restart: watch::Receiver<Option<String>>,
     ) -> anyhow::Result<JoiningRouter> {
         let section = self.section;
-        let (table, notices) = Table::new(self.server.workers(), stash_limits(&section.stash));
+        let (table, notices) = Table::new(self.server.workers(), section.stash);
         let forwarded = Metrics::new(self.server.workers());
         forwarded.register(registry);
         let metrics = Arc::new(RouterMetrics::new(registry, resyncs));
@@ -215,16 +215,6 @@ impl RouterRole {
         }
         refusing.abort();
         self.control.end().await;
-    }
-}
-
-fn stash_limits(section: &config::Stash) -> StashLimits {
-    StashLimits {
-        max_requests: section.max_requests,
-        max_bytes: section.max_bytes,
-        max_total_bytes: section.max_total_bytes,
-        max_wait: section.max_wait,
-        flush_concurrency: section.flush_concurrency,
     }
 }
 

@@ -13,16 +13,16 @@ use http::HeaderName;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
+use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::UpstreamProtocol;
 
 use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
-use crate::validated::{Drain, Limits, Router, Stash, Upstream};
+use crate::validated::{Drain, Limits, Router, Upstream};
 
 const KIB: usize = 1 << 10;
-const MIB: usize = 1 << 20;
 
 pub(super) fn router(r: &mut Reader<'_>) -> Router {
     let lease_ttl = r.lease("router.lease_ttl", seconds(15));
@@ -160,13 +160,14 @@ fn cookie(r: &mut Reader<'_>) -> Option<String> {
     })
 }
 
-fn stash(r: &mut Reader<'_>) -> Stash {
-    let stash = Stash {
-        max_requests: r.integer("router.stash.max_requests", 1..=i64::MAX, 10_000),
-        max_bytes: r.size("router.stash.max_bytes", 64 * MIB),
-        max_total_bytes: r.size("router.stash.max_total_bytes", 512 * MIB),
-        max_wait: r.duration("router.stash.max_wait", seconds(30)),
-        flush_concurrency: r.integer("router.stash.flush_concurrency", 1..=i64::MAX, 64),
+fn stash(r: &mut Reader<'_>) -> StashLimits {
+    let default = StashLimits::default();
+    let stash = StashLimits {
+        max_requests: r.integer("router.stash.max_requests", 1..=i64::MAX, default.max_requests),
+        max_bytes: r.size("router.stash.max_bytes", default.max_bytes),
+        max_total_bytes: r.size("router.stash.max_total_bytes", default.max_total_bytes),
+        max_wait: r.duration("router.stash.max_wait", default.max_wait),
+        flush_concurrency: r.integer("router.stash.flush_concurrency", 1..=i64::MAX, default.flush_concurrency),
     };
     let each = ("router.stash.max_bytes", stash.max_bytes);
     r.ordered(each, ("router.stash.max_total_bytes", stash.max_total_bytes), false, show_size);
@@ -175,7 +176,7 @@ fn stash(r: &mut Reader<'_>) -> Stash {
 
 /// The requests that are held first must outlast a drain that is ended by force, or they are refused just before they could
 /// go.
-fn drain(r: &mut Reader<'_>, stash: &Stash) -> Drain {
+fn drain(r: &mut Reader<'_>, stash: &StashLimits) -> Drain {
     const TIMEOUT: &str = "router.drain.timeout";
     let timeout = r.duration(TIMEOUT, seconds(20).min(stash.max_wait * 2 / 3));
     if r.is_given(TIMEOUT) {

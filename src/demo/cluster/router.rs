@@ -93,13 +93,7 @@ impl Router {
 }
 
 fn limits(options: &Options) -> StashLimits {
-    StashLimits {
-        max_requests: options.stash_requests,
-        max_bytes: 64 << 20,
-        max_total_bytes: 512 << 20,
-        max_wait: MAX_WAIT,
-        flush_concurrency: 64,
-    }
+    StashLimits { max_requests: options.stash_requests, max_wait: MAX_WAIT, ..StashLimits::default() }
 }
 
 fn forward(name: &str, member: &Membership) -> ForwardSettings {

@@ -54,6 +54,19 @@ pub struct StashLimits {
     pub flush_concurrency: usize,
 }
 
+/// The defaults of the file.
+impl Default for StashLimits {
+    fn default() -> Self {
+        StashLimits {
+            max_requests: 10_000,
+            max_bytes: 64 << 20,
+            max_total_bytes: 512 << 20,
+            max_wait: Duration::from_secs(30),
+            flush_concurrency: 64,
+        }
+    }
+}
+
 /// Why a request is not passed on and does not wait either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
