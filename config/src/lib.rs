@@ -27,8 +27,7 @@ mod validated;
 pub use error::{Errors, LoadError, Problem};
 pub use site::{Findings, compare};
 pub use validated::{
-    Admin, Config, Coordinator, Credentials, Drain, Hooks, Limits, Log, LogFormat, LogLevel, Pod, Router, Store,
-    StoreKind, Upstream,
+    Admin, Config, Coordinator, Credentials, Drain, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind,
 };
 
 use std::collections::BTreeMap;

@@ -15,7 +15,7 @@ use segue_coordination::planning::Policy;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::UpstreamProtocol;
+use segue_proxy::settings::{ClientLimits, UpstreamSettings};
 use segue_proxy::sidecar::Checks;
 use segue_proxy::tls::{ClientFiles, ServerFiles};
 
@@ -98,10 +98,10 @@ pub struct Router {
     pub stash: StashLimits,
     /// How long requests in flight may delay a cutover.
     pub drain: Drain,
-    /// The connections to pods.
-    pub upstream: Upstream,
-    /// Bounds of what clients may do.
-    pub limits: Limits,
+    /// The connections to pods; `connect_timeout` at most `request_timeout`, at least one request in flight.
+    pub upstream: UpstreamSettings<ClientFiles>,
+    /// Bounds of what clients may do; at least one connection with one stream.
+    pub limits: ClientLimits,
 }
 
 /// How long requests in flight may delay a cutover.
@@ -111,46 +111,6 @@ pub struct Drain {
     pub timeout: Duration,
     /// What happens then.
     pub on_timeout: OnDrainTimeout,
-}
-
-/// The connections of a router to pods.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Upstream {
-    /// What is spoken to pods.
-    pub protocol: UpstreamProtocol,
-    /// How long a connection may take to come up; at most `request_timeout`.
-    pub connect_timeout: Duration,
-    /// How long a pod may take to begin its answer, and to end an exchange whose client is gone.
-    pub request_timeout: Duration,
-    /// How long a stream may be open with nothing flowing.
-    pub idle_timeout: Duration,
-    /// Unused connections kept per pod; zero: none is kept.
-    pub max_idle_per_pod: usize,
-    /// Requests with one pod at one time; at least one.
-    pub max_in_flight_per_pod: usize,
-    /// Most bytes of a request's head by HTTP/2, with what the router adds, as HTTP/2 counts them; the same for its trailers.
-    pub max_header_bytes_http2: usize,
-    /// How pods are known; none: they are spoken to in clear text.
-    pub tls: Option<ClientFiles>,
-}
-
-/// Bounds of what clients may do.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
-    /// Connections of clients at one time; at least one.
-    pub max_connections: usize,
-    /// Streams of one connection by HTTP/2; at least one.
-    pub max_streams_per_connection: u32,
-    /// Requests of one client address that wait or are in flight; 0: no limit.
-    pub max_in_flight_per_client: usize,
-    /// Bytes a second that an upload has to bring on average; 0: as slow as may be.
-    pub min_upload_rate: usize,
-    /// How long a client may take to send a request's head.
-    pub header_read_timeout: Duration,
-    /// Bytes of a request's head.
-    pub max_header_bytes: usize,
-    /// Bytes of a request's body; none: there is no bound, as the router keeps no body.
-    pub max_body_bytes: Option<usize>,
 }
 
 /// The role that decides which pod owns which partition.

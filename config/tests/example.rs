@@ -5,15 +5,14 @@
 use std::time::Duration;
 
 use segue_config::{
-    Admin, Config, Coordinator, Drain, Hooks, Limits, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind,
-    Upstream, parse,
+    Admin, Config, Coordinator, Drain, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse,
 };
 use segue_coordination::planning::{Policy, Strategy};
 use segue_coordination::protocol::records::Mode;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
 use segue_proxy::routing::table::StashLimits as Stash;
-use segue_proxy::settings::UpstreamProtocol as Protocol;
+use segue_proxy::settings::{ClientLimits as Limits, UpstreamProtocol as Protocol, UpstreamSettings as Upstream};
 use segue_proxy::sidecar::Checks as HealthCheck;
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");

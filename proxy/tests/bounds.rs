@@ -37,7 +37,7 @@ fn post(fields: &str, body: &str) -> String {
 #[tokio::test]
 async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {
     let mut settings = Settings::default();
-    settings.forward.max_body_bytes = Some(5);
+    settings.forward.limits.max_body_bytes = Some(5);
     let world = World::with(settings);
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
     world.lead(P0, pod.address, 1);
@@ -56,7 +56,7 @@ async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {
 async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_the_client() {
     for (protocol, speaks) in [(UpstreamProtocol::Http1, Speaks::Http1), (UpstreamProtocol::Http2, Speaks::Http2)] {
         let mut settings = Settings::default();
-        settings.forward.max_body_bytes = Some(5);
+        settings.forward.limits.max_body_bytes = Some(5);
         settings.forward.upstream.protocol = protocol;
         let mut world = World::with(settings);
         let (seen, mut sees) = tokio::sync::mpsc::unbounded_channel();
@@ -95,7 +95,7 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
 #[tokio::test]
 async fn a_held_body_that_grows_too_large_is_refused_while_it_waits() {
     let mut settings = Settings::default();
-    settings.forward.max_body_bytes = Some(5);
+    settings.forward.limits.max_body_bytes = Some(5);
     let world = World::with(settings);
     let mut client = Plain::connect(world.address).await;
     client.write(post("transfer-encoding: chunked", "3\r\nabc\r\n")).await;

@@ -253,8 +253,8 @@ async fn uploads_that_nobody_reads_do_not_stop_others_of_their_connection() {
 #[tokio::test]
 async fn an_upload_that_drips_is_ended_and_one_of_grpc_is_not() {
     let mut settings = Settings::default();
-    settings.forward.upstream.min_upload_rate = 1000;
-    settings.forward.upstream.upload_grace = Duration::from_millis(300);
+    settings.forward.limits.min_upload_rate = 1000;
+    settings.forward.upload_grace = Duration::from_millis(300);
     let world = World::with(settings);
     let pod = Script::new().await;
     world.lead(P0, pod.address, 1);
@@ -284,8 +284,8 @@ async fn an_upload_that_drips_is_ended_and_one_of_grpc_is_not() {
 #[tokio::test]
 async fn a_client_is_not_blamed_for_the_time_in_which_its_refused_upload_was_held() {
     let mut settings = Settings::default();
-    settings.forward.upstream.min_upload_rate = 1000;
-    settings.forward.upstream.upload_grace = Duration::from_secs(2);
+    settings.forward.limits.min_upload_rate = 1000;
+    settings.forward.upload_grace = Duration::from_secs(2);
     let world = World::with(settings);
     let pod = Script::new().await;
     world.lead(P0, pod.address, 1);

@@ -18,7 +18,7 @@ use segue_coordination::store::keys::Keyspace;
 use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::table::Table;
 use segue_proxy::server::{Server, ServerHandle};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE};
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -127,7 +127,7 @@ impl BoundRouter {
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
         let help = "Pods that take nothing they are sent; /status names them";
         registry.register("outlier_pods", help, outliers.clone());
-        let forward = forward_settings(&section, self.pods, keyspace, self.server.workers());
+        let forward = forward_settings(&section, self.pods, keyspace);
         let (sender, status) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
         let observer: Arc<dyn RouterObserver> = metrics.clone();
@@ -231,31 +231,15 @@ fn router_settings(section: &config::Router, admin: Option<String>) -> RouterSet
     }
 }
 
-fn forward_settings(
-    section: &config::Router,
-    pods: Option<ClientTls>,
-    keyspace: &str,
-    workers: usize,
-) -> ForwardSettings {
-    let upstream = &section.upstream;
+fn forward_settings(section: &config::Router, pods: Option<ClientTls>, keyspace: &str) -> ForwardSettings {
     ForwardSettings {
         router: section.name.clone(),
         keyspace: keyspace.to_owned(),
         partition: section.partition.clone(),
         trust_forwarded: section.trust_forwarded,
-        max_body_bytes: section.limits.max_body_bytes,
-        upstream: UpstreamSettings {
-            protocol: upstream.protocol,
-            connect_timeout: upstream.connect_timeout,
-            request_timeout: upstream.request_timeout,
-            idle_timeout: upstream.idle_timeout,
-            min_upload_rate: section.limits.min_upload_rate as u64,
-            upload_grace: UPLOAD_GRACE,
-            max_idle_per_pod: upstream.max_idle_per_pod,
-            max_in_flight_per_pod: upstream.max_in_flight_per_pod.div_ceil(workers),
-            max_header_bytes_http2: upstream.max_header_bytes_http2,
-            tls: pods,
-        },
+        limits: section.limits.clone(),
+        upload_grace: UPLOAD_GRACE,
+        upstream: section.upstream.clone().with_tls(pods),
     }
 }
 

@@ -14,15 +14,14 @@ use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::UpstreamProtocol;
+use segue_proxy::settings::{ClientLimits, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::tls::ClientFiles;
 
 use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
-use crate::validated::{Drain, Limits, Router, Upstream};
-
-const KIB: usize = 1 << 10;
+use crate::validated::{Drain, Router};
 
 pub(super) fn router(r: &mut Reader<'_>) -> Router {
     let lease_ttl = r.lease("router.lease_ttl", seconds(15));
@@ -201,15 +200,18 @@ fn connects_within_a_third_of_the_lease(r: &mut Reader<'_>, timeout: Duration, l
     r.report_value(CONNECT_TIMEOUT, Wrong::new(fact, format!("expected less than {bound}")));
 }
 
-fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> Upstream {
-    let upstream = Upstream {
-        protocol: r.choice("router.upstream.protocol", UpstreamProtocol::NAMES, UpstreamProtocol::default()),
-        connect_timeout: r.duration(CONNECT_TIMEOUT, seconds(1).min(lease_ttl / 4)),
-        request_timeout: r.duration("router.upstream.request_timeout", seconds(60)),
-        idle_timeout: r.duration("router.upstream.idle_timeout", seconds(300)),
-        max_idle_per_pod: r.integer("router.upstream.max_idle_per_pod", 0..=i64::MAX, 256),
-        max_in_flight_per_pod: r.integer("router.upstream.max_in_flight_per_pod", 1..=i64::MAX, 10_000),
-        max_header_bytes_http2: r.size("router.upstream.max_header_bytes_http2", 16 * KIB),
+fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> UpstreamSettings<ClientFiles> {
+    const MAX_IN_FLIGHT: &str = "router.upstream.max_in_flight_per_pod";
+    const MAX_HEADER_BYTES_HTTP2: &str = "router.upstream.max_header_bytes_http2";
+    let default = UpstreamSettings::<ClientFiles>::default();
+    let upstream = UpstreamSettings {
+        protocol: r.choice("router.upstream.protocol", UpstreamProtocol::NAMES, default.protocol),
+        connect_timeout: r.duration(CONNECT_TIMEOUT, default.connect_timeout.min(lease_ttl / 4)),
+        request_timeout: r.duration("router.upstream.request_timeout", default.request_timeout),
+        idle_timeout: r.duration("router.upstream.idle_timeout", default.idle_timeout),
+        max_idle_per_pod: r.integer("router.upstream.max_idle_per_pod", 0..=i64::MAX, default.max_idle_per_pod),
+        max_in_flight_per_pod: r.integer(MAX_IN_FLIGHT, 1..=i64::MAX, default.max_in_flight_per_pod),
+        max_header_bytes_http2: r.size(MAX_HEADER_BYTES_HTTP2, default.max_header_bytes_http2),
         tls: tls::client(r, &UPSTREAM_TLS),
     };
     let connect = (CONNECT_TIMEOUT, upstream.connect_timeout);
@@ -218,14 +220,18 @@ fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> Upstream {
     upstream
 }
 
-fn limits(r: &mut Reader<'_>) -> Limits {
-    Limits {
-        max_connections: r.integer("router.limits.max_connections", 1..=i64::MAX, 10_000),
-        max_streams_per_connection: r.integer("router.limits.max_streams_per_connection", 1..=10_000, 128),
-        max_in_flight_per_client: r.integer("router.limits.max_in_flight_per_client", 0..=i64::MAX, 1_000),
-        min_upload_rate: r.size_or_zero("router.limits.min_upload_rate", 100),
-        header_read_timeout: r.duration("router.limits.header_read_timeout", seconds(10)),
-        max_header_bytes: r.size("router.limits.max_header_bytes", 64 * KIB),
+fn limits(r: &mut Reader<'_>) -> ClientLimits {
+    const MAX_CONNECTIONS: &str = "router.limits.max_connections";
+    const MAX_STREAMS: &str = "router.limits.max_streams_per_connection";
+    const MAX_IN_FLIGHT: &str = "router.limits.max_in_flight_per_client";
+    let default = ClientLimits::default();
+    ClientLimits {
+        max_connections: r.integer(MAX_CONNECTIONS, 1..=i64::MAX, default.max_connections),
+        max_streams_per_connection: r.integer(MAX_STREAMS, 1..=10_000, default.max_streams_per_connection),
+        max_in_flight_per_client: r.integer(MAX_IN_FLIGHT, 0..=i64::MAX, default.max_in_flight_per_client),
+        min_upload_rate: r.size_or_zero("router.limits.min_upload_rate", default.min_upload_rate),
+        header_read_timeout: r.duration("router.limits.header_read_timeout", default.header_read_timeout),
+        max_header_bytes: r.size("router.limits.max_header_bytes", default.max_header_bytes),
         max_body_bytes: r.size_if_given("router.limits.max_body_bytes"),
     }
 }

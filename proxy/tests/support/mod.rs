@@ -19,7 +19,7 @@ use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
+use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use tokio::time::Instant;
 
 const I1: Incarnation = Incarnation::registered_at(Revision::new(1));
@@ -45,7 +45,9 @@ impl Default for Settings {
                     order_by: Some("x-key".parse().unwrap()),
                 },
                 trust_forwarded: false,
-                max_body_bytes: None,
+                // All clients of a test have one address, and some of them drip.
+                limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
+                upload_grace: UPLOAD_GRACE,
                 upstream: UpstreamSettings::default(),
             },
             server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, ..ServerSettings::default() },

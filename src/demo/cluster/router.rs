@@ -10,7 +10,7 @@ use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
+use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -100,7 +100,9 @@ fn forward(name: &str, member: &Membership) -> ForwardSettings {
     ForwardSettings {
         router: name.to_owned(),
         keyspace: member.keyspace.clone(),
-        max_body_bytes: None,
+        // All clients have one address, and none is to be refused.
+        limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
+        upload_grace: UPLOAD_GRACE,
         trust_forwarded: false,
         partition: PartitionSource::Number { header: names::PARTITION, order_by: Some(names::KEY) },
         upstream: UpstreamSettings { request_timeout: REQUEST_TIMEOUT, ..UpstreamSettings::default() },

@@ -20,7 +20,9 @@ use segue_proxy::forward::Forward;
 use segue_proxy::fuzzing::serve_client;
 use segue_proxy::metrics::{Metrics, WorkerMetrics};
 use segue_proxy::routing::partition_key::PartitionSource;
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+};
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -94,7 +96,8 @@ impl Router {
             keyspace: "k".to_owned(),
             partition: PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None },
             trust_forwarded: false,
-            max_body_bytes: None,
+            limits: ClientLimits { min_upload_rate: 0, ..ClientLimits::default() },
+            upload_grace: UPLOAD_GRACE,
             upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
         };
         let forward = Forward::new(&settings, table.worker(0), metrics.clone()).expect("names");

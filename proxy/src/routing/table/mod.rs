@@ -239,6 +239,10 @@ impl Table {
         self.cells.get(partition.index()).expect("a partition of the keyspace")
     }
 
+    pub(super) fn workers(&self) -> usize {
+        self.inside.len()
+    }
+
     fn inside(&self, worker: usize, partition: PartitionId) -> &Inside {
         self.inside[worker].get(partition.index()).expect("a partition of the keyspace")
     }
