@@ -136,38 +136,13 @@ impl Default for ClientLimits {
     }
 }
 
-/// Where clients are listened for, and what they may use up (`listen`, `workers`, `[router.limits]`).
+/// Where clients are listened for (`listen`, `workers`, `tls`).
 #[derive(Debug, Clone)]
 pub struct ServerSettings {
     /// `host:port`; port 0 takes a free one.
     pub listen: String,
     /// Worker threads; 0 is one per core.
     pub workers: usize,
-    /// Most connections at once, over all workers.
-    pub max_connections: usize,
-    /// Most streams of a client's connection by HTTP/2.
-    pub max_streams_per_connection: u32,
-    /// Most requests of one client address that wait or are in flight, over all workers; 0: no limit.
-    pub max_in_flight_per_client: usize,
-    /// How long a request's head may take to arrive, and so a handshake.
-    pub header_read_timeout: Duration,
-    /// Most bytes of a request's head.
-    pub max_header_bytes: usize,
     /// What clients are shown; none: they are served in clear text.
     pub tls: Option<ServerTls>,
-}
-
-impl Default for ServerSettings {
-    fn default() -> Self {
-        ServerSettings {
-            listen: "127.0.0.1:8080".to_owned(),
-            workers: 0,
-            max_connections: 10_000,
-            max_streams_per_connection: 128,
-            max_in_flight_per_client: 0,
-            header_read_timeout: Duration::from_secs(10),
-            max_header_bytes: 64 << 10,
-            tls: None,
-        }
-    }
 }

@@ -87,11 +87,6 @@ impl BoundRouter {
         let settings = ServerSettings {
             listen: section.listen.to_string(),
             workers: section.workers.map_or(0, usize::from),
-            max_connections: section.limits.max_connections,
-            max_streams_per_connection: section.limits.max_streams_per_connection,
-            max_in_flight_per_client: section.limits.max_in_flight_per_client,
-            header_read_timeout: section.limits.header_read_timeout,
-            max_header_bytes: section.limits.max_header_bytes,
             tls: certificates.router.clone(),
         };
         Ok(BoundRouter {

@@ -29,7 +29,8 @@ use crate::forward::{self, Forward, InvalidName};
 use crate::metrics::{Metrics, WorkerMetrics};
 use crate::routing::table::Table;
 use crate::runtime::shortage::is_shortage;
-use crate::settings::{ForwardSettings, ServerSettings};
+use crate::settings::{ClientLimits, ForwardSettings, ServerSettings};
+use crate::tls::ServerTls;
 use client::{ClientTerms, Clients};
 use surplus::Surplus;
 
@@ -145,8 +146,8 @@ impl Server {
             self.listeners.push(socket.into());
         }
         let (stop, stopped) = watch::channel(None);
-        let most = self.settings.max_connections.div_ceil(self.workers).max(1);
-        let most_requests = max_requests(&self.settings, self.workers);
+        let most = forward.limits.max_connections.div_ceil(self.workers).max(1);
+        let most_requests = max_requests(&forward.limits, self.workers);
         let mut workers = Vec::new();
         for (index, listeners) in deal(self.listeners, self.workers).into_iter().enumerate() {
             let (ended, end) = oneshot::channel();
@@ -158,7 +159,7 @@ impl Server {
                 metrics: metrics.worker(index),
                 max_connections: most,
                 max_requests: most_requests,
-                terms: terms(&self.settings, forward.upstream.idle_timeout),
+                terms: terms(&forward.limits, self.settings.tls.clone(), forward.upstream.idle_timeout),
                 stop: stopped.clone(),
             };
             let runtime = move || {
@@ -179,22 +180,22 @@ impl Server {
     }
 }
 
-fn terms(settings: &ServerSettings, unread_timeout: Duration) -> ClientTerms {
+fn terms(limits: &ClientLimits, tls: Option<ServerTls>, unread_timeout: Duration) -> ClientTerms {
     ClientTerms {
-        header_read_timeout: settings.header_read_timeout,
-        max_header_bytes: settings.max_header_bytes,
-        max_streams: settings.max_streams_per_connection,
+        header_read_timeout: limits.header_read_timeout,
+        max_header_bytes: limits.max_header_bytes,
+        max_streams: limits.max_streams_per_connection,
         unread_timeout,
-        tls: settings.tls.clone(),
+        tls,
     }
 }
 
 /// How many requests of one client address a worker takes: its share, but no less than one connection may bring, as a
 /// connection stays with its worker. 0: no limit.
-fn max_requests(settings: &ServerSettings, workers: usize) -> usize {
-    match settings.max_in_flight_per_client {
+fn max_requests(limits: &ClientLimits, workers: usize) -> usize {
+    match limits.max_in_flight_per_client {
         0 => 0,
-        most => most.div_ceil(workers).max(most.min(settings.max_streams_per_connection as usize)),
+        most => most.div_ceil(workers).max(most.min(limits.max_streams_per_connection as usize)),
     }
 }
 
@@ -453,8 +454,8 @@ pub async fn serve_client(
     peer: HeaderValue,
     forward: Forward,
     metrics: Arc<WorkerMetrics>,
-    settings: &ServerSettings,
+    limits: &ClientLimits,
 ) {
-    let clients = Rc::new(Clients::new(terms(settings, forward.idle_timeout()), 0, metrics));
+    let clients = Rc::new(Clients::new(terms(limits, None, forward.idle_timeout()), 0, metrics));
     clients.seat(std::net::Ipv4Addr::UNSPECIFIED.into()).serve(stream, peer, forward).await;
 }

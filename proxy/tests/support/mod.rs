@@ -50,7 +50,7 @@ impl Default for Settings {
                 upload_grace: UPLOAD_GRACE,
                 upstream: UpstreamSettings::default(),
             },
-            server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, ..ServerSettings::default() },
+            server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None },
             stash: StashLimits {
                 max_requests: 100,
                 max_bytes: 1 << 20,

@@ -45,7 +45,7 @@ impl Router {
         options: &Options,
     ) -> anyhow::Result<Self> {
         let name = format!("router-{number}");
-        let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, ..ServerSettings::default() };
+        let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None };
         let server = Server::bind(settings)?;
         let (table, notices) = Table::new(server.workers(), limits(options));
         let metrics = Metrics::new(server.workers());

@@ -21,7 +21,7 @@ use segue_proxy::fuzzing::serve_client;
 use segue_proxy::metrics::{Metrics, WorkerMetrics};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -40,7 +40,7 @@ pub struct Router {
     forward: Forward,
     table: Arc<Table>,
     metrics: Arc<WorkerMetrics>,
-    settings: ServerSettings,
+    limits: ClientLimits,
     front: TcpListener,
     seen: Seen,
 }
@@ -107,7 +107,7 @@ impl Router {
         let is_http2 = protocol == UpstreamProtocol::Http2;
         tokio::task::spawn_local(serve_pod(pod, is_http2, seen.clone()));
         let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        Router { forward, table, metrics, settings: ServerSettings::default(), front, seen }
+        Router { forward, table, metrics, limits: settings.limits, front, seen }
     }
 
     /// Sends, and reads to the end: the answers, and the whole requests that the pod got.
@@ -130,7 +130,7 @@ impl Router {
         // Thousands a second: none may leave a port behind that rests for a minute.
         client.set_zero_linger().expect("an option");
         let peer = HeaderValue::from_static("192.0.2.1");
-        let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.settings);
+        let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits);
         let talk = async {
             let mut answers = Vec::new();
             for piece in pieces {
