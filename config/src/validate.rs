@@ -1,7 +1,7 @@
-//! From values to a [`Config`]: every default, and every rule about one section or several.
+//! From values to a [`Config`]: every key, and every rule about one section or several.
 //!
-//! For: what a whole configuration must satisfy. Not for: rules of the router's section (`validate/router.rs`), and how
-//! one value is read (`reader`).
+//! For: what a whole configuration must satisfy. Not for: rules of the router's section (`validate/router.rs`), how one
+//! value is read (`reader`), and the defaults of settings that another crate owns, which are those of its `Default`.
 //!
 //! What must stay true: a combination that cannot work is refused here, before anything is bound; what is parsed but not
 //! built yet is refused as well and says so.
@@ -14,17 +14,22 @@ use std::time::Duration;
 
 use http::Uri;
 use segue_coordination::planning::{Policy, Strategy};
+use segue_coordination::pod::PodSettings;
 use segue_coordination::protocol::records::Mode;
 use segue_proxy::sidecar::Checks;
 
 use crate::error::{Problem, Wrong, quoted};
-use crate::keys;
+use crate::keys::{self, Keys};
 use crate::raw::{Raw, Value};
 use crate::reader::{self, Reader, text};
 use crate::units::show_duration;
 use crate::validated::{
     Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Pod, Store, StoreKind,
 };
+
+/// Every key that a file may have. Each section's stand where it is read.
+pub(crate) static KEYS: Keys =
+    Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, ADMIN_KEYS, LOG_KEYS]);
 
 /// The configuration, which only counts if there are no problems.
 pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
@@ -106,6 +111,17 @@ fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.port() != 0 && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
 }
 
+const STORE_KEYS: &[&str] = &[
+    "store.kind",
+    "store.endpoints",
+    "store.prefix",
+    "store.username",
+    "store.password_file",
+    "store.tls.ca",
+    "store.tls.cert",
+    "store.tls.key",
+];
+
 fn store(r: &mut Reader<'_>) -> Store {
     let kind = r.choice("store.kind", &[("etcd", StoreKind::Etcd), ("memory", StoreKind::Memory)], StoreKind::Etcd);
     let endpoints = r.read("store.endpoints", |value| {
@@ -156,6 +172,22 @@ fn store(r: &mut Reader<'_>) -> Store {
 const USERNAME: &str = "store.username";
 const PASSWORD_FILE: &str = "store.password_file";
 
+const COORDINATOR_KEYS: &[&str] = &[
+    "coordinator.name",
+    "coordinator.partitions",
+    "coordinator.strategy",
+    "coordinator.lease_ttl",
+    "coordinator.settle",
+    "coordinator.settle_max",
+    "coordinator.min_interval",
+    "coordinator.heartbeat",
+    "coordinator.max_concurrent_handoffs",
+    "coordinator.mode",
+    "coordinator.warm_timeout",
+    "coordinator.phase_timeout",
+    "coordinator.listen",
+];
+
 fn coordinator(r: &mut Reader<'_>) -> Coordinator {
     Coordinator {
         name: r.role_name("coordinator.name"),
@@ -196,7 +228,32 @@ fn strategy(value: &Value) -> Result<Strategy, Wrong> {
     reader::choice(value, Strategy::NAMES)
 }
 
+const POD_KEYS: &[&str] = &[
+    "pod.name",
+    "pod.listen",
+    "pod.tls.cert",
+    "pod.tls.key",
+    "pod.tls.client_ca",
+    "pod.advertise",
+    "pod.upstream",
+    "pod.lease_ttl",
+    "pod.weight",
+    "pod.zone",
+    "pod.version",
+    "pod.warm_url",
+    "pod.sync_url",
+    "pod.release_url",
+    "pod.exec",
+    "pod.work_ends_within",
+    "pod.health.path",
+    "pod.health.every",
+    "pod.health.unhealthy_after",
+    "pod.hooks.lease.url",
+    "pod.shutdown_timeout",
+];
+
 fn pod(r: &mut Reader<'_>) -> Pod {
+    let default = PodSettings::new("", "");
     let listen = r.listen("pod.listen", local(8181));
     let advertise = r.read("pod.advertise", |value| reachable(value, "a router"));
     if !r.is_given("pod.advertise") && (listen.ip().is_unspecified() || listen.port() == 0) {
@@ -214,8 +271,8 @@ fn pod(r: &mut Reader<'_>) -> Pod {
         tls: tls::server(r, &TLS),
         advertise: advertise.unwrap_or_else(|| listen.to_string()),
         upstream,
-        lease_ttl: r.lease("pod.lease_ttl", seconds(15)),
-        weight: r.weight("pod.weight", 1.0),
+        lease_ttl: r.lease("pod.lease_ttl", default.lease_ttl),
+        weight: r.weight("pod.weight", default.weight),
         zone: r.text("pod.zone"),
         version: r.text("pod.version"),
         hooks: Hooks {
@@ -256,6 +313,8 @@ fn command(value: &Value) -> Result<Vec<String>, Wrong> {
         Some(_) => Ok(words),
     }
 }
+
+const ADMIN_KEYS: &[&str] = &["admin.listen", "admin.advertise"];
 
 fn admin(r: &mut Reader<'_>) -> Admin {
     let listen = r.listen("admin.listen", local(9090));
@@ -327,6 +386,8 @@ fn uri(text: &str, schemes: &[&str], expected: &str) -> Result<Uri, Wrong> {
     })
 }
 
+const LOG_KEYS: &[&str] = &["log.level", "log.format"];
+
 fn log(r: &mut Reader<'_>) -> Log {
     let levels = [
         ("error", LogLevel::Error),
@@ -356,7 +417,7 @@ mod tests {
     /// A date suits no key, so a key that draws no problem is never read.
     #[test]
     fn every_known_key_is_read() {
-        for key in keys::KEYS {
+        for key in KEYS.all() {
             let role = if keys::ROLES.iter().any(|role| keys::within(key, role).is_some()) { "" } else { "[pod]\n" };
             let text = format!("{key} = 1979-05-27\n{role}");
             let errors = crate::parse("f", &text, [], "host-1").unwrap_err();

@@ -1,7 +1,8 @@
 //! The configuration as the program sees it.
 //!
-//! For: plain values in the types they are used in; a value of these types from [`crate::parse`] has been checked, alone
-//! and against the others. Not for: names and defaults of keys, which are in `validate` and `segue.example.toml`.
+//! For: the sections. What is only handed on has the type of whoever it is handed to, and the default of that type. A value
+//! from [`crate::parse`] has been checked, alone and against the others. Not for: names of keys, which are in `validate`
+//! and `segue.example.toml`.
 //!
 //! What must stay true: nothing here needs to be parsed again, except host names, which are resolved when connecting.
 

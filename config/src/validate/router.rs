@@ -1,6 +1,6 @@
 //! The router's section.
 //!
-//! For: its defaults and the rules within it, above all that a request's partition comes from one source. Not for: rules
+//! For: its keys and the rules within it, above all that a request's partition comes from one source. Not for: rules
 //! that join it to other sections.
 //!
 //! What must stay true: of two sources neither is preferred; the file must choose.
@@ -22,6 +22,52 @@ use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
 use crate::validated::{Drain, Router};
+
+pub(super) const KEYS: &[&str] = &[
+    "router.name",
+    "router.listen",
+    "router.lease_ttl",
+    "router.on_store_loss",
+    "router.workers",
+    "router.hot_restart_socket",
+    "router.trust_forwarded",
+    "router.tls.cert",
+    "router.tls.key",
+    "router.tls.client_ca",
+    "router.partition.header",
+    "router.partition.key.header",
+    "router.partition.key.path",
+    "router.partition.key.query",
+    "router.partition.key.cookie",
+    "router.partition.hash",
+    "router.partition.order_by.header",
+    "router.partition.ambiguous_paths",
+    "router.stash.max_requests",
+    "router.stash.max_bytes",
+    "router.stash.max_total_bytes",
+    "router.stash.max_wait",
+    "router.stash.flush_concurrency",
+    "router.drain.timeout",
+    "router.drain.on_timeout",
+    "router.upstream.protocol",
+    "router.upstream.connect_timeout",
+    "router.upstream.request_timeout",
+    "router.upstream.idle_timeout",
+    "router.upstream.max_idle_per_pod",
+    "router.upstream.max_in_flight_per_pod",
+    "router.upstream.max_header_bytes_http2",
+    "router.upstream.tls.ca",
+    "router.upstream.tls.cert",
+    "router.upstream.tls.key",
+    "router.upstream.tls.server_name",
+    "router.limits.max_connections",
+    "router.limits.max_streams_per_connection",
+    "router.limits.max_in_flight_per_client",
+    "router.limits.min_upload_rate",
+    "router.limits.header_read_timeout",
+    "router.limits.max_header_bytes",
+    "router.limits.max_body_bytes",
+];
 
 pub(super) fn router(r: &mut Reader<'_>) -> Router {
     let lease_ttl = r.lease("router.lease_ttl", seconds(15));
