@@ -11,6 +11,7 @@ use http::Response;
 use http_body_util::BodyExt;
 use segue_coordination::protocol::ids::PartitionId;
 use segue_coordination::protocol::router::HoldCause;
+use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::settings::UpstreamProtocol;
 use support::client::{Answer, Http2, Plain, data, empty, stream};
@@ -152,6 +153,24 @@ async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
     for client in [&mut first, &mut third, &mut held] {
         assert_eq!(client.answer().await.status, 200);
     }
+}
+
+/// Whichever workers the kernel gives the clients to.
+#[tokio::test]
+async fn the_places_of_a_pod_are_shared_out_between_the_workers() {
+    let mut settings = Settings::default();
+    settings.server.workers = 2;
+    settings.forward.upstream.max_in_flight_per_pod = 2;
+    let world = World::with(settings);
+    let pod = Script::new().await;
+    world.lead(P0, pod.address, 1);
+    let mut clients = Vec::new();
+    for _ in 0..16 {
+        let mut client = Plain::connect(world.address).await;
+        client.write(GET).await;
+        clients.push(client);
+    }
+    until(|| world.metrics.own_answers(LocalReply::Overload) >= 14, "all but one for each worker to be refused").await;
 }
 
 /// A pod that refuses until it is told otherwise, and answers what it is allowed to.
