@@ -27,7 +27,7 @@ mod validated;
 pub use error::{Errors, LoadError, Problem};
 pub use site::{Findings, compare};
 pub use validated::{
-    Admin, Config, Coordinator, Credentials, Drain, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind,
+    Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind,
 };
 
 use std::collections::BTreeMap;

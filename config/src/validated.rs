@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use http::Uri;
 use segue_coordination::planning::Policy;
-use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_coordination::protocol::router::OnStoreLoss;
+use segue_coordination::router::DrainSettings;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{ClientLimits, UpstreamSettings};
@@ -97,21 +98,12 @@ pub struct Router {
     /// Bounds of what is held during a cutover: at least one request, one byte and one of a flush; `max_bytes` at most
     /// `max_total_bytes`.
     pub stash: StashLimits,
-    /// How long requests in flight may delay a cutover.
-    pub drain: Drain,
+    /// How long requests in flight may delay a cutover; less than `stash.max_wait`.
+    pub drain: DrainSettings,
     /// The connections to pods; `connect_timeout` at most `request_timeout`, at least one request in flight.
     pub upstream: UpstreamSettings<ClientFiles>,
     /// Bounds of what clients may do; at least one connection with one stream.
     pub limits: ClientLimits,
-}
-
-/// How long requests in flight may delay a cutover.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Drain {
-    /// How long a router waits for what is in flight to the old owner; below the coordinator's `phase_timeout`.
-    pub timeout: Duration,
-    /// What happens then.
-    pub on_timeout: OnDrainTimeout,
 }
 
 /// The role that decides which pod owns which partition.

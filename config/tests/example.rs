@@ -4,12 +4,11 @@
 
 use std::time::Duration;
 
-use segue_config::{
-    Admin, Config, Coordinator, Drain, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse,
-};
+use segue_config::{Admin, Config, Coordinator, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse};
 use segue_coordination::planning::{Policy, Strategy};
 use segue_coordination::protocol::records::Mode;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_coordination::router::DrainSettings as Drain;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
 use segue_proxy::routing::table::StashLimits as Stash;
 use segue_proxy::settings::{ClientLimits as Limits, UpstreamProtocol as Protocol, UpstreamSettings as Upstream};

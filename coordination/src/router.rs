@@ -88,16 +88,30 @@ pub struct RouterSettings {
     pub lease_ttl: Duration,
     /// What it does when the store is lost.
     pub on_store_loss: OnStoreLoss,
-    /// How long a drain may last.
-    pub drain_timeout: Duration,
-    /// What it does then.
-    pub on_drain_timeout: OnDrainTimeout,
+    /// How long a drain may last, and what it does then.
+    pub drain: DrainSettings,
     /// Where its admin endpoint is reached: `host:port`.
     pub admin: Option<String>,
     /// How it maps requests to partitions. `None`: whatever is in front of it does.
     pub partitioner: Option<Partitioner>,
     /// How long a pod's answer may take to begin.
     pub request_timeout: Duration,
+}
+
+/// How long requests in flight may delay a cutover.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DrainSettings {
+    /// How long a router waits for what is in flight to the old owner; below the coordinator's `phase_timeout`.
+    pub timeout: Duration,
+    /// What it does then.
+    pub on_timeout: OnDrainTimeout,
+}
+
+/// The defaults of the file.
+impl Default for DrainSettings {
+    fn default() -> Self {
+        DrainSettings { timeout: Duration::from_secs(20), on_timeout: OnDrainTimeout::default() }
+    }
 }
 
 /// A cutover that has ended, for status and metrics.
@@ -363,7 +377,7 @@ impl Router {
     async fn mapping_gone(&mut self, lease: &KeptLease, shutdown: &CancellationToken) -> End {
         warn!("the keyspace's settings do not show this router's mapping of requests to partitions: fencing");
         self.fence();
-        let until = Instant::now() + self.settings.drain_timeout;
+        let until = Instant::now() + self.settings.drain.timeout;
         while !self.is_drained() && Instant::now() < until && !lease.state().borrow().lost {
             lease.made_progress();
             tokio::select! {
@@ -563,7 +577,7 @@ impl Router {
         let had_fence = self.capabilities.get(&partition).is_some_and(|capabilities| capabilities.fence);
         let patience = dead_owner_patience(had_fence, self.settings.request_timeout);
         let sever_at = owner_gone_since.map(|since| since + patience);
-        let times_out_at = since + self.settings.drain_timeout;
+        let times_out_at = since + self.settings.drain.timeout;
         let is_due = |at: Instant| at <= now;
         if !is_due(times_out_at) && !sever_at.is_some_and(is_due) {
             let next = sever_at.map_or(times_out_at, |at| at.min(times_out_at));
@@ -572,7 +586,7 @@ impl Router {
         }
         let timed_out = match sever_at {
             Some(at) if is_due(at) => DrainTimeout::Sever,
-            _ => drain_timed_out(&self.view, partition, self.settings.on_drain_timeout, had_fence),
+            _ => drain_timed_out(&self.view, partition, self.settings.drain.on_timeout, had_fence),
         };
         match timed_out {
             DrainTimeout::Sever => {
@@ -596,7 +610,7 @@ impl Router {
                 }
             }
             DrainTimeout::Wait => {
-                self.timers.insert((sever_at.unwrap_or(now + self.settings.drain_timeout), partition));
+                self.timers.insert((sever_at.unwrap_or(now + self.settings.drain.timeout), partition));
             }
         }
     }

@@ -17,7 +17,8 @@ use segue_coordination::protocol::records::{
 use segue_coordination::protocol::router::{HoldCause, OnDrainTimeout, OnStoreLoss, Stage, Target};
 use segue_coordination::protocol::view::View;
 use segue_coordination::router::{
-    Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+    Cutover, CutoverTimes, DataPlane, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus,
+    run_router,
 };
 use segue_coordination::store::data::{KeyValue, Keys, Op, Txn};
 use segue_coordination::store::keys::Keyspace;
@@ -128,8 +129,7 @@ impl Router {
             name: name.into(),
             lease_ttl: TTL,
             on_store_loss: OnStoreLoss::Auto,
-            drain_timeout: TTL,
-            on_drain_timeout: OnDrainTimeout::Auto,
+            drain: DrainSettings { timeout: TTL, on_timeout: OnDrainTimeout::Auto },
             request_timeout: Duration::from_secs(60),
             admin: Some(ADMIN.into()),
             partitioner: Some(partitioner),

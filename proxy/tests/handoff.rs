@@ -24,7 +24,9 @@ use segue_coordination::protocol::pod::{Duty, duty, warmed};
 use segue_coordination::protocol::records::{Capabilities, Mode, Phase, PodAck, PodAckKind, PodRecord, encode};
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
 use segue_coordination::protocol::view::View;
-use segue_coordination::router::{Cutover, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router};
+use segue_coordination::router::{
+    Cutover, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+};
 use segue_coordination::store::data::{Keys, Op, Snapshot, Txn, TxnOutcome};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
@@ -171,8 +173,7 @@ impl World {
             name: name.to_owned(),
             lease_ttl: TTL,
             on_store_loss: OnStoreLoss::Auto,
-            drain_timeout: DRAIN_TIMEOUT,
-            on_drain_timeout: OnDrainTimeout::Auto,
+            drain: DrainSettings { timeout: DRAIN_TIMEOUT, on_timeout: OnDrainTimeout::Auto },
             admin: None,
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use http::HeaderName;
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
+use segue_coordination::router::DrainSettings;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
 use segue_proxy::routing::table::StashLimits;
@@ -21,7 +22,7 @@ use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
-use crate::validated::{Drain, Router};
+use crate::validated::Router;
 
 pub(super) const KEYS: &[&str] = &[
     "router.name",
@@ -221,14 +222,15 @@ fn stash(r: &mut Reader<'_>) -> StashLimits {
 
 /// The requests that are held first must outlast a drain that is ended by force, or they are refused just before they could
 /// go.
-fn drain(r: &mut Reader<'_>, stash: &StashLimits) -> Drain {
+fn drain(r: &mut Reader<'_>, stash: &StashLimits) -> DrainSettings {
     const TIMEOUT: &str = "router.drain.timeout";
-    let timeout = r.duration(TIMEOUT, seconds(20).min(stash.max_wait * 2 / 3));
+    let default = DrainSettings::default();
+    let timeout = r.duration(TIMEOUT, default.timeout.min(stash.max_wait * 2 / 3));
     if r.is_given(TIMEOUT) {
         r.ordered((TIMEOUT, timeout), ("router.stash.max_wait", stash.max_wait), true, show_duration);
     }
-    let on_timeout = r.choice("router.drain.on_timeout", OnDrainTimeout::NAMES, OnDrainTimeout::default());
-    Drain { timeout, on_timeout }
+    let on_timeout = r.choice("router.drain.on_timeout", OnDrainTimeout::NAMES, default.on_timeout);
+    DrainSettings { timeout, on_timeout }
 }
 
 const CONNECT_TIMEOUT: &str = "router.upstream.connect_timeout";

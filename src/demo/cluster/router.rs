@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::protocol::router::{OnDrainTimeout, OnStoreLoss};
-use segue_coordination::router::{DataPlane, RouterPorts, RouterSettings, RouterStatus, run_router};
+use segue_coordination::router::{DataPlane, DrainSettings, RouterPorts, RouterSettings, RouterStatus, run_router};
 use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
@@ -59,8 +59,7 @@ impl Router {
             name,
             lease_ttl: ROUTER_LEASE,
             on_store_loss: OnStoreLoss::Auto,
-            drain_timeout: Duration::from_secs(5),
-            on_drain_timeout: OnDrainTimeout::Auto,
+            drain: DrainSettings { timeout: Duration::from_secs(5), on_timeout: OnDrainTimeout::Auto },
             admin: None,
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,
