@@ -6,7 +6,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use http::request::Parts;
 use http::{HeaderName, Request};
 use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};
+use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
 use tokio::time::Instant;
 
 mod support;
@@ -32,19 +32,18 @@ fn head() -> Parts {
 
 fn routing(criterion: &mut Criterion) {
     let head = head();
-    let number = PartitionSource::Header(HeaderName::from_static("x-partition"));
-    let path = KeyFrom::Path("/persons/{key}".parse().expect("a valid template"));
-    let key = PartitionSource::Key { from: path, hash: KeyHash::Murmur2 };
+    let number = PartitionSource::Number { header: HeaderName::from_static("x-partition"), order_by: None };
+    let path = KeySource::Path("/persons/{key}".parse().expect("a valid template"));
+    let key = PartitionSource::Key { source: path, hash: KeyHash::Murmur2 };
     let table = open_table(1);
     let worker = table.worker(0);
     for (name, source) in [("by header", number), ("by key in the path, murmur2", key)] {
-        let locator = Locator { source, order_by: None };
         criterion.bench_function(&format!("routing/partition {name}"), |bencher| {
-            bencher.iter(|| black_box(locator.locate(black_box(&head), PARTITIONS)));
+            bencher.iter(|| black_box(source.locate(black_box(&head), PARTITIONS)));
         });
         criterion.bench_function(&format!("routing/partition {name}, clock, gate and lease"), |bencher| {
             bencher.iter(|| {
-                let located = locator.locate(black_box(&head), PARTITIONS).expect("a partition");
+                let located = source.locate(black_box(&head), PARTITIONS).expect("a partition");
                 drop(black_box(permit(&worker, located.partition, Instant::now())));
             });
         });

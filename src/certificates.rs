@@ -12,7 +12,6 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use segue_config as config;
 use segue_config::{Config, Located, Problem};
 use segue_proxy::tls::{ClientFiles, ClientTls, Material, Refreshed, ServerFiles, ServerTls, TlsError};
 use tokio::sync::Notify;
@@ -48,14 +47,8 @@ impl Certificates {
     /// Every file that cannot be used, by the place in the configuration where it is named.
     pub fn load(located: &Located) -> Result<Self, Vec<Problem>> {
         let Config { store, router, pod, .. } = &located.config;
-        let server = |tls: &config::ServerTls| {
-            let config::ServerTls { cert, key, client_ca } = tls.clone();
-            ServerTls::load(ServerFiles { cert, key, client_ca })
-        };
-        let client = |tls: &config::ClientTls| {
-            let identity = tls.identity.clone().map(|identity| (identity.cert, identity.key));
-            ClientTls::load(ClientFiles { ca: tls.ca.clone(), identity, server_name: tls.server_name.clone() })
-        };
+        let server = |files: &ServerFiles| ServerTls::load(files.clone());
+        let client = |files: &ClientFiles| ClientTls::load(files.clone());
         let (upstream, router) = match router {
             Some(router) => (router.upstream.tls.as_ref(), router.tls.as_ref()),
             None => (None, None),

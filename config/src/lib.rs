@@ -10,8 +10,8 @@
 //! ```
 //!
 //! What must stay true: [`parse`] is pure and panics on no input; it reports all mistakes of one reading together; a
-//! setting is refused or obeyed, never ignored. `segue.example.toml` beside this crate explains each key and shows its
-//! default; a test keeps the two equal.
+//! setting is refused or obeyed, never ignored. Settings have the types of the crates that obey them, and their defaults.
+//! `segue.example.toml` beside this crate explains each key and shows its default; a test keeps the two equal.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -27,9 +27,7 @@ mod validated;
 pub use error::{Errors, LoadError, Problem};
 pub use site::{Findings, compare};
 pub use validated::{
-    Admin, AmbiguousPaths, ClientTls, Config, Coordinator, Credentials, Drain, Hash, HealthCheck, Hooks, Identity,
-    KeySource, Limits, Log, LogFormat, LogLevel, Mode, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Pod,
-    Protocol, Router, ServerTls, Stash, Store, StoreKind, Strategy, Upstream,
+    Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind,
 };
 
 use std::collections::BTreeMap;
@@ -61,7 +59,7 @@ fn locate(
     env: impl IntoIterator<Item = (String, String)>,
     hostname: &str,
 ) -> Result<Located, Errors> {
-    let (raw, mut problems) = raw::Raw::read(file_name, text, env);
+    let (raw, mut problems) = raw::Raw::read(&validate::KEYS, file_name, text, env);
     let (config, invalid) = validate::config(&raw, hostname);
     problems.extend(invalid);
     if !problems.is_empty() {

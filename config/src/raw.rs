@@ -16,7 +16,7 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::{Place, Problem, Wrong, bare, nearest, quoted};
-use crate::keys;
+use crate::keys::{self, Keys};
 
 /// A value as written.
 #[derive(Debug)]
@@ -73,8 +73,9 @@ pub(crate) struct Section {
 }
 
 /// Everything known that was given.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Raw {
+    pub(crate) keys: &'static Keys,
     pub(crate) file: Arc<str>,
     pub(crate) values: BTreeMap<&'static str, Given>,
     pub(crate) sections: BTreeMap<String, Section>,
@@ -84,13 +85,15 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) fn read(
+        keys: &'static Keys,
         file: &str,
         text: &str,
         env: impl IntoIterator<Item = (String, String)>,
     ) -> (Self, Vec<Problem>) {
         let file: Arc<str> = file.into();
         let (document, errors) = DeTable::parse_recoverable(text);
-        let raw = Self { file: file.clone(), ..Self::default() };
+        let (values, sections) = (BTreeMap::new(), BTreeMap::new());
+        let raw = Self { keys, file: file.clone(), values, sections, doubtful_from: None };
         let mut walk = Walk { lines: Lines::new(file, text), raw, problems: Vec::new() };
         walk.table("", document.get_ref());
         for (name, value) in env {
@@ -117,23 +120,25 @@ impl Walk<'_> {
             let name = key.get_ref().as_ref();
             let path = join(section, name);
             let key_place = self.lines.place(key.span());
-            if let Some(known) = keys::known(&path) {
+            if let Some(known) = self.raw.keys.known(&path) {
                 let value_place = self.lines.place(value.span());
                 let value = Value::new(value.get_ref());
                 self.raw.values.insert(known, Given { value, key_place, value_place });
             } else if let Some(new) = keys::renamed(&path) {
                 self.problems.push(Problem::new(key_place, path, Wrong::new("renamed", format!("use {new}"))));
-            } else if !keys::is_section(&path) {
-                let expected = format!("expected one of {}", keys::children(section).join(", "));
-                let wrong = Wrong::new("unknown key", expected).did_you_mean(keys::nearest_key(section, name));
+            } else if !self.raw.keys.is_section(&path) {
+                let expected = format!("expected one of {}", self.raw.keys.children(section).join(", "));
+                let wrong = Wrong::new("unknown key", expected).did_you_mean(self.raw.keys.nearest_key(section, name));
                 self.problems.push(Problem::new(key_place, path, wrong));
             } else if let DeValue::Table(inner) = value.get_ref() {
                 let place = key_place;
                 self.raw.sections.insert(path.clone(), Section { place, is_empty: inner.is_empty() });
                 self.table(&path, inner);
             } else {
-                let wrong =
-                    Wrong::new("not a section", format!("expected a table of {}", keys::children(&path).join(", ")));
+                let wrong = Wrong::new(
+                    "not a section",
+                    format!("expected a table of {}", self.raw.keys.children(&path).join(", ")),
+                );
                 self.problems.push(Problem::new(self.lines.place(value.span()), path, wrong));
             }
         }
@@ -152,13 +157,13 @@ impl Walk<'_> {
             return;
         };
         let place = Place::Variable(name.clone());
-        let Some(key) = keys::KEYS.iter().find(|key| keys::variable(key) == rest) else {
+        let Some(key) = self.raw.keys.all().find(|key| keys::variable(key) == rest) else {
             if let Some(new) = keys::renamed(&rest.to_lowercase().replace("__", ".")) {
                 let remedy = format!("use {}{}", keys::VARIABLE_PREFIX, keys::variable(new));
                 self.problems.push(Problem::new(place, "variable", Wrong::new("renamed", remedy)));
                 return;
             }
-            let known: Vec<_> = keys::KEYS.iter().map(|key| keys::variable(key)).collect();
+            let known: Vec<_> = self.raw.keys.all().map(keys::variable).collect();
             let near = nearest(&rest.to_uppercase(), known.iter().map(String::as_str));
             let near = near.map(|near| format!("{}{near}", keys::VARIABLE_PREFIX));
             let remedy = "expected SEGUE__SECTION__KEY with the name of a key";
@@ -170,7 +175,7 @@ impl Walk<'_> {
         if keys::ROLES.contains(&section) && !self.raw.sections.contains_key(section) {
             let fact = format!("{} has no section [{section}]", self.raw.file);
             let remedy = "expected it there: the file says which roles run, variables only override their keys";
-            self.problems.push(Problem::new(place, *key, Wrong::new(fact, remedy)));
+            self.problems.push(Problem::new(place, key, Wrong::new(fact, remedy)));
             return;
         }
         let given = Given { value: Value::Variable(value), key_place: place.clone(), value_place: place };

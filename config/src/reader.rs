@@ -97,7 +97,7 @@ impl<'a> Reader<'a> {
 
     /// The value of `key` as `parse` understands it; none if it is absent or refused.
     pub(crate) fn read<T>(&mut self, key: &'static str, parse: impl FnOnce(&Value) -> Result<T, Wrong>) -> Option<T> {
-        debug_assert!(keys::known(key).is_some(), "{key} is missing in the table of keys");
+        debug_assert!(self.raw.keys.known(key).is_some(), "{key} is missing in the table of keys");
         let given = self.raw.values.get(key)?;
         match parse(&given.value) {
             Ok(value) => Some(value),

@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use segue_proxy::routing::partition_key::PartitionSource;
+
 use crate::units::show_duration;
-use crate::validated::{Coordinator, Partition, Pod, Router};
+use crate::validated::{Coordinator, Pod, Router};
 use crate::{Located, Problem};
 
 /// The findings of a comparison.
@@ -48,9 +50,9 @@ fn are_one_site(one: &Located, other: &Located) -> bool {
 }
 
 /// Where the header with the number stands makes no difference to what the number means.
-fn map_alike(one: &Partition, other: &Partition) -> bool {
+fn map_alike(one: &PartitionSource, other: &PartitionSource) -> bool {
     match (one, other) {
-        (Partition::Number { .. }, Partition::Number { .. }) => true,
+        (PartitionSource::Number { .. }, PartitionSource::Number { .. }) => true,
         (one, other) => one == other,
     }
 }
@@ -60,7 +62,7 @@ impl Findings {
         const DRAIN: &str = "router.drain.timeout";
         const PHASE: &str = "coordinator.phase_timeout";
         const MAX_WAIT: &str = "router.stash.max_wait";
-        let (drain, phase) = (router.1.drain.timeout, coordinator.1.phase_timeout);
+        let (drain, phase) = (router.1.drain.timeout, coordinator.1.policy.phase_timeout);
         let (phase_text, its_origin) = (show_duration(phase), coordinator.0.origin(PHASE));
         // Of one file this is a problem already.
         if drain >= phase && !is_same_file {
@@ -147,9 +149,9 @@ impl Findings {
     fn coordinators_agree(&mut self, one: &Located, other: &Located) {
         let (Some(first), Some(second)) = (&one.config.coordinator, &other.config.coordinator) else { return };
         let differing = [
-            ("coordinator.partitions", first.partitions != second.partitions),
-            ("coordinator.strategy", first.strategy != second.strategy),
-            ("coordinator.mode", first.mode != second.mode),
+            ("coordinator.partitions", first.policy.partitions != second.policy.partitions),
+            ("coordinator.strategy", first.policy.strategy != second.policy.strategy),
+            ("coordinator.mode", first.policy.mode != second.policy.mode),
         ];
         for (key, _) in differing.into_iter().filter(|(_, differs)| *differs) {
             let fact = format!(

@@ -1,7 +1,7 @@
-//! From values to a [`Config`]: every default, and every rule about one section or several.
+//! From values to a [`Config`]: every key, and every rule about one section or several.
 //!
-//! For: what a whole configuration must satisfy. Not for: rules of the router's section (`validate/router.rs`), and how
-//! one value is read (`reader`).
+//! For: what a whole configuration must satisfy. Not for: rules of the router's section (`validate/router.rs`), how one
+//! value is read (`reader`), and the defaults of settings that another crate owns, which are those of its `Default`.
 //!
 //! What must stay true: a combination that cannot work is refused here, before anything is bound; what is parsed but not
 //! built yet is refused as well and says so.
@@ -13,16 +13,23 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use http::Uri;
+use segue_coordination::pod::PodSettings;
+use segue_protocol::planning::{Policy, Strategy};
+use segue_protocol::records::Mode;
+use segue_proxy::sidecar::Checks;
 
 use crate::error::{Problem, Wrong, quoted};
-use crate::keys;
+use crate::keys::{self, Keys};
 use crate::raw::{Raw, Value};
 use crate::reader::{self, Reader, text};
 use crate::units::show_duration;
 use crate::validated::{
-    Admin, Config, Coordinator, Credentials, HealthCheck, Hooks, Log, LogFormat, LogLevel, Mode, Pod, Store, StoreKind,
-    Strategy,
+    Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Pod, Store, StoreKind,
 };
+
+/// Every key that a file may have. Each section's stand where it is read.
+pub(crate) static KEYS: Keys =
+    Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, ADMIN_KEYS, LOG_KEYS]);
 
 /// The configuration, which only counts if there are no problems.
 pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
@@ -55,7 +62,7 @@ fn a_role_is_there(r: &mut Reader<'_>) {
 fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
     if let (Some(router), Some(coordinator)) = (&config.router, &config.coordinator) {
         let drain = ("router.drain.timeout", router.drain.timeout);
-        r.ordered(drain, ("coordinator.phase_timeout", coordinator.phase_timeout), true, show_duration);
+        r.ordered(drain, ("coordinator.phase_timeout", coordinator.policy.phase_timeout), true, show_duration);
     }
 }
 
@@ -103,6 +110,17 @@ fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let covers = |a: IpAddr, b: IpAddr| a == b || (a.is_unspecified() && (a.is_ipv6() || b.is_ipv4()));
     a.port() == b.port() && a.port() != 0 && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
 }
+
+const STORE_KEYS: &[&str] = &[
+    "store.kind",
+    "store.endpoints",
+    "store.prefix",
+    "store.username",
+    "store.password_file",
+    "store.tls.ca",
+    "store.tls.cert",
+    "store.tls.key",
+];
 
 fn store(r: &mut Reader<'_>) -> Store {
     let kind = r.choice("store.kind", &[("etcd", StoreKind::Etcd), ("memory", StoreKind::Memory)], StoreKind::Etcd);
@@ -154,36 +172,88 @@ fn store(r: &mut Reader<'_>) -> Store {
 const USERNAME: &str = "store.username";
 const PASSWORD_FILE: &str = "store.password_file";
 
+const COORDINATOR_KEYS: &[&str] = &[
+    "coordinator.name",
+    "coordinator.partitions",
+    "coordinator.strategy",
+    "coordinator.lease_ttl",
+    "coordinator.settle",
+    "coordinator.settle_max",
+    "coordinator.min_interval",
+    "coordinator.heartbeat",
+    "coordinator.max_concurrent_handoffs",
+    "coordinator.mode",
+    "coordinator.warm_timeout",
+    "coordinator.phase_timeout",
+    "coordinator.listen",
+];
+
 fn coordinator(r: &mut Reader<'_>) -> Coordinator {
-    let modes = [("barrier", Mode::Barrier), ("independent", Mode::Independent)];
-    let coordinator = Coordinator {
+    Coordinator {
         name: r.role_name("coordinator.name"),
-        partitions: r.integer("coordinator.partitions", 1..=65536, 64),
-        strategy: r.read("coordinator.strategy", strategy).unwrap_or(Strategy::Sticky),
         lease_ttl: r.lease("coordinator.lease_ttl", seconds(10)),
-        settle: r.duration_or_zero("coordinator.settle", seconds(1)),
-        settle_max: r.duration_or_zero("coordinator.settle_max", seconds(5)),
-        min_interval: r.duration_or_zero("coordinator.min_interval", seconds(2)),
-        heartbeat: r.duration("coordinator.heartbeat", seconds(30)),
-        max_concurrent_handoffs: r.integer("coordinator.max_concurrent_handoffs", 1..=i64::MAX, 64),
-        mode: r.choice("coordinator.mode", &modes, Mode::Barrier),
-        warm_timeout: r.duration("coordinator.warm_timeout", seconds(300)),
-        phase_timeout: r.duration("coordinator.phase_timeout", seconds(25)),
+        policy: policy(r),
         listen: r.listen("coordinator.listen", local(7070)),
+    }
+}
+
+fn policy(r: &mut Reader<'_>) -> Policy {
+    let default = Policy::default();
+    let policy = Policy {
+        partitions: r.integer("coordinator.partitions", 1..=65536, default.partitions),
+        strategy: r.read("coordinator.strategy", strategy).unwrap_or(default.strategy),
+        mode: r.choice("coordinator.mode", Mode::NAMES, default.mode),
+        settle: r.duration_or_zero("coordinator.settle", default.settle),
+        settle_max: r.duration_or_zero("coordinator.settle_max", default.settle_max),
+        min_interval: r.duration_or_zero("coordinator.min_interval", default.min_interval),
+        heartbeat: r.duration("coordinator.heartbeat", default.heartbeat),
+        warm_timeout: r.duration("coordinator.warm_timeout", default.warm_timeout),
+        phase_timeout: r.duration("coordinator.phase_timeout", default.phase_timeout),
+        max_concurrent_handoffs: r.integer(
+            "coordinator.max_concurrent_handoffs",
+            1..=i64::MAX,
+            default.max_concurrent_handoffs,
+        ),
     };
-    let settle = ("coordinator.settle", coordinator.settle);
-    r.ordered(settle, ("coordinator.settle_max", coordinator.settle_max), false, show_duration);
-    coordinator
+    let settle = ("coordinator.settle", policy.settle);
+    r.ordered(settle, ("coordinator.settle_max", policy.settle_max), false, show_duration);
+    policy
 }
 
 fn strategy(value: &Value) -> Result<Strategy, Wrong> {
     if matches!(value, Value::Text(name) | Value::Variable(name) if name == "ring") {
-        return Err(Wrong::new("\"ring\" is not available yet", "use sticky or jump"));
+        let names: Vec<_> = Strategy::NAMES.iter().map(|(name, _)| *name).collect();
+        return Err(Wrong::new("\"ring\" is not available yet", format!("use {}", names.join(" or "))));
     }
-    reader::choice(value, &[("sticky", Strategy::Sticky), ("jump", Strategy::Jump)])
+    reader::choice(value, Strategy::NAMES)
 }
 
+const POD_KEYS: &[&str] = &[
+    "pod.name",
+    "pod.listen",
+    "pod.tls.cert",
+    "pod.tls.key",
+    "pod.tls.client_ca",
+    "pod.advertise",
+    "pod.upstream",
+    "pod.lease_ttl",
+    "pod.weight",
+    "pod.zone",
+    "pod.version",
+    "pod.warm_url",
+    "pod.sync_url",
+    "pod.release_url",
+    "pod.exec",
+    "pod.work_ends_within",
+    "pod.health.path",
+    "pod.health.every",
+    "pod.health.unhealthy_after",
+    "pod.hooks.lease.url",
+    "pod.shutdown_timeout",
+];
+
 fn pod(r: &mut Reader<'_>) -> Pod {
+    let default = PodSettings::new("", "");
     let listen = r.listen("pod.listen", local(8181));
     let advertise = r.read("pod.advertise", |value| reachable(value, "a router"));
     if !r.is_given("pod.advertise") && (listen.ip().is_unspecified() || listen.port() == 0) {
@@ -201,8 +271,8 @@ fn pod(r: &mut Reader<'_>) -> Pod {
         tls: tls::server(r, &TLS),
         advertise: advertise.unwrap_or_else(|| listen.to_string()),
         upstream,
-        lease_ttl: r.lease("pod.lease_ttl", seconds(15)),
-        weight: r.weight("pod.weight", 1.0),
+        lease_ttl: r.lease("pod.lease_ttl", default.lease_ttl),
+        weight: r.weight("pod.weight", default.weight),
         zone: r.text("pod.zone"),
         version: r.text("pod.version"),
         hooks: Hooks {
@@ -218,8 +288,8 @@ fn pod(r: &mut Reader<'_>) -> Pod {
     }
 }
 
-fn health(r: &mut Reader<'_>) -> HealthCheck {
-    HealthCheck {
+fn health(r: &mut Reader<'_>) -> Checks {
+    Checks {
         path: r.read("pod.health.path", |value| {
             const EXPECTED: &str = "expected a path, such as \"/healthz\"";
             let text = text(value, EXPECTED)?;
@@ -243,6 +313,8 @@ fn command(value: &Value) -> Result<Vec<String>, Wrong> {
         Some(_) => Ok(words),
     }
 }
+
+const ADMIN_KEYS: &[&str] = &["admin.listen", "admin.advertise"];
 
 fn admin(r: &mut Reader<'_>) -> Admin {
     let listen = r.listen("admin.listen", local(9090));
@@ -314,6 +386,8 @@ fn uri(text: &str, schemes: &[&str], expected: &str) -> Result<Uri, Wrong> {
     })
 }
 
+const LOG_KEYS: &[&str] = &["log.level", "log.format"];
+
 fn log(r: &mut Reader<'_>) -> Log {
     let levels = [
         ("error", LogLevel::Error),
@@ -343,7 +417,7 @@ mod tests {
     /// A date suits no key, so a key that draws no problem is never read.
     #[test]
     fn every_known_key_is_read() {
-        for key in keys::KEYS {
+        for key in KEYS.all() {
             let role = if keys::ROLES.iter().any(|role| keys::within(key, role).is_some()) { "" } else { "[pod]\n" };
             let text = format!("{key} = 1979-05-27\n{role}");
             let errors = crate::parse("f", &text, [], "host-1").unwrap_err();

@@ -1,7 +1,8 @@
 //! The configuration as the program sees it.
 //!
-//! For: plain values in the types they are used in; a value of these types from [`crate::parse`] has been checked, alone
-//! and against the others. Not for: names and defaults of keys, which are in `validate` and `segue.example.toml`.
+//! For: the sections. What is only handed on has the type of whoever it is handed to, and the default of that type. A value
+//! from [`crate::parse`] has been checked, alone and against the others. Not for: names of keys, which are in `validate`
+//! and `segue.example.toml`.
 //!
 //! What must stay true: nothing here needs to be parsed again, except host names, which are resolved when connecting.
 
@@ -10,8 +11,15 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use http::uri::PathAndQuery;
-use http::{HeaderName, Uri};
+use http::Uri;
+use segue_coordination::router::DrainSettings;
+use segue_protocol::handoff::router::OnStoreLoss;
+use segue_protocol::planning::Policy;
+use segue_proxy::routing::partition_key::PartitionSource;
+use segue_proxy::routing::table::StashLimits;
+use segue_proxy::settings::{ClientLimits, UpstreamSettings};
+use segue_proxy::sidecar::Checks;
+use segue_proxy::tls::{ClientFiles, ServerFiles};
 
 /// Everything that a file says, defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,7 +48,7 @@ pub struct Store {
     /// etcd's client URLs; at least one. Each `https://host:port` if there is `tls`, else `http://host:port`.
     pub endpoints: Vec<String>,
     /// How etcd is known; none: it is spoken to in clear text.
-    pub tls: Option<ClientTls>,
+    pub tls: Option<ClientFiles>,
     /// What all keys begin with; begins and ends with `/`.
     pub prefix: String,
     /// How to log in to etcd; none for an etcd without authentication.
@@ -65,37 +73,6 @@ pub struct Credentials {
     pub password_file: PathBuf,
 }
 
-/// What a listener shows to its clients; the files have not been opened yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerTls {
-    /// The certificate and those between it and its authority, PEM.
-    pub cert: PathBuf,
-    /// The certificate's private key, PEM.
-    pub key: PathBuf,
-    /// The authorities whose certificates clients must have; none: clients need no certificate.
-    pub client_ca: Option<PathBuf>,
-}
-
-/// How a server is known that is connected to; the files have not been opened yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientTls {
-    /// The authorities that are trusted, PEM.
-    pub ca: PathBuf,
-    /// What is shown to a server that asks.
-    pub identity: Option<Identity>,
-    /// The name or address that the server's certificate must be made out to; none: the host that is connected to.
-    pub server_name: Option<String>,
-}
-
-/// A client's certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// The certificate and those between it and its authority, PEM.
-    pub cert: PathBuf,
-    /// The certificate's private key, PEM.
-    pub key: PathBuf,
-}
-
 /// The role that routes requests to pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Router {
@@ -104,7 +81,7 @@ pub struct Router {
     /// Where clients reach it.
     pub listen: SocketAddr,
     /// What it shows to clients; none: they are served in clear text.
-    pub tls: Option<ServerTls>,
+    pub tls: Option<ServerFiles>,
     /// The life of its registration without renewal; whole seconds, at least two.
     pub lease_ttl: Duration,
     /// What it does when it can no longer renew its registration.
@@ -117,178 +94,16 @@ pub struct Router {
     /// Whether `x-forwarded-*` and `forwarded` of clients are believed.
     pub trust_forwarded: bool,
     /// What tells the partition of a request.
-    pub partition: Partition,
-    /// Bounds of what is held during a cutover.
-    pub stash: Stash,
-    /// How long requests in flight may delay a cutover.
-    pub drain: Drain,
-    /// The connections to pods.
-    pub upstream: Upstream,
-    /// Bounds of what clients may do.
-    pub limits: Limits,
-}
-
-/// What a router does without the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnStoreLoss {
-    /// Serve owners that fence by themselves and confirm that they have drained; fence towards the others.
-    Auto,
-    /// Route nothing once the lease may have ended.
-    Fence,
-    /// Go on with the table as last seen.
-    Serve,
-}
-
-/// What tells the partition of a request.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Partition {
-    /// The request carries the partition's number.
-    Number {
-        /// The header with the number.
-        header: HeaderName,
-        /// The header with the key whose requests stay in order across a cutover; none: order of arrival.
-        order_by: Option<HeaderName>,
-    },
-    /// The partition is computed from a key, which is also what requests stay in order by.
-    Key {
-        /// Where the key stands.
-        source: KeySource,
-        /// What makes a number of it.
-        hash: Hash,
-    },
-}
-
-/// Where the key of a request stands.
-#[derive(Debug, Clone, PartialEq)]
-pub enum KeySource {
-    /// The value of a header.
-    Header(HeaderName),
-    /// A segment of the path.
-    Path(PathTemplate),
-    /// The value of a parameter of the query.
-    Query(String),
-    /// The value of a cookie.
-    Cookie(String),
-}
-
-/// A path with one segment that is the key, such as `/persons/{key}/events`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PathTemplate {
-    /// The segments in front of the key, as written: `["persons"]`.
-    pub before: Vec<String>,
-    /// The segments behind it, as written: `["events"]`.
-    pub after: Vec<String>,
-    /// The treatment of a path whose key others may read differently.
-    pub ambiguous: AmbiguousPaths,
-}
-
-/// The treatment of a path whose key a pod may read differently from the router: one with dot segments, escaped
-/// separators, parameters and the like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AmbiguousPaths {
-    /// Refuses the request.
-    Reject,
-    /// Routes by the segments as they are written.
-    Pass,
-}
-
-/// What makes a partition's number of a key; each as the producers of that family do it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hash {
-    /// Kafka's Java client.
-    Murmur2,
-    /// librdkafka's `consistent`.
-    Crc32,
-    /// Sarama.
-    Fnv1a,
-    /// xxHash, 64 bits of XXH3.
-    Xxh3,
-}
-
-/// Bounds of what a router holds.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Stash {
-    /// Requests held per partition; at least one.
-    pub max_requests: usize,
-    /// Bytes held per partition.
-    pub max_bytes: usize,
-    /// Bytes held over all partitions; at least `max_bytes`.
-    pub max_total_bytes: usize,
-    /// How long one request is held before it is answered with 503.
-    pub max_wait: Duration,
-    /// Requests of different keys in flight while a partition is flushed; at least one.
-    pub flush_concurrency: usize,
-}
-
-/// How long requests in flight may delay a cutover.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Drain {
-    /// How long a router waits for what is in flight to the old owner; below the coordinator's `phase_timeout`.
-    pub timeout: Duration,
-    /// What happens then.
-    pub on_timeout: OnDrainTimeout,
-}
-
-/// What happens when a drain takes too long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnDrainTimeout {
-    /// Sever where that is safe, cancel elsewhere.
-    Auto,
-    /// End the exchanges that are left and go on.
-    Sever,
-    /// Give the handoff up.
-    Cancel,
-}
-
-/// The connections of a router to pods.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Upstream {
-    /// What is spoken to pods.
-    pub protocol: Protocol,
-    /// How long a connection may take to come up; at most `request_timeout`.
-    pub connect_timeout: Duration,
-    /// How long a pod may take to begin its answer, and to end an exchange whose client is gone.
-    pub request_timeout: Duration,
-    /// How long a stream may be open with nothing flowing.
-    pub idle_timeout: Duration,
-    /// Unused connections kept per pod; zero: none is kept.
-    pub max_idle_per_pod: usize,
-    /// Requests with one pod at one time; at least one.
-    pub max_in_flight_per_pod: usize,
-    /// Most bytes of a request's head by HTTP/2, with what the router adds, as HTTP/2 counts them; the same for its trailers.
-    pub max_header_bytes_http2: usize,
-    /// How pods are known; none: they are spoken to in clear text.
-    pub tls: Option<ClientTls>,
-}
-
-/// What is spoken to pods.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
-    /// What the client spoke.
-    Auto,
-    /// HTTP/1.1.
-    Http1,
-    /// HTTP/2, with prior knowledge where there is no TLS.
-    Http2,
-}
-
-/// Bounds of what clients may do.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
-    /// Connections of clients at one time; at least one.
-    pub max_connections: usize,
-    /// Streams of one connection by HTTP/2; at least one.
-    pub max_streams_per_connection: u32,
-    /// Requests of one client address that wait or are in flight; 0: no limit.
-    pub max_in_flight_per_client: usize,
-    /// Bytes a second that an upload has to bring on average; 0: as slow as may be.
-    pub min_upload_rate: usize,
-    /// How long a client may take to send a request's head.
-    pub header_read_timeout: Duration,
-    /// Bytes of a request's head.
-    pub max_header_bytes: usize,
-    /// Bytes of a request's body; none: there is no bound, as the router keeps no body.
-    pub max_body_bytes: Option<usize>,
+    pub partition: PartitionSource,
+    /// Bounds of what is held during a cutover: at least one request, one byte and one of a flush; `max_bytes` at most
+    /// `max_total_bytes`.
+    pub stash: StashLimits,
+    /// How long requests in flight may delay a cutover; less than `stash.max_wait`.
+    pub drain: DrainSettings,
+    /// The connections to pods; `connect_timeout` at most `request_timeout`, at least one request in flight.
+    pub upstream: UpstreamSettings<ClientFiles>,
+    /// Bounds of what clients may do; at least one connection with one stream.
+    pub limits: ClientLimits,
 }
 
 /// The role that decides which pod owns which partition.
@@ -296,48 +111,12 @@ pub struct Limits {
 pub struct Coordinator {
     /// Its name among the candidates.
     pub name: String,
-    /// How many partitions the keyspace has, 1 to 65536.
-    pub partitions: u32,
-    /// Which pod gets which partition.
-    pub strategy: Strategy,
     /// The life of its leadership without renewal; whole seconds, at least two.
     pub lease_ttl: Duration,
-    /// How long membership must be quiet before a plan is made.
-    pub settle: Duration,
-    /// How long a plan may be put off by membership that is not quiet; at least `settle`.
-    pub settle_max: Duration,
-    /// The least time between two plans.
-    pub min_interval: Duration,
-    /// The longest time between two plans.
-    pub heartbeat: Duration,
-    /// Handoffs under way at one time; at least one.
-    pub max_concurrent_handoffs: usize,
-    /// Whether routers wait for each other at a cutover.
-    pub mode: Mode,
-    /// How long a new owner may take to get ready.
-    pub warm_timeout: Duration,
-    /// How long any other phase may take.
-    pub phase_timeout: Duration,
+    /// What it brings about: 1 to 65536 partitions, `settle` at most `settle_max`, at least one handoff at a time.
+    pub policy: Policy,
     /// Where pods reach its gRPC service.
     pub listen: SocketAddr,
-}
-
-/// Which pod gets which partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Strategy {
-    /// Balanced, with the fewest moves.
-    Sticky,
-    /// Jump consistent hash.
-    Jump,
-}
-
-/// Whether routers wait for each other at a cutover.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// No router sends to the new owner before all have stopped sending to the old one.
-    Barrier,
-    /// Each router cuts over by itself.
-    Independent,
 }
 
 /// The role of a sidecar in front of a writer pod.
@@ -348,7 +127,7 @@ pub struct Pod {
     /// Where routers reach it.
     pub listen: SocketAddr,
     /// What it shows to routers; none: they are served in clear text.
-    pub tls: Option<ServerTls>,
+    pub tls: Option<ServerFiles>,
     /// What it tells routers to connect to, `host:port`; never an unspecified address or port 0.
     pub advertise: String,
     /// The service itself, `host:port`; never `listen`.
@@ -367,8 +146,8 @@ pub struct Pod {
     pub exec: Option<Vec<String>>,
     /// No request's work in the service lasts longer than this after the request's last byte.
     pub work_ends_within: Option<Duration>,
-    /// How the service is checked.
-    pub health: HealthCheck,
+    /// How the service is checked; at least one failure makes it unhealthy.
+    pub health: Checks,
     /// How long it waits to be emptied when it is told to stop.
     pub shutdown_timeout: Duration,
 }
@@ -384,17 +163,6 @@ pub struct Hooks {
     pub release: Option<Uri>,
     /// Until when the service may write; called every few seconds.
     pub lease: Option<Uri>,
-}
-
-/// How a sidecar finds out that its service no longer works.
-#[derive(Debug, Clone, PartialEq)]
-pub struct HealthCheck {
-    /// The path that is asked for; without one only refused connections count.
-    pub path: Option<PathAndQuery>,
-    /// The time between two checks, and how long one may take.
-    pub every: Duration,
-    /// The failures in a row that make the service unhealthy; at least one.
-    pub unhealthy_after: u32,
 }
 
 /// Health, metrics and status over HTTP.

@@ -4,10 +4,15 @@
 
 use std::time::Duration;
 
-use segue_config::{
-    Admin, Config, Coordinator, Drain, HealthCheck, Hooks, KeySource, Limits, Log, LogFormat, LogLevel, Mode,
-    OnDrainTimeout, OnStoreLoss, Partition, Pod, Protocol, Router, Stash, Store, StoreKind, Strategy, Upstream, parse,
-};
+use segue_config::{Admin, Config, Coordinator, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse};
+use segue_coordination::router::DrainSettings as Drain;
+use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
+use segue_protocol::planning::{Policy, Strategy};
+use segue_protocol::records::Mode;
+use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
+use segue_proxy::routing::table::StashLimits as Stash;
+use segue_proxy::settings::{ClientLimits as Limits, UpstreamProtocol as Protocol, UpstreamSettings as Upstream};
+use segue_proxy::sidecar::Checks as HealthCheck;
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");
 
@@ -72,17 +77,19 @@ fn the_defaults_are_those_that_users_were_told() {
         }),
         coordinator: Some(Coordinator {
             name: "host-1".to_owned(),
-            partitions: 64,
-            strategy: Strategy::Sticky,
             lease_ttl: seconds(10),
-            settle: seconds(1),
-            settle_max: seconds(5),
-            min_interval: seconds(2),
-            heartbeat: seconds(30),
-            max_concurrent_handoffs: 64,
-            mode: Mode::Barrier,
-            warm_timeout: seconds(300),
-            phase_timeout: seconds(25),
+            policy: Policy {
+                partitions: 64,
+                strategy: Strategy::Sticky,
+                settle: seconds(1),
+                settle_max: seconds(5),
+                min_interval: seconds(2),
+                heartbeat: seconds(30),
+                max_concurrent_handoffs: 64,
+                mode: Mode::Barrier,
+                warm_timeout: seconds(300),
+                phase_timeout: seconds(25),
+            },
             listen: "127.0.0.1:7070".parse().unwrap(),
         }),
         pod: Some(Pod {
@@ -149,7 +156,7 @@ fn the_examples_of_single_roles_are_accepted() {
     assert!(matches!(partition, Partition::Key { source: KeySource::Header(_), .. }));
     assert!(router.coordinator.is_none() && router.pod.is_none());
     let coordinator = accepted("coordinator", include_str!("../examples/coordinator.toml"));
-    assert_eq!(coordinator.coordinator.unwrap().partitions, 256);
+    assert_eq!(coordinator.coordinator.unwrap().policy.partitions, 256);
     let pod = accepted("pod", include_str!("../examples/pod.toml"));
     assert_eq!(pod.pod.unwrap().advertise, "writer-0.writers:8181");
 }

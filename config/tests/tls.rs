@@ -6,7 +6,8 @@ mod support;
 
 use std::path::Path;
 
-use segue_config::{ClientTls, Identity, ServerTls, parse};
+use segue_config::parse;
+use segue_proxy::tls::{ClientFiles as ClientTls, IdentityFiles as Identity, ServerFiles as ServerTls};
 use support::{assert_accepted, assert_refused, refused};
 
 #[test]

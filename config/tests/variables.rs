@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use segue_config::{Config, Errors, KeySource, Partition, parse};
+use segue_config::{Config, Errors, parse};
+use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
 
 fn with(variables: &[(&str, &str)], text: &str) -> Result<Config, Errors> {
     let env = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));

@@ -10,7 +10,8 @@ use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
 use segue_coordination::router::{
-    Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+    Cutover, CutoverTimes, DataPlane, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus,
+    run_router,
 };
 use segue_coordination::store::{MemoryStore, Store, StoreError};
 use segue_protocol::handoff::router::{HoldCause, OnDrainTimeout, OnStoreLoss, Stage, Target};
@@ -126,8 +127,7 @@ impl Router {
             name: name.into(),
             lease_ttl: TTL,
             on_store_loss: OnStoreLoss::Auto,
-            drain_timeout: TTL,
-            on_drain_timeout: OnDrainTimeout::Auto,
+            drain: DrainSettings { timeout: TTL, on_timeout: OnDrainTimeout::Auto },
             request_timeout: Duration::from_secs(60),
             admin: Some(ADMIN.into()),
             partitioner: Some(partitioner),

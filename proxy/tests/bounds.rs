@@ -11,6 +11,7 @@ use http::Response;
 use http_body_util::BodyExt;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
+use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::settings::UpstreamProtocol;
 use support::client::{Answer, Http2, Plain, data, empty, stream};
@@ -37,7 +38,7 @@ fn post(fields: &str, body: &str) -> String {
 #[tokio::test]
 async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {
     let mut settings = Settings::default();
-    settings.forward.max_body_bytes = Some(5);
+    settings.forward.limits.max_body_bytes = Some(5);
     let world = World::with(settings);
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
     world.lead(P0, pod.address, 1);
@@ -56,7 +57,7 @@ async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {
 async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_the_client() {
     for (protocol, speaks) in [(UpstreamProtocol::Http1, Speaks::Http1), (UpstreamProtocol::Http2, Speaks::Http2)] {
         let mut settings = Settings::default();
-        settings.forward.max_body_bytes = Some(5);
+        settings.forward.limits.max_body_bytes = Some(5);
         settings.forward.upstream.protocol = protocol;
         let mut world = World::with(settings);
         let (seen, mut sees) = tokio::sync::mpsc::unbounded_channel();
@@ -95,7 +96,7 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
 #[tokio::test]
 async fn a_held_body_that_grows_too_large_is_refused_while_it_waits() {
     let mut settings = Settings::default();
-    settings.forward.max_body_bytes = Some(5);
+    settings.forward.limits.max_body_bytes = Some(5);
     let world = World::with(settings);
     let mut client = Plain::connect(world.address).await;
     client.write(post("transfer-encoding: chunked", "3\r\nabc\r\n")).await;
@@ -152,6 +153,24 @@ async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
     for client in [&mut first, &mut third, &mut held] {
         assert_eq!(client.answer().await.status, 200);
     }
+}
+
+/// Whichever workers the kernel gives the clients to.
+#[tokio::test]
+async fn the_places_of_a_pod_are_shared_out_between_the_workers() {
+    let mut settings = Settings::default();
+    settings.server.workers = 2;
+    settings.forward.upstream.max_in_flight_per_pod = 2;
+    let world = World::with(settings);
+    let pod = Script::new().await;
+    world.lead(P0, pod.address, 1);
+    let mut clients = Vec::new();
+    for _ in 0..16 {
+        let mut client = Plain::connect(world.address).await;
+        client.write(GET).await;
+        clients.push(client);
+    }
+    until(|| world.metrics.own_answers(LocalReply::Overload) >= 14, "all but one for each worker to be refused").await;
 }
 
 /// A pod that refuses until it is told otherwise, and answers what it is allowed to.

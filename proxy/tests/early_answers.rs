@@ -53,7 +53,7 @@ async fn an_answer_of_the_routers_own_before_the_end_of_an_upload_says_that_the_
 #[tokio::test]
 async fn a_client_that_sends_a_whole_upload_before_it_reads_is_told_why_it_was_refused() {
     let mut settings = Settings::default();
-    settings.forward.max_body_bytes = Some(MIB);
+    settings.forward.limits.max_body_bytes = Some(MIB);
     let world = World::with(settings);
     let _pod = collecting_pod(&world).await;
     let chunks = format!("10000\r\n{}\r\n", "x".repeat(0x10000)).repeat(64) + "0\r\n\r\n";

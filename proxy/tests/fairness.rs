@@ -30,9 +30,9 @@ fn reason(answer: &Answer) -> (u16, &str) {
 
 fn with_connections(most: usize) -> Settings {
     let mut settings = Settings::default();
-    settings.server.max_connections = most;
+    settings.forward.limits.max_connections = most;
     // Looked over eight times as often.
-    settings.server.header_read_timeout = Duration::from_millis(800);
+    settings.forward.limits.header_read_timeout = Duration::from_millis(800);
     settings
 }
 
@@ -45,7 +45,7 @@ async fn quick_pod(world: &World) -> Pod {
 #[tokio::test]
 async fn an_address_has_no_more_requests_than_it_may_whether_they_wait_or_are_in_flight() {
     let mut settings = Settings::default();
-    settings.server.max_in_flight_per_client = 3;
+    settings.forward.limits.max_in_flight_per_client = 3;
     let world = World::with(settings);
     let pod = Script::new().await;
     world.lead(P0, pod.address, 1);
@@ -94,7 +94,7 @@ async fn an_address_has_no_more_requests_than_it_may_whether_they_wait_or_are_in
 #[tokio::test]
 async fn requests_that_wait_for_the_table_count_for_their_address() {
     let mut settings = Settings { partitions: 0, ..Settings::default() };
-    settings.server.max_in_flight_per_client = 2;
+    settings.forward.limits.max_in_flight_per_client = 2;
     let world = World::with(settings);
     let mut one = Plain::connect(world.address).await;
     let mut two = Plain::connect(world.address).await;
@@ -114,7 +114,7 @@ async fn requests_that_wait_for_the_table_count_for_their_address() {
 #[tokio::test]
 async fn a_connection_by_http2_has_no_more_streams_than_it_may() {
     let mut settings = Settings::default();
-    settings.server.max_streams_per_connection = 2;
+    settings.forward.limits.max_streams_per_connection = 2;
     let world = World::with(settings);
     let pod = Script::new().await;
     world.lead(P0, pod.address, 1);
@@ -253,8 +253,8 @@ async fn uploads_that_nobody_reads_do_not_stop_others_of_their_connection() {
 #[tokio::test]
 async fn an_upload_that_drips_is_ended_and_one_of_grpc_is_not() {
     let mut settings = Settings::default();
-    settings.forward.upstream.min_upload_rate = 1000;
-    settings.forward.upstream.upload_grace = Duration::from_millis(300);
+    settings.forward.limits.min_upload_rate = 1000;
+    settings.forward.upload_grace = Duration::from_millis(300);
     let world = World::with(settings);
     let pod = Script::new().await;
     world.lead(P0, pod.address, 1);
@@ -284,8 +284,8 @@ async fn an_upload_that_drips_is_ended_and_one_of_grpc_is_not() {
 #[tokio::test]
 async fn a_client_is_not_blamed_for_the_time_in_which_its_refused_upload_was_held() {
     let mut settings = Settings::default();
-    settings.forward.upstream.min_upload_rate = 1000;
-    settings.forward.upstream.upload_grace = Duration::from_secs(2);
+    settings.forward.limits.min_upload_rate = 1000;
+    settings.forward.upload_grace = Duration::from_secs(2);
     let world = World::with(settings);
     let pod = Script::new().await;
     world.lead(P0, pod.address, 1);

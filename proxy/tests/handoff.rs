@@ -17,7 +17,9 @@ use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
 use segue_coordination::participant::{Claim, Follow, Registration, Update, count_by_tokio, register};
-use segue_coordination::router::{Cutover, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router};
+use segue_coordination::router::{
+    Cutover, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+};
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
@@ -171,8 +173,7 @@ impl World {
             name: name.to_owned(),
             lease_ttl: TTL,
             on_store_loss: OnStoreLoss::Auto,
-            drain_timeout: DRAIN_TIMEOUT,
-            on_drain_timeout: OnDrainTimeout::Auto,
+            drain: DrainSettings { timeout: DRAIN_TIMEOUT, on_timeout: OnDrainTimeout::Auto },
             admin: None,
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,

@@ -13,7 +13,7 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::Bounce;
-use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};
+use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
 use support::client::{Http2, Plain, empty, full};
 use support::pod::{Pod, Script, Speaks};
@@ -49,12 +49,9 @@ async fn a_request_that_names_no_partition_is_refused() {
 #[tokio::test]
 async fn a_key_in_the_path_finds_its_partition() {
     let mut settings = Settings::default();
-    settings.forward.locator = Locator {
-        source: PartitionSource::Key {
-            from: KeyFrom::Path("/persons/{key}".parse().unwrap()),
-            hash: segue_proxy::routing::key_hash::KeyHash::Murmur2,
-        },
-        order_by: None,
+    settings.forward.partition = PartitionSource::Key {
+        source: KeySource::Path("/persons/{key}".parse().unwrap()),
+        hash: segue_proxy::routing::key_hash::KeyHash::Murmur2,
     };
     let world = World::with(settings);
     let pod = Pod::start(Speaks::Http1, |request| async move {

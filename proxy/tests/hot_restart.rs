@@ -194,6 +194,6 @@ fn ask_once(address: std::net::SocketAddr) -> Result<(), String> {
 
 #[test]
 fn without_listeners_to_take_over_the_address_is_bound() {
-    let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 2, ..ServerSettings::default() };
+    let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 2, tls: None };
     assert_eq!(Server::adopt(settings, Vec::new()).unwrap().duplicates().unwrap().len(), 2);
 }

@@ -159,7 +159,7 @@ async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
 #[tokio::test]
 async fn a_body_that_is_too_large_when_it_arrives_is_refused_before_anything_is_sent() {
     let mut settings = Settings::default();
-    settings.forward.max_body_bytes = Some(1000);
+    settings.forward.limits.max_body_bytes = Some(1000);
     let world = World::with(settings);
     let pod = Bare::new().await;
     world.lead(P0, pod.address, 1);

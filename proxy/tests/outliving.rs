@@ -193,11 +193,9 @@ async fn of_two_that_drip_the_one_of_grpc_goes_on(settings: Settings, speaks: Sp
 #[tokio::test]
 async fn an_upload_that_drips_after_its_answer_is_broken_off_unless_it_is_of_grpc() {
     for (speaks, protocol) in BOTH {
-        let settings = upstream(|upstream| {
-            upstream.protocol = protocol;
-            upstream.min_upload_rate = 1000;
-            upstream.upload_grace = Duration::from_millis(300);
-        });
+        let mut settings = upstream(|upstream| upstream.protocol = protocol);
+        settings.forward.limits.min_upload_rate = 1000;
+        settings.forward.upload_grace = Duration::from_millis(300);
         of_two_that_drip_the_one_of_grpc_goes_on(settings, speaks, empty).await;
     }
 }
@@ -206,12 +204,12 @@ async fn an_upload_that_drips_after_its_answer_is_broken_off_unless_it_is_of_grp
 #[tokio::test]
 async fn an_upload_that_drips_keeps_no_answer_open_that_does_not_flow_unless_it_is_of_grpc() {
     for (speaks, protocol) in BOTH {
-        let settings = upstream(|upstream| {
+        let mut settings = upstream(|upstream| {
             upstream.protocol = protocol;
-            upstream.min_upload_rate = 1000;
-            upstream.upload_grace = Duration::from_millis(300);
             upstream.idle_timeout = Duration::from_secs(1);
         });
+        settings.forward.limits.min_upload_rate = 1000;
+        settings.forward.upload_grace = Duration::from_millis(300);
         let begun = || {
             let (sender, body) = stream();
             sender.send(data("begun")).unwrap();

@@ -14,15 +14,14 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource, Unlocated};
+use segue_proxy::routing::partition_key::{KeySource, PartitionSource, Unlocated};
 use servers::{SERVERS, cookies, decoded, parameters};
 
 /// So many that no two keys have the same partition by chance.
 const MANY: u32 = i32::MAX as u32;
 
-fn locate(from: KeyFrom, head: &Parts) -> Result<PartitionId, Unlocated> {
-    let source = PartitionSource::Key { from, hash: KeyHash::Xxh3 };
-    Locator { source, order_by: None }.locate(head, MANY).map(|at| at.partition)
+fn locate(source: KeySource, head: &Parts) -> Result<PartitionId, Unlocated> {
+    PartitionSource::Key { source, hash: KeyHash::Xxh3 }.locate(head, MANY).map(|at| at.partition)
 }
 
 fn partition(key: &[u8]) -> PartitionId {
@@ -58,7 +57,7 @@ proptest! {
     ) {
         let target = format!("{before}/a{literal}/{key}/b{after}{behind}");
         let Some(head) = head(&target) else { return Ok(()) };
-        let Ok(found) = locate(KeyFrom::Path("/a/{key}/b".parse().unwrap()), &head) else { return Ok(()) };
+        let Ok(found) = locate(KeySource::Path("/a/{key}/b".parse().unwrap()), &head) else { return Ok(()) };
         for (server, read) in SERVERS {
             let Some(segments) = read(head.uri.path().as_bytes()) else { continue };
             match &segments[..] {
@@ -71,7 +70,7 @@ proptest! {
     #[test]
     fn every_server_finds_the_key_that_a_query_is_routed_by(query in parts(OF_A_QUERY, 9)) {
         let Some(head) = head(&format!("/?{query}")) else { return Ok(()) };
-        let Ok(found) = locate(KeyFrom::Query("id".to_owned()), &head) else { return Ok(()) };
+        let Ok(found) = locate(KeySource::Query("id".to_owned()), &head) else { return Ok(()) };
         for values in parameters(query.as_bytes(), b"id") {
             prop_assert!(values.len() == 1 && partition(&values[0]) == found, "{query}: {values:?}");
         }
@@ -83,7 +82,7 @@ proptest! {
         for line in &lines {
             head.headers.append(COOKIE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
         }
-        let Ok(found) = locate(KeyFrom::Cookie("id".to_owned()), &head) else { return Ok(()) };
+        let Ok(found) = locate(KeySource::Cookie("id".to_owned()), &head) else { return Ok(()) };
         let sent: Vec<&[u8]> = lines.iter().map(|line| line.as_bytes()).collect();
         for values in cookies(&sent, b"id") {
             let plain = |value: &Vec<u8>| decoded(value).unwrap_or_else(|| value.clone());
@@ -99,9 +98,9 @@ proptest! {
 #[test]
 fn most_of_what_clients_send_is_accepted() {
     for path in ["/a/k/b", "/a/k.l/b/..c/%2F;x", "/a/%41%20/b//x", "/a/é/b"] {
-        assert!(locate(KeyFrom::Path("/a/{key}/b".parse().unwrap()), &head(path).unwrap()).is_ok(), "{path}");
+        assert!(locate(KeySource::Path("/a/{key}/b".parse().unwrap()), &head(path).unwrap()).is_ok(), "{path}");
     }
     for query in ["/?id=1", "/?x=2&id=%31+&y;z"] {
-        assert!(locate(KeyFrom::Query("id".to_owned()), &head(query).unwrap()).is_ok(), "{query}");
+        assert!(locate(KeySource::Query("id".to_owned()), &head(query).unwrap()).is_ok(), "{query}");
     }
 }

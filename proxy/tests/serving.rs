@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::Response;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::server::{Server, ServerError};
-use segue_proxy::settings::ServerSettings;
+use segue_proxy::settings::{ClientLimits, ServerSettings};
 use support::client::{Http2, Plain, empty, full};
 use support::pod::{Pod, Script, Speaks};
 use support::{PATIENCE, Settings, World, soon, until};
@@ -19,19 +19,22 @@ const P0: PartitionId = PartitionId::new(0);
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 
-fn limits(change: impl Fn(&mut ServerSettings)) -> Settings {
+fn server(listen: &str, workers: usize) -> ServerSettings {
+    ServerSettings { listen: listen.to_owned(), workers, tls: None }
+}
+
+fn limits(change: impl Fn(&mut ClientLimits)) -> Settings {
     let mut settings = Settings::default();
-    change(&mut settings.server);
+    change(&mut settings.forward.limits);
     settings
 }
 
 #[tokio::test]
 async fn an_address_in_use_is_named_together_with_its_key() {
-    let first =
-        Server::bind(ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 2, ..ServerSettings::default() });
+    let first = Server::bind(server("127.0.0.1:0", 2));
     let first = first.unwrap();
     let address = first.local_addr();
-    let second = Server::bind(ServerSettings { listen: address.to_string(), workers: 2, ..ServerSettings::default() });
+    let second = Server::bind(server(&address.to_string(), 2));
     let error = second.unwrap_err();
     assert!(matches!(error, ServerError::Bind { .. }));
     let text = error.to_string();
@@ -39,13 +42,13 @@ async fn an_address_in_use_is_named_together_with_its_key() {
         text.contains(&address.to_string()) && text.contains("[router] listen") && text.contains("in use"),
         "{text}"
     );
-    let error = Server::bind(ServerSettings { listen: "nowhere".to_owned(), ..ServerSettings::default() }).unwrap_err();
+    let error = Server::bind(server("nowhere", 1)).unwrap_err();
     assert!(error.to_string().contains("host:port"), "{error}");
 }
 
 #[tokio::test]
 async fn all_workers_serve_the_one_address() {
-    let world = World::with(limits(|server| server.workers = 4));
+    let world = World::with(Settings { server: server("127.0.0.1:0", 4), ..Settings::default() });
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
     world.lead(P0, pod.address, 1);
     for _ in 0..32 {
@@ -55,7 +58,7 @@ async fn all_workers_serve_the_one_address() {
 
 #[tokio::test]
 async fn a_head_that_is_too_large_is_refused() {
-    let world = World::with(limits(|server| server.max_header_bytes = 4096));
+    let world = World::with(limits(|limits| limits.max_header_bytes = 4096));
     for bytes in [5_000, 100_000] {
         let mut client = Plain::connect(world.address).await;
         client.write("GET / HTTP/1.1\r\nhost: h\r\nx-large: ").await;
@@ -70,7 +73,7 @@ async fn a_head_that_is_too_large_is_refused() {
 
 #[tokio::test]
 async fn a_bound_beyond_all_memory_serves_as_any_other() {
-    let world = World::with(limits(|server| server.max_header_bytes = usize::MAX));
+    let world = World::with(limits(|limits| limits.max_header_bytes = usize::MAX));
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
     world.lead(P0, pod.address, 1);
     let mut client = Plain::connect(world.address).await;
@@ -87,7 +90,7 @@ async fn a_head_times_out(world: &World) {
 
 #[tokio::test]
 async fn a_head_that_takes_too_long_is_refused() {
-    let world = World::with(limits(|server| server.header_read_timeout = Duration::from_millis(80)));
+    let world = World::with(limits(|limits| limits.header_read_timeout = Duration::from_millis(80)));
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
     world.lead(P0, pod.address, 1);
     let mut slow = Plain::connect(world.address).await;
@@ -106,7 +109,7 @@ async fn a_head_that_takes_too_long_is_refused() {
 
 #[tokio::test]
 async fn a_head_that_begins_along_with_a_body_has_no_more_time_than_any_other() {
-    let world = World::with(limits(|server| server.header_read_timeout = Duration::from_millis(80)));
+    let world = World::with(limits(|limits| limits.header_read_timeout = Duration::from_millis(80)));
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
     world.lead(P0, pod.address, 1);
     let post = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n";
@@ -126,7 +129,7 @@ async fn a_head_that_begins_along_with_a_body_has_no_more_time_than_any_other() 
 
 #[tokio::test]
 async fn a_head_that_begins_before_the_last_answer_has_no_more_time_than_any_other() {
-    let world = World::with(limits(|server| server.header_read_timeout = Duration::from_millis(80)));
+    let world = World::with(limits(|limits| limits.header_read_timeout = Duration::from_millis(80)));
     let pod = Script::new().await;
     world.lead(P0, pod.address, 1);
     let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
@@ -161,7 +164,7 @@ async fn a_head_that_begins_before_the_last_answer_has_no_more_time_than_any_oth
 
 #[tokio::test]
 async fn beyond_the_most_connections_clients_are_told_so_while_all_others_are_busy() {
-    let world = World::with(limits(|server| server.max_connections = 2));
+    let world = World::with(limits(|limits| limits.max_connections = 2));
     let pod = Script::new().await;
     world.lead(P0, pod.address, 1);
     let (mut first, mut second) = (Plain::connect(world.address).await, Plain::connect(world.address).await);
@@ -187,9 +190,9 @@ async fn a_newcomer_takes_the_place_of_whoever_has_been_idle_for_longest() {
     for (what, said) in
         [("nothing", ""), ("half a head", "GET / HT"), ("a preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")]
     {
-        let world = World::with(limits(|server| {
-            server.max_connections = 2;
-            server.header_read_timeout = Duration::from_millis(800);
+        let world = World::with(limits(|limits| {
+            limits.max_connections = 2;
+            limits.header_read_timeout = Duration::from_millis(800);
         }));
         let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
         world.lead(P0, pod.address, 1);

@@ -7,8 +7,6 @@ use segue_config as config;
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Policy, Strategy};
-use segue_protocol::records::Mode;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -37,7 +35,12 @@ impl CoordinatorRole {
         let (sender, status) = watch::channel(CoordinatorStatus::default());
         let shutdown = CancellationToken::new();
         let observer = Arc::new(CoordinatorMetrics::new(registry, resyncs));
-        let task = tokio::spawn(run_coordinator(store, keys, settings(section), observer, sender, shutdown.clone()));
+        let settings = CoordinatorSettings {
+            name: section.name.clone(),
+            lease_ttl: section.lease_ttl,
+            policy: section.policy.clone(),
+        };
+        let task = tokio::spawn(run_coordinator(store, keys, settings, observer, sender, shutdown.clone()));
         CoordinatorRole { status, shutdown, task }
     }
 
@@ -51,31 +54,6 @@ impl CoordinatorRole {
         self.shutdown.cancel();
         // It ends by itself now; a panic in it has been reported by the runtime.
         let _ = self.task.await;
-    }
-}
-
-fn settings(section: &config::Coordinator) -> CoordinatorSettings {
-    CoordinatorSettings {
-        name: section.name.clone(),
-        lease_ttl: section.lease_ttl,
-        policy: Policy {
-            partitions: section.partitions,
-            strategy: match section.strategy {
-                config::Strategy::Sticky => Strategy::Sticky,
-                config::Strategy::Jump => Strategy::Jump,
-            },
-            mode: match section.mode {
-                config::Mode::Barrier => Mode::Barrier,
-                config::Mode::Independent => Mode::Independent,
-            },
-            settle: section.settle,
-            settle_max: section.settle_max,
-            min_interval: section.min_interval,
-            heartbeat: section.heartbeat,
-            warm_timeout: section.warm_timeout,
-            phase_timeout: section.phase_timeout,
-            max_concurrent_handoffs: section.max_concurrent_handoffs,
-        },
     }
 }
 
@@ -96,16 +74,5 @@ impl Part for CoordinatorPart {
     fn status(&self) -> Value {
         let status = self.status.borrow();
         json!({ "leads": status.leads, "not_ready": status.not_ready, "notices": status.notices })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_policy_that_says_nothing_is_that_of_a_file_that_says_nothing() {
-        let config = config::parse("segue.toml", "[coordinator]\n", [], "host-1").unwrap();
-        assert_eq!(settings(&config.coordinator.unwrap()).policy, Policy::default());
     }
 }

@@ -4,7 +4,6 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context as _;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use segue_config as config;
@@ -13,16 +12,13 @@ use segue_coordination::router::{
     DataPlane as _, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
 use segue_coordination::store::Store;
-use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss, Stage};
+use segue_protocol::handoff::router::Stage;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::Partitioner;
 use segue_proxy::metrics::Metrics;
-use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource, PathTemplate};
-use segue_proxy::routing::table::{StashLimits, Table};
+use segue_proxy::routing::table::Table;
 use segue_proxy::server::{Server, ServerHandle};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE};
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -91,11 +87,6 @@ impl BoundRouter {
         let settings = ServerSettings {
             listen: section.listen.to_string(),
             workers: section.workers.map_or(0, usize::from),
-            max_connections: section.limits.max_connections,
-            max_streams_per_connection: section.limits.max_streams_per_connection,
-            max_in_flight_per_client: section.limits.max_in_flight_per_client,
-            header_read_timeout: section.limits.header_read_timeout,
-            max_header_bytes: section.limits.max_header_bytes,
             tls: certificates.router.clone(),
         };
         Ok(BoundRouter {
@@ -122,7 +113,7 @@ impl BoundRouter {
         hot_restart: watch::Receiver<Option<String>>,
     ) -> anyhow::Result<JoiningRouter> {
         let section = self.section;
-        let (table, notices) = Table::new(self.server.workers(), stash_limits(&section.stash));
+        let (table, notices) = Table::new(self.server.workers(), section.stash);
         let forwarded = Metrics::new(self.server.workers());
         forwarded.register(registry);
         let metrics = Arc::new(RouterMetrics::new(registry, resyncs));
@@ -131,7 +122,7 @@ impl BoundRouter {
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
         let help = "Pods that take nothing they are sent; /status names them";
         registry.register("outlier_pods", help, outliers.clone());
-        let forward = forward_settings(&section, self.pods, keyspace, self.server.workers())?;
+        let forward = forward_settings(&section, self.pods, keyspace);
         let (sender, status) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
         let observer: Arc<dyn RouterObserver> = metrics.clone();
@@ -222,122 +213,28 @@ impl RouterRole {
     }
 }
 
-fn stash_limits(section: &config::Stash) -> StashLimits {
-    StashLimits {
-        max_requests: section.max_requests,
-        max_bytes: section.max_bytes,
-        max_total_bytes: section.max_total_bytes,
-        max_wait: section.max_wait,
-        flush_concurrency: section.flush_concurrency,
-    }
-}
-
 fn router_settings(section: &config::Router, admin: Option<String>) -> RouterSettings {
     RouterSettings {
         name: section.name.clone(),
         lease_ttl: section.lease_ttl,
-        on_store_loss: match section.on_store_loss {
-            config::OnStoreLoss::Auto => OnStoreLoss::Auto,
-            config::OnStoreLoss::Fence => OnStoreLoss::Fence,
-            config::OnStoreLoss::Serve => OnStoreLoss::Serve,
-        },
-        drain_timeout: section.drain.timeout,
-        on_drain_timeout: match section.drain.on_timeout {
-            config::OnDrainTimeout::Auto => OnDrainTimeout::Auto,
-            config::OnDrainTimeout::Sever => OnDrainTimeout::Sever,
-            config::OnDrainTimeout::Cancel => OnDrainTimeout::Cancel,
-        },
+        on_store_loss: section.on_store_loss,
+        drain: section.drain.clone(),
         admin,
-        partitioner: Some(partitioner(&section.partition)),
+        partitioner: Some(section.partition.partitioner()),
         request_timeout: section.upstream.request_timeout,
     }
 }
 
-/// How the section maps requests to partitions, in the form in which routers compare it.
-fn partitioner(section: &config::Partition) -> Partitioner {
-    let config::Partition::Key { source, hash } = section else {
-        return Partitioner::NUMBER;
-    };
-    let key = match source {
-        config::KeySource::Header(name) => format!("header:{name}"),
-        config::KeySource::Query(name) => format!("query:{name}"),
-        config::KeySource::Cookie(name) => format!("cookie:{name}"),
-        config::KeySource::Path(template) => format!("path:{}", path(template)),
-    };
-    let hash = match hash {
-        config::Hash::Murmur2 => "murmur2",
-        config::Hash::Crc32 => "crc32",
-        config::Hash::Fnv1a => "fnv1a",
-        config::Hash::Xxh3 => "xxh3",
-    };
-    Partitioner::Key { key, hash: hash.to_owned() }
-}
-
-fn path(template: &config::PathTemplate) -> String {
-    let before = template.before.iter().map(String::as_str);
-    let segments = before.chain(["{key}"]).chain(template.after.iter().map(String::as_str));
-    segments.fold(String::new(), |path, segment| path + "/" + segment)
-}
-
-fn forward_settings(
-    section: &config::Router,
-    pods: Option<ClientTls>,
-    keyspace: &str,
-    workers: usize,
-) -> anyhow::Result<ForwardSettings> {
-    let upstream = &section.upstream;
-    Ok(ForwardSettings {
+fn forward_settings(section: &config::Router, pods: Option<ClientTls>, keyspace: &str) -> ForwardSettings {
+    ForwardSettings {
         router: section.name.clone(),
         keyspace: keyspace.to_owned(),
-        locator: locator(&section.partition)?,
+        partition: section.partition.clone(),
         trust_forwarded: section.trust_forwarded,
-        max_body_bytes: section.limits.max_body_bytes,
-        upstream: UpstreamSettings {
-            protocol: match upstream.protocol {
-                config::Protocol::Auto => UpstreamProtocol::Auto,
-                config::Protocol::Http1 => UpstreamProtocol::Http1,
-                config::Protocol::Http2 => UpstreamProtocol::Http2,
-            },
-            connect_timeout: upstream.connect_timeout,
-            request_timeout: upstream.request_timeout,
-            idle_timeout: upstream.idle_timeout,
-            min_upload_rate: section.limits.min_upload_rate as u64,
-            upload_grace: UPLOAD_GRACE,
-            max_idle_per_pod: upstream.max_idle_per_pod,
-            max_in_flight_per_pod: upstream.max_in_flight_per_pod.div_ceil(workers),
-            max_header_bytes_http2: upstream.max_header_bytes_http2,
-            tls: pods,
-        },
-    })
-}
-
-fn locator(section: &config::Partition) -> anyhow::Result<Locator> {
-    Ok(match section {
-        config::Partition::Number { header, order_by } => {
-            Locator { source: PartitionSource::Header(header.clone()), order_by: order_by.clone() }
-        }
-        config::Partition::Key { source, hash } => {
-            let from = match source {
-                config::KeySource::Header(name) => KeyFrom::Header(name.clone()),
-                config::KeySource::Query(name) => KeyFrom::Query(name.clone()),
-                config::KeySource::Cookie(name) => KeyFrom::Cookie(name.clone()),
-                config::KeySource::Path(template) => {
-                    let parsed = path(template).parse::<PathTemplate>().context("router.partition.key.path")?;
-                    KeyFrom::Path(match template.ambiguous {
-                        config::AmbiguousPaths::Reject => parsed,
-                        config::AmbiguousPaths::Pass => parsed.passing_ambiguous(),
-                    })
-                }
-            };
-            let hash = match hash {
-                config::Hash::Murmur2 => KeyHash::Murmur2,
-                config::Hash::Crc32 => KeyHash::Crc32,
-                config::Hash::Fnv1a => KeyHash::Fnv1a,
-                config::Hash::Xxh3 => KeyHash::Xxh3,
-            };
-            Locator { source: PartitionSource::Key { from, hash }, order_by: None }
-        }
-    })
+        limits: section.limits.clone(),
+        upload_grace: UPLOAD_GRACE,
+        upstream: section.upstream.clone().with_tls(pods),
+    }
 }
 
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The router's section.
 //!
-//! For: its defaults and the rules within it, above all that a request's partition comes from one source. Not for: rules
+//! For: its keys and the rules within it, above all that a request's partition comes from one source. Not for: rules
 //! that join it to other sections.
 //!
 //! What must stay true: of two sources neither is preferred; the file must choose.
@@ -10,28 +10,74 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::HeaderName;
+use segue_coordination::router::DrainSettings;
+use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
+use segue_proxy::routing::key_hash::KeyHash;
+use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
+use segue_proxy::routing::table::StashLimits;
+use segue_proxy::settings::{ClientLimits, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::tls::ClientFiles;
 
 use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
-use crate::validated::{
-    AmbiguousPaths, Drain, Hash, KeySource, Limits, OnDrainTimeout, OnStoreLoss, Partition, PathTemplate, Protocol,
-    Router, Stash, Upstream,
-};
+use crate::validated::Router;
 
-const KIB: usize = 1 << 10;
-const MIB: usize = 1 << 20;
+pub(super) const KEYS: &[&str] = &[
+    "router.name",
+    "router.listen",
+    "router.lease_ttl",
+    "router.on_store_loss",
+    "router.workers",
+    "router.hot_restart_socket",
+    "router.trust_forwarded",
+    "router.tls.cert",
+    "router.tls.key",
+    "router.tls.client_ca",
+    "router.partition.header",
+    "router.partition.key.header",
+    "router.partition.key.path",
+    "router.partition.key.query",
+    "router.partition.key.cookie",
+    "router.partition.hash",
+    "router.partition.order_by.header",
+    "router.partition.ambiguous_paths",
+    "router.stash.max_requests",
+    "router.stash.max_bytes",
+    "router.stash.max_total_bytes",
+    "router.stash.max_wait",
+    "router.stash.flush_concurrency",
+    "router.drain.timeout",
+    "router.drain.on_timeout",
+    "router.upstream.protocol",
+    "router.upstream.connect_timeout",
+    "router.upstream.request_timeout",
+    "router.upstream.idle_timeout",
+    "router.upstream.max_idle_per_pod",
+    "router.upstream.max_in_flight_per_pod",
+    "router.upstream.max_header_bytes_http2",
+    "router.upstream.tls.ca",
+    "router.upstream.tls.cert",
+    "router.upstream.tls.key",
+    "router.upstream.tls.server_name",
+    "router.limits.max_connections",
+    "router.limits.max_streams_per_connection",
+    "router.limits.max_in_flight_per_client",
+    "router.limits.min_upload_rate",
+    "router.limits.header_read_timeout",
+    "router.limits.max_header_bytes",
+    "router.limits.max_body_bytes",
+];
 
 pub(super) fn router(r: &mut Reader<'_>) -> Router {
     let lease_ttl = r.lease("router.lease_ttl", seconds(15));
     let stash = stash(r);
-    let on_store_loss = [("auto", OnStoreLoss::Auto), ("fence", OnStoreLoss::Fence), ("serve", OnStoreLoss::Serve)];
     Router {
         name: r.role_name("router.name"),
         listen: r.listen("router.listen", local(8080)),
         lease_ttl,
-        on_store_loss: r.choice("router.on_store_loss", &on_store_loss, OnStoreLoss::Auto),
+        on_store_loss: r.choice("router.on_store_loss", OnStoreLoss::NAMES, OnStoreLoss::default()),
         tls: tls::server(r, &TLS),
         workers: NonZeroUsize::new(r.integer("router.workers", 0..=1024, 0)),
         trust_forwarded: r.boolean("router.trust_forwarded", false),
@@ -88,13 +134,11 @@ const KEY_QUERY: &str = "router.partition.key.query";
 const KEY_COOKIE: &str = "router.partition.key.cookie";
 const AMBIGUOUS_PATHS: &str = "router.partition.ambiguous_paths";
 
-fn partition(r: &mut Reader<'_>) -> Partition {
-    let hashes = [("murmur2", Hash::Murmur2), ("crc32", Hash::Crc32), ("fnv1a", Hash::Fnv1a), ("xxh3", Hash::Xxh3)];
+fn partition(r: &mut Reader<'_>) -> PartitionSource {
     let header = r.header(HEADER);
     let order_by = r.header(ORDER_BY);
-    let hash = r.choice(HASH, &hashes, Hash::Murmur2);
-    let ambiguous = [("reject", AmbiguousPaths::Reject), ("pass", AmbiguousPaths::Pass)];
-    let ambiguous = r.choice(AMBIGUOUS_PATHS, &ambiguous, AmbiguousPaths::Reject);
+    let hash = r.choice(HASH, KeyHash::NAMES, KeyHash::default());
+    let ambiguous = r.choice(AMBIGUOUS_PATHS, AmbiguousPaths::NAMES, AmbiguousPaths::default());
     // Each is read, so that a mistake in any is found, before it is asked whether there are too many.
     let keys = [
         r.header(KEY_HEADER).map(KeySource::Header),
@@ -104,8 +148,8 @@ fn partition(r: &mut Reader<'_>) -> Partition {
     ];
     one_source(r);
     match keys.into_iter().flatten().next() {
-        Some(source) => Partition::Key { source, hash },
-        None => Partition::Number { header: header.unwrap_or(HeaderName::from_static("x-partition")), order_by },
+        Some(source) => PartitionSource::Key { source, hash },
+        None => PartitionSource::Number { header: header.unwrap_or(PartitionSource::DEFAULT_HEADER), order_by },
     }
 }
 
@@ -147,28 +191,8 @@ fn one_source(r: &mut Reader<'_>) {
 const EXPECTED_TEMPLATE: &str = "expected a path with one segment {key}, such as \"/persons/{key}\"";
 
 fn path_template(text: &str, ambiguous: AmbiguousPaths) -> Result<PathTemplate, Wrong> {
-    let wrong = |why: &str| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_TEMPLATE);
-    let path = text.strip_prefix('/').ok_or_else(|| wrong("does not begin with '/'"))?;
-    let segments: Vec<&str> = path.split('/').collect();
-    let mut keys = segments.iter().enumerate().filter(|(_, segment)| **segment == "{key}").map(|(i, _)| i);
-    let at = keys.next().ok_or_else(|| wrong("has no segment {key}"))?;
-    if keys.next().is_some() {
-        return Err(wrong("has more than one segment {key}"));
-    }
-    let (before, after) = (&segments[..at], &segments[at + 1..]);
-    let is_literal = |segment: &&str| {
-        !segment.is_empty() && segment.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '{' | '}' | '?' | '#'))
-    };
-    if !before.iter().chain(after).all(is_literal) {
-        return Err(wrong("has a segment that no path has"));
-    }
-    // Such a template would have each of its requests refused.
-    let is_ambiguous = |segment: &&str| matches!(*segment, "." | "..") || segment.contains([';', '\\']);
-    if ambiguous == AmbiguousPaths::Reject && before.iter().chain(after).any(is_ambiguous) {
-        return Err(wrong("has a segment that not all servers read alike"));
-    }
-    let owned = |segments: &[&str]| segments.iter().map(|segment| (*segment).to_owned()).collect();
-    Ok(PathTemplate { before: owned(before), after: owned(after), ambiguous })
+    let wrong = |why| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_TEMPLATE);
+    PathTemplate::new(text, ambiguous).map_err(wrong)
 }
 
 fn cookie(r: &mut Reader<'_>) -> Option<String> {
@@ -182,13 +206,14 @@ fn cookie(r: &mut Reader<'_>) -> Option<String> {
     })
 }
 
-fn stash(r: &mut Reader<'_>) -> Stash {
-    let stash = Stash {
-        max_requests: r.integer("router.stash.max_requests", 1..=i64::MAX, 10_000),
-        max_bytes: r.size("router.stash.max_bytes", 64 * MIB),
-        max_total_bytes: r.size("router.stash.max_total_bytes", 512 * MIB),
-        max_wait: r.duration("router.stash.max_wait", seconds(30)),
-        flush_concurrency: r.integer("router.stash.flush_concurrency", 1..=i64::MAX, 64),
+fn stash(r: &mut Reader<'_>) -> StashLimits {
+    let default = StashLimits::default();
+    let stash = StashLimits {
+        max_requests: r.integer("router.stash.max_requests", 1..=i64::MAX, default.max_requests),
+        max_bytes: r.size("router.stash.max_bytes", default.max_bytes),
+        max_total_bytes: r.size("router.stash.max_total_bytes", default.max_total_bytes),
+        max_wait: r.duration("router.stash.max_wait", default.max_wait),
+        flush_concurrency: r.integer("router.stash.flush_concurrency", 1..=i64::MAX, default.flush_concurrency),
     };
     let each = ("router.stash.max_bytes", stash.max_bytes);
     r.ordered(each, ("router.stash.max_total_bytes", stash.max_total_bytes), false, show_size);
@@ -197,15 +222,15 @@ fn stash(r: &mut Reader<'_>) -> Stash {
 
 /// The requests that are held first must outlast a drain that is ended by force, or they are refused just before they could
 /// go.
-fn drain(r: &mut Reader<'_>, stash: &Stash) -> Drain {
+fn drain(r: &mut Reader<'_>, stash: &StashLimits) -> DrainSettings {
     const TIMEOUT: &str = "router.drain.timeout";
-    let timeout = r.duration(TIMEOUT, seconds(20).min(stash.max_wait * 2 / 3));
+    let default = DrainSettings::default();
+    let timeout = r.duration(TIMEOUT, default.timeout.min(stash.max_wait * 2 / 3));
     if r.is_given(TIMEOUT) {
         r.ordered((TIMEOUT, timeout), ("router.stash.max_wait", stash.max_wait), true, show_duration);
     }
-    let on_timeout =
-        [("auto", OnDrainTimeout::Auto), ("sever", OnDrainTimeout::Sever), ("cancel", OnDrainTimeout::Cancel)];
-    Drain { timeout, on_timeout: r.choice("router.drain.on_timeout", &on_timeout, OnDrainTimeout::Auto) }
+    let on_timeout = r.choice("router.drain.on_timeout", OnDrainTimeout::NAMES, default.on_timeout);
+    DrainSettings { timeout, on_timeout }
 }
 
 const CONNECT_TIMEOUT: &str = "router.upstream.connect_timeout";
@@ -223,16 +248,18 @@ fn connects_within_a_third_of_the_lease(r: &mut Reader<'_>, timeout: Duration, l
     r.report_value(CONNECT_TIMEOUT, Wrong::new(fact, format!("expected less than {bound}")));
 }
 
-fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> Upstream {
-    let protocols = [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("http2", Protocol::Http2)];
-    let upstream = Upstream {
-        protocol: r.choice("router.upstream.protocol", &protocols, Protocol::Auto),
-        connect_timeout: r.duration(CONNECT_TIMEOUT, seconds(1).min(lease_ttl / 4)),
-        request_timeout: r.duration("router.upstream.request_timeout", seconds(60)),
-        idle_timeout: r.duration("router.upstream.idle_timeout", seconds(300)),
-        max_idle_per_pod: r.integer("router.upstream.max_idle_per_pod", 0..=i64::MAX, 256),
-        max_in_flight_per_pod: r.integer("router.upstream.max_in_flight_per_pod", 1..=i64::MAX, 10_000),
-        max_header_bytes_http2: r.size("router.upstream.max_header_bytes_http2", 16 * KIB),
+fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> UpstreamSettings<ClientFiles> {
+    const MAX_IN_FLIGHT: &str = "router.upstream.max_in_flight_per_pod";
+    const MAX_HEADER_BYTES_HTTP2: &str = "router.upstream.max_header_bytes_http2";
+    let default = UpstreamSettings::<ClientFiles>::default();
+    let upstream = UpstreamSettings {
+        protocol: r.choice("router.upstream.protocol", UpstreamProtocol::NAMES, default.protocol),
+        connect_timeout: r.duration(CONNECT_TIMEOUT, default.connect_timeout.min(lease_ttl / 4)),
+        request_timeout: r.duration("router.upstream.request_timeout", default.request_timeout),
+        idle_timeout: r.duration("router.upstream.idle_timeout", default.idle_timeout),
+        max_idle_per_pod: r.integer("router.upstream.max_idle_per_pod", 0..=i64::MAX, default.max_idle_per_pod),
+        max_in_flight_per_pod: r.integer(MAX_IN_FLIGHT, 1..=i64::MAX, default.max_in_flight_per_pod),
+        max_header_bytes_http2: r.size(MAX_HEADER_BYTES_HTTP2, default.max_header_bytes_http2),
         tls: tls::client(r, &UPSTREAM_TLS),
     };
     let connect = (CONNECT_TIMEOUT, upstream.connect_timeout);
@@ -241,14 +268,18 @@ fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> Upstream {
     upstream
 }
 
-fn limits(r: &mut Reader<'_>) -> Limits {
-    Limits {
-        max_connections: r.integer("router.limits.max_connections", 1..=i64::MAX, 10_000),
-        max_streams_per_connection: r.integer("router.limits.max_streams_per_connection", 1..=10_000, 128),
-        max_in_flight_per_client: r.integer("router.limits.max_in_flight_per_client", 0..=i64::MAX, 1_000),
-        min_upload_rate: r.size_or_zero("router.limits.min_upload_rate", 100),
-        header_read_timeout: r.duration("router.limits.header_read_timeout", seconds(10)),
-        max_header_bytes: r.size("router.limits.max_header_bytes", 64 * KIB),
+fn limits(r: &mut Reader<'_>) -> ClientLimits {
+    const MAX_CONNECTIONS: &str = "router.limits.max_connections";
+    const MAX_STREAMS: &str = "router.limits.max_streams_per_connection";
+    const MAX_IN_FLIGHT: &str = "router.limits.max_in_flight_per_client";
+    let default = ClientLimits::default();
+    ClientLimits {
+        max_connections: r.integer(MAX_CONNECTIONS, 1..=i64::MAX, default.max_connections),
+        max_streams_per_connection: r.integer(MAX_STREAMS, 1..=10_000, default.max_streams_per_connection),
+        max_in_flight_per_client: r.integer(MAX_IN_FLIGHT, 0..=i64::MAX, default.max_in_flight_per_client),
+        min_upload_rate: r.size_or_zero("router.limits.min_upload_rate", default.min_upload_rate),
+        header_read_timeout: r.duration("router.limits.header_read_timeout", default.header_read_timeout),
+        max_header_bytes: r.size("router.limits.max_header_bytes", default.max_header_bytes),
         max_body_bytes: r.size_if_given("router.limits.max_body_bytes"),
     }
 }

@@ -7,10 +7,11 @@
 
 use std::net::IpAddr;
 
+use segue_proxy::tls::{ClientFiles, IdentityFiles, ServerFiles};
+
 use super::{EXPECTED_URL, is_host_name};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
-use crate::validated::{ClientTls, Identity, ServerTls};
 
 /// The keys of a section about the clients of a listener.
 pub(super) struct ServerKeys {
@@ -38,18 +39,18 @@ pub(super) const STORE: ClientKeys = ClientKeys {
 };
 
 /// What a listener shows its clients, and asks of them.
-pub(super) fn server(r: &mut Reader<'_>, keys: &ServerKeys) -> Option<ServerTls> {
+pub(super) fn server(r: &mut Reader<'_>, keys: &ServerKeys) -> Option<ServerFiles> {
     let (cert, key, client_ca) = (r.text(keys.cert), r.text(keys.key), r.text(keys.client_ca));
     let place = r.anything_in(keys.section)?;
     for missing in [keys.cert, keys.key].into_iter().filter(|key| !r.is_given(key)).collect::<Vec<_>>() {
         let remedy = "expected the files cert and key, and client_ca if clients must have certificates";
         r.report(Some(place.clone()), keys.section, Wrong::new(format!("given without {missing}"), remedy));
     }
-    Some(ServerTls { cert: cert?.into(), key: key?.into(), client_ca: client_ca.map(Into::into) })
+    Some(ServerFiles { cert: cert?.into(), key: key?.into(), client_ca: client_ca.map(Into::into) })
 }
 
 /// Whom a client trusts, and what it shows.
-pub(super) fn client(r: &mut Reader<'_>, keys: &ClientKeys) -> Option<ClientTls> {
+pub(super) fn client(r: &mut Reader<'_>, keys: &ClientKeys) -> Option<ClientFiles> {
     let (ca, cert, key) = (r.text(keys.ca), r.text(keys.cert), r.text(keys.key));
     let server_name = keys.server_name.and_then(|name| r.read(name, |value| server_name(text(value, EXPECTED_NAME)?)));
     let place = r.anything_in(keys.section)?;
@@ -62,8 +63,8 @@ pub(super) fn client(r: &mut Reader<'_>, keys: &ClientKeys) -> Option<ClientTls>
             r.report_key(given, Wrong::new(format!("given without {missing}"), "expected both or neither"));
         }
     }
-    let identity = cert.zip(key).map(|(cert, key)| Identity { cert: cert.into(), key: key.into() });
-    Some(ClientTls { ca: ca?.into(), identity, server_name })
+    let identity = cert.zip(key).map(|(cert, key)| IdentityFiles { cert: cert.into(), key: key.into() });
+    Some(ClientFiles { ca: ca?.into(), identity, server_name })
 }
 
 /// A client of etcd speaks TLS to all members or to none.

@@ -201,7 +201,7 @@ impl Router {
     async fn mapping_gone(&mut self, lease: &KeptLease, shutdown: &CancellationToken) -> End {
         warn!("the keyspace's settings do not show this router's mapping of requests to partitions: fencing");
         self.fence();
-        let until = Instant::now() + self.settings.drain_timeout;
+        let until = Instant::now() + self.settings.drain.timeout;
         while !self.is_drained() && Instant::now() < until && !lease.state().borrow().lost {
             lease.made_progress();
             tokio::select! {
@@ -401,7 +401,7 @@ impl Router {
         let had_fence = self.capabilities.get(&partition).is_some_and(|capabilities| capabilities.fence);
         let patience = dead_owner_patience(had_fence, self.settings.request_timeout);
         let sever_at = owner_gone_since.map(|since| since + patience);
-        let times_out_at = since + self.settings.drain_timeout;
+        let times_out_at = since + self.settings.drain.timeout;
         let is_due = |at: Instant| at <= now;
         if !is_due(times_out_at) && !sever_at.is_some_and(is_due) {
             let next = sever_at.map_or(times_out_at, |at| at.min(times_out_at));
@@ -410,7 +410,7 @@ impl Router {
         }
         let timed_out = match sever_at {
             Some(at) if is_due(at) => DrainTimeout::Sever,
-            _ => drain_timed_out(&self.view, partition, self.settings.on_drain_timeout, had_fence),
+            _ => drain_timed_out(&self.view, partition, self.settings.drain.on_timeout, had_fence),
         };
         match timed_out {
             DrainTimeout::Sever => {
@@ -434,7 +434,7 @@ impl Router {
                 }
             }
             DrainTimeout::Wait => {
-                self.timers.insert((sever_at.unwrap_or(now + self.settings.drain_timeout), partition));
+                self.timers.insert((sever_at.unwrap_or(now + self.settings.drain.timeout), partition));
             }
         }
     }

@@ -75,16 +75,30 @@ pub struct RouterSettings {
     pub lease_ttl: Duration,
     /// What it does when the store is lost.
     pub on_store_loss: OnStoreLoss,
-    /// How long a drain may last.
-    pub drain_timeout: Duration,
-    /// What it does then.
-    pub on_drain_timeout: OnDrainTimeout,
+    /// How long a drain may last, and what it does then.
+    pub drain: DrainSettings,
     /// Where its admin endpoint is reached: `host:port`.
     pub admin: Option<String>,
     /// How it maps requests to partitions. `None`: whatever is in front of it does.
     pub partitioner: Option<Partitioner>,
     /// How long a pod's answer may take to begin.
     pub request_timeout: Duration,
+}
+
+/// How long requests in flight may delay a cutover.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DrainSettings {
+    /// How long a router waits for what is in flight to the old owner; below the coordinator's `phase_timeout`.
+    pub timeout: Duration,
+    /// What it does then.
+    pub on_timeout: OnDrainTimeout,
+}
+
+/// The defaults of the file.
+impl Default for DrainSettings {
+    fn default() -> Self {
+        DrainSettings { timeout: Duration::from_secs(20), on_timeout: OnDrainTimeout::default() }
+    }
 }
 
 /// A cutover that has ended, for status and metrics.

@@ -18,7 +18,7 @@ use crate::message::request_body::Pace;
 use crate::message::reserved::Reserved;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Usage;
-use crate::routing::partition_key::Locator;
+use crate::routing::partition_key::PartitionSource;
 use crate::routing::permit::TableHandle;
 use crate::runtime::background::Background;
 use crate::runtime::coarse_timer::CoarseTimer;
@@ -28,7 +28,7 @@ use crate::upstream::Upstream;
 /// What all requests of a worker share.
 pub(crate) struct WorkerContext {
     pub(crate) identity: Identity,
-    pub(super) locator: Locator,
+    pub(super) partition: PartitionSource,
     pub(crate) reserved: Rc<Reserved>,
     pub(crate) worker: TableHandle,
     pub(crate) upstream: Upstream,
@@ -56,20 +56,21 @@ impl WorkerContext {
     ) -> Result<Self, InvalidName> {
         // Short time-outs want a finer watch; below a millisecond nobody can tell.
         let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
+        let max_in_flight = settings.upstream.max_in_flight_per_pod.div_ceil(worker.workers());
         let watch = CoarseTimer::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
         Ok(WorkerContext {
             identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
-            locator: settings.locator.clone(),
-            reserved: Rc::new(Reserved::new(&settings.locator, settings.trust_forwarded)),
+            partition: settings.partition.clone(),
+            reserved: Rc::new(Reserved::new(&settings.partition, settings.trust_forwarded)),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
-            load: ConcurrencyLimit::new(settings.upstream.max_in_flight_per_pod),
+            load: ConcurrencyLimit::new(max_in_flight),
             budgets: RetryBudgets::default(),
             request_timeout: settings.upstream.request_timeout,
             idle_timeout: settings.upstream.idle_timeout,
             max_header_bytes_http2: settings.upstream.max_header_bytes_http2,
-            pace: Pace { rate: settings.upstream.min_upload_rate, grace: settings.upstream.upload_grace },
-            max_body_bytes: settings.max_body_bytes.map_or(u64::MAX, |bytes| bytes as u64),
+            pace: Pace { rate: settings.limits.min_upload_rate as u64, grace: settings.upload_grace },
+            max_body_bytes: settings.limits.max_body_bytes.map_or(u64::MAX, |bytes| bytes as u64),
             watch,
             background: Background::start(),
             ending: CancellationToken::new(),

@@ -190,7 +190,7 @@ fn turn(admission: Admission, asked: &mut ForwardRequest) -> impl Future<Output 
 }
 
 fn admit(shared: &WorkerContext, asked: &mut ForwardRequest, partitions: u32) -> Result<Admission, LocalReply> {
-    let located = shared.locator.locate(&asked.head, partitions)?;
+    let located = shared.partition.locate(&asked.head, partitions)?;
     asked.partition = Some(located.partition);
     let claim = asked.peer.usage.claim().ok_or(LocalReply::Overload)?;
     let mut admission = shared.worker.enter(located.partition, located.order, asked.weight(), asked.arrived)?;

@@ -193,11 +193,11 @@ pub(crate) fn take_misdirected(status: StatusCode, headers: &mut HeaderMap) -> b
 mod tests {
     use super::super::header_names::{SEGUE_EPOCH, SEGUE_PARTITION};
     use super::*;
-    use crate::routing::partition_key::{Locator, PartitionSource};
+    use crate::routing::partition_key::PartitionSource;
 
     fn reserved() -> Reserved {
-        let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
-        Reserved::new(&Locator { source, order_by: None }, false)
+        let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
+        Reserved::new(&partition, false)
     }
 
     fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {

@@ -9,7 +9,7 @@ use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
 
 use super::header_names::{X_FORWARDED_FOR, ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router};
-use crate::routing::partition_key::{KeyFrom, Locator, PartitionSource};
+use crate::routing::partition_key::{KeySource, PartitionSource};
 
 /// The names, as far as the configuration decides them.
 pub(crate) struct Reserved {
@@ -19,12 +19,13 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    pub(crate) fn new(locator: &Locator, trusts_forwarded: bool) -> Self {
-        let source = match &locator.source {
-            PartitionSource::Header(name) | PartitionSource::Key { from: KeyFrom::Header(name), .. } => Some(name),
-            PartitionSource::Key { .. } => None,
+    pub(crate) fn new(partition: &PartitionSource, trusts_forwarded: bool) -> Self {
+        let (source, order_by) = match partition {
+            PartitionSource::Number { header, order_by } => (Some(header), order_by.as_ref()),
+            PartitionSource::Key { source: KeySource::Header(name), .. } => (Some(name), None),
+            PartitionSource::Key { .. } => (None, None),
         };
-        Reserved { trusts_forwarded, locating: source.into_iter().chain(&locator.order_by).cloned().collect() }
+        Reserved { trusts_forwarded, locating: source.into_iter().chain(order_by).cloned().collect() }
     }
 
     /// Whether the client's `x-forwarded-for` is continued.
@@ -78,9 +79,9 @@ mod tests {
     use super::*;
 
     fn reserved(trusts_forwarded: bool) -> Reserved {
-        let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
-        let locator = Locator { source, order_by: Some(HeaderName::from_static("x_order")) };
-        Reserved::new(&locator, trusts_forwarded)
+        let header = HeaderName::from_static("x-partition");
+        let partition = PartitionSource::Number { header, order_by: Some(HeaderName::from_static("x_order")) };
+        Reserved::new(&partition, trusts_forwarded)
     }
 
     #[test]

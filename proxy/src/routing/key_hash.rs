@@ -21,6 +21,15 @@ pub enum KeyHash {
 }
 
 impl KeyHash {
+    /// All hashes, by their names in the file and in the store.
+    pub const NAMES: &[(&str, Self)] =
+        &[("murmur2", KeyHash::Murmur2), ("crc32", KeyHash::Crc32), ("fnv1a", KeyHash::Fnv1a), ("xxh3", KeyHash::Xxh3)];
+
+    /// Returns its name in the file and in the store.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, hash)| *hash == self).map_or("", |(name, _)| *name)
+    }
+
     /// The partition of `key` among `partitions`, which is at least 1.
     ///
     /// An empty key is a key like any other here, as it is for the Java producer and for Sarama; librdkafka's

@@ -93,6 +93,11 @@ impl TableHandle {
         self.inner.table.partitions()
     }
 
+    /// How many workers share the table.
+    pub(crate) fn workers(&self) -> usize {
+        self.inner.table.workers()
+    }
+
     /// Whether the router is ending.
     pub fn shutting_down(&self) -> bool {
         self.inner.table.is_shutting_down()

@@ -25,7 +25,7 @@ const MAX_IDLE: Duration = Duration::from_secs(180);
 
 /// What a worker allows its clients.
 #[derive(Debug, Clone)]
-pub(super) struct ClientLimits {
+pub(super) struct ClientTerms {
     pub(super) header_read_timeout: Duration,
     pub(super) max_header_bytes: usize,
     pub(super) max_streams: u32,
@@ -103,14 +103,14 @@ impl Client {
     }
 
     /// Closes it if its time is up.
-    pub(super) fn check(&self, now: Instant, limits: &ClientLimits) {
+    pub(super) fn check(&self, now: Instant, terms: &ClientTerms) {
         let in_head = self.serving.get() == 0 && self.arrived.is_in_head() && !self.http2.get();
         if self.served.take() || self.serving.get() > 0 || self.upgraded.get() || in_head != self.in_head.get() {
             self.since.set(now);
             self.in_head.set(in_head);
         }
         let lasted = now.saturating_duration_since(self.since.get());
-        if in_head && lasted > limits.header_read_timeout {
+        if in_head && lasted > terms.header_read_timeout {
             self.tell(ConnectionCommand::HeaderTimeout);
         } else if !in_head
             && lasted > MAX_IDLE

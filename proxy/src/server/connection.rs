@@ -61,8 +61,8 @@ impl ConnectionGuard {
         let _ = stream.set_nodelay(true);
         // Bytes that a client does not read have left hyper, and their exchange is over: only the kernel sees them.
         #[cfg(target_os = "linux")]
-        let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.limits.unread_timeout));
-        let mut stream = match &this.clients.limits.tls {
+        let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.terms.unread_timeout));
+        let mut stream = match &this.clients.terms.tls {
             None => Stream::Plain(stream),
             // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
             Some(tls) => match Box::pin(shake_hands(tls, stream, client)).await {
@@ -115,9 +115,9 @@ impl ConnectionGuard {
     async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
         let mut connection = http1::Builder::new()
             .header_read_timeout(None)
-            .max_header_size(self.clients.limits.max_header_bytes)
+            .max_header_size(self.clients.terms.max_header_bytes)
             // hyper reads a head into its buffer before it can tell how long it is.
-            .max_buf_size(self.clients.limits.max_header_bytes.saturating_mul(2).max(16 << 10))
+            .max_buf_size(self.clients.terms.max_header_bytes.saturating_mul(2).max(16 << 10))
             .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, forward))
             .with_upgrades();
         let mut finishing = false;
@@ -160,7 +160,7 @@ impl ConnectionGuard {
     }
 
     async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
-        let streams = self.clients.limits.max_streams;
+        let streams = self.clients.terms.max_streams;
         let mut connection = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
             .max_concurrent_streams(streams)
@@ -169,7 +169,7 @@ impl ConnectionGuard {
             .max_send_buf_size(SEND_BUFFER)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
-            .max_header_list_size(u32::try_from(self.clients.limits.max_header_bytes).unwrap_or(u32::MAX))
+            .max_header_list_size(u32::try_from(self.clients.terms.max_header_bytes).unwrap_or(u32::MAX))
             .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, forward));
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {

@@ -31,8 +31,9 @@ use tokio::time::Instant;
 use crate::forward::{self, InvalidName};
 use crate::metrics::Metrics;
 use crate::routing::table::Table;
-use crate::settings::{ForwardSettings, ServerSettings};
-use client::ClientLimits;
+use crate::settings::{ClientLimits, ForwardSettings, ServerSettings};
+use crate::tls::ServerTls;
+use client::ClientTerms;
 use registry::IdlePolicy;
 use worker::{Stop, Worker};
 
@@ -141,8 +142,8 @@ impl Server {
             self.listeners.push(socket.into());
         }
         let (stop, stopped) = watch::channel(None);
-        let most = self.settings.max_connections.div_ceil(self.workers).max(1);
-        let most_requests = max_requests(&self.settings, self.workers);
+        let most = forward.limits.max_connections.div_ceil(self.workers).max(1);
+        let most_requests = max_requests(&forward.limits, self.workers);
         let mut workers = Vec::new();
         for (index, listeners) in deal(self.listeners, self.workers).into_iter().enumerate() {
             let (ended, end) = oneshot::channel();
@@ -154,7 +155,7 @@ impl Server {
                 metrics: metrics.worker(index),
                 max_connections: most,
                 max_requests: most_requests,
-                limits: limits(&self.settings, forward.upstream.idle_timeout),
+                terms: terms(&forward.limits, self.settings.tls.clone(), forward.upstream.idle_timeout),
                 stop: stopped.clone(),
             };
             let runtime = move || {
@@ -175,22 +176,22 @@ impl Server {
     }
 }
 
-fn limits(settings: &ServerSettings, unread_timeout: Duration) -> ClientLimits {
-    ClientLimits {
-        header_read_timeout: settings.header_read_timeout,
-        max_header_bytes: settings.max_header_bytes,
-        max_streams: settings.max_streams_per_connection,
+fn terms(limits: &ClientLimits, tls: Option<ServerTls>, unread_timeout: Duration) -> ClientTerms {
+    ClientTerms {
+        header_read_timeout: limits.header_read_timeout,
+        max_header_bytes: limits.max_header_bytes,
+        max_streams: limits.max_streams_per_connection,
         unread_timeout,
-        tls: settings.tls.clone(),
+        tls,
     }
 }
 
 /// Returns how many requests of one client address a worker takes: its share, but at least what one connection may carry, as
 /// a connection stays with its worker. 0 means no limit.
-fn max_requests(settings: &ServerSettings, workers: usize) -> usize {
-    match settings.max_in_flight_per_client {
+fn max_requests(limits: &ClientLimits, workers: usize) -> usize {
+    match limits.max_in_flight_per_client {
         0 => 0,
-        most => most.div_ceil(workers).max(most.min(settings.max_streams_per_connection as usize)),
+        most => most.div_ceil(workers).max(most.min(limits.max_streams_per_connection as usize)),
     }
 }
 
@@ -278,9 +279,9 @@ pub async fn serve_client(
     peer: http::HeaderValue,
     forward: crate::forward::Forward,
     metrics: Arc<crate::metrics::WorkerMetrics>,
-    settings: &ServerSettings,
+    limits: &ClientLimits,
 ) {
-    let limits = limits(settings, forward.idle_timeout());
-    let clients = std::rc::Rc::new(registry::ConnectionRegistry::new(limits, 0, metrics));
+    let terms = terms(limits, None, forward.idle_timeout());
+    let clients = std::rc::Rc::new(registry::ConnectionRegistry::new(terms, 0, metrics));
     clients.seat(std::net::Ipv4Addr::UNSPECIFIED.into()).serve(stream, peer, forward).await;
 }

@@ -20,7 +20,7 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::client::{Client, ClientLimits, ConnectionCommand};
+use super::client::{Client, ClientTerms, ConnectionCommand};
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Addresses;
 
@@ -53,7 +53,7 @@ pub(super) struct ConnectionRegistry {
     addresses: Addresses,
     /// Notified when a client disconnects.
     pub(super) left: Notify,
-    pub(super) limits: ClientLimits,
+    pub(super) terms: ClientTerms,
     /// The command that new clients start with.
     command: Cell<ConnectionCommand>,
     metrics: Arc<WorkerMetrics>,
@@ -66,7 +66,7 @@ fn silent(client: &Weak<Client>) -> Option<Rc<Client>> {
 
 impl ConnectionRegistry {
     /// `most_requests` bounds the requests in flight of one client address; 0 means no limit.
-    pub(super) fn new(limits: ClientLimits, most_requests: usize, metrics: Arc<WorkerMetrics>) -> Self {
+    pub(super) fn new(terms: ClientTerms, most_requests: usize, metrics: Arc<WorkerMetrics>) -> Self {
         ConnectionRegistry {
             open: RefCell::default(),
             cursor: Cell::new(0),
@@ -74,7 +74,7 @@ impl ConnectionRegistry {
             silent: Cell::new(0),
             addresses: Addresses::new(most_requests),
             left: Notify::new(),
-            limits,
+            terms,
             command: Cell::new(ConnectionCommand::Continue),
             metrics,
         }
@@ -88,7 +88,7 @@ impl ConnectionRegistry {
     /// Closes clients whose time is up. To be called a few times a second.
     pub(super) fn check(&self) {
         let now = Instant::now();
-        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.limits));
+        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.terms));
         self.newcomers.borrow_mut().retain(|client| silent(client).is_some());
         self.addresses.sweep();
     }

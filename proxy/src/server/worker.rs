@@ -20,7 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::client::ClientLimits;
+use super::client::ClientTerms;
 use super::overload::Overload;
 use super::registry::{ConnectionRegistry, IdlePolicy};
 use crate::forward::Forward;
@@ -53,7 +53,7 @@ pub(super) struct Worker {
     pub(super) metrics: Arc<WorkerMetrics>,
     pub(super) max_connections: usize,
     pub(super) max_requests: usize,
-    pub(super) limits: ClientLimits,
+    pub(super) terms: ClientTerms,
     pub(super) stop: watch::Receiver<Option<Stop>>,
 }
 
@@ -67,11 +67,11 @@ impl Worker {
             (Err(error), _) => return tracing::error!(%error, "a worker cannot run"),
             (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
         };
-        let look_every = (self.limits.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
-        let secure = self.limits.tls.is_some();
+        let look_every = (self.terms.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let secure = self.terms.tls.is_some();
         let limit =
             ConnectionLimit { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
-        let clients = Rc::new(ConnectionRegistry::new(self.limits, self.max_requests, self.metrics.clone()));
+        let clients = Rc::new(ConnectionRegistry::new(self.terms, self.max_requests, self.metrics.clone()));
         let watched = clients.clone();
         tokio::task::spawn_local(async move {
             loop {

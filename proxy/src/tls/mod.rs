@@ -37,7 +37,7 @@ fn provider() -> Arc<CryptoProvider> {
 pub struct ServerTls(Arc<Reloaded<ServerFiles>>);
 
 /// The files of a listener, all PEM.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerFiles {
     /// The certificate, and those between it and its authority.
     pub cert: PathBuf,
@@ -105,14 +105,23 @@ impl ServerTls {
 pub struct ClientTls(Arc<Reloaded<ClientFiles>>);
 
 /// The files of a client, all PEM, and the name that it expects.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientFiles {
     /// The authorities that are trusted.
     pub ca: PathBuf,
-    /// Certificate and key, for servers that ask.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    /// What is shown to a server that asks.
+    pub identity: Option<IdentityFiles>,
     /// The name or address in the server's certificate; none: the host that is connected to.
     pub server_name: Option<String>,
+}
+
+/// The files of a client's own certificate, PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentityFiles {
+    /// The certificate, and those between it and its authority.
+    pub cert: PathBuf,
+    /// The certificate's key.
+    pub key: PathBuf,
 }
 
 /// The same, ready for each choice of protocols.
@@ -136,14 +145,14 @@ impl Files for ClientFiles {
     type Config = Arc<ClientConfigs>;
 
     fn paths(&self) -> Vec<(File, PathBuf)> {
-        let own = self.identity.iter().flat_map(|(cert, key)| [(File::Cert, cert.clone()), (File::Key, key.clone())]);
+        let own = self.identity.iter().flat_map(|own| [(File::Cert, own.cert.clone()), (File::Key, own.key.clone())]);
         [(File::Ca, self.ca.clone())].into_iter().chain(own).collect()
     }
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<Identity>), TlsError> {
         let roots = authorities(File::Ca, &self.ca, &contents[0])?;
         let identity = match (&self.identity, contents) {
-            (Some((cert, key)), [_, cert_text, key_text]) => Some(Identity::read((cert, cert_text), (key, key_text))?),
+            (Some(own), [_, cert, key]) => Some(Identity::read((&own.cert, cert), (&own.key, key))?),
             _ => None,
         };
         let unusable = |error: rustls::Error| TlsError::unusable(File::Ca, &self.ca, &error);

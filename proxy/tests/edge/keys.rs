@@ -3,7 +3,7 @@
 use http::Response;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{KeyFrom, Locator, PartitionSource};
+use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
 
 use crate::recorder::Recorder;
 use crate::support::client::{Answer, Http2, Plain, empty};
@@ -12,10 +12,9 @@ use crate::support::{Settings, World};
 
 const P0: PartitionId = PartitionId::new(0);
 
-fn by(from: KeyFrom) -> Settings {
+fn by(source: KeySource) -> Settings {
     let mut settings = Settings::default();
-    let source = PartitionSource::Key { from, hash: KeyHash::Murmur2 };
-    settings.forward.locator = Locator { source, order_by: None };
+    settings.forward.partition = PartitionSource::Key { source, hash: KeyHash::Murmur2 };
     settings
 }
 
@@ -74,7 +73,7 @@ const AMBIGUOUS: [&str; 20] = [
 
 #[tokio::test]
 async fn a_path_that_pods_may_read_differently_is_refused() {
-    let (world, pod) = led(by(KeyFrom::Path("/persons/{key}".parse().unwrap()))).await;
+    let (world, pod) = led(by(KeySource::Path("/persons/{key}".parse().unwrap()))).await;
     for target in AMBIGUOUS {
         for target in [target.to_owned(), format!("http://h{target}"), format!("{target}?a=b")] {
             let got = ask(&world, &format!("GET {target} HTTP/1.1\nhost: h")).await;
@@ -91,7 +90,7 @@ async fn a_path_that_pods_may_read_differently_is_refused() {
 
 #[tokio::test]
 async fn a_path_that_all_read_alike_reaches_its_pod_unchanged() {
-    let (world, pod) = led(by(KeyFrom::Path("/persons/{key}".parse().unwrap()))).await;
+    let (world, pod) = led(by(KeySource::Path("/persons/{key}".parse().unwrap()))).await;
     let targets = [
         "/persons/anna",
         "/persons/a.b..c/v1.2",
@@ -117,7 +116,7 @@ async fn a_path_that_all_read_alike_reaches_its_pod_unchanged() {
 
 #[tokio::test]
 async fn a_query_that_names_its_key_in_two_ways_is_refused() {
-    let (world, pod) = led(by(KeyFrom::Query("id".to_owned()))).await;
+    let (world, pod) = led(by(KeySource::Query("id".to_owned()))).await;
     let ambiguous = [
         "/?id=1&id=2",
         "/?id=1&id=1",
@@ -143,7 +142,7 @@ async fn a_query_that_names_its_key_in_two_ways_is_refused() {
 
 #[tokio::test]
 async fn a_cookie_that_names_its_key_in_two_ways_is_refused() {
-    let (world, pod) = led(by(KeyFrom::Cookie("sid".to_owned()))).await;
+    let (world, pod) = led(by(KeySource::Cookie("sid".to_owned()))).await;
     let ambiguous = [
         "sid=\"42\"",
         "sid=1; sid=2",
@@ -173,7 +172,7 @@ async fn a_key_or_an_order_that_is_given_twice_is_refused() {
     }
     assert_eq!(ask(&world, "GET / HTTP/1.1\nhost: h\nx-partition: 0\nx-key: a").await, served());
     assert_eq!(pod.requests().await.len(), 1);
-    let (world, pod) = led(by(KeyFrom::Header("x-key".parse().unwrap()))).await;
+    let (world, pod) = led(by(KeySource::Header("x-key".parse().unwrap()))).await;
     for key in ["x-key: a\nx-key: b", "x-key: a\nx-key: a"] {
         assert_eq!(ask(&world, &format!("GET / HTTP/1.1\nhost: h\n{key}")).await, refused());
     }

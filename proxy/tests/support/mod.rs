@@ -16,10 +16,10 @@ use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::records::PodRecord;
 use segue_proxy::metrics::Metrics;
-use segue_proxy::routing::partition_key::{Locator, PartitionSource};
+use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
+use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use tokio::time::Instant;
 
 const I1: Incarnation = Incarnation::registered_at(Revision::new(1));
@@ -40,15 +40,17 @@ impl Default for Settings {
             forward: ForwardSettings {
                 router: "router-0".to_owned(),
                 keyspace: "default".to_owned(),
-                locator: Locator {
-                    source: PartitionSource::Header("x-partition".parse().unwrap()),
+                partition: PartitionSource::Number {
+                    header: "x-partition".parse().unwrap(),
                     order_by: Some("x-key".parse().unwrap()),
                 },
                 trust_forwarded: false,
-                max_body_bytes: None,
+                // All clients of a test have one address, and some of them drip.
+                limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
+                upload_grace: UPLOAD_GRACE,
                 upstream: UpstreamSettings::default(),
             },
-            server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, ..ServerSettings::default() },
+            server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None },
             stash: StashLimits {
                 max_requests: 100,
                 max_bytes: 1 << 20,

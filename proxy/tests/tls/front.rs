@@ -115,8 +115,8 @@ async fn plain_http_is_told_so_and_closed_without_a_reset() {
 async fn a_handshake_that_does_not_come_is_given_up_in_time_and_holds_nobody_else_up() {
     let (site, pod) = (Site::new(), plain_pod().await);
     let world = world(Some(site.server(None)), None, |settings| {
-        settings.server.header_read_timeout = Duration::from_millis(400);
-        settings.server.max_connections = 3;
+        settings.forward.limits.header_read_timeout = Duration::from_millis(400);
+        settings.forward.limits.max_connections = 3;
     });
     world.lead(P0, pod.address, 1);
     let began = Instant::now();

@@ -19,7 +19,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use segue_proxy::settings::UpstreamProtocol;
-use segue_proxy::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls};
+use segue_proxy::tls::{ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls};
 use segue_tests::certificates::{Authority, Issued};
 use support::client::{Body, full};
 use support::{Settings, World, soon};
@@ -47,7 +47,7 @@ impl Site {
 
     /// What a router is told of pods.
     fn pods(&self, identity: Option<Issued>) -> ClientTls {
-        let identity = identity.map(|issued| (issued.cert, issued.key));
+        let identity = identity.map(|issued| IdentityFiles { cert: issued.cert, key: issued.key });
         ClientTls::load(ClientFiles { ca: self.ours.file.clone(), identity, server_name: None }).unwrap()
     }
 

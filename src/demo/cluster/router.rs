@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::router::{DataPlane, RouterPorts, RouterSettings, RouterStatus, run_router};
+use segue_coordination::router::{DataPlane, DrainSettings, RouterPorts, RouterSettings, RouterStatus, run_router};
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::metrics::Metrics;
-use segue_proxy::routing::partition_key::{Locator, PartitionSource};
+use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerHandle};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamSettings};
+use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -45,7 +45,7 @@ impl Router {
         options: &Options,
     ) -> anyhow::Result<Self> {
         let name = format!("router-{number}");
-        let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, ..ServerSettings::default() };
+        let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None };
         let server = Server::bind(settings)?;
         let (table, notices) = Table::new(server.workers(), limits(options));
         let metrics = Metrics::new(server.workers());
@@ -59,8 +59,7 @@ impl Router {
             name,
             lease_ttl: ROUTER_LEASE,
             on_store_loss: OnStoreLoss::Auto,
-            drain_timeout: Duration::from_secs(5),
-            on_drain_timeout: OnDrainTimeout::Auto,
+            drain: DrainSettings { timeout: Duration::from_secs(5), on_timeout: OnDrainTimeout::Auto },
             admin: None,
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,
@@ -93,22 +92,18 @@ impl Router {
 }
 
 fn limits(options: &Options) -> StashLimits {
-    StashLimits {
-        max_requests: options.stash_requests,
-        max_bytes: 64 << 20,
-        max_total_bytes: 512 << 20,
-        max_wait: MAX_WAIT,
-        flush_concurrency: 64,
-    }
+    StashLimits { max_requests: options.stash_requests, max_wait: MAX_WAIT, ..StashLimits::default() }
 }
 
 fn forward(name: &str, member: &Membership) -> ForwardSettings {
     ForwardSettings {
         router: name.to_owned(),
         keyspace: member.keyspace.clone(),
-        max_body_bytes: None,
+        // All clients have one address, and none is to be refused.
+        limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
+        upload_grace: UPLOAD_GRACE,
         trust_forwarded: false,
-        locator: Locator { source: PartitionSource::Header(names::PARTITION), order_by: Some(names::KEY) },
+        partition: PartitionSource::Number { header: names::PARTITION, order_by: Some(names::KEY) },
         upstream: UpstreamSettings { request_timeout: REQUEST_TIMEOUT, ..UpstreamSettings::default() },
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use segue_config as config;
 use segue_coordination::pod::{LentLease, Service};
-use segue_proxy::sidecar::{Checks, Health, Upstream};
+use segue_proxy::sidecar::{Health, Upstream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
@@ -38,7 +38,6 @@ pub(super) struct Behind {
 impl Behind {
     /// Needs a runtime.
     pub(super) fn new(section: &config::Pod, upstream: Upstream) -> anyhow::Result<Self> {
-        let config::HealthCheck { path, every, unhealthy_after } = section.health.clone();
         let supervisor = section.exec.clone().map(Supervisor::new).transpose()?.map(Arc::new);
         if let Some(supervisor) = &supervisor {
             for kind in PASSED_ON {
@@ -51,7 +50,7 @@ impl Behind {
             }
         }
         Ok(Behind {
-            health: Health::watch(upstream.clone(), Checks { path, every, unhealthy_after }),
+            health: Health::watch(upstream.clone(), section.health.clone()),
             supervisor,
             lent: section.hooks.lease.clone().map(LentLease::new),
             upstream,

@@ -12,7 +12,7 @@ use segue_protocol::ids::PartitionId;
 use segue_fuzz::hashes;
 use segue_fuzz::servers::{SERVERS, cookies, decoded, parameters};
 use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{KeyFrom, Located, Locator, PartitionSource, PathTemplate, Unlocated};
+use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, Located, PartitionSource, PathTemplate, Unlocated};
 
 const NAME: &str = "x-key";
 /// A request has few enough keys that no two of them have the same number by chance.
@@ -25,7 +25,7 @@ fn run(input: &[u8]) -> Option<()> {
     let (&[place, hash, a, b, c, d], text) = input.split_first_chunk::<6>()?;
     // Kafka numbers partitions with a signed 32-bit integer.
     let partitions = u32::from_le_bytes([a, b, c, d]) % MANY + 1;
-    let hash = [KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3][usize::from(hash % 4)];
+    let hash = KeyHash::NAMES[usize::from(hash) % KeyHash::NAMES.len()].1;
     hash_agrees(hash, text, partitions);
     match place {
         b'n' => number(text, partitions)?,
@@ -38,8 +38,8 @@ fn run(input: &[u8]) -> Option<()> {
     Some(())
 }
 
-fn key(from: KeyFrom, hash: KeyHash) -> Locator {
-    Locator { source: PartitionSource::Key { from, hash }, order_by: None }
+fn key(source: KeySource, hash: KeyHash) -> PartitionSource {
+    PartitionSource::Key { source, hash }
 }
 
 /// A head with one line of this header for each line of the text.
@@ -59,7 +59,7 @@ fn target(text: &[u8]) -> Option<http::request::Parts> {
 fn number(text: &[u8], partitions: u32) -> Option<()> {
     let name = HeaderName::from_static(NAME);
     let head = lines(name.clone(), text)?;
-    let found = Locator { source: PartitionSource::Header(name), order_by: None }.locate(&head, partitions);
+    let found = PartitionSource::Number { header: name, order_by: None }.locate(&head, partitions);
     let values: Vec<&[u8]> = head.headers.values().map(HeaderValue::as_bytes).collect();
     // There is one way to write a number; `+7` and `07` are for those who want to be read differently.
     let read = std::str::from_utf8(values[0])
@@ -73,7 +73,7 @@ fn number(text: &[u8], partitions: u32) -> Option<()> {
 fn header(text: &[u8], hash: KeyHash, partitions: u32) -> Option<()> {
     let name = HeaderName::from_static(NAME);
     let head = lines(name.clone(), text)?;
-    let found = key(KeyFrom::Header(name), hash).locate(&head, partitions);
+    let found = key(KeySource::Header(name), hash).locate(&head, partitions);
     let mut values = head.headers.values();
     let expected = match (values.next(), values.next()) {
         // By HTTP/1.1 the spaces around it would be no part of it.
@@ -88,7 +88,7 @@ fn header(text: &[u8], hash: KeyHash, partitions: u32) -> Option<()> {
 
 fn path(text: &[u8], hash: KeyHash) -> Option<()> {
     let head = target(text)?;
-    let template: PathTemplate = "/a/{key}/b".parse().expect("a template");
+    let template = |ambiguous| KeySource::Path(PathTemplate::new("/a/{key}/b", ambiguous).expect("a template"));
     let path = head.uri.path();
     let segments: Vec<&str> = path.split('/').collect();
     let written = match segments[..] {
@@ -96,10 +96,10 @@ fn path(text: &[u8], hash: KeyHash) -> Option<()> {
         _ => Err(Unlocated::Missing),
     };
     let written = written.map(|key| hash.partition(&key, MANY));
-    let passing = key(KeyFrom::Path(template.clone().passing_ambiguous()), hash).locate(&head, MANY);
+    let passing = key(template(AmbiguousPaths::Pass), hash).locate(&head, MANY);
     agrees(passing, written);
 
-    let found = key(KeyFrom::Path(template), hash).locate(&head, MANY);
+    let found = key(template(AmbiguousPaths::Reject), hash).locate(&head, MANY);
     let Ok(at) = found else {
         // Nothing is refused that is written as everybody would write it.
         let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_~=,:@!$&'()*+".contains(&byte);
@@ -122,7 +122,7 @@ fn path(text: &[u8], hash: KeyHash) -> Option<()> {
 
 fn query(text: &[u8], hash: KeyHash) -> Option<()> {
     let head = target(text)?;
-    let found = key(KeyFrom::Query(NAME.to_owned()), hash).locate(&head, MANY);
+    let found = key(KeySource::Query(NAME.to_owned()), hash).locate(&head, MANY);
     let query = head.uri.query().unwrap_or_default();
     let readings = parameters(query.as_bytes(), NAME.as_bytes());
     match found {
@@ -144,7 +144,7 @@ fn query(text: &[u8], hash: KeyHash) -> Option<()> {
 
 fn cookie(text: &[u8], hash: KeyHash) -> Option<()> {
     let head = lines(COOKIE, text)?;
-    let found = key(KeyFrom::Cookie(NAME.to_owned()), hash).locate(&head, MANY);
+    let found = key(KeySource::Cookie(NAME.to_owned()), hash).locate(&head, MANY);
     let lines: Vec<&[u8]> = head.headers.values().map(HeaderValue::as_bytes).collect();
     let readings = cookies(&lines, NAME.as_bytes());
     match found {

@@ -19,8 +19,10 @@ use segue_coordination::router::DataPlane;
 use segue_proxy::forward::Forward;
 use segue_proxy::fuzzing::serve_client;
 use segue_proxy::metrics::{Metrics, WorkerMetrics};
-use segue_proxy::routing::partition_key::{Locator, PartitionSource};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::routing::partition_key::PartitionSource;
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+};
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -38,7 +40,7 @@ pub struct Router {
     forward: Forward,
     table: Arc<Table>,
     metrics: Arc<WorkerMetrics>,
-    settings: ServerSettings,
+    limits: ClientLimits,
     front: TcpListener,
     seen: Seen,
 }
@@ -92,12 +94,10 @@ impl Router {
         let settings = ForwardSettings {
             router: "r".to_owned(),
             keyspace: "k".to_owned(),
-            locator: Locator {
-                source: PartitionSource::Header(http::HeaderName::from_static("x-partition")),
-                order_by: None,
-            },
+            partition: PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None },
             trust_forwarded: false,
-            max_body_bytes: None,
+            limits: ClientLimits { min_upload_rate: 0, ..ClientLimits::default() },
+            upload_grace: UPLOAD_GRACE,
             upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
         };
         let forward = Forward::new(&settings, table.worker(0), metrics.clone()).expect("names");
@@ -107,7 +107,7 @@ impl Router {
         let is_http2 = protocol == UpstreamProtocol::Http2;
         tokio::task::spawn_local(serve_pod(pod, is_http2, seen.clone()));
         let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        Router { forward, table, metrics, settings: ServerSettings::default(), front, seen }
+        Router { forward, table, metrics, limits: settings.limits, front, seen }
     }
 
     /// Sends, and reads to the end: the answers, and the whole requests that the pod got.
@@ -130,7 +130,7 @@ impl Router {
         // Thousands a second: none may leave a port behind that rests for a minute.
         client.set_zero_linger().expect("an option");
         let peer = HeaderValue::from_static("192.0.2.1");
-        let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.settings);
+        let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits);
         let talk = async {
             let mut answers = Vec::new();
             for piece in pieces {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::router::{
-    Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+    Cutover, DataPlane, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
 use segue_coordination::store::{Store, StoreError};
 use segue_protocol::handoff::router::HoldCause;
@@ -99,8 +99,7 @@ impl Router {
             name: name.to_owned(),
             lease_ttl: setting.lease_ttl,
             on_store_loss: setting.on_store_loss,
-            drain_timeout: setting.drain_timeout,
-            on_drain_timeout: setting.on_drain_timeout,
+            drain: DrainSettings { timeout: setting.drain_timeout, on_timeout: setting.on_drain_timeout },
             admin: None,
             partitioner: Some(Partitioner::NUMBER),
             request_timeout: setting.request_timeout,

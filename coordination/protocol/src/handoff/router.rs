@@ -57,6 +57,10 @@ pub enum OnStoreLoss {
 }
 
 impl OnStoreLoss {
+    /// All choices, by their names in the file.
+    pub const NAMES: &[(&str, Self)] =
+        &[("auto", OnStoreLoss::Auto), ("fence", OnStoreLoss::Fence), ("serve", OnStoreLoss::Serve)];
+
     /// Returns whether a router goes on sending requests to a pod with these capabilities when its own lease may have ended.
     pub fn serves_without_lease(self, capabilities: Capabilities) -> bool {
         match self {
@@ -221,6 +225,12 @@ pub enum OnDrainTimeout {
     Sever,
     /// Cancel.
     Cancel,
+}
+
+impl OnDrainTimeout {
+    /// All choices, by their names in the file.
+    pub const NAMES: &[(&str, Self)] =
+        &[("auto", OnDrainTimeout::Auto), ("sever", OnDrainTimeout::Sever), ("cancel", OnDrainTimeout::Cancel)];
 }
 
 /// How long exchanges with an owner that fences itself are waited for once its key is gone. Its work ended before the

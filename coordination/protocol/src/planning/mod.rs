@@ -109,18 +109,8 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// The name in the file.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Strategy::Sticky => "sticky",
-            Strategy::Jump => "jump",
-        }
-    }
-
-    /// The inverse of [`as_str`](Self::as_str).
-    pub fn parse(name: &str) -> Option<Self> {
-        [Strategy::Sticky, Strategy::Jump].into_iter().find(|strategy| strategy.as_str() == name)
-    }
+    /// All strategies, by their names in the file.
+    pub const NAMES: &[(&str, Self)] = &[("sticky", Strategy::Sticky), ("jump", Strategy::Jump)];
 
     /// The function behind the name.
     pub fn placement(self) -> &'static dyn placement::Placement {

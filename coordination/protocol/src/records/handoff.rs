@@ -81,6 +81,11 @@ pub enum Mode {
     Independent,
 }
 
+impl Mode {
+    /// All modes, by their names in the file.
+    pub const NAMES: &[(&str, Self)] = &[("barrier", Mode::Barrier), ("independent", Mode::Independent)];
+}
+
 /// `handoffs/{partition}`: one move of one partition. Its identity is the `create_revision` of its key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Handoff {

@@ -14,29 +14,35 @@ use std::borrow::Cow;
 use http::header::HeaderName;
 use http::request::Parts;
 use segue_protocol::ids::PartitionId;
+use segue_protocol::records::Partitioner;
 
 use crate::routing::key_hash::{KeyHash, order_of};
 
 pub use decoding::Unlocated;
-pub use path::{PathTemplate, PathTemplateError};
+pub use path::{AmbiguousPaths, PathTemplate, PathTemplateError};
 
 /// Where a request names its partition (`[router.partition]`).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PartitionSource {
     /// A header with the number itself.
-    Header(HeaderName),
-    /// A key, hashed.
+    Number {
+        /// The header.
+        header: HeaderName,
+        /// A header with the key whose requests stay in order across a cutover; none: order of arrival.
+        order_by: Option<HeaderName>,
+    },
+    /// A key, hashed, which is also what requests stay in order by.
     Key {
         /// Where the key is.
-        from: KeyFrom,
+        source: KeySource,
         /// How it is hashed.
         hash: KeyHash,
     },
 }
 
 /// Where a request has its key.
-#[derive(Debug, Clone)]
-pub enum KeyFrom {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeySource {
     /// The value of this header.
     Header(HeaderName),
     /// A segment of the path.
@@ -56,40 +62,48 @@ pub struct Located {
     pub order: Option<u64>,
 }
 
-/// Reads partition and order from request heads.
-#[derive(Debug, Clone)]
-pub struct Locator {
-    /// Where the partition is named.
-    pub source: PartitionSource,
-    /// A header whose value orders requests, where the partition is named by number.
-    pub order_by: Option<HeaderName>,
-}
+impl PartitionSource {
+    /// The header of a file that names none.
+    pub const DEFAULT_HEADER: HeaderName = HeaderName::from_static("x-partition");
 
-impl Locator {
     /// The partition that a request with this head is for, among `partitions` (at least 1).
     pub fn locate(&self, head: &Parts, partitions: u32) -> Result<Located, Unlocated> {
-        match &self.source {
-            PartitionSource::Header(name) => {
+        match self {
+            PartitionSource::Number { header: name, order_by } => {
                 let partition = number(header(head, name)?).ok_or(Unlocated::Bad)?;
                 if partition.get() >= partitions {
                     return Err(Unlocated::Bad);
                 }
-                let order = match self.order_by.as_ref().map(|name| only(head, name)) {
+                let order = match order_by.as_ref().map(|name| only(head, name)) {
                     None | Some(Err(Unlocated::Missing)) => None,
                     Some(key) => Some(order_of(key?)),
                 };
                 Ok(Located { partition, order })
             }
-            PartitionSource::Key { from, hash } => {
-                let key = match from {
-                    KeyFrom::Header(name) => Cow::Borrowed(only(head, name)?),
-                    KeyFrom::Path(template) => template.key(head.uri.path())?,
-                    KeyFrom::Query(name) => pairs::query(head.uri.query().unwrap_or_default(), name)?,
-                    KeyFrom::Cookie(name) => pairs::cookie(&head.headers, name)?,
+            PartitionSource::Key { source, hash } => {
+                let key = match source {
+                    KeySource::Header(name) => Cow::Borrowed(only(head, name)?),
+                    KeySource::Path(template) => template.key(head.uri.path())?,
+                    KeySource::Query(name) => pairs::query(head.uri.query().unwrap_or_default(), name)?,
+                    KeySource::Cookie(name) => pairs::cookie(&head.headers, name)?,
                 };
                 Ok(Located { partition: hash.partition(&key, partitions), order: Some(order_of(&key)) })
             }
         }
+    }
+
+    /// Returns the mapping of requests to partitions in the form in which the routers of a keyspace compare theirs.
+    pub fn partitioner(&self) -> Partitioner {
+        let PartitionSource::Key { source, hash } = self else {
+            return Partitioner::NUMBER;
+        };
+        let key = match source {
+            KeySource::Header(name) => format!("header:{name}"),
+            KeySource::Query(name) => format!("query:{name}"),
+            KeySource::Cookie(name) => format!("cookie:{name}"),
+            KeySource::Path(template) => format!("path:{template}"),
+        };
+        Partitioner::Key { key, hash: hash.name().to_owned() }
     }
 }
 
@@ -139,15 +153,15 @@ mod tests {
         request.body(()).unwrap().into_parts().0
     }
 
-    fn by_header() -> Locator {
-        Locator {
-            source: PartitionSource::Header(HeaderName::from_static("x-partition")),
+    fn by_header() -> PartitionSource {
+        PartitionSource::Number {
+            header: HeaderName::from_static("x-partition"),
             order_by: Some(HeaderName::from_static("x-key")),
         }
     }
 
-    fn by(from: KeyFrom) -> Locator {
-        Locator { source: PartitionSource::Key { from, hash: KeyHash::Murmur2 }, order_by: None }
+    fn by(source: KeySource) -> PartitionSource {
+        PartitionSource::Key { source, hash: KeyHash::Murmur2 }
     }
 
     fn of_key(key: &[u8]) -> Result<Located, Unlocated> {
@@ -185,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_key_or_an_order_in_a_header_stands_there_once() {
-        let keyed = by(KeyFrom::Header(HeaderName::from_static("x-key")));
+        let keyed = by(KeySource::Header(HeaderName::from_static("x-key")));
         for values in [["a", "b"], ["a", "a"]] {
             let lines = values.map(|value| ("x-key", value));
             assert_eq!(keyed.locate(&head("/", &lines), 64), Err(Unlocated::Bad), "{values:?}");
@@ -196,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_key_or_an_order_with_spaces_around_it_is_refused() {
-        let keyed = by(KeyFrom::Header(HeaderName::from_static("x-key")));
+        let keyed = by(KeySource::Header(HeaderName::from_static("x-key")));
         for value in [" a", "a ", "a\t", " "] {
             assert_eq!(keyed.locate(&head("/", &[("x-key", value)]), 64), Err(Unlocated::Bad), "{value:?}");
             let numbered = [("x-partition", "1"), ("x-key", value)];
@@ -207,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_path_key_is_one_decoded_segment_whatever_follows() {
-        let persons = by(KeyFrom::Path("/persons/{key}".parse().unwrap()));
+        let persons = by(KeySource::Path("/persons/{key}".parse().unwrap()));
         let found = |uri| persons.locate(&head(uri, &[]), 64);
         assert_eq!(found("/persons/42"), of_key(b"42"));
         assert_eq!(found("/persons/42/events?x=1"), of_key(b"42"));
@@ -217,14 +231,14 @@ mod tests {
             assert_eq!(found(missing), Err(Unlocated::Missing), "{missing}");
         }
         assert_eq!(found("/persons/4%2"), Err(Unlocated::Bad));
-        let nested = by(KeyFrom::Path("/v1/{key}/events".parse().unwrap()));
+        let nested = by(KeySource::Path("/v1/{key}/events".parse().unwrap()));
         assert_eq!(nested.locate(&head("/v1/7/events/9", &[]), 64), of_key(b"7"));
         assert_eq!(nested.locate(&head("/v1/7/other", &[]), 64), Err(Unlocated::Missing));
     }
 
     #[test]
     fn a_query_key_is_decoded_as_a_form_would_be() {
-        let id = by(KeyFrom::Query("id".to_owned()));
+        let id = by(KeySource::Query("id".to_owned()));
         let found = |uri| id.locate(&head(uri, &[]), 64);
         assert_eq!(found("/?id=42"), of_key(b"42"));
         assert_eq!(found("/?a=1&id=a%26b+c&z"), of_key(b"a&b c"));
@@ -237,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_cookie_key_is_found_among_the_others() {
-        let sid = by(KeyFrom::Cookie("sid".to_owned()));
+        let sid = by(KeySource::Cookie("sid".to_owned()));
         let found = |value| sid.locate(&head("/", &[("cookie", value)]), 64);
         assert_eq!(found("a=1; sid=42; b=2"), of_key(b"42"));
         assert_eq!(found("sid=42"), of_key(b"42"));
@@ -259,12 +273,12 @@ mod tests {
             hash in prop::sample::select(&[KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3][..]),
         ) {
             let key = text.as_bytes();
-            let locator = |from| Locator { source: PartitionSource::Key { from, hash }, order_by: None };
+            let keyed = |source| PartitionSource::Key { source, hash };
             let expected = Ok(Located { partition: hash.partition(key, partitions), order: Some(order_of(key)) });
             prop_assert!(expected.is_ok_and(|at: Located| at.partition.get() < partitions));
-            let path = locator(KeyFrom::Path("/persons/{key}".parse().unwrap()));
+            let path = keyed(KeySource::Path("/persons/{key}".parse().unwrap()));
             prop_assert_eq!(path.locate(&head(&format!("/persons/{}/x", escaped(key)), &[]), partitions), expected);
-            let query = locator(KeyFrom::Query("id".to_owned()));
+            let query = keyed(KeySource::Query("id".to_owned()));
             prop_assert_eq!(query.locate(&head(&format!("/?a=1&id={}", escaped(key)), &[]), partitions), expected);
             // A header carries what a header can.
             if key.trim_ascii() == key
@@ -272,7 +286,7 @@ mod tests {
             {
                 let mut carried = head("/", &[]);
                 carried.headers.insert("x-key", value);
-                let header = locator(KeyFrom::Header(HeaderName::from_static("x-key")));
+                let header = keyed(KeySource::Header(HeaderName::from_static("x-key")));
                 prop_assert_eq!(header.locate(&carried, partitions), expected);
             }
         }
@@ -286,8 +300,22 @@ mod tests {
     }
 
     #[test]
+    fn a_mapping_is_told_to_other_routers_by_where_its_key_is_and_its_hash() {
+        let told = |source| PartitionSource::Key { source, hash: KeyHash::Fnv1a }.partitioner();
+        for (source, key) in [
+            (KeySource::Header(HeaderName::from_static("x-key")), "header:x-key"),
+            (KeySource::Path("/persons/{key}/events".parse().unwrap()), "path:/persons/{key}/events"),
+            (KeySource::Query("id".to_owned()), "query:id"),
+            (KeySource::Cookie("sid".to_owned()), "cookie:sid"),
+        ] {
+            assert_eq!(told(source), Partitioner::Key { key: key.to_owned(), hash: "fnv1a".to_owned() });
+        }
+        assert_eq!(by_header().partitioner(), Partitioner::NUMBER);
+    }
+
+    #[test]
     fn a_key_header_may_be_empty_and_is_then_the_empty_key() {
-        let key = by(KeyFrom::Header(HeaderName::from_static("x-key")));
+        let key = by(KeySource::Header(HeaderName::from_static("x-key")));
         assert_eq!(key.locate(&head("/", &[("x-key", "")]), 64), of_key(b""));
         assert_eq!(key.locate(&head("/", &[]), 64), Err(Unlocated::Missing));
     }

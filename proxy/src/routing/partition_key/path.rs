@@ -12,53 +12,94 @@ use super::decoding::{Unlocated, decode};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathTemplate {
     segments: Vec<Option<String>>,
-    passes_ambiguous: bool,
+    ambiguous: AmbiguousPaths,
 }
 
-/// Why a path template is none.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// The treatment of a path whose key a pod may read differently from the router: one with dot segments, escaped
+/// separators, parameters and the like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AmbiguousPaths {
+    /// Refuses the request.
+    #[default]
+    Reject,
+    /// Routes by the segments as they are written.
+    Pass,
+}
+
+impl AmbiguousPaths {
+    /// All choices, by their names in the file.
+    pub const NAMES: &[(&str, Self)] = &[("reject", AmbiguousPaths::Reject), ("pass", AmbiguousPaths::Pass)];
+}
+
+/// Why a text is no path template; told of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PathTemplateError {
-    /// It does not begin with a slash.
-    #[error("a path template begins with '/'")]
+    /// It is no absolute path.
+    #[error("does not begin with '/'")]
     NotAbsolute,
-    /// Not exactly one segment is `{key}`.
-    #[error("exactly one segment of a path template is {{key}}, this one has {0}")]
-    Keys(usize),
-    /// A segment other than `{key}` has braces.
-    #[error("a segment is either {{key}} or plain text, not {0:?}")]
-    Segment(String),
+    /// No segment is the key.
+    #[error("has no segment {{key}}")]
+    NoKey,
+    /// Two segments are the key.
+    #[error("has more than one segment {{key}}")]
+    ManyKeys,
+    /// A segment is empty, or has characters that no path has or that are no part of it.
+    #[error("has a segment that no path has")]
+    NoSegment,
+    /// A segment makes every path that matches ambiguous, so that each would be refused.
+    #[error("has a segment that not all servers read alike")]
+    Ambiguous,
 }
 
 impl std::str::FromStr for PathTemplate {
     type Err = PathTemplateError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let rest = text.strip_prefix('/').ok_or(PathTemplateError::NotAbsolute)?;
-        let mut segments = Vec::new();
-        for segment in rest.split('/') {
-            match segment {
-                "{key}" => segments.push(None),
-                plain if !plain.contains(['{', '}']) => segments.push(Some(plain.to_owned())),
-                other => return Err(PathTemplateError::Segment(other.to_owned())),
-            }
-        }
-        match segments.iter().filter(|segment| segment.is_none()).count() {
-            1 => Ok(PathTemplate { segments, passes_ambiguous: false }),
-            keys => Err(PathTemplateError::Keys(keys)),
-        }
+        Self::new(text, AmbiguousPaths::default())
     }
 }
 
+impl std::fmt::Display for PathTemplate {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.segments.iter().try_for_each(|segment| write!(out, "/{}", segment.as_deref().unwrap_or(KEY)))
+    }
+}
+
+/// The segment of a template that is the key.
+const KEY: &str = "{key}";
+
 impl PathTemplate {
-    /// Lets paths pass whose key others may read differently, by their segments as they are written.
-    pub fn passing_ambiguous(mut self) -> Self {
-        self.passes_ambiguous = true;
-        self
+    /// Reads a template.
+    ///
+    /// # Errors
+    ///
+    /// The first reason for which it is none.
+    pub fn new(text: &str, ambiguous: AmbiguousPaths) -> Result<Self, PathTemplateError> {
+        let path = text.strip_prefix('/').ok_or(PathTemplateError::NotAbsolute)?;
+        let segments: Vec<_> = path.split('/').map(|segment| (segment != KEY).then_some(segment)).collect();
+        match segments.iter().filter(|segment| segment.is_none()).count() {
+            0 => return Err(PathTemplateError::NoKey),
+            1 => {}
+            _ => return Err(PathTemplateError::ManyKeys),
+        }
+        let is_plain = |segment: &&str| {
+            let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '{' | '}' | '?' | '#');
+            !segment.is_empty() && segment.chars().all(is_plain)
+        };
+        if !segments.iter().flatten().all(is_plain) {
+            return Err(PathTemplateError::NoSegment);
+        }
+        let is_ambiguous = |segment: &&str| matches!(*segment, "." | "..") || segment.contains([';', '\\']);
+        if ambiguous == AmbiguousPaths::Reject && segments.iter().flatten().any(is_ambiguous) {
+            return Err(PathTemplateError::Ambiguous);
+        }
+        let segments = segments.into_iter().map(|segment| segment.map(str::to_owned)).collect();
+        Ok(PathTemplate { segments, ambiguous })
     }
 
     /// The key that the path names.
     pub(super) fn key<'path>(&self, path: &'path str) -> Result<Cow<'path, [u8]>, Unlocated> {
-        if self.passes_ambiguous {
+        if self.ambiguous == AmbiguousPaths::Pass {
             let raw = self.find(path).ok_or(Unlocated::Missing)?;
             return decode(raw.as_bytes(), false).ok_or(Unlocated::Bad);
         }
@@ -148,10 +189,17 @@ mod tests {
     #[test]
     fn a_path_template_has_exactly_one_key() {
         use PathTemplateError::*;
-        assert_eq!("persons/{key}".parse::<PathTemplate>(), Err(NotAbsolute));
-        assert_eq!("/persons".parse::<PathTemplate>(), Err(Keys(0)));
-        assert_eq!("/{key}/{key}".parse::<PathTemplate>(), Err(Keys(2)));
-        assert_eq!("/p-{key}".parse::<PathTemplate>(), Err(Segment("p-{key}".to_owned())));
+        for (text, error) in [
+            ("persons/{key}", NotAbsolute),
+            ("/persons", NoKey),
+            ("/p-{key}", NoKey),
+            ("/{key}/{key}", ManyKeys),
+            ("/{tenant}/{key}", NoSegment),
+            ("//{key}", NoSegment),
+            ("/a;b/{key}", Ambiguous),
+        ] {
+            assert_eq!(text.parse::<PathTemplate>(), Err(error), "{text}");
+        }
     }
 
     #[test]
@@ -203,7 +251,7 @@ mod tests {
 
     #[test]
     fn who_asks_for_it_has_ambiguous_paths_routed_as_they_are_written() {
-        let template = "/a/{key}".parse::<PathTemplate>().unwrap().passing_ambiguous();
+        let template = PathTemplate::new("/a/{key}", AmbiguousPaths::Pass).unwrap();
         for (path, found) in
             [("/a/x/../y", &b"x"[..]), ("/a/x;v=1", b"x;v=1"), ("/a/x%2fy", b"x/y"), ("/a/%ff", b"\xff")]
         {

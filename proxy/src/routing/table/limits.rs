@@ -19,6 +19,19 @@ pub struct StashLimits {
     pub flush_concurrency: usize,
 }
 
+/// The defaults of the file.
+impl Default for StashLimits {
+    fn default() -> Self {
+        StashLimits {
+            max_requests: 10_000,
+            max_bytes: 64 << 20,
+            max_total_bytes: 512 << 20,
+            max_wait: Duration::from_secs(30),
+            flush_concurrency: 64,
+        }
+    }
+}
+
 /// Why a request is neither passed on nor held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {

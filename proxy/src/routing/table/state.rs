@@ -174,6 +174,11 @@ impl Table {
         self.cells.get(partition.index()).expect("a partition of the keyspace")
     }
 
+    /// Returns how many workers share the table.
+    pub(in crate::routing) fn workers(&self) -> usize {
+        self.inside.len()
+    }
+
     pub(super) fn inside(&self, worker: usize, partition: PartitionId) -> &Inside {
         self.inside[worker].get(partition.index()).expect("a partition of the keyspace")
     }

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::message::headers::Identity;
     use crate::message::reserved::Reserved;
-    use crate::routing::partition_key::{Locator, PartitionSource};
+    use crate::routing::partition_key::PartitionSource;
 
     const E3: Epoch = Epoch::new(3);
     const P7: PartitionId = PartitionId::new(7);
@@ -199,8 +199,8 @@ mod tests {
     }
 
     fn encoded_for(request: http::request::Builder, framing: Framing, upgrade: bool, trust: bool) -> String {
-        let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
-        let reserved = &Reserved::new(&Locator { source, order_by: None }, trust);
+        let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
+        let reserved = &Reserved::new(&partition, trust);
         let (head, ()) = request.body(()).unwrap().into_parts();
         let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
         let peer = HeaderValue::from_static("10.0.0.9");

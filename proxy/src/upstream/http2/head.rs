@@ -125,7 +125,7 @@ mod tests {
     use super::*;
     use crate::message::headers::Identity;
     use crate::message::reserved::Reserved;
-    use crate::routing::partition_key::{Locator, PartitionSource};
+    use crate::routing::partition_key::PartitionSource;
 
     const E3: Epoch = Epoch::new(3);
     const P7: PartitionId = PartitionId::new(7);
@@ -134,9 +134,9 @@ mod tests {
         let (head, ()) = builder.body(()).unwrap().into_parts();
         let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
         let peer = HeaderValue::from_static("10.0.0.9");
-        let source = PartitionSource::Header(HeaderName::from_static("x-partition"));
+        let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
         let routing = RoutingHeaders {
-            reserved: &Reserved::new(&Locator { source, order_by: None }, true),
+            reserved: &Reserved::new(&partition, true),
             partition: P7,
             epoch: E3,
             identity: &identity,
