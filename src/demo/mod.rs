@@ -13,6 +13,7 @@ pub mod bench;
 pub mod check;
 pub mod clock;
 pub mod cluster;
+pub mod instruments;
 pub mod load;
 pub mod log;
 pub mod measure;

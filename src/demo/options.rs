@@ -1,10 +1,11 @@
 //! What a demo is asked to do.
 
-use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::records::Capabilities;
 
+use super::instruments::Instruments;
 use super::writer::Mishap;
 
 /// What a demo is asked to do.
@@ -28,8 +29,8 @@ pub struct Options {
     pub seed: u64,
     /// Client URL of a real etcd to use instead of the embedded store.
     pub etcd: Option<String>,
-    /// Where the metrics and the status of the running demo can be read.
-    pub admin: Option<SocketAddr>,
+    /// What counts and shows the demo while it runs.
+    pub instruments: Option<Arc<dyn Instruments>>,
     /// How long a pod works on a request, give or take a half.
     pub service_time: Duration,
     /// How long a pod takes to get warm.
@@ -60,7 +61,7 @@ impl Default for Options {
             rate: 0,
             seed: 1,
             etcd: None,
-            admin: None,
+            instruments: None,
             service_time: Duration::from_millis(1),
             warm_time: Duration::from_millis(20),
             state_bytes: 0,

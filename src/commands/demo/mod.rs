@@ -1,10 +1,15 @@
 //! `segue demo`: the main job with nothing installed.
 
+mod instruments;
+
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use self::instruments::AdminInstruments;
 use super::{Failure, runtime};
+use crate::demo::instruments::Instruments;
 use crate::demo::{Options, Progress, Scenario};
 use crate::files;
 
@@ -47,6 +52,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn demo(args: &Args) -> Result<(), Failure> {
+    let serve = |address| -> Arc<dyn Instruments> { Arc::new(AdminInstruments::new(address)) };
     let options = Options {
         duration: args.duration,
         scenario: args.scenario,
@@ -57,7 +63,7 @@ pub(super) fn demo(args: &Args) -> Result<(), Failure> {
         rate: args.rate,
         seed: args.seed.unwrap_or_else(rand::random),
         etcd: args.etcd.clone(),
-        admin: args.admin,
+        instruments: args.admin.map(serve),
         progress: if args.json { Progress::Quiet } else { Progress::Stderr },
         ..Options::default()
     };
