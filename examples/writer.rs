@@ -13,7 +13,7 @@
 //!
 //! 1. It says what it does when a partition comes or goes: a `HandoffHandler` with `warm` (copy the state while the old
 //!    owner still serves), `sync` (read what that one has written since; requests wait), `drain` (end what outlives a
-//!    request) and `release` (forget). Here these are four short functions in `segue::demo::writer::pod`: the state is
+//!    request) and `release` (forget). Here these are four short functions in `segue_demo::writer::pod`: the state is
 //!    a cache, and the log, which all pods share, is where it comes from.
 //! 2. `PodHandle::start` registers it and calls these when they are due.
 //! 3. `PodHandle::layer` goes in front of its HTTP service. It lets through what the pod owns at the request's epoch,
@@ -31,10 +31,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use segue::demo::log::Log;
-use segue::demo::writer::pod::{Membership, Pod};
-use segue::demo::writer::{Writer, WriterSettings};
 use segue_coordination::store::{EtcdOptions, EtcdStore};
+use segue_demo::log::Log;
+use segue_demo::writer::pod::{Membership, Pod};
+use segue_demo::writer::{Writer, WriterSettings};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::Capabilities;
 use tokio::net::TcpListener;

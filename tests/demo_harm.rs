@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use segue::demo::{Options, Report, Sabotage, Scenario, run};
+use segue_demo::{Options, Report, Sabotage, Scenario, run};
 use tokio::sync::Mutex;
 
 /// One at a time: each is a whole cluster under load.

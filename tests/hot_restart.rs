@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use segue::demo::check::{Evidence, check};
-use segue::demo::load::{Load, LoadSettings};
-use segue::demo::log::Log;
-use segue::demo::record::Outcome;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_demo::check::{Evidence, check};
+use segue_demo::load::{Load, LoadSettings};
+use segue_demo::log::Log;
+use segue_demo::record::Outcome;
 use segue_protocol::txn::{Op, Txn};
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, get};

@@ -8,10 +8,10 @@ mod site;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use segue::demo::check::{Evidence, check};
-use segue::demo::load::{Load, LoadSettings};
-use segue::demo::log::Log;
-use segue::demo::record::Outcome;
+use segue_demo::check::{Evidence, check};
+use segue_demo::load::{Load, LoadSettings};
+use segue_demo::log::Log;
+use segue_demo::record::Outcome;
 use segue_tests::ports::free_address;
 use segue_tests::process::get;
 use site::{PARTITIONS, Site};

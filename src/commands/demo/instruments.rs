@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin::{Admin, Part};
-use crate::demo::instruments::{Instruments, Status};
 use crate::keyspace::KeyspacePart;
 use crate::metrics::{CoordinatorMetrics, ResyncMetrics, RouterMetrics};
+use segue_demo::instruments::{Instruments, Status};
 
 /// The same metrics as those of `segue run`, served at an address.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use self::instruments::AdminInstruments;
 use super::{Failure, runtime};
-use crate::demo::instruments::Instruments;
-use crate::demo::{Options, Progress, Scenario};
 use crate::files;
+use segue_demo::instruments::Instruments;
+use segue_demo::{Options, Progress, Scenario};
 
 /// What to play.
 #[derive(Debug, clap::Args)]
@@ -68,7 +68,7 @@ pub(super) fn demo(args: &Args) -> Result<(), Failure> {
         ..Options::default()
     };
     files::raise_limit();
-    let report = runtime()?.block_on(crate::demo::run(options))?;
+    let report = runtime()?.block_on(segue_demo::run(options))?;
     let mut out = std::io::stdout().lock();
     let text = if args.json { report.to_json() } else { report.to_string() };
     writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;

@@ -9,6 +9,8 @@
 //! The example writer ([`writer`]) is also a program of its own, `examples/writer.rs`; [`mod@bench`] is the load with the
 //! same checks against any URL.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod bench;
 pub mod check;
 pub mod clock;
