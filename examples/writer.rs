@@ -109,7 +109,7 @@ async fn serve(arguments: Arguments) -> anyhow::Result<()> {
         keyspace: arguments.keyspace,
         lease_ttl: Duration::from_secs(arguments.lease_ttl),
     };
-    let pod = Pod::start(&writer, &member, listener, Capabilities::ALL, false)?;
+    let pod = Pod::start(&writer, &member, listener, Capabilities::ALL)?;
     let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = terminated.recv() => {}

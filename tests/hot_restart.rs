@@ -228,7 +228,6 @@ async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
         seed: 7,
         partition_header: Some("x-partition".parse().unwrap()),
         places: None,
-        repeats: 0,
     });
     let askers = Askers::start(router.listen, 3, 12);
     let running = tokio::task::block_in_place(|| {

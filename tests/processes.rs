@@ -40,7 +40,6 @@ async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
         seed: 7,
         partition_header: Some("x-partition".parse().unwrap()),
         places: None,
-        repeats: 0,
     });
     let done = || load.gauge().ok.load(Relaxed);
     let started = Instant::now();

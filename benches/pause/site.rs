@@ -155,7 +155,6 @@ fn load_settings(options: &Options, cluster: &Cluster) -> LoadSettings {
         seed: options.seed,
         partition_header: Some(names::PARTITION),
         places: Some(cluster.watch_places()),
-        repeats: 0,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use segue_protocol::records::Capabilities;
 
 use super::instruments::Instruments;
-use super::writer::Mishap;
+use super::wiring::Wiring;
 
 /// What a demo is asked to do.
 #[derive(Debug, Clone)]
@@ -45,8 +45,8 @@ pub struct Options {
     pub stash_requests: usize,
     /// Where progress is shown.
     pub progress: Progress,
-    /// What is broken on purpose. For tests: no command line leads here.
-    pub sabotage: Sabotage,
+    /// How the cluster's parts are joined; `None`: as they belong.
+    pub wiring: Option<Arc<dyn Wiring>>,
 }
 
 impl Default for Options {
@@ -69,7 +69,7 @@ impl Default for Options {
             max_concurrent_handoffs: 16,
             stash_requests: 10_000,
             progress: Progress::Quiet,
-            sabotage: Sabotage::None,
+            wiring: None,
         }
     }
 }
@@ -122,48 +122,4 @@ pub enum Progress {
     Stderr,
     /// Nowhere.
     Quiet,
-}
-
-/// What is broken on purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sabotage {
-    /// Nothing.
-    None,
-    /// The first router leads a partition to its new owner as soon as a handoff is planned, while the others still send
-    /// to the old one, and pods take whatever comes.
-    SwitchesEarly,
-    /// As [`SwitchesEarly`](Self::SwitchesEarly), but pods refuse what they do not own: nothing may go wrong then.
-    SwitchesEarlyTowardsGuardedPods,
-    /// Clients send every tenth write again.
-    SendsTwice,
-    /// Pods acknowledge some writes without writing them.
-    DropsWrites,
-    /// Pods acknowledge some writes first and write them later.
-    AnswersFirst,
-}
-
-impl Sabotage {
-    /// What pods do wrong.
-    pub(super) fn mishap(self) -> Mishap {
-        match self {
-            Sabotage::DropsWrites => Mishap::DropsWrites,
-            Sabotage::AnswersFirst => Mishap::AnswersFirst,
-            _ => Mishap::None,
-        }
-    }
-
-    /// Pods take whatever comes.
-    pub(super) fn unguarded(self) -> bool {
-        self == Sabotage::SwitchesEarly
-    }
-
-    /// This router switches early.
-    pub(super) fn switches_early(self, router: u32) -> bool {
-        router == 0 && matches!(self, Sabotage::SwitchesEarly | Sabotage::SwitchesEarlyTowardsGuardedPods)
-    }
-
-    /// Every so-manyth write is sent again.
-    pub(super) fn repeats(self) -> u32 {
-        if self == Sabotage::SendsTwice { 10 } else { 0 }
-    }
 }

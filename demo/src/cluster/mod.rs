@@ -162,10 +162,15 @@ impl Cluster {
     /// A pod joins.
     pub async fn add_pod(&mut self, name: &str) -> anyhow::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("a pod's listener")?;
-        let Options { service_time, warm_time, state_bytes, sabotage, capabilities, .. } = self.options;
-        let settings = WriterSettings { service_time, warm_time, state_bytes, mishap: sabotage.mishap() };
+        let Options { service_time, warm_time, state_bytes, capabilities, .. } = self.options;
+        let settings = WriterSettings { service_time, warm_time, state_bytes };
         let writer = Writer::new(name, self.log.clone(), settings);
-        let pod = Pod::start(&writer, &self.member, listener, capabilities, sabotage.unguarded())?;
+        let pod = match &self.options.wiring {
+            None => Pod::start(&writer, &self.member, listener, capabilities)?,
+            Some(wiring) => Pod::start_with(&writer, &self.member, listener, capabilities, |handle| {
+                wiring.service(handle, &writer)
+            })?,
+        };
         self.pods.insert(name.to_owned(), pod);
         Ok(())
     }

@@ -17,7 +17,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::super::options::Options;
-use super::super::sabotage::EarlySwitch;
 use super::super::story::Story;
 use super::super::witness::Witness;
 use super::super::writer::names;
@@ -51,9 +50,9 @@ impl Router {
             instruments.add_router(&name, &metrics);
         }
         let server = server.start(&forward(&name, member), &table, &metrics)?;
-        let plane: Arc<dyn DataPlane> = match options.sabotage.switches_early(number) {
-            false => table.clone(),
-            true => Arc::new(EarlySwitch::new(table.clone(), witness.clone())),
+        let plane: Arc<dyn DataPlane> = match &options.wiring {
+            None => table.clone(),
+            Some(wiring) => wiring.data_plane(number, table.clone(), witness),
         };
         let settings = RouterSettings {
             name,

@@ -160,7 +160,6 @@ fn one(
             seed: random.random(),
             partition_header: Some(names::PARTITION),
             places: None,
-            repeats: 0,
         })
     };
     let gauge = load.gauge().clone();
