@@ -6,8 +6,8 @@
 //! who owned what ([`witness`]), and counts harm in five kinds. That each of them sees its harm is shown by
 //! `tests/demo_harm`, which breaks the protocol on purpose.
 //!
-//! The example writer ([`writer`]) is also a program of its own, `examples/writer.rs`; [`mod@bench`] is the load with the
-//! same checks against any URL.
+//! The pods are [`writer`]s; `examples/writer.rs` is a program of its own that does the same in one file. [`mod@bench`] is the
+//! load with the same checks against any URL.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,4 @@
-//! The example writer: a service with state, which is the kind that a handoff is for.
+//! The demo's writer: a service with state, which is the kind that a handoff is for.
 //!
 //! It keeps the last value of each key, a cache per partition in front of that partition's log. `PUT /keys/{key}`
 //! appends to the log and then updates the cache; `GET /keys/{key}` answers from the cache alone, so a pod whose cache
