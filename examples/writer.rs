@@ -11,111 +11,240 @@
 //!
 //! # How a service takes part
 //!
-//! 1. It says what it does when a partition comes or goes: a `HandoffHandler` with `warm` (copy the state while the old
+//! 1. It says what it does when a partition comes or goes: a [`HandoffHandler`] with `warm` (copy the state while the old
 //!    owner still serves), `sync` (read what that one has written since; requests wait), `drain` (end what outlives a
-//!    request) and `release` (forget). Here these are four short functions in `segue::demo::writer::pod`: the state is
-//!    a cache, and the log, which all pods share, is where it comes from.
-//! 2. `PodHandle::start` registers it and calls these when they are due.
-//! 3. `PodHandle::layer` goes in front of its HTTP service. It lets through what the pod owns at the request's epoch,
-//!    answers `421` to the rest (the router then tries elsewhere), and counts what is in flight, so that "drained" is
-//!    known.
-//! 4. On SIGTERM `PodHandle::shutdown` hands over all it has before the process ends: no request is lost by a restart.
-//!
-//! That is all. The service never asks whom a partition belongs to.
+//!    request) and `release` (forget). Here the state is the last value of each key, and comes from a log that all pods share.
+//! 2. [`PodHandle::start`] registers it and calls these when they are due.
+//! 3. [`PodHandle::layer`] goes in front of its HTTP service. It lets through what the pod owns at the request's epoch, answers
+//!    `421` to the rest (the router then tries elsewhere), and counts what is in flight, so that "drained" is known.
+//!    The service itself never asks whom a partition belongs to.
+//! 4. On SIGTERM [`PodHandle::shutdown`] hands over all it has before the process ends: no request is lost by a restart.
 
-use std::io::IsTerminal as _;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::Context as _;
+use async_trait::async_trait;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use axum::{Extension, Router};
 use clap::Parser;
-use segue::demo::log::Log;
-use segue::demo::writer::pod::{Membership, Pod};
-use segue::demo::writer::{Writer, WriterSettings};
+use segue_coordination::pod::{HandlerError, HandoffHandler, Move, Owned, PodHandle, PodSettings};
 use segue_coordination::store::{EtcdOptions, EtcdStore};
+use segue_demo::{clock, log::Log, log::Tail, record::Appended};
+use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::Capabilities;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Mutex;
 
 /// A writer pod that keeps the last value of each key.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// A client URL of etcd; may be given several times.
-    #[arg(long, default_value = "http://127.0.0.1:2379")]
+    #[arg(long, default_value = "http://127.0.0.1:2379", help = "A client URL of etcd; may be given several times")]
     etcd: Vec<String>,
-    /// The keyspace.
-    #[arg(long, default_value = "default")]
+    #[arg(long, default_value = "default", help = "The keyspace")]
     keyspace: String,
-    /// What the keyspace's keys begin with.
-    #[arg(long, default_value = "/segue/")]
+    #[arg(long, default_value = "/segue/", help = "What the keyspace's keys begin with")]
     prefix: String,
-    /// This pod's name, unique in the keyspace.
-    #[arg(long)]
+    #[arg(long, help = "This pod's name, unique in the keyspace")]
     name: String,
-    /// Where routers reach it.
-    #[arg(long)]
+    #[arg(long, help = "Where routers reach it")]
     listen: String,
-    /// The folder with the logs, which all writers of the keyspace share.
-    #[arg(long)]
-    log_dir: PathBuf,
-    /// The log refuses writes of an epoch that is over. Needed where processes may be stopped for longer than a lease.
-    #[arg(long)]
+    #[arg(long, help = "The folder with the logs, which all writers of the keyspace share")]
+    log_dir: std::path::PathBuf,
+    #[arg(long, help = "The log refuses writes of epochs that are over: needed where a process may be suspended")]
     fence: bool,
-    /// How long it works on a request, in milliseconds, give or take a half.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, help = "How long it works on a request, in milliseconds, give or take a half")]
     service_time: u64,
-    /// How long getting warm takes, in milliseconds, on top of reading the log.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, help = "How long getting warm takes besides reading the log, in milliseconds")]
     warm_time: u64,
-    /// The life of its registration without renewal, in seconds.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, help = "The life of its registration without renewal, in seconds")]
     lease_ttl: u64,
-    /// How long it may take to hand over when it is told to end, in seconds.
-    #[arg(long, default_value_t = 30)]
+    #[arg(long, default_value_t = 30, help = "How long it may take to hand over when it is told to end, in seconds")]
     patience: u64,
 }
 
 #[tokio::main]
-async fn main() -> ExitCode {
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).init();
-    match serve(Arguments::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error:#}");
-            ExitCode::FAILURE
-        }
+async fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt().with_writer(io::stderr).init();
+    let arguments = Arguments::parse();
+    let open = if arguments.fence { Log::fenced_in_directory } else { Log::in_directory };
+    let log = open(&arguments.log_dir).context("--log-dir")?;
+    let listener = TcpListener::bind(&arguments.listen).await.context("--listen")?;
+    let store = EtcdStore::connect(EtcdOptions::new(arguments.etcd.clone())).context("--etcd")?;
+
+    // Take part: register under this name, and have the callbacks of the handler called.
+    let mut settings = PodSettings::new(&arguments.name, listener.local_addr()?.to_string());
+    settings.lease_ttl = Duration::from_secs(arguments.lease_ttl);
+    let writer = Arc::new(Writer { arguments, log, partitions: Mutex::default() });
+    let Arguments { keyspace, prefix, patience, .. } = &writer.arguments;
+    let pod = PodHandle::start(Arc::new(store), keyspace, Keyspace::new(prefix, keyspace), settings, writer.clone());
+
+    // Serve, behind the layer that refuses what this pod does not own.
+    let routes = Router::new().route("/keys/{key}", axum::routing::get(read).put(write).post(write)).layer(pod.layer());
+    let stop = tokio_util::sync::CancellationToken::new();
+    let server = axum::serve(listener, routes.with_state((writer.clone(), pod.clone())));
+    let server = tokio::spawn(server.with_graceful_shutdown(stop.clone().cancelled_owned()).into_future());
+
+    // Hand over, then stop serving.
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminated.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    tracing::info!("handing over what this pod has");
+    pod.shutdown(Duration::from_secs(*patience)).await;
+    stop.cancel();
+    let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
+    Ok(())
+}
+
+/// The service: a log, and what was read from it.
+struct Writer {
+    arguments: Arguments,
+    log: Log,
+    /// The partitions that this pod owns or is about to own, each at the epoch at which it does.
+    partitions: Mutex<HashMap<(PartitionId, Epoch), SharedPartition>>,
+}
+
+/// The state of a partition: what its log says, up to an offset.
+#[derive(Default)]
+struct Partition {
+    /// The highest sequence number and the last value of each key.
+    values: HashMap<Arc<str>, (u64, Arc<str>)>,
+    read_to: u64,
+    /// Earlier epochs are shut out of the log.
+    claimed: bool,
+}
+
+#[async_trait]
+impl HandoffHandler for Writer {
+    /// Copies the state while the old owner still serves. May take as long as it takes.
+    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+        self.read_log(part).await?;
+        tokio::time::sleep(Duration::from_millis(self.arguments.warm_time)).await;
+        Ok(())
+    }
+
+    /// The old owner has stopped for good: what it wrote since is the last that was missing. Clients wait meanwhile.
+    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
+        Ok(self.read_log(part).await?)
+    }
+
+    /// Nothing outlives a request here: the log has each write before its answer.
+    async fn drain(&self, _: &Move) -> Result<(), HandlerError> {
+        Ok(())
+    }
+
+    /// Another pod has it now, or it never came.
+    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
+        self.partitions.lock().await.remove(&(part.partition, part.epoch));
+        Ok(())
     }
 }
 
-async fn serve(arguments: Arguments) -> anyhow::Result<()> {
-    let open = if arguments.fence { Log::fenced_in_directory } else { Log::in_directory };
-    let log = open(&arguments.log_dir).context("--log-dir")?;
-    let listener =
-        TcpListener::bind(&arguments.listen).await.with_context(|| format!("--listen {}", arguments.listen))?;
-    let store = EtcdStore::connect(EtcdOptions::new(arguments.etcd)).context("--etcd")?;
-    let settings = WriterSettings {
-        service_time: Duration::from_millis(arguments.service_time),
-        warm_time: Duration::from_millis(arguments.warm_time),
-        ..WriterSettings::default()
-    };
-    let writer = Writer::new(&arguments.name, log, settings);
-    let member = Membership {
-        store: Arc::new(store),
-        keys: Keyspace::new(&arguments.prefix, &arguments.keyspace),
-        keyspace: arguments.keyspace,
-        lease_ttl: Duration::from_secs(arguments.lease_ttl),
-    };
-    let pod = Pod::start(&writer, &member, listener, Capabilities::ALL, false)?;
-    let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = terminated.recv() => {}
-        _ = interrupted.recv() => {}
+impl Writer {
+    /// Reads what the log has beyond the state that there is for this epoch.
+    async fn read_log(&self, part: &Move) -> io::Result<()> {
+        let state = self.partitions.lock().await.entry((part.partition, part.epoch)).or_default().clone();
+        state.lock().await.read_on(&self.log, part.partition)
     }
-    tracing::info!("handing over what this pod has");
-    pod.shut_down(Duration::from_secs(arguments.patience)).await;
-    Ok(())
+
+    /// Returns the state for a request. The first request of an epoch shuts earlier epochs out of the log, and reads what
+    /// the last of them wrote until then.
+    async fn enter(&self, owned: &Owned) -> Result<SharedPartition, Failure> {
+        let known = self.partitions.lock().await.get(&(owned.partition, owned.epoch)).cloned();
+        let shared = known.ok_or_else(|| failed(io::Error::other("no state of this partition")))?;
+        let mut partition = shared.lock().await;
+        if !partition.claimed {
+            self.log.claim(owned.partition, owned.epoch).map_err(failed)?;
+            partition.read_on(&self.log, owned.partition).map_err(failed)?;
+            partition.claimed = true;
+        }
+        drop(partition);
+        Ok(shared)
+    }
+
+    async fn do_half_of_the_work(&self) {
+        if self.arguments.service_time > 0 {
+            let half = Duration::from_millis(self.arguments.service_time).mul_f64(rand::random_range(0.25..0.75));
+            tokio::time::sleep(half).await;
+        }
+    }
+
+    fn answer(&self, epoch: Epoch, sequence: u64, value: &str) -> Response {
+        let (epoch, sequence, name) = (epoch.to_string(), sequence.to_string(), self.arguments.name.clone());
+        ([("x-epoch", epoch), ("x-sequence", sequence), ("x-writer", name)], value.to_owned()).into_response()
+    }
+}
+
+impl Partition {
+    fn read_on(&mut self, log: &Log, partition: PartitionId) -> io::Result<()> {
+        self.apply(log.read(partition, self.read_to)?);
+        Ok(())
+    }
+
+    fn apply(&mut self, tail: Tail) {
+        for record in tail.records {
+            let (highest, value) = self.values.entry(record.key).or_default();
+            (*highest, *value) = (record.sequence.max(*highest), record.value);
+        }
+        self.read_to = tail.end;
+    }
+}
+
+type SharedPartition = Arc<Mutex<Partition>>;
+type Service = State<(Arc<Writer>, PodHandle)>;
+type Failure = (StatusCode, String);
+type Answer = Result<Response, Failure>;
+
+async fn read(State((writer, _)): Service, Path(key): Path<String>, owned: Extension<Owned>) -> Answer {
+    let partition = writer.enter(&owned).await?;
+    writer.do_half_of_the_work().await;
+    let (sequence, value) = partition.lock().await.values.get(key.as_str()).cloned().unwrap_or_default();
+    Ok(writer.answer(owned.epoch, sequence, &value))
+}
+
+async fn write(
+    State((writer, pod)): Service,
+    Path(key): Path<String>,
+    owned: Extension<Owned>,
+    headers: HeaderMap,
+    value: String,
+) -> Answer {
+    let number = |name| -> Option<u64> { headers.get::<&str>(name)?.to_str().ok()?.parse().ok() };
+    let (Some(request), Some(sequence)) = (number("x-request-id"), number("x-sequence")) else {
+        return Err((StatusCode::BAD_REQUEST, "a write has x-request-id and x-sequence\n".to_owned()));
+    };
+    let shared = writer.enter(&owned).await?;
+    let accepted_at = clock::now();
+    writer.do_half_of_the_work().await;
+    let record = Appended {
+        partition: owned.partition,
+        epoch: owned.epoch,
+        pod: writer.arguments.name.as_str().into(),
+        incarnation: pod.status().borrow().incarnation,
+        request,
+        key: key.into(),
+        sequence,
+        accepted_at,
+        value: value.into(),
+        offset: 0, // The log sets this and the next one.
+        appended_at: 0,
+    };
+    // Locked until the state has the write too, so that it changes in the order of the log.
+    let mut partition = shared.lock().await;
+    let (record, end) = writer.log.append(record).map_err(failed)?;
+    partition.apply(Tail { records: vec![record], end });
+    drop(partition);
+    writer.do_half_of_the_work().await;
+    Ok(writer.answer(owned.epoch, sequence, ""))
+}
+
+fn failed(error: io::Error) -> Failure {
+    (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
 }

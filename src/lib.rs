@@ -1,13 +1,12 @@
-//! What the `segue` binary is made of: its commands, the roles that it joins from the crates, and the demo.
+//! What the `segue` binary is made of: its commands, and the roles that it joins from the crates.
 //!
-//! A library so that tests can run the demo with options that the command line does not have.
+//! A library so that tests can run a command within their own process.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admin;
 pub mod certificates;
 pub mod commands;
-pub mod demo;
 pub mod files;
 pub mod hot_restart;
 pub mod keyspace;

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use segue::demo::check::{Evidence, check};
-use segue::demo::load::{Load, LoadSettings};
-use segue::demo::log::Log;
-use segue::demo::record::Outcome;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_demo::check::{Evidence, check};
+use segue_demo::load::{Load, LoadSettings};
+use segue_demo::log::Log;
+use segue_demo::record::Outcome;
 use segue_protocol::txn::{Op, Txn};
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, get};
@@ -228,7 +228,6 @@ async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
         seed: 7,
         partition_header: Some("x-partition".parse().unwrap()),
         places: None,
-        repeats: 0,
     });
     let askers = Askers::start(router.listen, 3, 12);
     let running = tokio::task::block_in_place(|| {

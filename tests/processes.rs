@@ -8,10 +8,10 @@ mod site;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use segue::demo::check::{Evidence, check};
-use segue::demo::load::{Load, LoadSettings};
-use segue::demo::log::Log;
-use segue::demo::record::Outcome;
+use segue_demo::check::{Evidence, check};
+use segue_demo::load::{Load, LoadSettings};
+use segue_demo::log::Log;
+use segue_demo::record::Outcome;
 use segue_tests::ports::free_address;
 use segue_tests::process::get;
 use site::{PARTITIONS, Site};
@@ -40,7 +40,6 @@ async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
         seed: 7,
         partition_header: Some("x-partition".parse().unwrap()),
         places: None,
-        repeats: 0,
     });
     let done = || load.gauge().ok.load(Relaxed);
     let started = Instant::now();

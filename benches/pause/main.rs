@@ -13,9 +13,9 @@ mod site;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use segue::demo::measure::Distribution;
-use segue::demo::{Options, clock};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_demo::measure::Distribution;
+use segue_demo::{Options, clock};
 use segue_protocol::records::Capabilities;
 use segue_protocol::txn::{Op, Txn};
 use segue_tests::etcd::Etcd;

@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use segue::demo::check::{Evidence, Harm, check};
-use segue::demo::cluster::Cluster;
-use segue::demo::load::{Load, LoadSettings};
-use segue::demo::measure::{Distribution, Latencies, latencies};
-use segue::demo::record::Outcome;
-use segue::demo::story::{Story, windows};
-use segue::demo::writer::names;
-use segue::demo::{Options, clock};
 use segue_coordination::participant::{Follow, Update};
 use segue_coordination::store::Store;
+use segue_demo::check::{Evidence, Harm, check};
+use segue_demo::cluster::Cluster;
+use segue_demo::load::{Load, LoadSettings};
+use segue_demo::measure::{Distribution, Latencies, latencies};
+use segue_demo::record::Outcome;
+use segue_demo::story::{Story, windows};
+use segue_demo::writer::names;
+use segue_demo::{Options, clock};
 use segue_protocol::ids::{Epoch, PartitionId, Revision};
 use segue_protocol::records::{Handoff, Mode, Phase, encode};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
@@ -155,7 +155,6 @@ fn load_settings(options: &Options, cluster: &Cluster) -> LoadSettings {
         seed: options.seed,
         partition_header: Some(names::PARTITION),
         places: Some(cluster.watch_places()),
-        repeats: 0,
     }
 }
 

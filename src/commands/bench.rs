@@ -8,9 +8,9 @@ use http::{HeaderName, Uri};
 
 use super::{Failure, runtime};
 use crate::certificates::trusting;
-use crate::demo::Progress;
-use crate::demo::bench::{BenchOptions, bench};
 use crate::files;
+use segue_demo::Progress;
+use segue_demo::bench::{BenchOptions, bench};
 
 /// What to send where.
 #[derive(Debug, clap::Args)]

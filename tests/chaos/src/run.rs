@@ -11,10 +11,10 @@ use anyhow::Context as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use segue::demo::check::Evidence;
-use segue::demo::load::{Gauge, Load, LoadSettings};
-use segue::demo::log::Log;
-use segue::demo::writer::names;
+use segue_demo::check::Evidence;
+use segue_demo::load::{Gauge, Load, LoadSettings};
+use segue_demo::log::Log;
+use segue_demo::writer::names;
 use segue_protocol::keys::Keyspace;
 use tokio::runtime::Runtime;
 
@@ -160,7 +160,6 @@ fn one(
             seed: random.random(),
             partition_header: Some(names::PARTITION),
             places: None,
-            repeats: 0,
         })
     };
     let gauge = load.gauge().clone();

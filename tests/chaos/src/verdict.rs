@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use segue::demo::check::{Evidence, check};
-use segue::demo::record::{Outcome, RequestId};
+use segue_demo::check::{Evidence, check};
+use segue_demo::record::{Outcome, RequestId};
 
 /// How many cases of each kind are told.
 const EXAMPLES: usize = 5;

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use segue::demo::check::{Owners, Ownership};
-use segue::demo::clock::{self, Nanos};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_demo::check::{Owners, Ownership};
+use segue_demo::clock::{self, Nanos};
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::records::{Assignment, Phase};

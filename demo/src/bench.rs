@@ -86,7 +86,6 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
         seed: options.seed,
         partition_header: options.partition_header,
         places: None,
-        repeats: 0,
     });
     let began = Instant::now();
     watch(load.gauge(), options.duration, options.progress).await;

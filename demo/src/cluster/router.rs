@@ -17,13 +17,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::super::options::Options;
-use super::super::sabotage::EarlySwitch;
 use super::super::story::Story;
 use super::super::witness::Witness;
 use super::super::writer::names;
 use super::super::writer::pod::Membership;
-use super::instruments::Instruments;
-use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE};
+use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE, tellers};
 
 /// A router that runs.
 #[derive(Debug)]
@@ -41,7 +39,6 @@ impl Router {
         member: &Membership,
         witness: &Witness,
         story: &Arc<Story>,
-        instruments: &mut Instruments,
         options: &Options,
     ) -> anyhow::Result<Self> {
         let name = format!("router-{number}");
@@ -49,11 +46,13 @@ impl Router {
         let server = Server::bind(settings)?;
         let (table, notices) = Table::new(server.workers(), limits(options));
         let metrics = Metrics::new(server.workers());
-        instruments.add_router(&name, &metrics);
+        if let Some(instruments) = &options.instruments {
+            instruments.add_router(&name, &metrics);
+        }
         let server = server.start(&forward(&name, member), &table, &metrics)?;
-        let plane: Arc<dyn DataPlane> = match options.sabotage.switches_early(number) {
-            false => table.clone(),
-            true => Arc::new(EarlySwitch::new(table.clone(), witness.clone())),
+        let plane: Arc<dyn DataPlane> = match &options.wiring {
+            None => table.clone(),
+            Some(wiring) => wiring.data_plane(number, table.clone(), witness),
         };
         let settings = RouterSettings {
             name,
@@ -65,7 +64,7 @@ impl Router {
             request_timeout: REQUEST_TIMEOUT,
         };
         let (sender, status) = watch::channel(RouterStatus::default());
-        let observer = instruments.router(number, story);
+        let observer = tellers::router(number, story, options);
         let shutdown = CancellationToken::new();
         let (store, keys) = (member.store.clone(), member.keys.clone());
         let ports = RouterPorts { plane, notices, observer, status: sender };

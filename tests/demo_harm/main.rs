@@ -3,13 +3,67 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod early_switch;
+mod mishap;
+
+use std::sync::Arc;
 use std::time::Duration;
 
-use segue::demo::{Options, Report, Sabotage, Scenario, run};
+use early_switch::EarlySwitch;
+use mishap::Mishap;
+use segue_coordination::pod::PodHandle;
+use segue_coordination::router::DataPlane;
+use segue_demo::wiring::{PodService, Wiring, boxed};
+use segue_demo::witness::Witness;
+use segue_demo::writer::{Writer, WriterService};
+use segue_demo::{Options, Report, Scenario, run};
+use segue_proxy::routing::table::Table;
 use tokio::sync::Mutex;
+use tower::Layer as _;
 
 /// One at a time: each is a whole cluster under load.
 static TURN: Mutex<()> = Mutex::const_new(());
+
+/// What is broken on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sabotage {
+    /// Nothing.
+    None,
+    /// The first router leads a partition to its new owner as soon as a handoff is planned, while the others still send
+    /// to the old one, and pods take whatever comes.
+    SwitchesEarly,
+    /// As [`SwitchesEarly`](Self::SwitchesEarly), but pods refuse what they do not own: nothing may go wrong then.
+    SwitchesEarlyTowardsGuardedPods,
+    /// Some writes reach their pod twice.
+    SendsTwice,
+    /// Pods acknowledge some writes without writing them.
+    DropsWrites,
+    /// Pods acknowledge some writes first and write them later.
+    AnswersFirst,
+}
+
+impl Wiring for Sabotage {
+    fn data_plane(&self, router: u32, table: Arc<Table>, witness: &Witness) -> Arc<dyn DataPlane> {
+        match self {
+            Sabotage::SwitchesEarly | Sabotage::SwitchesEarlyTowardsGuardedPods if router == 0 => {
+                Arc::new(EarlySwitch::new(table, witness.clone()))
+            }
+            _ => table,
+        }
+    }
+
+    fn service(&self, pod: &PodHandle, writer: &Writer) -> PodService {
+        let service = WriterService::new(writer.clone());
+        let guarded = pod.layer().layer(service.clone());
+        match self {
+            Sabotage::None | Sabotage::SwitchesEarlyTowardsGuardedPods => boxed(guarded),
+            Sabotage::SwitchesEarly => boxed(service),
+            Sabotage::SendsTwice => Mishap::SendsTwice.before(guarded),
+            Sabotage::DropsWrites => Mishap::DropsWrites.before(guarded),
+            Sabotage::AnswersFirst => Mishap::AnswersFirst.before(guarded),
+        }
+    }
+}
 
 async fn demo(scenario: Scenario, sabotage: Sabotage) -> Report {
     let options = Options {
@@ -21,7 +75,7 @@ async fn demo(scenario: Scenario, sabotage: Sabotage) -> Report {
         rate: 800,
         service_time: Duration::from_millis(4),
         warm_time: Duration::from_millis(50),
-        sabotage,
+        wiring: (sabotage != Sabotage::None).then(|| -> Arc<dyn Wiring> { Arc::new(sabotage) }),
         ..Options::default()
     };
     let _turn = TURN.lock().await;

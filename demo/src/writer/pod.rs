@@ -4,18 +4,21 @@
 //! when a partition comes or goes; its layer stands in front of the service, refuses what the pod does not own, and
 //! counts what is in flight, so that "drained" is known without help from the service.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use http::{Request, Response};
+use hyper::body::{Body, Incoming};
 use segue_coordination::pod::{HandlerError, HandoffHandler, Move, PodHandle, PodSettings, PodState};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::Capabilities;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tower::Layer;
+use tower::{BoxError, Layer as _, Service};
 
 use super::server::Server;
 use super::{Writer, WriterService};
@@ -74,26 +77,38 @@ pub struct Membership {
 
 impl Pod {
     /// Serves on `listener` and registers under the writer's name.
-    ///
-    /// `unguarded`: without the layer that refuses what the pod does not own. For tests of the checks.
     pub fn start(
         writer: &Writer,
         member: &Membership,
         listener: TcpListener,
         capabilities: Capabilities,
-        unguarded: bool,
     ) -> io::Result<Self> {
+        let service = WriterService::new(writer.clone());
+        Self::start_with(writer, member, listener, capabilities, |handle| handle.layer().layer(service))
+    }
+
+    /// The same with what `service` makes of the pod's handle as the service.
+    pub fn start_with<S, B>(
+        writer: &Writer,
+        member: &Membership,
+        listener: TcpListener,
+        capabilities: Capabilities,
+        service: impl FnOnce(&PodHandle) -> S,
+    ) -> io::Result<Self>
+    where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
         let mut settings = PodSettings::new(writer.name().as_ref(), listener.local_addr()?.to_string());
         settings.lease_ttl = member.lease_ttl;
         settings.capabilities = capabilities;
         let handler = Arc::new(writer.clone());
         let handle = PodHandle::start(member.store.clone(), &member.keyspace, member.keys.clone(), settings, handler);
         writer.is_pod(handle.status());
-        let service = WriterService::new(writer.clone());
-        let server = match unguarded {
-            false => Server::start(listener, handle.layer().layer(service)),
-            true => Server::start(listener, service),
-        };
+        let server = Server::start(listener, service(&handle));
         Ok(Pod { handle, server })
     }
 

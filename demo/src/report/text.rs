@@ -118,7 +118,7 @@ impl Display for Latency<'_> {
 }
 
 /// Microseconds as people read them.
-pub(in super::super) fn micros(micros: u64) -> String {
+pub(crate) fn micros(micros: u64) -> String {
     match micros {
         0..1_000 => format!("{micros} µs"),
         1_000..10_000 => format!("{:.1} ms", micros as f64 / 1e3),
@@ -128,7 +128,7 @@ pub(in super::super) fn micros(micros: u64) -> String {
 }
 
 /// A number with its thousands apart.
-pub(in super::super) fn thousands(number: u64) -> String {
+pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev();
     groups.map(|group| String::from_utf8_lossy(group)).collect::<Vec<_>>().join(",")

@@ -5,8 +5,7 @@
 //! HTTP/2 connection without waiting, which is what can be overtaken in a cutover.
 //!
 //! What is sound to conclude from their records is said in [`check`](mod@super::check). Nothing is ever sent again, except
-//! what certainly was not looked at (its connection was closed before, or its router said so with a GOAWAY), and, for
-//! tests, by [`LoadSettings::repeats`].
+//! what certainly was not looked at (its connection was closed before, or its router said so with a GOAWAY).
 
 mod burst;
 mod connection;
@@ -63,8 +62,6 @@ pub struct LoadSettings {
     pub partition_header: Option<HeaderName>,
     /// Where everything is, for bursts to be sent where something moves. `None`: they go anywhere.
     pub places: Option<watch::Receiver<Places>>,
-    /// Every so-manyth write is sent again once it is answered, as by a middlebox that should not: for tests. 0: none.
-    pub repeats: u32,
 }
 
 /// A router, and how it is spoken to.

@@ -1,12 +1,17 @@
 //! `segue demo`: the main job with nothing installed.
 
+mod instruments;
+
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use self::instruments::AdminInstruments;
 use super::{Failure, runtime};
-use crate::demo::{Options, Progress, Scenario};
 use crate::files;
+use segue_demo::instruments::Instruments;
+use segue_demo::{Options, Progress, Scenario};
 
 /// What to play.
 #[derive(Debug, clap::Args)]
@@ -47,6 +52,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn demo(args: &Args) -> Result<(), Failure> {
+    let serve = |address| -> Arc<dyn Instruments> { Arc::new(AdminInstruments::new(address)) };
     let options = Options {
         duration: args.duration,
         scenario: args.scenario,
@@ -57,12 +63,12 @@ pub(super) fn demo(args: &Args) -> Result<(), Failure> {
         rate: args.rate,
         seed: args.seed.unwrap_or_else(rand::random),
         etcd: args.etcd.clone(),
-        admin: args.admin,
+        instruments: args.admin.map(serve),
         progress: if args.json { Progress::Quiet } else { Progress::Stderr },
         ..Options::default()
     };
     files::raise_limit();
-    let report = runtime()?.block_on(crate::demo::run(options))?;
+    let report = runtime()?.block_on(segue_demo::run(options))?;
     let mut out = std::io::stdout().lock();
     let text = if args.json { report.to_json() } else { report.to_string() };
     writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;

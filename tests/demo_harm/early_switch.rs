@@ -4,17 +4,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use segue_coordination::router::{CutoverTimes, DataPlane};
+use segue_demo::witness::Witness;
 use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::{Phase, PodRecord};
 use segue_proxy::routing::table::Table;
 use tokio::time::Instant;
 
-use super::witness::Witness;
-
 /// A data plane that leads a partition to its new owner as soon as a handoff is planned, and pretends to follow the
 /// protocol. The other routers still send to the old owner, which has not ended, and the new one has not read the tail.
-pub(super) struct EarlySwitch {
+pub(crate) struct EarlySwitch {
     table: Arc<Table>,
     witness: Witness,
     early: Mutex<HashMap<PartitionId, Early>>,
@@ -31,7 +30,7 @@ struct Early {
 }
 
 impl EarlySwitch {
-    pub(super) fn new(table: Arc<Table>, witness: Witness) -> Self {
+    pub(crate) fn new(table: Arc<Table>, witness: Witness) -> Self {
         EarlySwitch { table, witness, early: Mutex::default() }
     }
 

@@ -4,15 +4,18 @@
 //! [`run`] is all of it. Clients and pods write down what they saw ([`record`]); nothing is judged while it runs. Then
 //! [`check`](mod@check) holds what clients were told against what the logs say and against what the store's transactions say about
 //! who owned what ([`witness`]), and counts harm in five kinds. That each of them sees its harm is shown by
-//! `tests/demo_harm.rs`, which breaks the protocol on purpose ([`Sabotage`]).
+//! `tests/demo_harm`, which breaks the protocol on purpose.
 //!
-//! The example writer ([`writer`]) is also a program of its own, `examples/writer.rs`; [`mod@bench`] is the load with the
-//! same checks against any URL.
+//! The pods are [`writer`]s; `examples/writer.rs` is a program of its own that does the same in one file. [`mod@bench`] is the
+//! load with the same checks against any URL.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod bench;
 pub mod check;
 pub mod clock;
 pub mod cluster;
+pub mod instruments;
 pub mod load;
 pub mod log;
 pub mod measure;
@@ -20,9 +23,9 @@ pub mod options;
 pub mod progress;
 pub mod record;
 pub mod report;
-mod sabotage;
 mod scenario;
 pub mod story;
+pub mod wiring;
 pub mod witness;
 pub mod writer;
 
@@ -37,7 +40,7 @@ use self::check::{Evidence, check};
 use self::cluster::Cluster;
 use self::load::{Load, LoadSettings};
 use self::measure::Distribution;
-pub use self::options::{Options, Progress, Sabotage, Scenario};
+pub use self::options::{Options, Progress, Scenario};
 pub use self::report::Report;
 use self::story::{Change, Story, changes, windows};
 use self::writer::names;
@@ -130,7 +133,6 @@ fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> L
         seed: rand::RngExt::random(random),
         partition_header: Some(names::PARTITION),
         places: Some(cluster.watch_places()),
-        repeats: options.sabotage.repeats(),
     }
 }
 

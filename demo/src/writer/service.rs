@@ -5,7 +5,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::str::FromStr;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
@@ -15,7 +14,7 @@ use rand::RngExt;
 use segue_protocol::ids::{Epoch, PartitionId};
 
 use super::super::clock;
-use super::{Entry, Mishap, Write, Writer};
+use super::{Entry, Write, Writer};
 
 /// The largest value that is taken.
 const MAX_VALUE: usize = 64 << 10;
@@ -127,18 +126,6 @@ where
 
 fn put(writer: &Writer, write: Write) -> Answer {
     let (partition, epoch, sequence) = (write.partition, write.epoch, write.sequence);
-    match writer.mishap() {
-        Mishap::None => {}
-        Mishap::DropsWrites => return stamped(writer, epoch, sequence, None),
-        Mishap::AnswersFirst => {
-            let late = writer.clone();
-            tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                let _ = late.write(write);
-            });
-            return stamped(writer, epoch, sequence, None);
-        }
-    }
     match writer.write(write) {
         Ok(Some(_)) => stamped(writer, epoch, sequence, None),
         Ok(None) => no_state(partition),

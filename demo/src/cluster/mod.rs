@@ -2,9 +2,9 @@
 //! of its own on the loopback.
 
 mod coordinator;
-mod instruments;
 mod places;
 mod router;
+mod tellers;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,7 +24,6 @@ use tokio_util::task::AbortOnDropHandle;
 pub use places::Places;
 
 use self::coordinator::Coordinator;
-use self::instruments::Instruments;
 use self::router::Router;
 use super::log::Log;
 use super::options::Options;
@@ -58,7 +57,7 @@ pub struct Cluster {
     pods: BTreeMap<String, Pod>,
     places: watch::Receiver<Places>,
     _follower: AbortOnDropHandle<()>,
-    _admin: Option<AbortOnDropHandle<()>>,
+    _shown: Option<AbortOnDropHandle<()>>,
 }
 
 impl Cluster {
@@ -94,23 +93,23 @@ impl Cluster {
             pods: BTreeMap::new(),
             places,
             _follower: follower,
-            _admin: None,
+            _shown: None,
         };
-        let mut instruments = Instruments::new();
         for number in 0..options.routers.max(1) {
             let Cluster { member, witness, story, .. } = &cluster;
-            let router = Router::start(number, member, witness, story, &mut instruments, options)?;
+            let router = Router::start(number, member, witness, story, options)?;
             cluster.routers.push(router);
         }
         for number in 0..options.pods.max(1) {
             cluster.add_pod(&pod_name(number)).await?;
         }
         for name in ["coordinator-0", "coordinator-1"] {
-            let observer = instruments.coordinator(name, &cluster.story);
+            let observer = tellers::coordinator(name, &cluster.story, options);
             cluster.add_coordinator(name.to_owned(), observer);
         }
-        if let Some(address) = options.admin {
-            cluster._admin = Some(instruments.serve(address, &cluster.member, &cluster.story).await?);
+        if let Some(instruments) = &options.instruments {
+            let (store, keys) = (cluster.member.store.clone(), cluster.member.keys.clone());
+            cluster._shown = Some(instruments.serve(store, keys, tellers::status(&cluster.story))?);
         }
         Ok(cluster)
     }
@@ -163,10 +162,15 @@ impl Cluster {
     /// A pod joins.
     pub async fn add_pod(&mut self, name: &str) -> anyhow::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("a pod's listener")?;
-        let Options { service_time, warm_time, state_bytes, sabotage, capabilities, .. } = self.options;
-        let settings = WriterSettings { service_time, warm_time, state_bytes, mishap: sabotage.mishap() };
+        let Options { service_time, warm_time, state_bytes, capabilities, .. } = self.options;
+        let settings = WriterSettings { service_time, warm_time, state_bytes };
         let writer = Writer::new(name, self.log.clone(), settings);
-        let pod = Pod::start(&writer, &self.member, listener, capabilities, sabotage.unguarded())?;
+        let pod = match &self.options.wiring {
+            None => Pod::start(&writer, &self.member, listener, capabilities)?,
+            Some(wiring) => Pod::start_with(&writer, &self.member, listener, capabilities, |handle| {
+                wiring.service(handle, &writer)
+            })?,
+        };
         self.pods.insert(name.to_owned(), pod);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The example writer: a service with state, which is the kind that a handoff is for.
+//! The demo's writer: a service with state, which is the kind that a handoff is for.
 //!
 //! It keeps the last value of each key, a cache per partition in front of that partition's log. `PUT /keys/{key}`
 //! appends to the log and then updates the cache; `GET /keys/{key}` answers from the cache alone, so a pod whose cache
@@ -15,7 +15,6 @@ mod service;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -38,20 +37,6 @@ pub struct WriterSettings {
     pub warm_time: Duration,
     /// How much it copies to get warm, besides the log: the state that is not in the log.
     pub state_bytes: usize,
-    /// What it does wrong.
-    pub mishap: Mishap,
-}
-
-/// What a writer does wrong, for tests of the checks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mishap {
-    /// Nothing.
-    #[default]
-    None,
-    /// It acknowledges every 20th write without writing it.
-    DropsWrites,
-    /// It acknowledges every 5th write first and writes it a little later.
-    AnswersFirst,
 }
 
 /// A writer. Clones are the same one.
@@ -69,8 +54,6 @@ struct Inner {
     pod: OnceLock<watch::Receiver<PodState>>,
     /// The state of each partition that it owns or is about to, with the handoff by which it comes.
     caches: Mutex<HashMap<PartitionId, (HandoffId, SharedCache)>>,
-    /// For [`Mishap`]s, which befall every so-manyth write.
-    writes: AtomicU64,
 }
 
 type SharedCache = Arc<Mutex<Cache>>;
@@ -120,8 +103,7 @@ pub struct Write {
 impl Writer {
     /// A writer that knows nothing yet.
     pub fn new(name: &str, log: Log, settings: WriterSettings) -> Self {
-        let (pod, writes) = (OnceLock::new(), AtomicU64::new(0));
-        let inner = Inner { name: name.into(), log, settings, pod, caches: Mutex::default(), writes };
+        let inner = Inner { name: name.into(), log, settings, pod: OnceLock::new(), caches: Mutex::default() };
         Writer { inner: Arc::new(inner) }
     }
 
@@ -217,17 +199,6 @@ impl Writer {
         let cache = self.cache(partition)?;
         let entry = lock(&cache).entries.get(key).cloned();
         Some(entry)
-    }
-
-    /// What goes wrong with this write.
-    fn mishap(&self) -> Mishap {
-        let every = match self.inner.settings.mishap {
-            Mishap::None => return Mishap::None,
-            Mishap::DropsWrites => 20,
-            Mishap::AnswersFirst => 5,
-        };
-        let happens = self.inner.writes.fetch_add(1, Relaxed).is_multiple_of(every);
-        if happens { self.inner.settings.mishap } else { Mishap::None }
     }
 
     fn cache(&self, partition: PartitionId) -> Option<SharedCache> {

@@ -174,12 +174,6 @@ impl Client {
         if let (Outcome::Ok, Kind::Write { sequence }) = (&exchange.outcome, exchange.kind) {
             known.acked = sequence;
         }
-        let repeats = self.common.settings.repeats;
-        let is_write = exchange.sequence().is_some() && exchange.outcome == Outcome::Ok;
-        if repeats > 0 && is_write && self.random.random_ratio(1, repeats) {
-            // As nobody should.
-            let _ = self.ask(exchange.key, exchange.kind, exchange.request).await;
-        }
         exchanges.push(exchange);
     }
 }

@@ -1,11 +1,12 @@
 //! What a demo is asked to do.
 
-use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::records::Capabilities;
 
-use super::writer::Mishap;
+use super::instruments::Instruments;
+use super::wiring::Wiring;
 
 /// What a demo is asked to do.
 #[derive(Debug, Clone)]
@@ -28,8 +29,8 @@ pub struct Options {
     pub seed: u64,
     /// Client URL of a real etcd to use instead of the embedded store.
     pub etcd: Option<String>,
-    /// Where the metrics and the status of the running demo can be read.
-    pub admin: Option<SocketAddr>,
+    /// What counts and shows the demo while it runs.
+    pub instruments: Option<Arc<dyn Instruments>>,
     /// How long a pod works on a request, give or take a half.
     pub service_time: Duration,
     /// How long a pod takes to get warm.
@@ -44,8 +45,8 @@ pub struct Options {
     pub stash_requests: usize,
     /// Where progress is shown.
     pub progress: Progress,
-    /// What is broken on purpose. For tests: no command line leads here.
-    pub sabotage: Sabotage,
+    /// How the cluster's parts are joined; `None`: as they belong.
+    pub wiring: Option<Arc<dyn Wiring>>,
 }
 
 impl Default for Options {
@@ -60,7 +61,7 @@ impl Default for Options {
             rate: 0,
             seed: 1,
             etcd: None,
-            admin: None,
+            instruments: None,
             service_time: Duration::from_millis(1),
             warm_time: Duration::from_millis(20),
             state_bytes: 0,
@@ -68,7 +69,7 @@ impl Default for Options {
             max_concurrent_handoffs: 16,
             stash_requests: 10_000,
             progress: Progress::Quiet,
-            sabotage: Sabotage::None,
+            wiring: None,
         }
     }
 }
@@ -121,48 +122,4 @@ pub enum Progress {
     Stderr,
     /// Nowhere.
     Quiet,
-}
-
-/// What is broken on purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sabotage {
-    /// Nothing.
-    None,
-    /// The first router leads a partition to its new owner as soon as a handoff is planned, while the others still send
-    /// to the old one, and pods take whatever comes.
-    SwitchesEarly,
-    /// As [`SwitchesEarly`](Self::SwitchesEarly), but pods refuse what they do not own: nothing may go wrong then.
-    SwitchesEarlyTowardsGuardedPods,
-    /// Clients send every tenth write again.
-    SendsTwice,
-    /// Pods acknowledge some writes without writing them.
-    DropsWrites,
-    /// Pods acknowledge some writes first and write them later.
-    AnswersFirst,
-}
-
-impl Sabotage {
-    /// What pods do wrong.
-    pub(super) fn mishap(self) -> Mishap {
-        match self {
-            Sabotage::DropsWrites => Mishap::DropsWrites,
-            Sabotage::AnswersFirst => Mishap::AnswersFirst,
-            _ => Mishap::None,
-        }
-    }
-
-    /// Pods take whatever comes.
-    pub(super) fn unguarded(self) -> bool {
-        self == Sabotage::SwitchesEarly
-    }
-
-    /// This router switches early.
-    pub(super) fn switches_early(self, router: u32) -> bool {
-        router == 0 && matches!(self, Sabotage::SwitchesEarly | Sabotage::SwitchesEarlyTowardsGuardedPods)
-    }
-
-    /// Every so-manyth write is sent again.
-    pub(super) fn repeats(self) -> u32 {
-        if self == Sabotage::SendsTwice { 10 } else { 0 }
-    }
 }

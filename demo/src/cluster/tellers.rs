@@ -1,0 +1,117 @@
+//! Observers that tell the story of the cluster's routers and coordinators, and pass on what instruments count.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
+use segue_coordination::router::{Cutover, RouterObserver};
+use segue_coordination::store::StoreError;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::planning::RoundCause;
+use segue_protocol::records::Phase;
+use segue_protocol::view::View;
+use serde_json::json;
+
+use super::super::clock;
+use super::super::instruments::Status;
+use super::super::options::Options;
+use super::super::story::{Hold, Story};
+
+/// Returns the demo's own part of what instruments show.
+pub(super) fn status(story: &Arc<Story>) -> Status {
+    let story = story.clone();
+    Arc::new(move || {
+        let elapsed = story.elapsed().as_secs_f64();
+        let told = story.told();
+        json!({ "seconds": elapsed, "steps": told.steps, "leader": told.leader, "handoffs_in_flight": told.in_flight })
+    })
+}
+
+/// Tells the story of a router, and has it counted.
+pub(super) fn router(number: u32, story: &Arc<Story>, options: &Options) -> Arc<dyn RouterObserver> {
+    let counts = options.instruments.as_ref().map(|instruments| instruments.router());
+    Arc::new(RouterTeller { number, story: story.clone(), counts })
+}
+
+/// Tells the story of a coordinator, and has it counted.
+pub(super) fn coordinator(name: &str, story: &Arc<Story>, options: &Options) -> Arc<dyn CoordinatorObserver> {
+    let counts = options.instruments.as_ref().map(|instruments| instruments.coordinator());
+    Arc::new(CoordinatorTeller { name: name.to_owned(), story: story.clone(), counts })
+}
+
+struct RouterTeller {
+    number: u32,
+    story: Arc<Story>,
+    counts: Option<Arc<dyn RouterObserver>>,
+}
+
+impl RouterObserver for RouterTeller {
+    fn cutover(&self, cutover: &Cutover) {
+        if let Some(counts) = &self.counts {
+            counts.cutover(cutover);
+        }
+        let Cutover { partition, target, times, .. } = cutover.clone();
+        let (router, at) = (self.number, clock::now());
+        self.story.told().holds.push(Hold { router, partition, pod: target.pod, epoch: target.epoch, times, at });
+    }
+
+    fn resync(&self, cause: &StoreError) {
+        if let Some(counts) = &self.counts {
+            counts.resync(cause);
+        }
+    }
+}
+
+struct CoordinatorTeller {
+    name: String,
+    story: Arc<Story>,
+    counts: Option<Arc<dyn CoordinatorObserver>>,
+}
+
+impl CoordinatorObserver for CoordinatorTeller {
+    fn leads(&self, leads: bool) {
+        let mut told = self.story.told();
+        let led = told.leader.as_ref() == Some(&self.name);
+        // The coordinators share a gauge: a standby has nothing to say about it.
+        if leads || led {
+            told.leader = leads.then(|| self.name.clone());
+            if let Some(counts) = &self.counts {
+                counts.leads(leads);
+            }
+        }
+    }
+
+    fn round(&self, cause: RoundCause) {
+        if let Some(counts) = &self.counts {
+            counts.round(cause);
+        }
+    }
+
+    fn phase_ended(&self, phase: Phase, lasted: Duration) {
+        if let Some(counts) = &self.counts {
+            counts.phase_ended(phase, lasted);
+        }
+    }
+
+    fn handoff_ended(&self, partition: PartitionId, result: HandoffResult) {
+        if let Some(counts) = &self.counts {
+            counts.handoff_ended(partition, result);
+        }
+        if result == HandoffResult::Cancelled {
+            self.story.told().cancelled += 1;
+        }
+    }
+
+    fn view_changed(&self, view: &View) {
+        if let Some(counts) = &self.counts {
+            counts.view_changed(view);
+        }
+        self.story.told().in_flight = view.handoffs.len();
+    }
+
+    fn resync(&self, cause: &StoreError) {
+        if let Some(counts) = &self.counts {
+            counts.resync(cause);
+        }
+    }
+}

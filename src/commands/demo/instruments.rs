@@ -1,0 +1,87 @@
+//! The metrics of a demo and its admin endpoint: all routers and coordinators of the process together.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::registry::Registry;
+use segue_coordination::coordinator::CoordinatorObserver;
+use segue_coordination::router::RouterObserver;
+use segue_coordination::store::Store;
+use segue_protocol::keys::Keyspace;
+use segue_proxy::metrics::Metrics;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::admin::{Admin, Part};
+use crate::keyspace::KeyspacePart;
+use crate::metrics::{CoordinatorMetrics, ResyncMetrics, RouterMetrics};
+use segue_demo::instruments::{Instruments, Status};
+
+/// The same metrics as those of `segue run`, served at an address.
+#[derive(Debug)]
+pub(super) struct AdminInstruments {
+    address: SocketAddr,
+    registry: Mutex<Registry>,
+    routers: Arc<RouterMetrics>,
+    coordinators: Arc<CoordinatorMetrics>,
+}
+
+impl AdminInstruments {
+    pub(super) fn new(address: SocketAddr) -> Self {
+        let mut registry = Registry::with_prefix("segue");
+        let resyncs = ResyncMetrics::new(&mut registry);
+        let routers = Arc::new(RouterMetrics::new(&mut registry, resyncs.clone()));
+        let coordinators = Arc::new(CoordinatorMetrics::new(&mut registry, resyncs));
+        AdminInstruments { address, registry: Mutex::new(registry), routers, coordinators }
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Instruments for AdminInstruments {
+    fn add_router(&self, name: &str, metrics: &Metrics) {
+        let label = ("router".into(), name.to_owned().into());
+        metrics.register(self.registry().sub_registry_with_label(label));
+    }
+
+    fn router(&self) -> Arc<dyn RouterObserver> {
+        self.routers.clone()
+    }
+
+    fn coordinator(&self) -> Arc<dyn CoordinatorObserver> {
+        self.coordinators.clone()
+    }
+
+    fn serve(&self, store: Arc<dyn Store>, keys: Keyspace, status: Status) -> anyhow::Result<AbortOnDropHandle<()>> {
+        let admin = Admin::bind(self.address, None)?;
+        let parts: Vec<Arc<dyn Part>> = vec![Arc::new(KeyspacePart::start(store, keys)), Arc::new(DemoPart { status })];
+        let registry = std::mem::take(&mut *self.registry());
+        let serving = async move {
+            if let Err(error) = admin.serve(parts, registry, CancellationToken::new()).await {
+                tracing::warn!(%error, "the admin endpoint has ended");
+            }
+        };
+        Ok(AbortOnDropHandle::new(tokio::spawn(serving)))
+    }
+}
+
+struct DemoPart {
+    status: Status,
+}
+
+impl Part for DemoPart {
+    fn name(&self) -> &'static str {
+        "demo"
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn status(&self) -> Value {
+        (self.status)()
+    }
+}
