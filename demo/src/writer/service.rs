@@ -22,6 +22,7 @@ const MAX_VALUE: usize = 64 << 10;
 /// The names of the headers that clients and writers exchange.
 pub mod names {
     use http::HeaderName;
+    use segue_protocol::headers;
 
     /// The number of a request.
     pub const REQUEST: HeaderName = HeaderName::from_static("x-request-id");
@@ -36,11 +37,11 @@ pub mod names {
     /// The key whose order is kept, for routers.
     pub const KEY: HeaderName = HeaderName::from_static("x-key");
     /// Stamped by routers.
-    pub const SEGUE_PARTITION: HeaderName = HeaderName::from_static("segue-partition");
+    pub const SEGUE_PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
     /// Stamped by routers.
-    pub const SEGUE_EPOCH: HeaderName = HeaderName::from_static("segue-epoch");
+    pub const SEGUE_EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
     /// On every answer that a router makes itself: why.
-    pub const SEGUE_REASON: HeaderName = HeaderName::from_static("segue-reason");
+    pub const SEGUE_REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
 }
 
 /// The writer as a tower service.
