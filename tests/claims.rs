@@ -11,7 +11,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use segue_tests::etcd::Etcd;
-use segue_tests::process::{Process, free_address, get};
+use segue_tests::ports::free_address;
+use segue_tests::process::{Process, get, show_logs_of_a_failure};
 use tempfile::TempDir;
 
 /// The lease time of all participants.
@@ -134,6 +135,12 @@ impl Site {
         let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
         let output = command.args(["status", "--json", "--etcd", &self.etcd.endpoint()]).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        show_logs_of_a_failure(self.folder.path());
     }
 }
 

@@ -10,7 +10,8 @@ use segue_coordination::store::data::{Keys, Op, Txn};
 use segue_coordination::store::keys::Keyspace;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_tests::etcd::Etcd;
-use segue_tests::process::{Process, free_address, get};
+use segue_tests::ports::free_address;
+use segue_tests::process::{Process, get};
 use tempfile::TempDir;
 
 fn segue() -> Command {

@@ -19,7 +19,8 @@ use segue::demo::log::Log;
 use segue::demo::record::Outcome;
 use segue_coordination::store::data::{Op, Txn};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
-use segue_tests::process::{Process, free_address, get};
+use segue_tests::ports::free_address;
+use segue_tests::process::{Process, get};
 use serde_json::Value;
 use site::{PARTITIONS, Site};
 

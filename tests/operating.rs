@@ -13,7 +13,8 @@ use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_proxy::respond::Own;
 use segue_tests::certificates::Authority;
 use segue_tests::etcd::Etcd;
-use segue_tests::process::{Process, free_address, get};
+use segue_tests::ports::free_address;
+use segue_tests::process::{Process, get};
 use tempfile::TempDir;
 
 const PAGE: &str = include_str!("../docs/operating.md");

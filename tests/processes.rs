@@ -12,7 +12,8 @@ use segue::demo::check::{Evidence, check};
 use segue::demo::load::{Load, LoadSettings};
 use segue::demo::log::Log;
 use segue::demo::record::Outcome;
-use segue_tests::process::{free_address, get};
+use segue_tests::ports::free_address;
+use segue_tests::process::get;
 use site::{PARTITIONS, Site};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use segue_tests::certificates::{Authority, Issued};
 use segue_tests::etcd::Etcd;
-use segue_tests::process::{Process, free_address, get};
+use segue_tests::ports::free_address;
+use segue_tests::process::{Process, get};
 use tempfile::TempDir;
 
 const SERVICE: &str = "

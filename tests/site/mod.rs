@@ -10,7 +10,8 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use segue_tests::etcd::Etcd;
-use segue_tests::process::{Process, free_address, get};
+use segue_tests::ports::free_address;
+use segue_tests::process::{Process, get, show_logs_of_a_failure};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -40,6 +41,12 @@ fn example_writer() -> PathBuf {
     }
     assert!(build.status().unwrap().success());
     std::env::current_exe().unwrap().parent().unwrap().join("../examples/writer")
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        show_logs_of_a_failure(self.folder.path());
+    }
 }
 
 impl Site {

@@ -5,13 +5,11 @@
 //! [`Etcd`] is a static that is never dropped; and a healthy answer comes from this very etcd, not from another
 //! process that took the same port.
 
-use std::collections::hash_map::RandomState;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::hash::BuildHasher;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -21,6 +19,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::certificates::Issued;
+use crate::ports::{free_port, random};
 use crate::process::send_signal;
 
 /// How long an etcd may take to answer. Two cores full of other tests have needed several seconds.
@@ -299,21 +298,6 @@ fn unsafe_no_fsync() -> Option<&'static str> {
         help.is_ok_and(|it| [it.stdout, it.stderr].iter().any(|text| String::from_utf8_lossy(text).contains(FLAG)))
     });
     KNOWN.then_some(FLAG)
-}
-
-/// A port that nobody listens on, below those that the kernel gives to outgoing connections: one of those could be
-/// taken while a killed etcd is to come back to it.
-fn free_port() -> u16 {
-    loop {
-        let port = 10_000 + (random() % 22_000) as u16;
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return port;
-        }
-    }
-}
-
-fn random() -> u64 {
-    RandomState::new().hash_one(std::process::id())
 }
 
 /// The answer to one HTTP request, head and body; `None` if there was none.

@@ -7,4 +7,5 @@
 
 pub mod certificates;
 pub mod etcd;
+pub mod ports;
 pub mod process;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// How long anything may take that happens at once on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How much of the end of each log a failing test shows.
+const SHOWN_BYTES: usize = 16 * 1024;
 
 /// A running process whose output goes to a file. Killed when dropped.
 #[derive(Debug)]
@@ -97,6 +99,19 @@ impl Drop for Process {
     }
 }
 
+/// Prints on standard error what each process has written to its log in `folder`, if the test is failing: for a `Drop`.
+pub fn show_logs_of_a_failure(folder: &Path) {
+    if !std::thread::panicking() {
+        return;
+    }
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    for log in files.filter(|path| path.extension().is_some_and(|extension| extension == "log")) {
+        let text = std::fs::read(&log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN_BYTES)..]);
+        eprintln!("---- {} ----\n{text}", log.display());
+    }
+}
+
 /// Sends a signal, given by its name without `SIG`.
 pub(crate) fn send_signal(child: &Child, signal: &str) -> std::io::Result<()> {
     let signal = match signal {
@@ -112,11 +127,6 @@ pub(crate) fn send_signal(child: &Child, signal: &str) -> std::io::Result<()> {
         _ => return Err(std::io::Error::other(format!("unknown signal {signal:?}"))),
     };
     Ok(kill_process(Pid::from_child(child), signal)?)
-}
-
-/// An address on loopback that was free a moment ago.
-pub fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 /// The status and body of `GET http://{address}{path}`; `None` if nobody answers.

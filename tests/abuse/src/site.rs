@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use segue_coordination::store::{EtcdOptions, EtcdStore};
 use segue_tests::etcd::Etcd;
-use segue_tests::process::{self, Process, free_address};
+use segue_tests::ports::free_address;
+use segue_tests::process::{self, Process};
 use tempfile::TempDir;
 
 use crate::gauge::FileLimits;

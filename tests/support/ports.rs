@@ -1,0 +1,60 @@
+//! Free ports on loopback for processes that a test starts.
+//!
+//! A port is below those that the kernel gives to outgoing connections and to `bind` of port 0, so no connection takes it
+//! before the process that it is meant for has started, or while that process is restarted. It is not a listening
+//! socket: nothing is bound here. Must stay true: two test processes, and two tests of one, never get the same port.
+
+use std::collections::hash_map::RandomState;
+use std::fs::{self, File};
+use std::hash::BuildHasher;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+const FIRST_PORT: u16 = 10_000;
+const MIN_PORTS: u16 = 1_000;
+/// Linux's own default for the first port of outgoing connections.
+const FIRST_EPHEMERAL_PORT: u16 = 32_768;
+
+/// The locked files that keep this process's ports its own. The kernel unlocks them when the process ends.
+static KEPT: Mutex<Vec<File>> = Mutex::new(Vec::new());
+static PORTS: LazyLock<Range<u16>> = LazyLock::new(|| {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let ephemeral = range.split_ascii_whitespace().next().and_then(|first| first.parse().ok());
+    let end = ephemeral.filter(|first| *first >= FIRST_PORT + MIN_PORTS).unwrap_or(FIRST_EPHEMERAL_PORT);
+    FIRST_PORT..end
+});
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = std::env::temp_dir().join("segue-test-ports");
+    fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("cannot create {}: {error}", folder.display()));
+    folder
+});
+
+/// Returns a port on which nobody listens, and which stays this process's own until the process ends.
+///
+/// # Panics
+/// When the temporary folder cannot be written.
+pub fn free_port() -> u16 {
+    loop {
+        let port = PORTS.start + (random() % u64::from(PORTS.end - PORTS.start)) as u16;
+        let path = FOLDER.join(port.to_string());
+        let file = File::create(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
+        if file.try_lock().is_ok() && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+            return port;
+        }
+    }
+}
+
+/// Returns [`free_port`] on loopback.
+///
+/// # Panics
+/// As [`free_port`].
+pub fn free_address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, free_port()).into()
+}
+
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
