@@ -99,7 +99,7 @@ impl Drop for Process {
     }
 }
 
-/// Prints what each process has written to its log in `folder`, if the test is failing: for a `Drop`.
+/// Prints on standard error what each process has written to its log in `folder`, if the test is failing: for a `Drop`.
 pub fn show_logs_of_a_failure(folder: &Path) {
     if !std::thread::panicking() {
         return;
@@ -108,7 +108,7 @@ pub fn show_logs_of_a_failure(folder: &Path) {
     for log in files.filter(|path| path.extension().is_some_and(|extension| extension == "log")) {
         let text = std::fs::read(&log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN_BYTES)..]);
-        println!("---- {} ----\n{text}", log.display());
+        eprintln!("---- {} ----\n{text}", log.display());
     }
 }
 
