@@ -339,6 +339,30 @@ fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
 }
 
 #[test]
+fn a_demo_with_an_admin_endpoint_counts_its_routers_and_shows_its_steps() {
+    let (folder, admin) = (TempDir::new().unwrap(), free_address());
+    let arguments = ["demo", "--json", "--partitions", "8", "--clients", "4", "--rate", "100", "--duration", "60s"];
+    let mut command = segue();
+    let process = command.args(arguments).args(["--admin", &admin.to_string()]);
+    let mut process = Process::start("demo", folder.path(), process);
+    let page = |path: &str| get(admin, path).map_or(String::new(), |(_, page)| page);
+    let answered = |page: &str, router: u32| {
+        let of_router = format!("segue_requests_total{{router=\"router-{router}\"");
+        page.lines().any(|line| line.starts_with(&of_router) && !line.ends_with(" 0"))
+    };
+    process.until("requests of both routers", || {
+        let metrics = page("/metrics");
+        answered(&metrics, 0) && answered(&metrics, 1) && metrics.contains("segue_leader 1")
+    });
+    assert!(page("/metrics").contains("segue_cutovers_total{result=\"switched\"}"));
+    let status: serde_json::Value = serde_json::from_str(&page("/status")).unwrap();
+    assert_eq!(status["keyspace"]["partitions"], 8);
+    assert_eq!(status["keyspace"]["routers"], serde_json::json!(["router-0", "router-1"]));
+    assert_eq!(status["demo"]["steps"][0]["scenario"], "start");
+    assert_eq!(status["demo"]["leader"], status["keyspace"]["leader"]);
+}
+
+#[test]
 fn a_hang_up_takes_the_log_level_over_and_a_bad_file_changes_nothing() {
     let folder = TempDir::new().unwrap();
     let text = |level: &str| format!("[store]\nkind = \"memory\"\n[coordinator]\n[log]\nlevel = \"{level}\"\n");
