@@ -3,7 +3,8 @@
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -17,8 +18,8 @@ use tempfile::TempDir;
 
 pub const PARTITIONS: u32 = 16;
 
-/// Built once for all tests of a run.
-static WRITER: LazyLock<PathBuf> = LazyLock::new(example_writer);
+/// The folder of the examples, which are built once for all tests of a run.
+static EXAMPLES: LazyLock<PathBuf> = LazyLock::new(build_examples);
 
 pub struct Site {
     writer: PathBuf,
@@ -29,18 +30,31 @@ pub struct Site {
     pub processes: BTreeMap<String, Process>,
 }
 
-/// The example, which cargo builds for a run of all tests, and which has to be asked for in a run of this one. Built as the
+/// The examples, which cargo builds for a run of all tests, and which have to be asked for in a run of this one. Built as the
 /// whole workspace builds it, or its dependencies would be built again with other features.
-fn example_writer() -> PathBuf {
+fn build_examples() -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
-    build
-        .args(["build", "--quiet", "--locked", "--workspace", "--example", "writer"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    build.args(["build", "--quiet", "--locked", "--workspace", "--examples"]).current_dir(env!("CARGO_MANIFEST_DIR"));
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }
     assert!(build.status().unwrap().success());
-    std::env::current_exe().unwrap().parent().unwrap().join("../examples/writer")
+    std::env::current_exe().unwrap().parent().unwrap().join("../examples")
+}
+
+/// The executable of an example.
+pub fn example(name: &str) -> PathBuf {
+    EXAMPLES.join(name)
+}
+
+/// The head and body of the answer to `GET path` for partition 0; `None` if there was none.
+pub fn http(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
 }
 
 impl Drop for Site {
@@ -52,7 +66,7 @@ impl Drop for Site {
 impl Site {
     pub fn start() -> Self {
         Site {
-            writer: WRITER.clone(),
+            writer: example("writer"),
             folder: TempDir::new().unwrap(),
             service_time: 2,
             etcd: Etcd::start(),

@@ -17,6 +17,7 @@ mod request;
 pub mod response_body;
 mod response_head;
 mod retry_budget;
+pub mod service;
 pub(crate) mod tunnel;
 
 use std::future::Future;

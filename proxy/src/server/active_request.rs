@@ -8,13 +8,12 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use pin_project::pin_project;
 
 use super::client::Client;
 use super::registry::ConnectionRegistry;
-use crate::forward::response_body::{ResponseBody, ResponseError};
 
 /// A request that is being served. The client counts as busy until this is dropped.
 pub(super) struct ActiveRequest {
@@ -46,20 +45,19 @@ impl Drop for ActiveRequest {
 }
 
 /// A response body that keeps its client busy.
-pub(super) struct TrackedBody {
-    pub(super) body: ResponseBody,
+#[pin_project]
+pub(super) struct TrackedBody<B> {
+    #[pin]
+    pub(super) body: B,
     pub(super) _request: ActiveRequest,
 }
 
-impl Body for TrackedBody {
-    type Data = Bytes;
-    type Error = ResponseError;
+impl<B: Body> Body for TrackedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, ResponseError>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        self.project().body.poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {

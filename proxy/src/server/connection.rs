@@ -25,10 +25,11 @@ use tokio::net::TcpStream;
 
 use super::active_request::{ActiveRequest, TrackedBody};
 use super::client::{Client, ConnectionCommand};
+use super::data_path::{DataPath, Layers, ServeRequest};
 use super::io::ClientIo;
 use super::registry::{ConnectionGuard, ConnectionRegistry};
+use crate::forward::ClientInfo;
 use crate::forward::client_presence::Presence;
-use crate::forward::{ClientGone, ClientInfo, Forward};
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
 use crate::runtime::background::LocalExecutor;
@@ -54,7 +55,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ConnectionGuard {
     /// Serves the connection until it closes.
-    pub(super) async fn serve(self, stream: TcpStream, peer: HeaderValue, forward: Forward) {
+    pub(super) async fn serve<M: Layers>(self, stream: TcpStream, peer: HeaderValue, path: DataPath<M>) {
         // A tunnel holds on to this when the connection switches protocols, and so stays counted.
         let this = Rc::new(self);
         let client = &this.client;
@@ -106,19 +107,19 @@ impl ConnectionGuard {
         client.http2.set(is_http2);
         if is_http2 {
             // Boxed: otherwise every HTTP/1.1 connection would reserve room for it.
-            Box::pin(this.serve_http2(io, client, peer, forward)).await;
+            Box::pin(this.serve_http2(io, client, peer.clone(), path.for_client(peer))).await;
         } else {
-            this.serve_http1(io, client, peer, forward).await;
+            this.serve_http1(io, client, peer.clone(), path.for_client(peer)).await;
         }
     }
 
-    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
+    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, requests: impl ServeRequest) {
         let mut connection = http1::Builder::new()
             .header_read_timeout(None)
             .max_header_size(self.clients.terms.max_header_bytes)
             // hyper reads a head into its buffer before it can tell how long it is.
             .max_buf_size(self.clients.terms.max_header_bytes.saturating_mul(2).max(16 << 10))
-            .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, forward))
+            .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, requests))
             .with_upgrades();
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {
@@ -159,7 +160,7 @@ impl ConnectionGuard {
         }
     }
 
-    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, forward: Forward) {
+    async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, requests: impl ServeRequest) {
         let streams = self.clients.terms.max_streams;
         let mut connection = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
@@ -170,7 +171,7 @@ impl ConnectionGuard {
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .max_header_list_size(u32::try_from(self.clients.terms.max_header_bytes).unwrap_or(u32::MAX))
-            .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, forward));
+            .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, requests));
         let mut finishing = false;
         let ended = std::future::poll_fn(|context| {
             match client.poll_command(context) {
@@ -194,17 +195,17 @@ impl ConnectionGuard {
     }
 }
 
-fn service(
+fn service<S: ServeRequest>(
     clients: &Rc<ConnectionRegistry>,
     client: &Rc<Client>,
     peer: Rc<ClientInfo>,
-    forward: Forward,
-) -> impl Service<Request<Incoming>, Response = Response<TrackedBody>, Error = ClientGone, Future: 'static> + use<> {
+    requests: S,
+) -> impl Service<Request<Incoming>, Response = Response<TrackedBody<S::Body>>, Error = S::Error, Future: 'static> + use<S>
+{
     let (clients, client) = (clients.clone(), client.clone());
     hyper::service::service_fn(move |request: Request<Incoming>| {
         let serving = ActiveRequest::begin(&clients, &client, request.body());
-        // hyper moves the future more than once: one pointer instead of kilobytes.
-        let answer = Box::pin(forward.call(request, peer.clone()));
+        let answer = requests.serve(request);
         let (client, peer) = (client.clone(), peer.clone());
         async move {
             let mut answer = answer.await?;

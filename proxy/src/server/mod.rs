@@ -13,6 +13,7 @@
 mod active_request;
 mod client;
 mod connection;
+mod data_path;
 mod io;
 mod overload;
 mod registry;
@@ -23,17 +24,24 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
+use tower::{Layer, Service};
 
+use crate::forward::service::ClientService;
 use crate::forward::{self, InvalidName};
 use crate::metrics::Metrics;
 use crate::routing::table::Table;
 use crate::settings::{ClientLimits, ForwardSettings, ServerSettings};
 use crate::tls::ServerTls;
 use client::ClientTerms;
+use data_path::{Bare, BoxError, Layered, Layers};
 use registry::IdlePolicy;
 use worker::{Stop, Worker};
 
@@ -131,10 +139,52 @@ impl Server {
 
     /// Starts the workers. The table and the metrics must have been made for as many.
     pub fn start(
+        self,
+        forward: &ForwardSettings,
+        table: &Arc<Table>,
+        metrics: &Metrics,
+    ) -> Result<ServerHandle, ServerError> {
+        self.start_workers(forward, table, metrics, Bare)
+    }
+
+    /// Starts the workers with `layer` around the data path. The layer is cloned for each worker, and makes a service for
+    /// each connection, which is cloned for each request. It sees whatever a client is answered, the router's own
+    /// responses included.
+    ///
+    /// ```no_run
+    /// # use segue_proxy::{metrics::Metrics, routing::table::Table, server::{Server, ServerHandle, ServerError}};
+    /// # use segue_proxy::settings::ForwardSettings;
+    /// # use http::{HeaderName, HeaderValue};
+    /// # fn start(server: Server, forward: &ForwardSettings, table: &std::sync::Arc<Table>, metrics: &Metrics)
+    /// # -> Result<ServerHandle, ServerError> {
+    /// use tower_http::set_header::SetResponseHeaderLayer;
+    ///
+    /// let name = HeaderName::from_static("x-site");
+    /// let layer = SetResponseHeaderLayer::overriding(name, HeaderValue::from_static("north"));
+    /// server.start_with_layer(forward, table, metrics, layer)
+    /// # }
+    /// ```
+    pub fn start_with_layer<L, S, B>(
+        self,
+        forward: &ForwardSettings,
+        table: &Arc<Table>,
+        metrics: &Metrics,
+        layer: L,
+    ) -> Result<ServerHandle, ServerError>
+    where
+        L: Layer<ClientService, Service = S> + Clone + Send + 'static,
+        S: Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
+    {
+        self.start_workers(forward, table, metrics, Layered(layer))
+    }
+
+    fn start_workers(
         mut self,
         forward: &ForwardSettings,
         table: &Arc<Table>,
         metrics: &Metrics,
+        layers: impl Layers,
     ) -> Result<ServerHandle, ServerError> {
         forward::check(forward)?;
         for socket in self.silent {
@@ -151,6 +201,7 @@ impl Server {
                 index,
                 listeners,
                 forward: forward.clone(),
+                layers: layers.clone(),
                 table: table.clone(),
                 metrics: metrics.worker(index),
                 max_connections: most,
@@ -283,5 +334,6 @@ pub async fn serve_client(
 ) {
     let terms = terms(limits, None, forward.idle_timeout());
     let clients = std::rc::Rc::new(registry::ConnectionRegistry::new(terms, 0, metrics));
-    clients.seat(std::net::Ipv4Addr::UNSPECIFIED.into()).serve(stream, peer, forward).await;
+    let path = data_path::DataPath { forward, layers: Bare };
+    clients.seat(std::net::Ipv4Addr::UNSPECIFIED.into()).serve(stream, peer, path).await;
 }

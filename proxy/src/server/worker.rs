@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::client::ClientTerms;
+use super::data_path::{DataPath, Layers};
 use super::overload::Overload;
 use super::registry::{ConnectionRegistry, IdlePolicy};
 use crate::forward::Forward;
@@ -45,10 +46,12 @@ pub(super) struct Stop {
 }
 
 /// What one worker thread runs with.
-pub(super) struct Worker {
+pub(super) struct Worker<M> {
     pub(super) index: usize,
     pub(super) listeners: Vec<std::net::TcpListener>,
     pub(super) forward: ForwardSettings,
+    /// What stands around its data path.
+    pub(super) layers: M,
     pub(super) table: Arc<Table>,
     pub(super) metrics: Arc<WorkerMetrics>,
     pub(super) max_connections: usize,
@@ -57,7 +60,7 @@ pub(super) struct Worker {
     pub(super) stop: watch::Receiver<Option<Stop>>,
 }
 
-impl Worker {
+impl<M: Layers> Worker<M> {
     /// Serves until the server stops and everything in flight has ended, or its deadline has passed.
     pub(super) async fn run(mut self) {
         let forward = Forward::new(&self.forward, self.table.worker(self.index), self.metrics.clone());
@@ -67,6 +70,7 @@ impl Worker {
             (Err(error), _) => return tracing::error!(%error, "a worker cannot run"),
             (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
         };
+        let path = DataPath { forward, layers: self.layers };
         let look_every = (self.terms.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let secure = self.terms.tls.is_some();
         let limit =
@@ -80,10 +84,10 @@ impl Worker {
             }
         });
         tokio::select! {
-            () = accept_all(&listeners, &clients, &forward, &limit) => {}
+            () = accept_all(&listeners, &clients, &path, &limit) => {}
             _ = self.stop.wait_for(Option::is_some) => {}
         }
-        accept_backlog(&listeners, &clients, &forward).await;
+        accept_backlog(&listeners, &clients, &path).await;
         drop(listeners);
         let stop = *self.stop.borrow();
         let Stop { deadline, idle } = stop.unwrap_or(Stop { deadline: Instant::now(), idle: IdlePolicy::Close });
@@ -93,7 +97,7 @@ impl Worker {
         if tokio::time::timeout_at(notice, drained(&clients, &self.metrics)).await.is_ok() {
             return;
         }
-        forward.end_websockets();
+        path.forward.end_websockets();
         if tokio::time::timeout_at(deadline, drained(&clients, &self.metrics)).await.is_err() {
             clients.close();
             // Each connection task needs one turn to close properly.
@@ -132,7 +136,7 @@ impl ConnectionLimit {
 }
 
 /// Accepts the connections that the kernel has completed already: to their clients they are established.
-async fn accept_backlog(listeners: &[TcpListener], clients: &Rc<ConnectionRegistry>, forward: &Forward) {
+async fn accept_backlog<M: Layers>(listeners: &[TcpListener], clients: &Rc<ConnectionRegistry>, path: &DataPath<M>) {
     for listener in listeners {
         while let Some(Ok((stream, peer))) = std::future::poll_fn(|context| match listener.poll_accept(context) {
             Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
@@ -140,7 +144,7 @@ async fn accept_backlog(listeners: &[TcpListener], clients: &Rc<ConnectionRegist
         })
         .await
         {
-            serve(clients, forward, stream, peer);
+            serve(clients, path, stream, peer);
         }
     }
 }
@@ -157,23 +161,23 @@ async fn drained(clients: &ConnectionRegistry, metrics: &WorkerMetrics) {
 }
 
 /// Accepts from all listeners for ever.
-async fn accept_all(
+async fn accept_all<M: Layers>(
     listeners: &[TcpListener],
     clients: &Rc<ConnectionRegistry>,
-    forward: &Forward,
+    path: &DataPath<M>,
     limit: &ConnectionLimit,
 ) {
     let overload = Overload::default();
-    join_all(listeners.iter().map(|listener| accept(listener, clients, forward, limit, &overload))).await;
+    join_all(listeners.iter().map(|listener| accept(listener, clients, path, limit, &overload))).await;
     // A worker without a listener waits for the server to stop.
     std::future::pending().await
 }
 
 /// Accepts from one listener for ever, within the limit.
-async fn accept(
+async fn accept<M: Layers>(
     listener: &TcpListener,
     clients: &Rc<ConnectionRegistry>,
-    forward: &Forward,
+    path: &DataPath<M>,
     limit: &ConnectionLimit,
     overload: &Overload,
 ) {
@@ -182,7 +186,7 @@ async fn accept(
         match listener.accept().await {
             Ok((stream, peer)) => {
                 if limit.has_room(clients).await {
-                    serve(clients, forward, stream, peer);
+                    serve(clients, path, stream, peer);
                 } else {
                     overload.send_away(stream, limit.secure, &limit.metrics);
                 }
@@ -197,7 +201,7 @@ async fn accept(
                     logged = Some(Instant::now());
                     tracing::warn!(%error, closes_idle, "cannot accept connections; trying again");
                 }
-                if closes_idle && forward.close_idle() == 0 {
+                if closes_idle && path.forward.close_idle() == 0 {
                     clients.close_one(Duration::ZERO, 0);
                 }
                 let _ = tokio::time::timeout(ACCEPT_RETRY, clients.left.notified()).await;
@@ -206,8 +210,8 @@ async fn accept(
     }
 }
 
-fn serve(clients: &Rc<ConnectionRegistry>, forward: &Forward, stream: TcpStream, peer: SocketAddr) {
-    let served = clients.seat(peer.ip()).serve(stream, address_of(peer.ip()), forward.clone());
+fn serve<M: Layers>(clients: &Rc<ConnectionRegistry>, path: &DataPath<M>, stream: TcpStream, peer: SocketAddr) {
+    let served = clients.seat(peer.ip()).serve(stream, address_of(peer.ip()), path.clone());
     tokio::task::spawn_local(served);
 }
 

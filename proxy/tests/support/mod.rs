@@ -18,7 +18,7 @@ use segue_protocol::records::PodRecord;
 use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
-use segue_proxy::server::{Server, ServerHandle};
+use segue_proxy::server::{Server, ServerError, ServerHandle};
 use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use tokio::time::Instant;
 
@@ -84,6 +84,15 @@ impl World {
     }
 
     pub fn over(server: Server, settings: Settings) -> Self {
+        Self::started(server, settings, |server, forward, table, metrics| server.start(forward, table, metrics))
+    }
+
+    /// A world whose server is started by `start`.
+    pub fn started(
+        server: Server,
+        settings: Settings,
+        start: impl FnOnce(Server, &ForwardSettings, &Arc<Table>, &Metrics) -> Result<ServerHandle, ServerError>,
+    ) -> Self {
         let (table, mut notices) = Table::new(server.workers(), settings.stash);
         if settings.partitions > 0 {
             table.set_partitions(settings.partitions);
@@ -91,7 +100,7 @@ impl World {
         table.trust_until(Instant::now() + Duration::from_secs(3600));
         let metrics = Metrics::new(server.workers());
         let address = server.local_addr();
-        let server = server.start(&settings.forward, &table, &metrics).unwrap();
+        let server = start(server, &settings.forward, &table, &metrics).unwrap();
         let targets = Targets::default();
         // What the router's shell does, as far as these tests need it.
         let (told, wanted) = (table.clone(), targets.clone());

@@ -1,0 +1,182 @@
+//! A router with tower layers of its own around the data path: a limit on the rate of requests, and a response header.
+//!
+//! ```text
+//! etcd &
+//! segue run --config …            # a coordinator and writer pods of the keyspace
+//! cargo run --release --example layered_router -- --name r-0 --listen 127.0.0.1:8080 --requests-per-second 1000
+//! ```
+//!
+//! It shows what a router consists of: a bound [`Server`], the routing [`Table`] that its workers share, [`run_router`],
+//! which follows the store and drives the table, and the layers. `segue run` joins the same parts without layers.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use clap::Parser;
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use segue_coordination::router::{
+    Cutover, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+};
+use segue_coordination::store::{EtcdOptions, EtcdStore, StoreError};
+use segue_protocol::handoff::router::OnStoreLoss;
+use segue_protocol::keys::Keyspace;
+use segue_proxy::metrics::Metrics;
+use segue_proxy::routing::partition_key::PartitionSource;
+use segue_proxy::routing::table::{StashLimits, Table};
+use segue_proxy::server::Server;
+use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tower::{Layer, Service, ServiceBuilder};
+use tower_http::set_header::SetResponseHeaderLayer;
+
+/// A router that limits the rate of requests.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// A client URL of etcd; may be given several times.
+    #[arg(long, default_value = "http://127.0.0.1:2379")]
+    etcd: Vec<String>,
+    /// The keyspace.
+    #[arg(long, default_value = "default")]
+    keyspace: String,
+    /// What the keyspace's keys begin with.
+    #[arg(long, default_value = "/segue/")]
+    prefix: String,
+    /// This router's name, unique in the keyspace.
+    #[arg(long)]
+    name: String,
+    /// Where clients connect.
+    #[arg(long)]
+    listen: String,
+    /// Requests beyond this rate are answered 429.
+    #[arg(long)]
+    requests_per_second: u32,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    let store = Arc::new(EtcdStore::connect(EtcdOptions::new(arguments.etcd))?);
+    let keys = Keyspace::new(&arguments.prefix, &arguments.keyspace);
+    let partition = PartitionSource::Number { header: HeaderName::from_static("x-partition"), order_by: None };
+    let upstream = UpstreamSettings::default();
+
+    let server = Server::bind(ServerSettings { listen: arguments.listen, workers: 0, tls: None })?;
+    let (table, notices) = Table::new(server.workers(), StashLimits::default());
+    let metrics = Metrics::new(server.workers());
+
+    let settings = RouterSettings {
+        name: arguments.name.clone(),
+        lease_ttl: Duration::from_secs(5),
+        on_store_loss: OnStoreLoss::Auto,
+        drain: DrainSettings::default(),
+        admin: None,
+        partitioner: Some(partition.partitioner()),
+        request_timeout: upstream.request_timeout,
+    };
+    let (sender, mut status) = watch::channel(RouterStatus::default());
+    let ports = RouterPorts { plane: table.clone(), notices, observer: Arc::new(Silent), status: sender };
+    let shutdown = CancellationToken::new();
+    let control = tokio::spawn(run_router(store, keys, settings, ports, shutdown.clone()));
+    status.wait_for(|status| status.not_ready.is_none()).await?;
+
+    let forward = ForwardSettings {
+        router: arguments.name.clone(),
+        keyspace: arguments.keyspace,
+        partition,
+        trust_forwarded: false,
+        limits: ClientLimits::default(),
+        upload_grace: UPLOAD_GRACE,
+        upstream,
+    };
+    let served_by = HeaderName::from_static("x-served-by");
+    let layers = ServiceBuilder::new()
+        .layer(SetResponseHeaderLayer::overriding(served_by, HeaderValue::try_from(&arguments.name)?))
+        .layer(RateLimit::new(arguments.requests_per_second));
+    let serving = server.start_with_layer(&forward, &table, &metrics, layers)?;
+
+    signal(SignalKind::terminate())?.recv().await;
+    // Handoffs wait for this router until its last request is done.
+    serving.shutdown(tokio::time::Instant::now() + DrainSettings::default().timeout).await;
+    shutdown.cancel();
+    control.await?;
+    Ok(())
+}
+
+/// Observes nothing.
+struct Silent;
+
+impl RouterObserver for Silent {
+    fn cutover(&self, _: &Cutover) {}
+
+    fn resync(&self, _: &StoreError) {}
+}
+
+/// Lets so many requests pass in each second, over all workers, and answers `429` to the others.
+#[derive(Debug, Clone)]
+struct RateLimit {
+    per_second: u32,
+    /// The second that is counted, and how many requests have passed in it.
+    window: Arc<Mutex<(Instant, u32)>>,
+}
+
+impl RateLimit {
+    fn new(per_second: u32) -> Self {
+        RateLimit { per_second, window: Arc::new(Mutex::new((Instant::now(), 0))) }
+    }
+
+    fn passes(&self) -> bool {
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        if window.0.elapsed() >= Duration::from_secs(1) {
+            *window = (Instant::now(), 0);
+        }
+        window.1 += 1;
+        window.1 <= self.per_second
+    }
+}
+
+impl<S> Layer<S> for RateLimit {
+    type Service = Limited<S>;
+
+    fn layer(&self, inner: S) -> Limited<S> {
+        Limited { inner, limit: self.clone() }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Limited<S> {
+    inner: S,
+    limit: RateLimit,
+}
+
+impl<S, B> Service<Request<Incoming>> for Limited<S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Future: 'static>,
+{
+    type Response = Response<Either<B, Full<Bytes>>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>>>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        if self.limit.passes() {
+            let response = self.inner.call(request);
+            return Box::pin(async { Ok(response.await?.map(Either::Left)) });
+        }
+        Box::pin(async {
+            let mut response = Response::new(Either::Right(Full::new(Bytes::from("too many requests\n"))));
+            *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+            Ok(response)
+        })
+    }
+}

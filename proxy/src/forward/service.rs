@@ -1,0 +1,51 @@
+//! The data path of one client's connection as a tower service, for layers around it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tower::Service;
+
+use super::response_body::ResponseBody;
+use super::{ClientGone, ClientInfo, Forward};
+
+/// Forwards the requests of one client's connection. It is ready at all times: a request that cannot be sent yet is held,
+/// and one that cannot be held is answered.
+///
+/// It lives on its worker's thread, so neither the service nor its future is [`Send`].
+#[derive(Debug, Clone)]
+pub struct ClientService {
+    forward: Forward,
+    client: Rc<ClientInfo>,
+}
+
+impl ClientService {
+    pub(crate) fn new(forward: Forward, client: Rc<ClientInfo>) -> Self {
+        ClientService { forward, client }
+    }
+
+    /// Returns the response to one request, of a pod or of the router itself.
+    pub(crate) fn forward(
+        &self,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
+        self.forward.call(request, self.client.clone())
+    }
+}
+
+impl Service<Request<Incoming>> for ClientService {
+    type Response = Response<ResponseBody>;
+    type Error = ClientGone;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>>>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ClientGone>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        Box::pin(self.forward(request))
+    }
+}

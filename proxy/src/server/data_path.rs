@@ -1,0 +1,115 @@
+//! What serves the requests of a connection: the data path itself, or layers of tower around it.
+//!
+//! # Invariants
+//!
+//! * Without layers a request costs what it would cost if there were no such choice: the future of the data path is
+//!   neither wrapped nor dispatched at run time.
+
+use std::error::Error;
+use std::future::Future;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use tower::{Layer, Service, ServiceExt as _};
+
+use crate::forward::response_body::ResponseBody;
+use crate::forward::service::ClientService;
+use crate::forward::{ClientGone, ClientInfo, Forward};
+
+pub(super) type BoxError = Box<dyn Error + Send + Sync>;
+
+/// A worker's data path, and what stands around it.
+#[derive(Debug, Clone)]
+pub(super) struct DataPath<M> {
+    pub(super) forward: Forward,
+    pub(super) layers: M,
+}
+
+impl<M: Layers> DataPath<M> {
+    /// Returns what serves the requests of this client's connection.
+    pub(super) fn for_client(&self, client: Rc<ClientInfo>) -> M::Service {
+        self.layers.around(ClientService::new(self.forward.clone(), client))
+    }
+}
+
+/// What is put around the data path, connection by connection.
+pub(super) trait Layers: Clone + Send + 'static {
+    type Service: ServeRequest;
+
+    fn around(&self, service: ClientService) -> Self::Service;
+}
+
+/// Serves one request after the other, or many at a time by HTTP/2.
+pub(super) trait ServeRequest: 'static {
+    type Body: Body<Data = Bytes, Error: Into<BoxError>> + 'static;
+    type Error: Into<BoxError>;
+
+    /// Returns a small future: hyper moves it more than once.
+    fn serve(
+        &self,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Result<Response<Self::Body>, Self::Error>> + 'static + use<Self>;
+}
+
+/// No layers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bare;
+
+impl Layers for Bare {
+    type Service = ClientService;
+
+    fn around(&self, service: ClientService) -> ClientService {
+        service
+    }
+}
+
+impl ServeRequest for ClientService {
+    type Body = ResponseBody;
+    type Error = ClientGone;
+
+    fn serve(
+        &self,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + 'static + use<> {
+        Box::pin(self.forward(request))
+    }
+}
+
+/// Layers of tower.
+#[derive(Debug, Clone)]
+pub(super) struct Layered<L>(pub(super) L);
+
+/// A service that a layer has made. It is cloned for each request, as tower's clients do.
+pub(super) struct LayeredService<S>(S);
+
+impl<L, S, B> Layers for Layered<L>
+where
+    L: Layer<ClientService, Service = S> + Clone + Send + 'static,
+    S: Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
+{
+    type Service = LayeredService<S>;
+
+    fn around(&self, service: ClientService) -> LayeredService<S> {
+        LayeredService(self.0.layer(service))
+    }
+}
+
+impl<S, B> ServeRequest for LayeredService<S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
+{
+    type Body = B;
+    type Error = S::Error;
+
+    fn serve(
+        &self,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Result<Response<B>, S::Error>> + 'static + use<S, B> {
+        Box::pin(self.0.clone().oneshot(request))
+    }
+}

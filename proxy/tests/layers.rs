@@ -1,0 +1,115 @@
+//! Layers of tower around the data path.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use segue_protocol::ids::PartitionId;
+use segue_proxy::server::Server;
+use segue_proxy::settings::UpstreamProtocol;
+use support::client::{Http2, Plain, full};
+use support::pod::{Pod, Speaks};
+use support::{Settings, World};
+use tower::{Layer, Service, ServiceBuilder};
+use tower_http::set_header::SetResponseHeaderLayer;
+
+const P0: PartitionId = PartitionId::new(0);
+const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
+
+/// Lets so many requests pass and answers all others with `429`.
+#[derive(Debug, Clone)]
+struct Quota(Arc<AtomicI32>);
+
+#[derive(Debug, Clone)]
+struct WithQuota<S> {
+    inner: S,
+    left: Arc<AtomicI32>,
+}
+
+impl<S> Layer<S> for Quota {
+    type Service = WithQuota<S>;
+
+    fn layer(&self, inner: S) -> WithQuota<S> {
+        WithQuota { inner, left: self.0.clone() }
+    }
+}
+
+impl<S, B> Service<Request<Incoming>> for WithQuota<S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>>,
+    S::Future: 'static,
+    S::Error: 'static,
+    B: 'static,
+{
+    type Response = Response<Either<B, Full<Bytes>>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>>>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        if self.left.fetch_sub(1, Relaxed) > 0 {
+            let response = self.inner.call(request);
+            return Box::pin(async { Ok(response.await?.map(Either::Left)) });
+        }
+        let mut refusal = Response::new(Either::Right(Full::new(Bytes::from("later"))));
+        *refusal.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+        Box::pin(async { Ok(refusal) })
+    }
+}
+
+/// A world whose router names its site on each response and lets `quota` requests pass.
+fn layered(quota: i32) -> World {
+    let mut settings = Settings::default();
+    settings.forward.upstream.protocol = UpstreamProtocol::Http1;
+    let server = Server::bind(settings.server.clone()).unwrap();
+    World::started(server, settings, |server, forward, table, metrics| {
+        let site =
+            SetResponseHeaderLayer::overriding(HeaderName::from_static("x-site"), HeaderValue::from_static("north"));
+        let layers = ServiceBuilder::new().layer(site).layer(Quota(Arc::new(AtomicI32::new(quota))));
+        server.start_with_layer(forward, table, metrics, layers)
+    })
+}
+
+#[tokio::test]
+async fn a_layer_sees_what_clients_are_answered_whether_a_pod_or_the_router_says_it() {
+    let world = layered(100);
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    world.lead(P0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    let answer = client.ask(GET).await;
+    assert_eq!((answer.text(), answer.header("x-site")), ("ok", "north"));
+    let answer = client.ask("GET / HTTP/1.1\r\nhost: h\r\n\r\n").await;
+    assert_eq!((answer.status, answer.header("segue-reason"), answer.header("x-site")), (400, "no-partition", "north"));
+    let http2 = Http2::connect(world.address).await;
+    let answer = http2.ask(http2.request("GET", "/").body(full("")).unwrap()).await;
+    assert_eq!((answer.status, answer.header("x-site")), (200, "north"));
+}
+
+#[tokio::test]
+async fn a_layer_may_answer_in_place_of_the_data_path() {
+    let world = layered(2);
+    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    world.lead(P0, pod.address, 1);
+    let mut client = Plain::connect(world.address).await;
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        statuses.push(client.ask(GET).await.status);
+    }
+    assert_eq!(statuses, [200, 200, 429]);
+    // All connections share the layer.
+    assert_eq!(Plain::connect(world.address).await.ask(GET).await.status, 429);
+    world.in_flight(P0, 0).await;
+}
