@@ -1,8 +1,13 @@
-//! One exchange with the pod that a request was let through to: begun, and then answered, failed or undone.
+//! One attempt: an exchange with the pod that a request was admitted to, until it is answered, has failed or was
+//! undone.
 //!
 //! Not here: which pod, and what becomes of a request that was undone ([`forward`](crate::forward)); the bytes
-//! (`upstream`). What must stay true: [`Unanswered::Undone`] is said only if it is certain that no pod acted on the
-//! request; a pod's "not mine" is never passed on.
+//! (`upstream`).
+//!
+//! # Invariants
+//!
+//! * [`Unanswered::Undone`] is returned only if it is certain that no pod acted on the request.
+//! * A pod's "not mine" is never passed on to the client.
 
 use std::any::Any;
 use std::future::Future;
@@ -34,29 +39,29 @@ use crate::runtime::shortage::is_shortage;
 use crate::tls::Stream;
 use crate::upstream::{Answer, Broken, Checkout, Counted, ResponseStream, SendError, Wanted, Which, was_spared};
 
-/// Why there is no answer to pass on.
+/// Why there is no response to pass on.
 pub(crate) enum Unanswered {
-    /// Nothing was done: the request waits for its turn again.
+    /// The pod did not process the request: it is queued again.
     Undone(Permit, Undone),
-    /// While a connection was being made, the router's lease ran out: nothing was sent.
+    /// The router's lease expired while a connection was being made: nothing was sent.
     Fenced(Permit),
-    /// The router answers itself.
+    /// The router responds itself.
     LocalReply(LocalReply),
     ClientGone,
 }
 
-/// Why nothing was done.
+/// Why the pod did not process a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Undone {
-    /// The pod answered "not mine".
+    /// The pod responded "not mine".
     Misdirected,
-    /// The pod has taken no request on the connection, or has said that it processed nothing.
+    /// The pod read no request from the connection, or reported that it processed none.
     Refused,
     /// No connection could be made.
     Unreachable,
-    /// No connection was tried.
+    /// No connection was tried, because the pod is backed off from.
     Spared,
-    /// Its partition was severed before there was a connection.
+    /// The request's partition was severed before there was a connection.
     Severed,
 }
 
@@ -69,7 +74,7 @@ impl From<BodyError> for Unanswered {
     }
 }
 
-/// The pod has taken a request.
+/// Records that the pod accepted a request.
 #[inline]
 fn note_acceptance(shared: &WorkerContext, pod: &Pod) {
     shared.budgets.accepted(pod.slot);
@@ -78,7 +83,7 @@ fn note_acceptance(shared: &WorkerContext, pod: &Pod) {
     }
 }
 
-/// Sends a request to the pod that its flight leads to.
+/// Sends a request to the pod of its permit.
 pub(crate) async fn send(
     shared: &WorkerContext,
     asked: &mut ForwardRequest,
@@ -90,20 +95,21 @@ pub(crate) async fn send(
         let wanted = if !by_http2 {
             Wanted::Http1
         } else if asked.scan.expect {
-            // A client that asks before it sends would take reading for a yes, and the request may still be put back.
+            // Reading makes hyper send `100 Continue`, but the request may still be put back.
             Wanted::Http2Uploading
         } else if asked.body.is_here().await? {
             Wanted::Http2Whole
         } else {
             Wanted::Http2Uploading
         };
-        // With a name, as what `?` leaves behind would be kept across the `await`.
+        // Bound to a name: the temporaries of `?` would be kept across the `await`.
         let begun = begin_at_once(shared, asked, flight, wanted, which)?;
         let outcome;
         (outcome, flight) = begun.await?;
         return match outcome {
             Ok(answer) => answered(shared, asked, answer, flight),
-            // A second time it was on a new connection that another request had made, so it may have been a refusal.
+            // The second attempt used a new connection that another request had made, so the close may have been a
+            // refusal.
             Err(NoAnswer::Stale)
                 if which == Which::Any || shared.budgets.may_try_again(flight.pod().slot, Instant::now()) =>
             {
@@ -111,7 +117,7 @@ pub(crate) async fn send(
                 which = Which::New;
                 continue;
             }
-            // The request may be the cause, so it goes once more on a connection where it can harm nobody else.
+            // The request may be the cause, so the one further attempt uses a connection that no other request shares.
             Err(NoAnswer::Send(SendError::Rejected(error))) if !asked.was_rejected => {
                 tracing::debug!(pod = flight.pod().name, %error, "a pod ended a connection with an error; sending once more");
                 asked.body.take_back();
@@ -124,11 +130,11 @@ pub(crate) async fn send(
     }
 }
 
-/// An exchange, or what has to be waited for before it may begin.
+/// An exchange, or the wait for what it needs before it may begin.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one; a box would be one more allocation")]
 enum Begun<'asked> {
     AwaitResponse(AwaitResponse<'asked>),
-    /// In a box, as every request would have room for it otherwise, also while it is answered.
+    /// Boxed: otherwise every request would reserve room for it, even while its response is read.
     HeldRequest(Pin<Box<dyn Future<Output = Result<Outcome, Unanswered>> + 'asked>>),
 }
 
@@ -145,7 +151,7 @@ impl Future for Begun<'_> {
     }
 }
 
-/// Begins to send at once if a connection is open and nobody has to be asked first.
+/// Begins to send at once if a connection is open and the request need not check for its client first.
 fn begin_at_once<'asked>(
     shared: &'asked WorkerContext,
     asked: &'asked ForwardRequest,
@@ -172,7 +178,7 @@ async fn begin_after_waiting<'asked>(
     wanted: Wanted,
     which: Which,
 ) -> Result<AwaitResponse<'asked>, Unanswered> {
-    // Many connections to one pod are made one after the other, so waiting for one may take long.
+    // Connections to one pod are made a few at a time, so waiting for one may take long.
     let severed = flight.sever_token();
     let connected = tokio::select! {
         biased;
@@ -190,25 +196,26 @@ async fn begin_after_waiting<'asked>(
             return Err(Unanswered::Undone(flight.undo(), cause));
         }
     };
-    // The last moment: a held request may have lost its client.
+    // The last check before sending: a held request may have lost its client.
     if flight.was_held() && asked.peer.presence.is_lost().await {
         tracing::debug!(partition = flight.partition().get(), "the client of a held request is gone");
         return Err(Unanswered::ClientGone);
     }
-    // The lease may have run out meanwhile, whether this request made the connection, waited for another's or for its
-    // client's connection to say whether the client is there.
+    // The lease may have expired while this request made a connection, waited for another request's, or asked its
+    // client's connection whether the client is still there.
     if !flight.may_still_go() {
         return Err(Unanswered::Fenced(flight.undo()));
     }
     begin(shared, asked, flight, line)
 }
 
-/// A connection to the flight's pod. A request that holds a place in a flush gives it away if making one takes long.
+/// Returns a connection to the permit's pod. A request that holds a place in a flush gives it up if connecting takes
+/// long.
 async fn line(shared: &WorkerContext, flight: &InFlight, wanted: Wanted, which: Which) -> io::Result<Checkout> {
     if !flight.holds_place() {
         return shared.upstream.line(flight.pod(), wanted, which).await;
     }
-    // In a box, as every request would have room for it otherwise.
+    // Boxed: otherwise every request would reserve room for it.
     Box::pin(async {
         let mut line = pin!(shared.upstream.line(flight.pod(), wanted, which));
         tokio::select! {
@@ -221,7 +228,7 @@ async fn line(shared: &WorkerContext, flight: &InFlight, wanted: Wanted, which: 
     .await
 }
 
-/// Begins to send, unless it must not be sent any more.
+/// Begins to send, unless the deadline has passed or the body can no longer be sent from its beginning.
 fn begin<'asked>(
     shared: &WorkerContext,
     asked: &'asked ForwardRequest,
@@ -266,14 +273,15 @@ fn answered(
                 body.settle();
                 return Ok(pass_on(shared, response, flight, body.clone()));
             }
-            // If all of it is here, its connection can be used again.
+            // Reading the rest of a complete body lets its connection be used again.
             drop(response.body_mut().take_whole());
             drop(response);
             body.take_back();
             if body.is_whole() {
                 Err(Unanswered::Undone(flight.undo(), Undone::Misdirected))
             } else {
-                // Nothing was done, so the client may send again; the router no longer can.
+                // The pod did nothing, so the client may send the request again. The router cannot: it no longer has
+                // all of the body.
                 Err(Unanswered::LocalReply(LocalReply::NoOwner))
             }
         }

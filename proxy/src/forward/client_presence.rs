@@ -1,10 +1,13 @@
-//! Whether the client of a held request is still there, as far as its kernel knows.
+//! Tells whether the client of a held request is still connected, as far as the kernel knows.
 //!
-//! hyper notices that a client has gone only where it reads, and it does not while bytes of a next request lie in its
-//! buffer or a body waits to be read. The kernel knows all the same, but only the connection's side has the socket: so
-//! the request's side asks, and the connection answers the next time that hyper comes by.
-//! By HTTP/2 hyper always reads, and nobody has to ask.
-//! What must stay true: nothing is read to find out.
+//! hyper notices a disconnect only where it reads, and it does not read while its buffer has bytes of a next request or
+//! a body waits to be read. The kernel knows all the same, but only the connection's side has the socket. So the
+//! request's side asks, and the connection replies the next time that hyper writes or flushes. By HTTP/2 hyper always
+//! reads, so there is nothing to ask.
+//!
+//! # Invariants
+//!
+//! * Nothing is read from the socket to find out.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -16,27 +19,27 @@ const ASKED: u8 = 1;
 const THERE: u8 = 2;
 const LOST: u8 = 3;
 
-/// How often a request comes back for its answer. hyper flushes whenever it has called its service.
-const PATIENCE: u32 = 8;
+/// Most times that a request polls for the reply. hyper flushes whenever it has called its service.
+const MAX_POLLS: u32 = 8;
 
-/// The question of a request to its connection by HTTP/1.1, and the answer; empty by HTTP/2. Goes along with a connection
-/// that is upgraded, hence no `Rc`.
+/// A request's question to its HTTP/1.1 connection, and the reply; empty by HTTP/2. An upgrade may move the connection
+/// to another thread, hence no `Rc`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Presence(Option<Arc<AtomicU8>>);
 
 impl Presence {
-    /// For a connection that answers.
+    /// Returns the presence of a connection that replies.
     pub(crate) fn of_http1() -> Self {
         Presence(Some(Arc::new(AtomicU8::new(NOT_ASKED))))
     }
 
-    /// Whether the client has closed its side of the connection.
+    /// Returns whether the client has closed its side of the connection.
     pub(crate) async fn is_lost(&self) -> bool {
         let Some(state) = &self.0 else { return false };
         state.store(ASKED, Relaxed);
         let mut asked = 0;
         let answer = poll_fn(|context| match state.load(Relaxed) {
-            ASKED if asked < PATIENCE => {
+            ASKED if asked < MAX_POLLS => {
                 asked += 1;
                 context.waker().wake_by_ref();
                 Poll::Pending
@@ -48,7 +51,7 @@ impl Presence {
         answer == LOST
     }
 
-    /// Answers, if asked; to be called whenever hyper writes or flushes.
+    /// Replies if a request has asked. To be called whenever hyper writes or flushes.
     #[inline]
     pub(crate) fn answer(&self, is_lost: impl FnOnce() -> bool) {
         if let Some(state) = &self.0

@@ -1,12 +1,16 @@
-//! How many requests a worker has with each pod, and the bound of that.
+//! Counts a worker's requests to each pod, and limits their number.
 //!
-//! What waits for a pod that is slower than its clients waits inside it, or in its listener's queue, where nobody can bound
-//! it or tell the client. So beyond the bound the router says so at once, and what it has sent can be answered in time.
-//! What must stay true: what was begun is ended once, whatever becomes of it.
+//! Requests for a pod that is slower than its clients queue inside it or in its listen backlog, where they can be
+//! neither bounded nor reported. Beyond the limit the router rejects them at once, and the pod can respond in time to
+//! those that it has.
+//!
+//! # Invariants
+//!
+//! * Each request that was begun is ended exactly once, whatever its outcome.
 
 use std::cell::RefCell;
 
-/// One worker's requests by the dense numbers of pods.
+/// One worker's requests in flight, by the dense numbers of pods.
 pub(crate) struct ConcurrencyLimit {
     most: usize,
     pods: RefCell<Vec<usize>>,
@@ -17,7 +21,7 @@ impl ConcurrencyLimit {
         ConcurrencyLimit { most, pods: RefCell::default() }
     }
 
-    /// Whether the pod may be given one more.
+    /// Returns whether the pod may be given one more request.
     #[inline]
     pub(crate) fn has_room(&self, slot: u32) -> bool {
         self.pods.borrow().get(slot as usize).is_none_or(|with| *with < self.most)

@@ -1,4 +1,4 @@
-//! What outlives a request: the state that a worker's requests share, and the client that sends them.
+//! State that outlives a request: what a worker's requests share, and the client that sends them.
 
 use std::any::Any;
 use std::rc::{Rc, Weak};
@@ -25,7 +25,7 @@ use crate::runtime::coarse_timer::CoarseTimer;
 use crate::settings::ForwardSettings;
 use crate::upstream::Upstream;
 
-/// What all requests of a worker share.
+/// State that all requests of a worker share.
 pub(crate) struct WorkerContext {
     pub(crate) identity: Identity,
     pub(super) partition: PartitionSource,
@@ -41,20 +41,20 @@ pub(crate) struct WorkerContext {
     pub(super) max_body_bytes: u64,
     pub(crate) watch: CoarseTimer,
     pub(crate) background: Background,
-    /// The router is ending, and what is open without an end is closed.
+    /// Cancelled when the router shuts down, to close connections that would stay open for ever.
     pub(crate) ending: CancellationToken,
     pub(crate) metrics: Arc<WorkerMetrics>,
 }
 
 impl WorkerContext {
-    /// Returns the state of the worker whose access to the table this is. To be called on that worker's thread, inside its set
-    /// of local tasks.
+    /// Returns the state of the worker to which `worker` gives access to the table. To be called on that worker's
+    /// thread, inside its set of local tasks.
     pub(super) fn new(
         settings: &ForwardSettings,
         worker: TableHandle,
         metrics: Arc<WorkerMetrics>,
     ) -> Result<Self, InvalidName> {
-        // Short time-outs want a finer watch; below a millisecond nobody can tell.
+        // Short time-outs need a finer timer; differences below a millisecond are not noticed.
         let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
         let max_in_flight = settings.upstream.max_in_flight_per_pod.div_ceil(worker.workers());
         let watch = CoarseTimer::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
@@ -79,18 +79,18 @@ impl WorkerContext {
     }
 }
 
-/// Who sends a request, and how.
+/// The client of a request, and its connection.
 #[derive(Debug, Clone)]
 pub struct ClientInfo {
     /// The client's address, as `x-forwarded-for` has it.
     pub address: HeaderValue,
-    /// It came by TLS.
+    /// Whether the request came by TLS.
     pub secure: bool,
     pub(crate) interim: Interim,
     pub(crate) presence: Presence,
     /// What the client's address uses of the worker.
     pub(crate) usage: Rc<Usage>,
-    /// The place of its connection, kept by whoever goes on with the connection after it has switched protocols.
+    /// The guard of the connection. A tunnel keeps it after the connection has switched protocols.
     pub(crate) seat: Weak<dyn Any>,
 }
 
@@ -100,7 +100,7 @@ fn header_value(name: &str) -> Result<HeaderValue, InvalidName> {
     value.ok_or_else(|| InvalidName(name.to_owned()))
 }
 
-/// Refuses settings that [`Forward::new`](super::Forward::new) would refuse.
+/// Returns an error for settings that [`Forward::new`](super::Forward::new) would reject.
 pub(crate) fn check(settings: &ForwardSettings) -> Result<(), InvalidName> {
     header_value(&settings.router).and(header_value(&settings.keyspace)).map(drop)
 }

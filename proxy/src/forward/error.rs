@@ -1,9 +1,9 @@
-//! Why a request gets no response, or none from a pod, and why a data path cannot be built.
+//! Reasons why a request gets no response, or none from a pod, and why a data path cannot be built.
 
 use crate::message::local_reply::LocalReply;
 use crate::routing::table::Refusal;
 
-/// The client is gone, or what it sends is not HTTP: there is nobody to answer.
+/// The client has disconnected, or what it sends is not HTTP, so no response can be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the client has not sent its whole request")]
 pub struct ClientGone;
@@ -13,11 +13,11 @@ pub struct ClientGone;
 #[error("{0:?} cannot be the name of a router or keyspace: it goes into a header, so only visible ASCII is allowed")]
 pub struct InvalidName(pub(super) String);
 
-/// Why a request gets no response of a pod.
+/// Why a request gets no response from a pod.
 pub(crate) enum RouteError {
-    /// The router answers itself.
+    /// The router responds itself.
     LocalReply(LocalReply),
-    /// There is nobody to answer.
+    /// The client has disconnected.
     ClientGone,
 }
 

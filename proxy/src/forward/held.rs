@@ -1,7 +1,9 @@
-//! A request that waits: for its turn, or for the router to know its partitions.
+//! A held request: it waits for its turn, or for the router to know its partitions.
 //!
-//! What must stay true: who waits is told of a client that hangs up, of a deadline, and of a body that is too large; what
-//! it keeps in memory is its own, not a piece of a connection's buffer that could not be used again meanwhile.
+//! # Invariants
+//!
+//! * A held request notices when its client disconnects, its deadline passes, or its body exceeds the limit.
+//! * A held request owns its memory and never pins a slice of the connection's read buffer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,8 +19,8 @@ use crate::message::local_reply::LocalReply;
 use crate::message::request_body::BodyError;
 use crate::routing::permit::{Permit, QueuedPermit, TableHandle};
 
-/// Waits for a request's turn, and meanwhile reads its body ahead: that tells of a client that hangs up, and how much
-/// there is to keep.
+/// Waits for a request's turn, and reads its body ahead meanwhile. Reading shows when the client disconnects, and how
+/// much memory the request takes.
 pub(crate) struct HeldRequest<'asked> {
     queued: QueuedPermit,
     asked: &'asked ForwardRequest,
@@ -32,7 +34,7 @@ impl<'asked> HeldRequest<'asked> {
         compact(&mut asked.head);
         HeldRequest {
             queued,
-            // A client that asks before it sends would take reading for a yes.
+            // Reading makes hyper send `100 Continue`.
             reads: !asked.scan.expect,
             late: asked.deadline.map(|deadline| Box::pin(sleep_until(deadline))),
             asked,
@@ -45,7 +47,7 @@ impl Future for HeldRequest<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        // First, so that a call whose time is up is not sent although its turn has come.
+        // Checked first, so that a call whose deadline has passed is not sent although its turn has come.
         if this.late.as_mut().is_some_and(|late| late.as_mut().poll(context).is_ready()) {
             return Poll::Ready(Err(LocalReply::Deadline.into()));
         }
@@ -67,13 +69,13 @@ impl Future for HeldRequest<'_> {
     }
 }
 
-/// Waits until the router has seen the store for the first time, no longer than any held request.
+/// Waits until the router has read the store for the first time, for no longer than any held request.
 #[cold]
 pub(crate) async fn table_is_there(worker: &TableHandle, asked: &ForwardRequest) -> Result<u32, RouteError> {
     let Some(_early) = worker.wait_early() else {
         return Err(LocalReply::StashFull.into());
     };
-    // It counts for its client while it waits here as well.
+    // A request that waits here counts towards its client's limit as well.
     let Some(_claim) = asked.peer.usage.claim() else {
         return Err(LocalReply::Overload.into());
     };
@@ -86,7 +88,7 @@ pub(crate) async fn table_is_there(worker: &TableHandle, asked: &ForwardRequest)
         }
         match worker.partitions() {
             0 if asked.arrived.elapsed() >= worker.max_wait() => return Err(LocalReply::NoOwner.into()),
-            // Once in the life of a router, so a look now and then will do.
+            // This happens once in the life of a router, so polling is good enough.
             0 => tokio::time::sleep(Duration::from_millis(10)).await,
             partitions => return Ok(partitions),
         }

@@ -1,8 +1,12 @@
-//! An exchange with a pod as it is counted: from its beginning until the pod is done, whoever is still interested.
+//! An exchange with a pod as it is counted: from its beginning until the pod is done, even if the client has left.
 //!
-//! What must stay true: an exchange that its client has left before the answer began goes on, and counts, until the pod
-//! answers, its time is up or its partition is severed. Once the answer has begun, its outcome is definite: what is left of
-//! it is read within narrow bounds, and counts until then; an answer to a safe method is broken off at once.
+//! # Invariants
+//!
+//! * An exchange whose client leaves before the response begins goes on, and counts, until the pod responds, its time
+//!   is up or its partition is severed.
+//! * Once the response has begun, the outcome is definite. Its rest is read within narrow bounds, and counts until
+//!   then.
+//! * The response to a safe method is broken off at once when its client leaves, unless little of it is left.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,27 +23,28 @@ use crate::routing::table::Pod;
 use crate::runtime::background::Background;
 use crate::upstream::{Answer, Counted, Exchange, ResponseStream};
 
-/// How long a request may wait for its pod before its place in a flush goes to another key's.
-const GIVES_WAY_AFTER: Duration = Duration::from_millis(250);
+/// Time that a request may wait for its pod before its place in a flush goes to another key's request.
+const GIVE_WAY_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// A pass, and the books that are kept about it. It goes from hand to hand, hence in a box.
+/// A permit, and what is recorded about its exchange. It is passed from owner to owner, hence boxed.
 pub(crate) struct InFlight {
     permit: Option<Permit>,
     shared: Rc<WorkerContext>,
     started: Instant,
-    /// When it set out for its pod; by the watch, which may be behind, unless it holds a place.
+    /// When the request was sent towards its pod. Read from the coarse timer, which may lag, unless the request holds a
+    /// place in a flush.
     departed: Instant,
     deadline: Option<Instant>,
-    /// Its method promises to change nothing (RFC 9110, 9.2.1).
+    /// Whether its method promises to change nothing (RFC 9110, 9.2.1).
     is_safe: bool,
 }
 
-/// What a request says about its exchange.
+/// What a request states about its exchange.
 pub(crate) struct Terms {
     pub(crate) arrived: Instant,
-    /// When its client wants to have all of the response.
+    /// The time by which the client wants the whole response.
     pub(crate) deadline: Option<Instant>,
-    /// Its method promises to change nothing (RFC 9110, 9.2.1).
+    /// Whether its method promises to change nothing (RFC 9110, 9.2.1).
     pub(crate) is_safe: bool,
 }
 
@@ -59,7 +64,7 @@ impl InFlight {
     }
 
     fn permit(&self) -> &Permit {
-        // Taken only by `undo`, which consumes the flight.
+        // Taken only by `undo`, which consumes the exchange.
         self.permit.as_ref().expect("a flight that was not undone")
     }
 
@@ -75,27 +80,27 @@ impl InFlight {
         self.permit().epoch()
     }
 
-    /// Whether that is over.
+    /// Returns whether the deadline has passed.
     pub(crate) fn is_late(&self) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
 
-    /// Whether it had to wait before it set out.
+    /// Returns whether the request was held before it was sent.
     pub(crate) fn was_held(&self) -> bool {
         self.permit().was_held()
     }
 
-    /// Whether it takes up one of the places of a flush.
+    /// Returns whether the request takes up one of the places of a flush.
     pub(crate) fn holds_place(&self) -> bool {
         self.permit().holds_place()
     }
 
-    /// When it has waited for its pod for so long that its place goes to another.
+    /// Returns when the request has waited for its pod for so long that its place goes to another.
     pub(crate) fn gives_way_at(&self) -> Instant {
-        self.departed + GIVES_WAY_AFTER
+        self.departed + GIVE_WAY_TIMEOUT
     }
 
-    /// Gives its place in the flush to another key's request, because it waits.
+    /// Gives the request's place in the flush to another key's request, because it waits.
     pub(crate) fn give_way(&self) {
         self.permit().give_way();
     }
@@ -108,14 +113,14 @@ impl InFlight {
         &self.shared
     }
 
-    /// The outcome is definite.
+    /// Records that the outcome is definite.
     pub(crate) fn delivered(&mut self) {
         if let Some(permit) = &mut self.permit {
             permit.delivered();
         }
     }
 
-    /// It has not taken place.
+    /// Uncounts an exchange that has not taken place, and returns its permit.
     #[expect(clippy::boxed_local, reason = "so that nobody takes it out of its box for this")]
     pub(crate) fn undo(mut self: Box<Self>) -> Permit {
         let permit = self.permit.take().expect("a flight that was not undone");
@@ -153,16 +158,16 @@ impl Drop for InFlight {
     }
 }
 
-/// How long an answer is read on whose client has left: its request's outcome is definite, and most that are longer are
-/// streams without an end.
-const READ_ON_FOR: Duration = Duration::from_secs(5);
-/// How much of it is read, so that no pod's link is filled with what nobody wants.
-const READ_ON_BYTES: u64 = 1 << 20;
-/// How much of an answer that may be broken off at once is read on all the same: less work than another connection, and one
-/// reset less on one that others share.
-const WORTH_READING: u64 = 64 << 10;
+/// Time for which a response is still read after its client has left. The request's outcome is definite, and most
+/// longer responses are endless streams.
+const READ_ON_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of such a response that are read at most, so that it does not fill the pod's link in vain.
+const MAX_READ_ON_BYTES: u64 = 1 << 20;
+/// Size up to which a response that may be broken off is read to its end all the same. That is less work than a new
+/// connection, and avoids a reset on a shared one.
+const MAX_SAFE_READ_ON_BYTES: u64 = 64 << 10;
 
-/// Sees an exchange through whose client has hung up before the answer began.
+/// Completes an exchange whose client has disconnected before the response began.
 pub(crate) fn see_through(mut exchange: Exchange, mut flight: Box<InFlight>) {
     let shared = flight.shared.clone();
     let limit = flight.deadline.unwrap_or(Instant::now() + shared.request_timeout);
@@ -174,7 +179,7 @@ pub(crate) fn see_through(mut exchange: Exchange, mut flight: Box<InFlight>) {
             () = tokio::time::sleep_until(limit) => None,
             () = severed.cancelled() => None,
         };
-        // Broken off if it has not ended, and only then it leaves the gate.
+        // An exchange that has not ended is broken off, and only then leaves the gate.
         drop(exchange);
         match answer {
             Some(Answer::Response(mut response)) => {
@@ -191,25 +196,25 @@ pub(crate) fn see_through(mut exchange: Exchange, mut flight: Box<InFlight>) {
     });
 }
 
-/// Sees an exchange through whose client has hung up in the middle of the answer.
+/// Completes an exchange whose client has disconnected in the middle of the response.
 pub(crate) fn see_rest_through(stream: ResponseStream, flight: Box<InFlight>) {
     let (shared, severed) = (flight.shared.clone(), flight.sever_token());
     shared.background.run(read_on(stream, flight, severed));
 }
 
-/// Reads an answer that nobody waits for, within bounds; then breaks it off. That is when the pod learns that its client has
-/// gone.
+/// Reads a response without a client, within bounds, then breaks it off. Only that tells the pod that the client has
+/// left.
 async fn read_on(mut stream: ResponseStream, flight: Box<InFlight>, severed: CancellationToken) {
-    if flight.is_safe && stream.left().is_none_or(|left| left > WORTH_READING) {
+    if flight.is_safe && stream.left().is_none_or(|left| left > MAX_SAFE_READ_ON_BYTES) {
         drop(stream);
         drop(flight);
         return;
     }
-    let limit = Instant::now() + READ_ON_FOR.min(flight.shared.request_timeout);
+    let limit = Instant::now() + READ_ON_TIMEOUT.min(flight.shared.request_timeout);
     let limit = flight.deadline.map_or(limit, |deadline| deadline.min(limit));
     let read = async {
         let mut read = 0;
-        while read < READ_ON_BYTES {
+        while read < MAX_READ_ON_BYTES {
             match std::future::poll_fn(|context| stream.poll_frame(context)).await {
                 Some(Ok(frame)) => read += frame.data_ref().map_or(0, |data| data.len() as u64),
                 Some(Err(_)) => return false,

@@ -1,10 +1,15 @@
-//! The path of one request: which partition, through its gate, to the pod that owns it, and the answer back.
+//! The path of one request: it is located in a partition, passes that partition's gate, is sent to the owning pod, and
+//! its response is passed back.
 //!
-//! Not here: what an error looks like to the client ([`respond`](crate::message::local_reply)), connections
-//! (`upstream`), who owns what ([`table`](crate::routing::table)).
-//! What must stay true: a request is sent a second time only if it is certain that no pod acted on it; one that is held
-//! dies with its client and is never sent; one that may have been sent is seen through whether its client waits or not;
-//! a pod's "not mine" never reaches a client.
+//! Not here: what an error looks like to the client ([`local_reply`](crate::message::local_reply)), connections
+//! (`upstream`), which pod owns a partition ([`table`](crate::routing::table)).
+//!
+//! # Invariants
+//!
+//! * A request is sent a second time only if it is certain that no pod acted on it.
+//! * A held request whose client disconnects is dropped and never sent.
+//! * A request that may have been sent is completed even if its client has left.
+//! * A pod's "not mine" never reaches a client.
 
 mod attempt;
 pub(crate) mod client_presence;
@@ -60,8 +65,8 @@ impl std::fmt::Debug for Forward {
 }
 
 impl Forward {
-    /// The data path of the worker whose access to the table this is. To be called on that worker's thread, inside its
-    /// set of local tasks.
+    /// Returns the data path of the worker to which `worker` gives access to the table. To be called on that worker's
+    /// thread, inside its set of local tasks.
     pub fn new(
         settings: &ForwardSettings,
         worker: TableHandle,
@@ -71,7 +76,7 @@ impl Forward {
         if let Some(mut expected) = shared.worker.expected() {
             let weak = Rc::downgrade(&shared);
             tokio::task::spawn_local(async move {
-                // One after the other: many partitions of one pod want the same connection.
+                // One at a time: many partitions of one pod want the same connection.
                 while let Some(slot) = expected.recv().await {
                     let Some(shared) = weak.upgrade() else { break };
                     shared.upstream.prepare(shared.worker.pod(slot)).await;
@@ -99,17 +104,17 @@ impl Forward {
         self.shared.idle_timeout
     }
 
-    /// Closes all WebSockets, properly.
+    /// Closes all WebSockets with a close frame.
     pub(crate) fn end_websockets(&self) {
         self.shared.ending.cancel();
     }
 
-    /// Closes idle connections to pods, for want of files; how many those were.
+    /// Closes idle connections to pods, for lack of files. Returns their number.
     pub(crate) fn close_idle(&self) -> usize {
         self.shared.upstream.close_idle()
     }
 
-    /// Answers one request of a client.
+    /// Returns the response to one request of a client.
     pub fn call(
         &self,
         request: Request<Incoming>,
@@ -118,7 +123,7 @@ impl Forward {
         let shared = self.shared.clone();
         let mut asked = ForwardRequest::new(&shared, request, peer);
         async move {
-            // In a block of its own, so that what comes of it takes no room while the router's own answer is made.
+            // In a block of its own, so that its state takes no room while the router's own response is made.
             let own = {
                 let mut open = Open(Some(&shared.metrics));
                 let answer = route(&shared, &mut asked).await;
@@ -137,7 +142,7 @@ impl Forward {
     }
 }
 
-/// A request that is not answered yet.
+/// A request that has no response yet. Dropping it counts the request as aborted.
 struct Open<'worker>(Option<&'worker WorkerMetrics>);
 
 impl Drop for Open<'_> {
@@ -148,9 +153,9 @@ impl Drop for Open<'_> {
     }
 }
 
-/// Returns the pod's answer.
+/// Returns the pod's response.
 ///
-/// Its future is what a held request costs most, so nothing is kept across an `await` that does not have to be.
+/// This future is most of what a held request costs, so it keeps nothing across an `await` that it does not need.
 async fn route(shared: &Rc<WorkerContext>, asked: &mut ForwardRequest) -> Result<Response<ResponseBody>, RouteError> {
     asked.check()?;
     let partitions = match shared.worker.partitions() {
@@ -182,7 +187,7 @@ async fn route(shared: &Rc<WorkerContext>, asked: &mut ForwardRequest) -> Result
     }
 }
 
-/// When the request may set out.
+/// Resolves once the request may be sent.
 fn turn(admission: Admission, asked: &mut ForwardRequest) -> impl Future<Output = Result<Permit, RouteError>> {
     match admission {
         Admission::Admitted(permit) => Either::Left(std::future::ready(Ok(permit))),
@@ -202,7 +207,7 @@ fn admit(shared: &WorkerContext, asked: &mut ForwardRequest, partitions: u32) ->
     }
 }
 
-/// Sets out, unless the pod that has refused the request is to be spared.
+/// Begins the exchange. Puts the request back instead if the pod that refused it is backed off from.
 fn depart(shared: &Rc<WorkerContext>, asked: &ForwardRequest, permit: Permit) -> Result<Box<InFlight>, QueuedPermit> {
     let pod = permit.pod().slot;
     if !permit.was_refused_here() {
@@ -215,7 +220,7 @@ fn depart(shared: &Rc<WorkerContext>, asked: &ForwardRequest, permit: Permit) ->
     Ok(Box::new(InFlight::begin(permit, shared, terms)))
 }
 
-/// Nothing was done: back to its place, unless its pod refuses this very request for good.
+/// Puts a request back that its pod did not process. Fails if the pod refuses this very request for good.
 fn undone(shared: &WorkerContext, permit: Permit, cause: Undone) -> Result<QueuedPermit, LocalReply> {
     let pod = permit.pod().clone();
     let (bounce, refused) = match cause {
@@ -257,7 +262,7 @@ mod tests {
         size_of::<R>()
     }
 
-    /// It is most of what a held request costs. Beyond 1 KiB it would also leave what malloc gives out fast.
+    /// This future is most of what a held request costs. Beyond 1 KiB it would also leave malloc's fast size classes.
     #[test]
     fn an_exchange_is_no_larger_than_it_was() {
         let size = size_of_answer(Forward::call);

@@ -1,4 +1,4 @@
-//! One request, and what the router knows of it before it goes anywhere.
+//! One request, and what the router knows of it before it is sent anywhere.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,26 +21,26 @@ use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::message::request_body::RequestBody;
 use crate::upstream::ResponseHead;
 
-/// A request, and what is known of it before it goes anywhere. It is there once for each exchange and stays where it is:
-/// what is on the way to a pod, and who waits, refers to it.
+/// A request, and what is known of it before it is sent anywhere. There is one for each exchange and it stays where it
+/// is: attempts and the wait for a turn refer to it.
 pub(crate) struct ForwardRequest {
     pub(crate) head: Parts,
     pub(crate) scan: HeaderScan,
     pub(crate) body: RequestBody,
     pub(crate) peer: Rc<ClientInfo>,
     pub(crate) arrived: Instant,
-    /// Until when its client wants to have all of the answer.
+    /// The time by which the client wants the whole response.
     pub(crate) deadline: Option<Instant>,
-    /// Where its client's connection can be had if the pod switches protocols. There if the client has asked for that.
+    /// Yields the client's connection if the pod switches protocols. `None` unless the client asked for a switch.
     pub(crate) switch: Option<OnUpgrade>,
-    /// Once known.
+    /// `None` until it is known.
     pub(super) partition: Option<PartitionId>,
-    /// A pod has ended a connection with an error, and the request may be the cause.
+    /// Whether a pod has ended a connection with an error, possibly because of this request.
     pub(crate) was_rejected: bool,
 }
 
 impl ForwardRequest {
-    /// A client by HTTP/1.1 is told what its pod says before it answers.
+    /// Passes an informational response of the pod on to an HTTP/1.1 client.
     pub(crate) fn tell_before_the_answer(&self, head: &ResponseHead) {
         if self.head.version == Version::HTTP_11 {
             self.peer.interim.push(head.status, &head.headers);
@@ -60,8 +60,9 @@ impl ForwardRequest {
         ForwardRequest { head, scan, body, peer, arrived, deadline, switch, partition: None, was_rejected: false }
     }
 
-    /// The router's own answer. Takes in first what has arrived of the body, so that the connection can be used again if that
-    /// is all of it; by HTTP/2 a stream of its own ends. In a box, as every request would have room for it otherwise.
+    /// Returns the router's own response. First reads what has arrived of the body: if that is all of it, the
+    /// connection can be used again. HTTP/2 needs no such reading, because only the stream ends. Boxed: otherwise every
+    /// request would reserve room for it.
     #[cold]
     pub(super) fn refuse<'a>(
         &'a self,
@@ -69,7 +70,7 @@ impl ForwardRequest {
         own: LocalReply,
     ) -> Pin<Box<dyn Future<Output = Response<ResponseBody>> + 'a>> {
         Box::pin(async move {
-            // A client that asks before it sends would take reading for a yes.
+            // Reading makes hyper send `100 Continue`.
             if self.head.version != Version::HTTP_2 && !self.scan.expect {
                 self.body.discard_what_has_arrived().await;
             }
@@ -81,8 +82,8 @@ impl ForwardRequest {
         })
     }
 
-    /// Says on an answer that comes before the end of its request's body that the connection closes: what is left of the
-    /// body stands in front of any next request.
+    /// Adds `Connection: close` to a response that precedes the end of its request's body: the rest of the body stands
+    /// before any next request.
     pub(super) fn announce_close(&self, answer: &mut Response<ResponseBody>) {
         if self.head.version != Version::HTTP_2
             && self.body.is_unread()
@@ -92,10 +93,10 @@ impl ForwardRequest {
         }
     }
 
-    /// Whether it can be passed on at all.
+    /// Returns an error if the request cannot be passed on at all.
     pub(super) fn check(&self) -> Result<(), LocalReply> {
         if self.head.method == Method::CONNECT {
-            // It asks for a connection to somewhere, which is no request for a partition.
+            // CONNECT asks for a tunnel to some host, not for a partition.
             return Err(LocalReply::NoPartition);
         }
         if self.body.is_too_large() {
@@ -108,9 +109,9 @@ impl ForwardRequest {
         Ok(())
     }
 
-    /// Bytes that it takes up in memory, about.
+    /// Returns about how many bytes the request takes up in memory.
     pub(crate) fn weight(&self) -> usize {
-        // Beside the text: the request's own bookkeeping.
+        // Memory beside the text: the request's own bookkeeping.
         const REQUEST: usize = 512;
         let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
         REQUEST + uri + self.scan.weight + self.body.weight()

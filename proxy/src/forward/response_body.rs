@@ -1,8 +1,10 @@
-//! The body of an answer on its way to the client.
+//! The body of a response on its way to the client.
 //!
-//! What must stay true: while any of it is still with the pod, the exchange counts as in flight, and severing it or its
-//! falling silent ends it, even if the client has stopped reading or sends its request byte by byte; an answer that is cut
-//! off is an error, never a shorter answer.
+//! # Invariants
+//!
+//! * The exchange counts as in flight until the pod has sent all of the body.
+//! * Severing ends it, and so does silence, even if the client has stopped reading or sends its request byte by byte.
+//! * A response that is cut off ends with an error, never as a shorter response.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -20,26 +22,26 @@ use crate::message::request_body::RequestBody;
 use crate::runtime::coarse_timer::{OnExpiry, Place, TimerEntry};
 use crate::upstream::{Broken, Counted, ResponseStream};
 
-/// The body of an answer.
+/// The body of a response.
 pub struct ResponseBody(Kind);
 
 enum Kind {
-    /// All of it; empty once taken.
+    /// The whole body; empty once taken.
     Whole(Bytes),
     Streaming(Rc<Streaming>),
 }
 
-/// Why an answer ends before its end. An HTTP/2 client sees its stream reset with `INTERNAL_ERROR`, which gRPC reads as
-/// `INTERNAL` and nobody as leave to send again; after its own deadline with `CANCEL`.
+/// Why a response ends early. An HTTP/2 client sees its stream reset with `INTERNAL_ERROR`, which gRPC reads as
+/// `INTERNAL` and which permits no retry; after the client's own deadline the code is `CANCEL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResponseError {
-    /// The pod broke off.
+    /// The pod broke the exchange off.
     Broken,
-    /// The drain's end severed it.
+    /// The partition was severed at the end of its drain.
     Severed,
-    /// Nothing has flowed for too long.
+    /// No bytes have flowed for too long.
     Idle,
-    /// The time that a gRPC call's client gave it is up.
+    /// The deadline that a gRPC call's client gave has passed.
     Deadline,
 }
 
@@ -55,7 +57,7 @@ impl std::fmt::Display for ResponseError {
 }
 
 impl std::error::Error for ResponseError {
-    /// hyper's server looks here for the code to reset a stream with.
+    /// Returns the error in which hyper's server looks for the code of a stream reset.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         static CANCEL: LazyLock<h2::Error> = LazyLock::new(|| h2::Reason::CANCEL.into());
         match self {
@@ -67,7 +69,7 @@ impl std::error::Error for ResponseError {
 
 struct Streaming {
     state: RefCell<State>,
-    /// The pod is done, or nobody asks any more.
+    /// Notified once the pod is done or the body is no longer read.
     over: Notify,
 }
 
@@ -75,15 +77,15 @@ struct State {
     live: Option<(ResponseStream, Box<InFlight>)>,
     error: Option<ResponseError>,
     progress: Instant,
-    /// The request, whose upload may still be going on.
+    /// The request, which may still be uploading.
     request: RequestBody,
     waker: Option<Waker>,
     place: Option<Place>,
 }
 
 impl State {
-    /// When something flowed last, in either direction. An upload that is slower than it may be does not count, as a byte
-    /// now and then would else keep an answer that its client does not read.
+    /// Returns when bytes flowed last, in either direction. An upload that is slower than allowed does not count:
+    /// otherwise a byte now and then would keep a response open that its client does not read.
     fn last_progress(&self) -> Instant {
         let is_slow = self.request.upload_due().is_some_and(|due| due <= Instant::now());
         let upload = self.request.upload().filter(|_| !is_slow);
@@ -105,7 +107,7 @@ impl ResponseBody {
         ResponseBody(Kind::Whole(bytes))
     }
 
-    /// Passes on what the pod sends. If it is all there, the exchange is over at once.
+    /// Returns the body of a pod's response. If it has arrived in full, the exchange is over at once.
     pub(crate) fn from_pod(mut stream: ResponseStream, flight: Box<InFlight>, request: RequestBody) -> Self {
         if let Some(whole) = stream.take_whole() {
             stream.finish(flight);
@@ -130,7 +132,7 @@ impl ResponseBody {
 }
 
 impl Streaming {
-    /// The exchange is over; what was left of it.
+    /// Ends the exchange. Returns what was left of it.
     fn close(&self, state: &mut State) -> Option<(ResponseStream, Box<InFlight>)> {
         let live = state.live.take()?;
         if let Some(place) = state.place.take() {
@@ -146,7 +148,7 @@ impl Streaming {
         state.error = Some(error);
         let waker = state.waker.take();
         drop(state);
-        // Closes the connection, then leaves the gate.
+        // This closes the connection, then leaves the gate.
         drop(live);
         if let Some(waker) = waker {
             waker.wake();
@@ -193,7 +195,7 @@ impl From<Broken> for ResponseError {
 }
 
 impl OnExpiry for Streaming {
-    /// From here on a task of its own watches over it, because the client may not be reading.
+    /// Starts a task that watches over the body from here on, because the client may not be reading.
     fn overdue(self: Rc<Self>) {
         tokio::task::spawn_local(async move {
             let (severed, idle, slack, deadline) = match &self.state.borrow().live {

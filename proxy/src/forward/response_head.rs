@@ -1,7 +1,9 @@
-//! The time between the first byte to a pod and the head of its answer: the exchange, its time-outs, and a client that may
-//! leave.
+//! The time between the first byte to a pod and the head of its response: the exchange, its time-outs, and a client
+//! that may leave.
 //!
-//! What must stay true: a client that leaves does not end the exchange; time and severing do.
+//! # Invariants
+//!
+//! * A client that leaves does not end the exchange; time-outs and severing do.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,18 +16,19 @@ use super::request::ForwardRequest;
 use crate::runtime::exchange_timeout::{Ended, ExchangeTimeout};
 use crate::upstream::{Answer, Counted, Exchange, SendError};
 
-/// Why there is no answer.
+/// Why there is no response.
 pub(crate) enum NoAnswer {
-    /// The connection had died while it was idle: nothing was sent.
+    /// The connection had closed while it was idle: nothing was sent.
     Stale,
     Send(SendError),
     Ended(Ended),
 }
 
-/// An exchange until its answer begins. Dropped, because the client has gone, it goes on by itself.
+/// An exchange until its response begins. If it is dropped because the client has left, the exchange goes on in the
+/// background.
 pub(crate) struct AwaitResponse<'request> {
     under_way: Option<(Exchange, Box<InFlight>)>,
-    /// The connection was made for this exchange.
+    /// Whether the connection was made for this exchange.
     made_for_this: bool,
     asked: &'request ForwardRequest,
     timeout: ExchangeTimeout,
@@ -63,8 +66,8 @@ impl Future for AwaitResponse<'_> {
                     give_way_if_due(flight, asked);
                 }
                 let shared = flight.shared();
-                // The pod's time runs from when it last had what it needs: while the client still has to send, only
-                // silence is bounded.
+                // The pod's time runs from the moment when it last had what it needs. While the client still has to
+                // send, only silence is bounded.
                 let deadline = || {
                     let upload = this.asked.body.upload().filter(|upload| upload.progress > this.begun);
                     let since = upload.map_or(this.begun, |upload| upload.progress);
@@ -85,15 +88,15 @@ impl Future for AwaitResponse<'_> {
             }
         };
         match this.under_way.take() {
-            // Broken off here, if it has not ended by itself.
+            // The exchange is dropped here, which breaks it off if it has not ended.
             Some((_, flight)) => Poll::Ready((outcome, flight)),
             None => Poll::Pending,
         }
     }
 }
 
-/// Gives a place in a flush away for a request that waits for its client, or has waited for its pod for long. The exchange
-/// has just been polled, and with it the body, so it is known which.
+/// Gives up the place in a flush of a request that waits for its client, or has waited for its pod for long. The
+/// exchange has just been polled, and its body with it, so it is known which of them it waits for.
 #[cold]
 fn give_way_if_due(flight: &InFlight, asked: &ForwardRequest) {
     let awaits_client = asked.body.upload().is_some_and(|upload| upload.awaits_client);

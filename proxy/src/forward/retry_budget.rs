@@ -1,27 +1,31 @@
-//! How often a request may be sent again to the pod that refused it.
+//! Limits how often requests are sent again to the pod that refused them.
 //!
-//! That it is safe does not make it harmless: a pod that refuses everything would get each held request again and again, on
-//! top of what is new. So a worker earns what it may send again to one life of a pod by what it sends for the first time,
-//! and a little by time alone, and a pod that accepts something has earned all that can be saved. Another pod, or
-//! another epoch, is no second try.
-//! Plain data: not here are when a request waits ([`table`](crate::routing::table)) and what counts as refused
-//! ([`forward`](crate::forward)). What must stay true: to a pod that accepts nothing, tries after the first are at most a
-//! fifth of the requests, ten a second, and what was saved.
+//! A retry can be safe and still do harm: a pod that refuses everything would get each held request again and again, on
+//! top of the new ones. So a worker earns retries to one incarnation of a pod by sending it first attempts, and a few
+//! by time alone. A pod that accepts a request resets its budget. An attempt at another pod, or under another epoch, is
+//! not a retry.
+//!
+//! Plain data. Not here: when a request waits ([`table`](crate::routing::table)), and what counts as refused
+//! ([`forward`](crate::forward)).
+//!
+//! # Invariants
+//!
+//! * Retries to a pod that accepts nothing are at most a fifth of the first attempts, ten a second, and what was saved.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// In tenths of a try, so that nothing is lost by rounding.
-const TRY: u32 = 10;
-const EARNED_BY_A_REQUEST: u32 = 2;
-/// Ten tries a second: a tenth of one in ten milliseconds.
-const EARNED_IN: Duration = Duration::from_millis(10);
-/// Ten seconds' worth: what a handoff in which a pod learns late that it is the owner may take.
-const MOST: u32 = 100 * TRY;
+/// Budgets count tenths of a retry, so that nothing is lost by rounding.
+const RETRY: u32 = 10;
+const EARNED_PER_REQUEST: u32 = 2;
+/// Ten retries a second: a tenth of one in ten milliseconds.
+const TIME_PER_TENTH: Duration = Duration::from_millis(10);
+/// Ten seconds' worth: the time that a handoff may take whose pod learns late that it is the owner.
+const MAX_SAVED: u32 = 100 * RETRY;
 
-/// What may be sent again to one pod.
+/// The retries that one pod may be sent.
 #[derive(Debug, Clone, Copy)]
 struct Budget {
     saved: u32,
@@ -30,34 +34,34 @@ struct Budget {
 
 impl Budget {
     fn full(now: Instant) -> Self {
-        Budget { saved: MOST, counted: now }
+        Budget { saved: MAX_SAVED, counted: now }
     }
 
     fn earn(&mut self, tenths: u32) {
-        self.saved = self.saved.saturating_add(tenths).min(MOST);
+        self.saved = self.saved.saturating_add(tenths).min(MAX_SAVED);
     }
 
     fn spend(&mut self, now: Instant) -> bool {
-        let tenths = now.saturating_duration_since(self.counted).as_millis() / EARNED_IN.as_millis();
-        let tenths = u32::try_from(tenths).unwrap_or(MOST).min(MOST);
+        let tenths = now.saturating_duration_since(self.counted).as_millis() / TIME_PER_TENTH.as_millis();
+        let tenths = u32::try_from(tenths).unwrap_or(MAX_SAVED).min(MAX_SAVED);
         if tenths > 0 {
             self.earn(tenths);
             self.counted = now;
         }
-        let affordable = self.saved >= TRY;
+        let affordable = self.saved >= RETRY;
         if affordable {
-            self.saved -= TRY;
+            self.saved -= RETRY;
         }
         affordable
     }
 }
 
-/// One worker's budgets, by the dense numbers of pods; there only for pods that have refused something.
+/// One worker's budgets, by the dense numbers of pods. Only pods that have refused a request have one.
 #[derive(Default)]
 pub(crate) struct RetryBudgets(RefCell<Vec<Option<Budget>>>);
 
 impl RetryBudgets {
-    /// The pod has refused something: from here on it is counted what it is sent.
+    /// Records a refusal: from here on the pod's requests are counted.
     pub(crate) fn refused(&self, slot: u32, now: Instant) {
         let mut budgets = self.0.borrow_mut();
         let slot = slot as usize;
@@ -67,27 +71,27 @@ impl RetryBudgets {
         budgets[slot].get_or_insert_with(|| Budget::full(now));
     }
 
-    /// The pod gets a request for the first time.
+    /// Records a first attempt.
     #[inline]
     pub(crate) fn first_try(&self, slot: u32) {
         if let Some(Some(budget)) = self.0.borrow_mut().get_mut(slot as usize) {
-            budget.earn(EARNED_BY_A_REQUEST);
+            budget.earn(EARNED_PER_REQUEST);
         }
     }
 
-    /// Whether the pod may get one again that it has refused.
+    /// Returns whether a request may be sent again to the pod that refused it, and spends the budget for it.
     pub(crate) fn may_try_again(&self, slot: u32, now: Instant) -> bool {
         self.0.borrow_mut().get_mut(slot as usize).and_then(Option::as_mut).is_none_or(|budget| budget.spend(now))
     }
 
-    /// What it was allowed was not tried.
+    /// Returns the budget of a retry that was allowed and not made.
     pub(crate) fn was_not_tried(&self, slot: u32) {
         if let Some(Some(budget)) = self.0.borrow_mut().get_mut(slot as usize) {
-            budget.earn(TRY);
+            budget.earn(RETRY);
         }
     }
 
-    /// The pod has accepted something.
+    /// Records that the pod accepted a request.
     #[inline]
     pub(crate) fn accepted(&self, slot: u32) {
         if let Some(budget) = self.0.borrow_mut().get_mut(slot as usize) {
@@ -100,7 +104,7 @@ impl RetryBudgets {
 mod tests {
     use super::*;
 
-    /// How many of `tries` are allowed at that moment.
+    /// Returns how many of `tries` are allowed at that moment.
     fn allowed(budgets: &RetryBudgets, tries: usize, now: Instant) -> usize {
         (0..tries).filter(|_| budgets.may_try_again(1, now)).count()
     }

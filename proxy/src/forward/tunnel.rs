@@ -1,8 +1,11 @@
-//! Connections that have switched to another protocol, WebSocket above all: bytes, both ways.
+//! Connections that have switched to another protocol, mostly WebSocket: passes bytes both ways.
 //!
-//! What must stay true: it counts as in flight until both sides are done, and severing ends it: a WebSocket by a close
-//! frame to either side, between two frames; what is spoken otherwise is not known, so it is closed. Memory is bounded
-//! by one buffer for each direction.
+//! # Invariants
+//!
+//! * A tunnel counts as in flight until both sides are done.
+//! * Severing ends it: a WebSocket with a close frame to either side, between two frames; any other protocol by closing
+//!   the connections.
+//! * Memory is bounded by one buffer for each direction.
 
 use std::any::Any;
 use std::io;
@@ -23,22 +26,22 @@ use crate::message::websocket::{self, Frames, GOING_AWAY, SERVICE_RESTART};
 use crate::tls::Stream;
 use crate::upstream::Counted;
 
-/// What is read at once.
-const BUFFER: usize = 16 << 10;
-/// How long closing may take: the rest of a frame, the close frame, and the peer's own.
-const CLOSING: Duration = Duration::from_secs(1);
-/// The same for a WebSocket, towards both sides.
-pub(crate) const CLOSING_WEBSOCKETS: Duration = Duration::from_secs(3);
+/// Bytes read at a time.
+const BUFFER_BYTES: usize = 16 << 10;
+/// Time for each step of closing: the rest of a frame, the close frame, and the peer's own.
+const CLOSE_STEP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for all steps of closing a WebSocket, towards both sides.
+pub(crate) const WEBSOCKET_CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why a connection is closed from here.
+/// Why the router closes a connection.
 #[derive(Clone, Copy)]
 enum Cause {
     Severed,
     Idle,
 }
 
-/// Joins the client's connection, once it has been told, with the pod's, of which `read` had been read; `to`: what they
-/// have switched to; `seat`: kept until the client's connection is closed.
+/// Joins the client's connection, once hyper has sent it the response, with the pod's, of which `read` was read
+/// already. `to` is the protocol that they switched to. `seat` is kept until the client's connection is closed.
 pub(crate) fn join(
     client: OnUpgrade,
     seat: Option<Rc<dyn Any>>,
@@ -91,14 +94,14 @@ pub(crate) fn join(
 struct Tunnel<C> {
     client: C,
     pod: Stream,
-    /// To the pod.
+    /// Towards the pod.
     up: Pipe,
-    /// To the client.
+    /// Towards the client.
     down: Pipe,
 }
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
-    /// Passes bytes until both sides have ended; `moved` is called whenever some have.
+    /// Passes bytes until both sides have ended. Calls `moved` whenever bytes were read or written.
     fn poll(&mut self, context: &mut Context<'_>, mut moved: impl FnMut()) -> Poll<io::Result<()>> {
         let up = self.up.poll(&mut self.client, &mut self.pod, context, &mut moved)?;
         let down = self.down.poll(&mut self.pod, &mut self.client, context, &mut moved)?;
@@ -113,16 +116,17 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
             Cause::Idle => (GOING_AWAY, GOING_AWAY),
         };
         // One after the other: the rest of a frame to either side comes from the other one.
-        let _ = timeout(CLOSING, down.close(&mut pod, &mut client, to_client, false)).await;
-        let _ = timeout(CLOSING, async {
+        let _ = timeout(CLOSE_STEP_TIMEOUT, down.close(&mut pod, &mut client, to_client, false)).await;
+        let _ = timeout(CLOSE_STEP_TIMEOUT, async {
             up.close(&mut client, &mut pod, to_pod, true).await?;
             until_closed(&mut pod).await
         })
         .await;
         drop(pod);
         drop(flight);
-        // Closed with something unread, the kernel would tell the client of an error instead of what was written.
-        let _ = timeout(CLOSING, until_closed(&mut client)).await;
+        // If the connection were closed with unread bytes, the kernel would reset it and the client might lose what was
+        // written.
+        let _ = timeout(CLOSE_STEP_TIMEOUT, until_closed(&mut client)).await;
     }
 }
 
@@ -134,12 +138,12 @@ async fn until_closed(io: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
 
 /// One direction.
 struct Pipe {
-    /// Read and not written.
+    /// Bytes that were read and are not written yet.
     buffer: BytesMut,
     ended: bool,
     shut: bool,
     unflushed: bool,
-    /// Where in the WebSocket what was written ends.
+    /// The position of what was written in the WebSocket's frames; `None` for other protocols.
     frames: Option<Frames>,
 }
 
@@ -180,7 +184,7 @@ impl Pipe {
                 self.shut = true;
                 return Poll::Ready(Ok(()));
             }
-            self.buffer.reserve(BUFFER);
+            self.buffer.reserve(BUFFER_BYTES);
             match tokio_util::io::poll_read_buf(Pin::new(&mut *from), context, &mut self.buffer)? {
                 Poll::Ready(0) => self.ended = true,
                 Poll::Ready(_) => moved(),
@@ -195,7 +199,7 @@ impl Pipe {
         }
     }
 
-    /// Ends the frame that has begun, says that it is over, and says no more.
+    /// Writes the rest of the frame that has begun and a close frame, then shuts the direction down.
     async fn close(
         &mut self,
         from: &mut (impl AsyncRead + Unpin),

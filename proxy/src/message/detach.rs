@@ -1,8 +1,11 @@
-//! Gives what is kept for long a piece of memory of its own.
+//! Moves what is kept for long into memory of its own.
 //!
-//! What a connection hands out are slices of its read buffer. While a single one of them lives the buffer cannot be used
-//! again, and the connection takes another one: 8 KiB for a request of two hundred bytes.
-//! What must stay true: nothing of a head changes but where it lies.
+//! A connection hands out slices of its read buffer. While a single one of them lives the buffer cannot be used again,
+//! and the connection allocates another one: 8 KiB for a request of two hundred bytes.
+//!
+//! # Invariants
+//!
+//! * Only the memory of a head changes, never its content.
 
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
@@ -32,7 +35,7 @@ pub(crate) fn compact(head: &mut Parts) {
     }
 }
 
-/// The same target in other memory.
+/// Returns the same target in other memory.
 fn moved(from: &Uri, authority: Bytes, path: Bytes) -> Option<Uri> {
     let mut parts = uri::Parts::default();
     parts.scheme = from.scheme().cloned();

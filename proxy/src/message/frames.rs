@@ -1,8 +1,12 @@
-//! The frames of a body that say something.
+//! Skips the empty data frames of a body.
 //!
-//! HTTP/2 senders end a body as they like, often with an empty frame of data. Passed on as it came it would end nothing yet,
-//! and receivers count those: Rust's `h2` closes a connection, with everybody's exchanges on it, after a hundred in its
-//! life. What must stay true: no empty frame of data is passed on; the end and its absence are.
+//! HTTP/2 senders may end a body with an empty data frame. Passed on as it came it would not end the stream yet, and
+//! receivers count such frames: Rust's `h2` closes a connection, with every exchange on it, after a hundred of them.
+//!
+//! # Invariants
+//!
+//! * No empty data frame is passed on.
+//! * The end of a body is passed on, and so is a body that was cut off.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -11,7 +15,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 
-/// The next frame that is not empty data.
+/// Returns the next frame that is not empty data.
 pub(crate) fn poll_telling_frame(
     body: &mut Incoming,
     context: &mut Context<'_>,

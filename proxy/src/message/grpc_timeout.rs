@@ -1,7 +1,11 @@
-//! How long a gRPC call may take, as its client says in `grpc-timeout`.
+//! The time that a gRPC call may take, as its client states in `grpc-timeout`.
 //!
-//! Pure. Not here: what becomes of a call whose time is up ([`forward`](crate::forward)). What must stay true: a pod is
-//! told no more than what is left; a timeout that cannot be read is none, and passes unchanged.
+//! Pure. Not here: what becomes of a call whose deadline has passed ([`forward`](crate::forward)).
+//!
+//! # Invariants
+//!
+//! * A pod is never given more time than is left.
+//! * A timeout that cannot be parsed sets no deadline, and passes unchanged.
 
 use std::time::Duration;
 
@@ -11,10 +15,10 @@ use http::header::{HeaderName, HeaderValue};
 use crate::message::local_reply::is_grpc;
 
 pub(crate) const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-/// The most that eight digits can say.
-const MOST: u128 = 99_999_999;
+/// The largest number of eight digits.
+const MAX_NUMBER: u128 = 99_999_999;
 
-/// How long the call may take, if it is one and says so.
+/// Returns the time that the call may take, if the request is a gRPC call and states one.
 pub(crate) fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(GRPC_TIMEOUT).filter(|_| is_grpc(headers))?.as_bytes();
     let (unit, digits) = text.split_last()?;
@@ -33,12 +37,14 @@ pub(crate) fn timeout(headers: &HeaderMap) -> Option<Duration> {
     })
 }
 
-/// `grpc-timeout` for what is left, in the finest unit that can say it, rounded down.
+/// Returns `grpc-timeout` for the time that is left, in the finest unit that can express it, rounded down.
 pub(crate) fn header(left: Duration) -> HeaderValue {
     let units = [(left.as_micros(), 'u'), (left.as_millis(), 'm'), (u128::from(left.as_secs()), 'S')];
-    let (number, unit) = units.into_iter().find(|(number, _)| *number <= MOST).unwrap_or((left.as_secs().into(), 'S'));
+    let (number, unit) =
+        units.into_iter().find(|(number, _)| *number <= MAX_NUMBER).unwrap_or((left.as_secs().into(), 'S'));
     // Beyond three years a difference is not noticed.
-    HeaderValue::try_from(format!("{}{unit}", number.min(MOST))).unwrap_or_else(|_| HeaderValue::from_static("0u"))
+    HeaderValue::try_from(format!("{}{unit}", number.min(MAX_NUMBER)))
+        .unwrap_or_else(|_| HeaderValue::from_static("0u"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,12 @@
-//! Which of the lines that concern the router a request's head has, found in one walk over them.
+//! Finds in one walk which headers that concern the router a request has.
 //!
-//! To compare a name costs a few instructions, to look one up some eighty, and most requests have none of these. What must
-//! stay true: a line that is there is noted; what it says is for others to read ([`headers`](crate::message::headers)).
+//! Comparing a name costs a few instructions and looking one up some eighty, and most requests have none of these
+//! headers.
+//! Not here: what the headers say ([`headers`](crate::message::headers)).
+//!
+//! # Invariants
+//!
+//! * A header that is present is noted.
 
 use http::HeaderMap;
 use http::header::{CONNECTION, COOKIE, EXPECT, HOST, TE, UPGRADE, VIA};
@@ -9,8 +14,8 @@ use http::header::{CONNECTION, COOKIE, EXPECT, HOST, TE, UPGRADE, VIA};
 use super::grpc_timeout::GRPC_TIMEOUT;
 use super::header_names::X_FORWARDED_FOR;
 
-/// Beside its text: a line's slots in the map.
-const EACH: usize = 104;
+/// Bytes that a header takes beside its text: its slots in the map.
+const BYTES_PER_HEADER: usize = 104;
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct HeaderScan {
@@ -22,11 +27,11 @@ pub(crate) struct HeaderScan {
     pub(crate) x_forwarded_for: bool,
     pub(crate) grpc_timeout: bool,
     pub(crate) host: bool,
-    /// More than one line of cookies.
+    /// Whether there is more than one `Cookie` line.
     pub(crate) cookies: bool,
-    /// A name has an underscore.
+    /// Whether a name has an underscore.
     pub(crate) underscore: bool,
-    /// Bytes that the lines take up in memory, about.
+    /// About how many bytes the headers take up in memory.
     pub(crate) weight: usize,
 }
 
@@ -35,7 +40,7 @@ impl HeaderScan {
         let mut scan = HeaderScan::default();
         let mut cookie = false;
         for (name, value) in headers {
-            scan.weight += name.as_str().len() + value.len() + EACH;
+            scan.weight += name.as_str().len() + value.len() + BYTES_PER_HEADER;
             scan.connection |= *name == CONNECTION;
             scan.upgrade |= *name == UPGRADE;
             scan.expect |= *name == EXPECT;

@@ -1,7 +1,11 @@
-//! Which headers go on to the next hop, and which ones the router adds.
+//! Decides which headers go on to the next hop, and which ones the router adds.
 //!
-//! Pure. What must stay true: headers that are about one connection never cross the router, in either direction; what a
-//! pod reads in `segue-partition` and its siblings was written by the router, never by a client.
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * Headers that are about one connection never cross the router, in either direction.
+//! * The `segue-*` headers that a pod reads were written by the router, never by a client.
 
 use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, StatusCode, Version};
@@ -17,11 +21,11 @@ use super::reserved::Reserved;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// Who the router is.
+/// The router's name and its keyspace.
 pub(crate) struct Identity {
     pub(crate) router: HeaderValue,
     pub(crate) keyspace: HeaderValue,
-    /// Both as lines of HTTP/1.1.
+    /// Both as header lines of HTTP/1.1.
     pub(crate) lines: Vec<u8>,
 }
 
@@ -35,7 +39,7 @@ impl Identity {
     }
 }
 
-/// The headers that the router writes on a request, and those that it does not let pass.
+/// The headers that the router writes on a request, and those that it removes.
 pub(crate) struct RoutingHeaders<'request> {
     pub(crate) reserved: &'request Reserved,
     pub(crate) partition: PartitionId,
@@ -43,9 +47,9 @@ pub(crate) struct RoutingHeaders<'request> {
     pub(crate) identity: &'request Identity,
     /// The client's address.
     pub(crate) peer: &'request HeaderValue,
-    /// What is left of a gRPC call's time, instead of what its client said.
+    /// What is left of a gRPC call's time; replaces the client's value.
     pub(crate) grpc_timeout: Option<&'request HeaderValue>,
-    /// What the client spoke: `http` or `https`.
+    /// The scheme that the client used: `http` or `https`.
     pub(crate) scheme: &'static str,
 }
 
@@ -71,7 +75,7 @@ impl<'headers> Declared<'headers> {
     }
 }
 
-/// The options of one line of `Connection`.
+/// Returns the options of one `Connection` line.
 pub(crate) fn options(line: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii).filter(|option| !option.is_empty())
 }
@@ -80,7 +84,7 @@ fn all_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     headers.get_all(CONNECTION).iter().flat_map(options)
 }
 
-/// Whether a client's header goes on to the pod as it is.
+/// Returns whether a client's header goes on to the pod unchanged.
 pub(crate) fn passes_to_pod(name: &HeaderName, scan: HeaderScan, declared: &Declared<'_>, reserved: &Reserved) -> bool {
     !(is_hop_by_hop(name)
         || *name == HOST
@@ -92,7 +96,7 @@ pub(crate) fn passes_to_pod(name: &HeaderName, scan: HeaderScan, declared: &Decl
         || declared.contains(name))
 }
 
-/// Takes out of a pod's answer what does not go on to the client. (By HTTP/1.1 it is not even taken in.)
+/// Removes from a pod's response what does not go on to the client. (An HTTP/1.1 response is parsed without it.)
 pub(crate) fn clean_answer(headers: &mut HeaderMap) {
     let forged = headers.get_all(SEGUE_REASON).iter().any(|reason| !is_pods_reason(reason));
     let stays = |name: &HeaderName| !(is_hop_by_hop(name) || (forged && *name == SEGUE_REASON));
@@ -107,7 +111,7 @@ pub(crate) fn clean_answer(headers: &mut HeaderMap) {
     }
 }
 
-/// Takes out of an answer's trailers what may only stand in a head.
+/// Removes from trailers what may only stand in a head.
 pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
     let others: Vec<HeaderName> = trailers.keys().filter(|name| ends_up_in_a_head(name)).cloned().collect();
     for name in others {
@@ -115,17 +119,18 @@ pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
     }
 }
 
-/// The same for the trailers of an answer. The mark of a refusal is no news to the client, even where it comes too late for
-/// the router to act on it.
+/// Removes from a response's trailers what may only stand in a head, and the mark of a refusal: clients must not see
+/// it, even if it comes too late for the router to act on it.
 pub(crate) fn clean_answer_trailers(trailers: &mut HeaderMap) {
     clean_trailers(trailers);
     trailers.remove(SEGUE_MISDIRECTED);
 }
 
-/// Whether a client's head names two hosts, or codings that would be lost with their header on the way to the pod;
-/// hyper has made sure that its length can be read in one way only. `sized`: there is no body, or its length is known.
+/// Returns whether a client's head names two hosts, or transfer codings that would be lost with their header on the way
+/// to the pod. hyper has checked that the body's length can be read in one way only. `sized`: there is no body, or its
+/// length is known.
 pub(crate) fn is_ambiguous(headers: &HeaderMap, sized: bool) -> bool {
-    // Hardly any request says something twice.
+    // Few requests repeat a header.
     let two_hosts = headers.len() > headers.keys_len() && headers.get_all(HOST).iter().count() > 1;
     let coded = || {
         let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
@@ -135,7 +140,7 @@ pub(crate) fn is_ambiguous(headers: &HeaderMap, sized: bool) -> bool {
     two_hosts || (!sized && coded())
 }
 
-/// Whether the client takes trailers; the only thing that `TE` may say to the next hop.
+/// Returns whether the client accepts trailers, the only option of `TE` that goes on to the next hop.
 pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
     headers.get_all(TE).iter().any(|line| {
         line.as_bytes().split(|byte| *byte == b',').any(|coding| {
@@ -145,8 +150,8 @@ pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether an HTTP/1.1 request asks for another protocol on its connection. One that is itself HTTP (`h2c`) is not
-/// asked for: its requests would pass through the router unseen, to any partition and with stamps of the client's own.
+/// Returns whether an HTTP/1.1 request asks for another protocol on its connection. Upgrades to HTTP itself (`h2c`) are
+/// not passed on: their requests would cross the router unseen, to any partition and with forged routing headers.
 pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
     version == Version::HTTP_11
         && headers.contains_key(UPGRADE)
@@ -160,7 +165,7 @@ fn is_http(protocol: &[u8]) -> bool {
     [&b"h2c"[..], b"h2", b"h3", b"http", b"tls"].iter().any(|http| name.eq_ignore_ascii_case(http))
 }
 
-/// What `Via` says of a message that came by this version.
+/// Returns the `Via` entry for a message that came by this version.
 pub(crate) fn via(version: Version) -> &'static str {
     match version {
         Version::HTTP_10 => "1.0 segue",
@@ -169,7 +174,7 @@ pub(crate) fn via(version: Version) -> &'static str {
     }
 }
 
-/// The values of a list header, ready to be continued: each followed by a comma.
+/// Returns the values of a list header, each followed by a comma, so that another can be appended.
 pub(crate) fn continued<'headers>(
     headers: &'headers HeaderMap,
     name: &HeaderName,
@@ -177,9 +182,11 @@ pub(crate) fn continued<'headers>(
     headers.get_all(name).iter().flat_map(|value| [value.as_bytes(), b", "])
 }
 
-/// Whether an answer says "not mine, nothing was done"; takes out what says it. A pod may know no more than that it is a
-/// `421` which says so; one whose own service has answered `421` to its client marks that with `segue-misdirected: 0`, as
-/// the sidecar and the layer do. gRPC has no status of its own for it, so there the mark has to say it.
+/// Returns whether a response says "not mine, nothing was done", and removes the mark that says so.
+///
+/// A `421` alone says so, because a pod may know no more than that. A pod whose own service responded `421` to its
+/// client marks that with `segue-misdirected: 0`, as the sidecar and the layer do. gRPC has no status of its own for
+/// it, so there the mark has to say it.
 pub(crate) fn take_misdirected(status: StatusCode, headers: &mut HeaderMap) -> bool {
     let mark = headers.remove(SEGUE_MISDIRECTED);
     let mark = mark.as_ref().map(HeaderValue::as_bytes);

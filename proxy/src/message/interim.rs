@@ -1,8 +1,13 @@
-//! Answers that come before the answer (RFC 9110, 15.2), on their way from a pod to a client by HTTP/1.1.
+//! Informational responses (RFC 9110, 15.2) on their way from a pod to an HTTP/1.1 client.
 //!
-//! hyper's server can send none, so they are written past it. Of the two that it or the data path understand, 100 and 101,
-//! none comes here, nor do those for a client by HTTP/1.0, which knows none, or by HTTP/2, where only hyper could write them.
-//! What must stay true: one is written while hyper has nothing to write, in front of its own answer, or not at all.
+//! hyper's server can send none, so they are written past it. 100 and 101 do not come here: hyper and the data path
+//! handle them. Neither do responses for an HTTP/1.0 client, which knows none, or for an HTTP/2 client, where only
+//! hyper could write them.
+//!
+//! # Invariants
+//!
+//! * An informational response is written while hyper has nothing to write, ahead of hyper's own response, or not at
+//!   all.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,16 +15,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, StatusCode};
 
-/// Beyond this a pod's further ones are left out: its client does not read.
-const MOST: usize = 64 << 10;
+/// Bytes beyond which a pod's further informational responses are dropped, because the client does not read.
+const MAX_BYTES: usize = 64 << 10;
 
-/// What waits to be written on one connection. Shared with what writes there, which an upgrade may take to another thread.
+/// The heads that wait to be written on one connection. An upgrade may move the connection to another thread, so they
+/// are shared across threads.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Interim(Arc<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// There is something: looked at far more often than there is.
+    /// Whether there is any head. Usually there is none, and this check is cheaper than the lock.
     any: AtomicBool,
     heads: Mutex<BytesMut>,
 }
@@ -27,7 +33,7 @@ struct Waiting {
 impl Interim {
     pub(crate) fn push(&self, status: StatusCode, headers: &HeaderMap) {
         let mut heads = self.0.heads.lock().unwrap_or_else(PoisonError::into_inner);
-        if heads.len() > MOST {
+        if heads.len() > MAX_BYTES {
             return;
         }
         heads.put(&b"HTTP/1.1 "[..]);
@@ -45,7 +51,7 @@ impl Interim {
         self.0.any.store(true, Relaxed);
     }
 
-    /// To be called when hyper has nothing to write.
+    /// Returns the heads that wait. To be called when hyper has nothing to write.
     pub(crate) fn take(&self) -> Option<Bytes> {
         if !self.0.any.load(Relaxed) {
             return None;

@@ -1,7 +1,11 @@
-//! The router's own answers: the only place where an error becomes a status.
+//! The router's own responses: the only place where an error becomes a status.
 //!
-//! Not here: when they are given. What must stay true: each says its `segue-reason`, and nothing but them does; none that
-//! follows a request which a pod may have acted on looks as if it were safe to send again.
+//! Not here: when they are sent.
+//!
+//! # Invariants
+//!
+//! * Each has its `segue-reason`, and no other response has one, except the pod reasons of `is_pods_reason`.
+//! * A reply to a request that a pod may have acted on never looks safe to retry.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -13,50 +17,50 @@ use segue_protocol::ids::PartitionId;
 use crate::routing::partition_key::Unlocated;
 use crate::routing::table::Refusal;
 
-/// Whether a pod's own answer, which its layer or sidecar gives, may tell clients this reason.
+/// Returns whether a response that a pod's layer or sidecar makes may pass this reason on to clients.
 pub(crate) fn is_pods_reason(reason: &HeaderValue) -> bool {
     matches!(reason.as_bytes(), b"lease-lost" | b"upstream-failed")
 }
 
-/// Why the router answers itself.
+/// Why the router responds itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LocalReply {
     /// The request names no partition.
     NoPartition,
-    /// It names one that cannot be, or two.
+    /// The request names a partition that does not exist, or two.
     BadPartition,
-    /// Its head says two different things.
+    /// The request's head contradicts itself.
     Ambiguous,
     /// The pod broke the exchange after the request may have reached it.
     UpstreamFailed,
-    /// The drain's end severed the exchange.
+    /// The exchange was severed at the end of its partition's drain.
     Severed,
-    /// The pod did not begin its answer in time.
+    /// The pod did not begin its response in time.
     UpstreamTimeout,
-    /// The time that a gRPC call's client gave it is up.
+    /// The deadline that a gRPC call's client gave has passed.
     Deadline,
-    /// Held for as long as a request may be.
+    /// The request was held for the longest time allowed.
     StashTimeout,
-    /// Too much is held already.
+    /// The stash is full.
     StashFull,
     /// No pod owns the partition.
     NoOwner,
     /// The store is lost, and with it the right to route.
     Fenced,
-    /// The router is ending.
+    /// The router is shutting down.
     Shutdown,
-    /// The pod, or the router itself, has as much to do already as it may.
+    /// The pod, or the router itself, is at its limit.
     Overload,
     /// The request's head is too large.
     HeadTooLarge,
-    /// Its body is.
+    /// The request's body is too large.
     BodyTooLarge,
     /// The request, or its head alone, took too long to arrive.
     TooSlow,
 }
 
 impl LocalReply {
-    /// All of them, in the order in which [`index`](Self::index) numbers them.
+    /// All replies, in the order in which [`index`](Self::index) numbers them.
     pub const ALL: [LocalReply; 16] = [
         LocalReply::NoPartition,
         LocalReply::BadPartition,
@@ -76,12 +80,12 @@ impl LocalReply {
         LocalReply::TooSlow,
     ];
 
-    /// Its place in [`ALL`](Self::ALL).
+    /// Returns the index in [`ALL`](Self::ALL).
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// The status it is answered with.
+    /// Returns the status of the response.
     pub fn status(self) -> StatusCode {
         match self {
             LocalReply::NoPartition | LocalReply::BadPartition | LocalReply::Ambiguous => StatusCode::BAD_REQUEST,
@@ -99,7 +103,7 @@ impl LocalReply {
         }
     }
 
-    /// What `segue-reason` says.
+    /// Returns the value of `segue-reason`.
     pub fn reason(self) -> &'static str {
         match self {
             LocalReply::NoPartition => "no-partition",
@@ -146,8 +150,8 @@ impl LocalReply {
         }
     }
 
-    /// The gRPC status that matches. What may have taken effect is `INTERNAL`, because clients take `UNAVAILABLE` as
-    /// leave to send again.
+    /// Returns the gRPC status that matches. A request that may have taken effect gets `INTERNAL`, because clients
+    /// retry after `UNAVAILABLE`.
     fn grpc_status(self) -> &'static str {
         match self {
             LocalReply::NoPartition | LocalReply::BadPartition | LocalReply::Ambiguous => "3",
@@ -169,7 +173,7 @@ impl LocalReply {
         let cause = Cause { status, grpc_status, reason: self.reason(), error: self.error() };
         let mut response = cause.response(partition, grpc);
         if status == StatusCode::SERVICE_UNAVAILABLE {
-            // A handoff takes milliseconds; a second is the smallest that the header can say.
+            // A handoff takes milliseconds; a second is the smallest value that the header can hold.
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response

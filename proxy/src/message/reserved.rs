@@ -1,9 +1,13 @@
-//! Headers that a client may not send to a pod as they are, in heads and in trailers.
+//! Headers that a client may not send to a pod unchanged, in heads and in trailers.
 //!
-//! Pure. What must stay true: a pod that reads one of the router's own headers, or the header that the request was routed
-//! by, reads what the router has read or written, even if it takes `_` in a name for `-` (as CGI and WSGI do) or merges
-//! trailers into the head; what a client says of itself in `x-forwarded-*` and `forwarded` is believed only if the
-//! configuration says so.
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * A pod that reads one of the router's headers, or the header that the request was routed by, reads what the router
+//!   has read or written. This holds even if the pod takes `_` in a name for `-` (as CGI and WSGI do) or merges
+//!   trailers into the head.
+//! * What a client states about itself in `x-forwarded-*` and `forwarded` is trusted only if the configuration says so.
 
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
@@ -11,7 +15,7 @@ use http::header::{CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
 use super::header_names::{X_FORWARDED_FOR, ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router};
 use crate::routing::partition_key::{KeySource, PartitionSource};
 
-/// The names, as far as the configuration decides them.
+/// The reserved names, as far as the configuration decides them.
 pub(crate) struct Reserved {
     trusts_forwarded: bool,
     /// The headers that requests are routed and ordered by.
@@ -28,17 +32,17 @@ impl Reserved {
         Reserved { trusts_forwarded, locating: source.into_iter().chain(order_by).cloned().collect() }
     }
 
-    /// Whether the client's `x-forwarded-for` is continued.
+    /// Returns whether the client's `x-forwarded-for` is kept and appended to.
     pub(crate) fn trusts_forwarded(&self) -> bool {
         self.trusts_forwarded
     }
 
-    /// Whether the client says something about itself that is not believed.
+    /// Returns whether the header states something about the client that is not trusted.
     pub(crate) fn is_unbelieved(&self, name: &HeaderName) -> bool {
         !self.trusts_forwarded && is_forwarded(name)
     }
 
-    /// Whether a name with underscores would be one of the router's with dashes in their place.
+    /// Returns whether a name with underscores would be a reserved name if they were dashes.
     pub(crate) fn is_disguised(&self, name: &HeaderName) -> bool {
         if !name.as_str().contains('_') || self.locating.contains(name) {
             return false;
@@ -53,7 +57,7 @@ impl Reserved {
             || [CONTENT_LENGTH, HOST, VIA, X_FORWARDED_FOR].contains(&dashed)
     }
 
-    /// Takes out of a request's trailers what a pod may read as if it had been in the head.
+    /// Removes from a request's trailers what a pod may read as if it had been in the head.
     pub(crate) fn clean_trailers(&self, trailers: &mut HeaderMap) {
         let is_reserved = |name: &HeaderName| {
             ends_up_in_a_head(name)

@@ -1,41 +1,45 @@
-//! As much of WebSocket (RFC 6455) as it takes to close one properly from outside: where a frame ends, and a close frame.
+//! The part of WebSocket (RFC 6455) that it takes to close a connection from outside: the end of a frame, and a close
+//! frame.
 //!
-//! Pure. Not here: passing the bytes ([`upgrade`](crate::forward::tunnel)). What must stay true: a close frame is put only between
-//! two frames, else its peer would take it for a part of a message.
+//! Pure. Not here: passing the bytes ([`tunnel`](crate::forward::tunnel)).
+//!
+//! # Invariants
+//!
+//! * A close frame is put only between two frames: elsewhere its peer would read it as part of a message.
 
 use bytes::{BufMut, BytesMut};
 
 /// Two bytes, a length of up to eight, a mask of four.
-const LONGEST_HEAD: usize = 14;
+const MAX_HEAD_BYTES: usize = 14;
 const CLOSE: u8 = 0x8;
 const MASKED: u8 = 0x80;
 
-/// The service is being restarted; come again (to the client).
+/// Close code towards the client: the service restarts, connect again.
 pub(crate) const SERVICE_RESTART: u16 = 1012;
-/// The peer goes away (to the pod, and to both where nothing flows any more).
+/// Close code towards the pod, and towards both sides after a silence: the peer goes away.
 pub(crate) const GOING_AWAY: u16 = 1001;
 
-/// Where in the frames of one direction one is.
+/// The position within the frames of one direction.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Frames {
-    head: [u8; LONGEST_HEAD],
+    head: [u8; MAX_HEAD_BYTES],
     head_bytes: usize,
     payload_left: u64,
     closed: bool,
 }
 
 impl Frames {
-    /// No frame has begun that has not ended.
+    /// Returns whether no frame is incomplete.
     pub(crate) fn is_between(&self) -> bool {
         self.head_bytes == 0 && self.payload_left == 0
     }
 
-    /// A close frame has passed, after which nothing may come.
+    /// Returns whether a close frame has passed, after which nothing may come.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// These bytes have passed.
+    /// Advances the position past these bytes.
     pub(crate) fn pass(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let of_frame = self.pass_frame(bytes);
@@ -43,12 +47,12 @@ impl Frames {
         }
     }
 
-    /// How many of these bytes belong to the frame that has begun.
+    /// Returns how many of these bytes belong to the frame that has begun.
     pub(crate) fn rest_of_frame(&self, bytes: &[u8]) -> usize {
         if self.is_between() { 0 } else { self.clone().pass_frame(bytes) }
     }
 
-    /// Goes on to the end of a frame, or of the bytes; how many of these that were.
+    /// Advances to the end of a frame, or of the bytes. Returns the number of bytes passed.
     fn pass_frame(&mut self, bytes: &[u8]) -> usize {
         let mut at = 0;
         while at < bytes.len() {
@@ -72,7 +76,7 @@ impl Frames {
         at
     }
 
-    /// The length that the head says, once all of it is there.
+    /// Returns the payload length of the frame's head, once the head is complete.
     fn payload(&self) -> Option<u64> {
         let [_, second, rest @ ..] = self.head;
         let length_bytes = match second & !MASKED {
@@ -89,7 +93,7 @@ impl Frames {
     }
 }
 
-/// A close frame; `masked`: towards a server.
+/// Returns a close frame. `masked`: it goes to a server.
 pub(crate) fn close(code: u16, reason: &str, masked: bool) -> BytesMut {
     let mut frame = BytesMut::new();
     // A control frame's length fits into seven bits.
@@ -97,7 +101,8 @@ pub(crate) fn close(code: u16, reason: &str, masked: bool) -> BytesMut {
     frame.put_u8(0x80 | CLOSE);
     frame.put_u8((2 + reason.len()) as u8 | if masked { MASKED } else { 0 });
     if masked {
-        // A mask hides from a cache what a script has chosen. This is ours, so one that changes nothing will do.
+        // Masks protect caches from bytes that a script has chosen. These bytes are the router's, so a mask of zeros is
+        // enough.
         frame.put_u32(0);
     }
     frame.put_u16(code);
@@ -109,7 +114,7 @@ pub(crate) fn close(code: u16, reason: &str, masked: bool) -> BytesMut {
 mod tests {
     use super::*;
 
-    /// Frames of each kind of head, and where each ends.
+    /// Returns frames of each kind of head, and the position where each ends.
     fn frames() -> (Vec<u8>, Vec<usize>) {
         let mut bytes = Vec::new();
         let mut ends = Vec::new();
@@ -129,7 +134,7 @@ mod tests {
             if mask != 0 {
                 bytes.extend([0x88; 4]);
             }
-            // What looks like a close frame inside of one is none.
+            // Bytes inside a frame that look like a close frame are none.
             bytes.extend(std::iter::repeat_n(0x88, length));
             ends.push(bytes.len());
         }

@@ -1,11 +1,13 @@
 //! The use that each client address makes of a worker: connections, and requests that wait or are in flight.
 //!
-//! Each address has one [`Usage`] for as long as anything of it is left, shared by its connections. Counting costs two
+//! The connections of an address share one [`Usage`] for as long as anything of it is left. Counting costs two
 //! additions without a lock for each request, because a connection never leaves its worker.
+//!
 //! Not here: what a refused request is told ([`forward`](crate::forward)), and which connection gives way to a newcomer
 //! ([`server`](crate::server)).
 //!
 //! # Invariants
+//!
 //! * A request counts until its pod is done with it, even if its client or its connection is gone.
 //! * An address that comes back while requests of it are left finds them counted.
 
@@ -18,7 +20,7 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub(crate) struct Addresses {
     usage: RefCell<HashMap<IpAddr, Rc<Usage>>>,
-    /// Most requests of one address.
+    /// Most requests of one address at a time.
     most: usize,
 }
 
@@ -39,7 +41,7 @@ pub(crate) struct Connection(Rc<Usage>);
 pub(crate) struct Claim(Rc<Usage>);
 
 impl Addresses {
-    /// `most`: how many requests each may have at a time; 0: no limit.
+    /// `most` bounds the requests that each address may have at a time; 0: no limit.
     pub(crate) fn new(most: usize) -> Self {
         Addresses { usage: RefCell::default(), most: if most == 0 { usize::MAX } else { most } }
     }
@@ -52,7 +54,7 @@ impl Addresses {
         Connection(usage)
     }
 
-    /// Forgets addresses of which nothing is left.
+    /// Forgets addresses without connections and requests.
     pub(crate) fn sweep(&self) {
         self.usage.borrow_mut().retain(|_, usage| usage.connections.get() > 0 || usage.requests.get() > 0);
     }
@@ -63,7 +65,7 @@ impl Connection {
         &self.0
     }
 
-    /// How many connections the address has.
+    /// Returns the number of the address's connections.
     pub(crate) fn of_address(&self) -> usize {
         self.0.connections.get()
     }
@@ -76,7 +78,7 @@ impl Drop for Connection {
 }
 
 impl Usage {
-    /// Counts one more request, unless there are as many as may be.
+    /// Counts one more request, unless the address is at its limit.
     #[inline]
     pub(crate) fn claim(self: &Rc<Self>) -> Option<Claim> {
         let requests = self.requests.get();
@@ -95,7 +97,8 @@ impl Drop for Claim {
     }
 }
 
-/// The address that stands for a client: its IPv4 address, or its /64 of IPv6, the least that a client is assigned.
+/// Returns the address that stands for a client: its IPv4 address, or its /64 of IPv6, the smallest block that a client
+/// is assigned.
 fn client(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V4(ip) => IpAddr::V4(ip),

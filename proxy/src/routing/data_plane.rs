@@ -1,8 +1,8 @@
-//! The table as the router's side of the protocol sees it: a [`DataPlane`] that is told, partition by partition, to stop,
-//! switch or sever.
+//! The table as the router's side of the protocol sees it: a [`DataPlane`] that is told, partition by partition, to
+//! stop, switch or sever.
 //!
-//! Translation only: what to do and when is decided in `segue-protocol`, how it is done safely in
-//! [`table`](crate::routing::table).
+//! Translation only. Elsewhere: what to do and when (`segue-protocol`), and how it is done safely
+//! ([`table`](crate::routing::table)).
 
 use segue_coordination::router::{CutoverTimes, DataPlane};
 use segue_protocol::handoff::router::{HoldCause, Stage, Target};
@@ -25,7 +25,8 @@ impl DataPlane for Table {
             Target { pod: pod.name.clone(), incarnation: pod.incarnation, epoch: seen.epoch }
         };
         let stage = match seen.position {
-            // What still waits does so for something of its own key, which may take long and is no part of the cutover.
+            // Requests that still wait do so behind others of their own key. That may take long and is no part of the
+            // cutover.
             GateState::Flushing if seen.flows => Stage::Open(target()),
             GateState::Held => Stage::Held,
             GateState::Open => Stage::Open(target()),

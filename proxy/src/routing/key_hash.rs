@@ -1,12 +1,16 @@
 //! Hashes of keys to partitions, bit for bit what the producers of the same topic compute.
 //!
-//! Pure. Not for hash maps and not secret: a client may choose its key. What must stay true: for the same bytes and the
-//! same number of partitions the answer never changes, or a key's requests and its log part ways.
+//! Pure. Not for hash maps, and not secret: a client may choose its key.
+//!
+//! # Invariants
+//!
+//! * The partition of the same bytes among the same number of partitions never changes. Otherwise a key's requests and
+//!   its log would part ways.
 
 use segue_protocol::ids::PartitionId;
 use twox_hash::XxHash3_64;
 
-/// How a key becomes a partition.
+/// The hash that maps a key to a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KeyHash {
     /// Kafka's Java producer.
@@ -16,7 +20,7 @@ pub enum KeyHash {
     Crc32,
     /// Sarama's `NewHashPartitioner`.
     Fnv1a,
-    /// XXH3, 64 bits, for those who have no producer to agree with.
+    /// XXH3, 64 bits, for keyspaces without a producer to agree with.
     Xxh3,
 }
 
@@ -25,29 +29,29 @@ impl KeyHash {
     pub const NAMES: &[(&str, Self)] =
         &[("murmur2", KeyHash::Murmur2), ("crc32", KeyHash::Crc32), ("fnv1a", KeyHash::Fnv1a), ("xxh3", KeyHash::Xxh3)];
 
-    /// Returns its name in the file and in the store.
+    /// Returns the hash's name in the file and in the store.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, hash)| *hash == self).map_or("", |(name, _)| *name)
     }
 
-    /// The partition of `key` among `partitions`, which is at least 1.
+    /// Returns the partition of `key` among `partitions`, which is at least 1.
     ///
-    /// An empty key is a key like any other here, as it is for the Java producer and for Sarama; librdkafka's
-    /// `consistent` maps it to the same partition as no key at all, which is where this puts it (0).
+    /// An empty key is a key like any other, as it is for the Java producer and for Sarama. librdkafka's `consistent`
+    /// maps it to the same partition as no key at all, which is also the result here (0).
     pub fn partition(self, key: &[u8], partitions: u32) -> PartitionId {
         PartitionId::new(match self {
             // The sign bit is masked, not negated: that differs for half of all keys.
             KeyHash::Murmur2 => (murmur2(key) & 0x7fff_ffff) % partitions,
             KeyHash::Crc32 => crc32fast::hash(key) % partitions,
-            // Sarama divides the signed hash and drops the remainder's sign. Partition numbers are signed there, so
-            // there are never so many that the cast matters.
+            // Sarama divides the signed hash and drops the remainder's sign. Its partition numbers are signed, so there
+            // are never so many that the cast matters.
             KeyHash::Fnv1a => (i64::from(fnv1a(key) as i32) % i64::from(partitions)).unsigned_abs() as u32,
             KeyHash::Xxh3 => (XxHash3_64::oneshot(key) % u64::from(partitions)) as u32,
         })
     }
 }
 
-/// What orders the requests of one key: the same for the same key, whatever its partition's hash.
+/// Returns the hash that orders the requests of one key. It does not depend on the hash that selects the partition.
 pub(crate) fn order_of(key: &[u8]) -> u64 {
     XxHash3_64::oneshot(key)
 }

@@ -1,7 +1,8 @@
-//! What a request holds while it goes through the table: a [`QueuedPermit`] while it waits, a [`Permit`] while it is in flight.
+//! What a request holds while it goes through the table: a [`QueuedPermit`] while it waits, a [`Permit`] while it is in
+//! flight.
 //!
-//! Both undo themselves when dropped: a client that hangs up while held takes its place along, an exchange that ends in
-//! any way leaves the gate. Each belongs to one worker thread.
+//! Both undo themselves when dropped: a held request whose client disconnects leaves the stash, and an exchange that
+//! ends in any way leaves the gate. Each belongs to one worker thread.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -32,13 +33,13 @@ pub struct TableHandle {
 struct Inner {
     table: Arc<Table>,
     index: usize,
-    /// Requests that wait although it is not known for which partition.
+    /// Number of requests that wait because the number of partitions is not known yet.
     early: Cell<usize>,
     last_arrival: Cell<u64>,
 }
 
 impl Inner {
-    /// Of a request that is taken at `now`, as the table's clock has it.
+    /// Returns the arrival of a request that is taken at `now`, on the table's clock.
     #[inline]
     fn arrival(&self, now: u64) -> Arrival {
         let at = now.max(self.last_arrival.get() + 1);
@@ -47,7 +48,7 @@ impl Inner {
     }
 }
 
-/// A place among those who came before the table.
+/// The place of a request that waits for the number of partitions.
 #[derive(Debug)]
 pub(crate) struct Early(Rc<Inner>);
 
@@ -57,12 +58,12 @@ impl Drop for Early {
     }
 }
 
-/// What became of a request at the gate.
+/// The outcome of a request's arrival at the gate.
 #[derive(Debug)]
 pub enum Admission {
-    /// It may go to the pod.
+    /// The request may go to the pod.
     Admitted(Permit),
-    /// It waits.
+    /// The request waits.
     Queued(QueuedPermit),
 }
 
@@ -78,7 +79,7 @@ impl Admission {
 }
 
 impl Table {
-    /// The access of worker number `index`, to be made on that worker's thread.
+    /// Returns the access of worker number `index`. To be made on that worker's thread.
     pub fn worker(self: &Arc<Self>, index: usize) -> TableHandle {
         TableHandle {
             inner: Rc::new(Inner { table: self.clone(), index, early: Cell::new(0), last_arrival: Cell::new(0) }),
@@ -87,23 +88,23 @@ impl Table {
 }
 
 impl TableHandle {
-    /// How many partitions there are; 0 until the store was seen.
+    /// Returns the number of partitions, 0 until it has been read from the store.
     #[inline]
     pub fn partitions(&self) -> u32 {
         self.inner.table.partitions()
     }
 
-    /// How many workers share the table.
+    /// Returns the number of workers that share the table.
     pub(crate) fn workers(&self) -> usize {
         self.inner.table.workers()
     }
 
-    /// Whether the router is ending.
+    /// Returns whether the router is shutting down.
     pub fn shutting_down(&self) -> bool {
         self.inner.table.is_shutting_down()
     }
 
-    /// Pods that requests are about to go to; to be asked for once.
+    /// Returns the channel of pods that requests are about to go to. Only the first call returns it.
     pub(crate) fn expected(&self) -> Option<UnboundedReceiver<u32>> {
         self.inner.table.expected(self.inner.index)
     }
@@ -112,12 +113,13 @@ impl TableHandle {
         self.inner.table.pod(slot)
     }
 
-    /// Longest that a request waits.
+    /// Returns the longest time that a request waits.
     pub(crate) fn max_wait(&self) -> Duration {
         self.inner.table.max_wait()
     }
 
-    /// A place for a request that came before the table; `None`: as many wait already as may for a partition.
+    /// Returns a place for a request that waits for the number of partitions, or `None` if as many wait already as may
+    /// for one partition.
     pub(crate) fn wait_early(&self) -> Option<Early> {
         let waiting = self.inner.early.get();
         if waiting >= self.inner.table.max_requests() {
@@ -127,8 +129,9 @@ impl TableHandle {
         Some(Early(self.inner.clone()))
     }
 
-    /// A request arrives at the gate of `partition`, which must be below [`partitions`](Self::partitions). Requests with
-    /// the same `order` never overtake each other while they wait; `bytes` is what waiting costs in memory.
+    /// Takes a request to the gate of `partition`, which must be below [`partitions`](Self::partitions). Requests with
+    /// the same `order` never overtake each other while they wait. `bytes` is the memory that the request takes while
+    /// it waits.
     #[inline]
     pub fn enter(
         &self,
@@ -177,9 +180,9 @@ struct Request {
     arrival: Arrival,
     bytes: usize,
     held_since: Option<Instant>,
-    /// In a box: few requests are refused, and each carries this about.
+    /// Boxed: few requests are refused, and each would carry the room for it.
     refusals: Option<Box<Refusals>>,
-    /// What its client is counted by.
+    /// The request's count against its client's limit.
     claim: Option<Claim>,
 }
 
@@ -193,7 +196,8 @@ impl Request {
     }
 }
 
-/// A request that waits for its turn. Resolves to a [`Permit`], or to why it waits no longer. Dropped, it is taken out.
+/// A request that waits for its turn. Resolves to a [`Permit`], or to the reason why it no longer waits. Dropping it
+/// takes the request out of the stash.
 #[derive(Debug)]
 pub struct QueuedPermit {
     request: Option<Request>,
@@ -210,7 +214,7 @@ impl QueuedPermit {
 }
 
 impl QueuedPermit {
-    /// What it costs in memory by now. It may have become too much; then it must be dropped.
+    /// Raises the memory that the request counts for. Fails if that is too much; then this must be dropped.
     pub(crate) fn weigh(&mut self, bytes: usize) -> Result<(), Refusal> {
         let Some(request) = self.request.as_mut().filter(|request| request.bytes < bytes) else { return Ok(()) };
         let more = bytes - request.bytes;
@@ -252,7 +256,7 @@ impl Future for QueuedPermit {
                 self.request = None;
                 Poll::Ready(Err(Refusal::Waited(cause)))
             }
-            // Let in at this very moment: the grant is there.
+            // The request was admitted at this very moment, so its grant is there.
             None => {
                 context.waker().wake_by_ref();
                 Poll::Pending
@@ -273,19 +277,19 @@ impl Drop for QueuedPermit {
     }
 }
 
-/// A request in flight. It counts for the partition's drain until this is dropped.
+/// A request in flight. The partition's drain waits until this is dropped.
 #[derive(Debug)]
 pub struct Permit {
     request: Option<Request>,
-    /// Where it was let in to.
+    /// The pod, epoch and abort generation under which it was admitted.
     way: Route,
-    /// Its line waits for its outcome, and that is not definite yet.
+    /// Whether its line waits for its outcome, which is not definite yet.
     is_tried: bool,
-    /// It has given its place in the flush away.
+    /// Whether it has given its place in the flush away.
     gave_way: Cell<bool>,
 }
 
-/// A pod has refused a request for what it is: it takes others.
+/// A pod refuses a request for good, while it accepts others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pod refuses this request and takes others")]
 pub struct RefusedForGood;
@@ -297,7 +301,7 @@ impl Permit {
     }
 
     fn request(&self) -> &Request {
-        // Taken only by `back`, which consumes the pass.
+        // Taken only by `back`, which consumes the permit.
         self.request.as_ref().expect("a permit that was not put back")
     }
 
@@ -306,18 +310,18 @@ impl Permit {
         self.request().partition
     }
 
-    /// The epoch to stamp it with.
+    /// The epoch to stamp the request with.
     pub fn epoch(&self) -> Epoch {
         self.way.epoch
     }
 
-    /// Where it goes.
+    /// The pod to send the request to.
     pub fn pod(&self) -> &Arc<Pod> {
         self.request().table().pod(self.way.slot)
     }
 
-    /// Its outcome is definite: the head of the pod's answer is there, or it failed for good. The next request
-    /// of its key may start.
+    /// Records that the outcome is definite: the head of the pod's response has arrived, or the request has failed for
+    /// good. The next request of its key may start.
     pub fn delivered(&mut self) {
         if std::mem::take(&mut self.is_tried) {
             let request = self.request();
@@ -325,18 +329,18 @@ impl Permit {
         }
     }
 
-    /// Whether it had to wait before it was let in.
+    /// Returns whether the request was held before it was admitted.
     pub fn was_held(&self) -> bool {
         self.request().held_since.is_some()
     }
 
-    /// Whether it takes up one of the places of a flush.
+    /// Returns whether the request takes up one of the places of a flush.
     pub fn holds_place(&self) -> bool {
         self.is_tried && !self.gave_way.get()
     }
 
-    /// It waits for its client, or for its pod for long: another key's request may have its place in the flush. Its own
-    /// key goes on waiting for its outcome.
+    /// Gives the place in the flush to another key's request, because this one waits for its client, or for its pod for
+    /// long. The request's own key goes on waiting for its outcome.
     pub fn give_way(&self) {
         if self.holds_place() {
             self.gave_way.set(true);
@@ -345,34 +349,34 @@ impl Permit {
         }
     }
 
-    /// Whether the pod that it leads to has refused it before.
+    /// Returns whether the pod that the request goes to has refused it before.
     pub(crate) fn was_refused_here(&self) -> bool {
         self.request().refusals.as_ref().is_some_and(|refusals| refusals.are_of(self.way.slot, self.way.epoch))
     }
 
-    /// No pod has acted on it, and none has refused it: back to its place. It keeps the deadline that it had.
+    /// Puts a request back into the stash that no pod has acted on and none has refused. It keeps its deadline.
     pub fn put_back(self) -> QueuedPermit {
         self.back(Some(Returned::Unreachable))
     }
 
-    /// As [`put_back`](Self::put_back), because its pod is left alone for a moment.
+    /// As [`put_back`](Self::put_back), because its pod is backed off from.
     pub(crate) fn put_back_spared(self) -> QueuedPermit {
         self.back(Some(Returned::Spared))
     }
 
-    /// Its pod has refused it without acting on it: back to its place, unless that is for good.
+    /// Puts a request back that its pod has refused without acting on it. Fails if the refusal is for good.
     pub fn refused(self) -> Result<QueuedPermit, RefusedForGood> {
         if self.way.last_try { Err(RefusedForGood) } else { Ok(self.back(Some(Returned::Refused))) }
     }
 
-    /// Whether the router's lease may still be trusted, or need not be. To be asked again before sending if time has
-    /// passed since the request was let in.
+    /// Returns whether the router's lease may still be trusted, or is not needed for this pod. To be asked again before
+    /// sending if time has passed since the request was admitted.
     pub fn may_still_go(&self) -> bool {
         let table = self.request().table();
         table.may_pass(self.way.slot, table.nanos(Instant::now()))
     }
 
-    /// As [`put_back`](Self::put_back), because of the router's lease.
+    /// As [`put_back`](Self::put_back), because the router's lease may not be trusted.
     pub fn put_back_fenced(self) -> QueuedPermit {
         self.back(None)
     }
@@ -392,7 +396,7 @@ impl Permit {
         QueuedPermit::new(request, grant)
     }
 
-    /// Cancelled when the partition's exchanges are severed.
+    /// Returns the token that is cancelled when the partition's exchanges are severed.
     pub fn sever_token(&self) -> CancellationToken {
         let request = self.request();
         request.table().sever_token(request.worker.inner.index, request.partition, self.way.severs)

@@ -25,7 +25,7 @@ use super::data_path::{DataPath, Layers};
 use super::overload::Overload;
 use super::registry::{ConnectionRegistry, IdlePolicy};
 use crate::forward::Forward;
-use crate::forward::tunnel::CLOSING_WEBSOCKETS;
+use crate::forward::tunnel::WEBSOCKET_CLOSE_TIMEOUT;
 use crate::metrics::WorkerMetrics;
 use crate::routing::table::Table;
 use crate::runtime::shortage::is_shortage;
@@ -93,7 +93,7 @@ impl<M: Layers> Worker<M> {
         let Stop { deadline, idle } = stop.unwrap_or(Stop { deadline: Instant::now(), idle: IdlePolicy::Close });
         clients.finish(idle);
         // WebSockets never end by themselves, and closing them takes a moment.
-        let notice = deadline.checked_sub(CLOSING_WEBSOCKETS).unwrap_or(deadline);
+        let notice = deadline.checked_sub(WEBSOCKET_CLOSE_TIMEOUT).unwrap_or(deadline);
         if tokio::time::timeout_at(notice, drained(&clients, &self.metrics)).await.is_ok() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Decodes the part of a request that names its key, and says why a request names none.
+//! Decodes the part of a request that names its key, and tells why a request names none.
 //!
 //! Pure.
 
@@ -7,14 +7,14 @@ use std::borrow::Cow;
 /// Why a request is for no partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unlocated {
-    /// It names none.
+    /// The request names no partition.
     Missing,
-    /// It names one that cannot be, or two.
+    /// The request names a partition that does not exist, or two.
     Bad,
 }
 
-/// Percent-decoding; `plus` makes `+` a space, as forms do. `None`: a `%` without two digits after it, of which nobody
-/// can say what the producer made.
+/// Decodes percent escapes; `plus` makes `+` a space, as forms do. Returns `None` if a `%` has no two digits after it:
+/// producers would disagree on the key.
 pub(super) fn decode(raw: &[u8], plus: bool) -> Option<Cow<'_, [u8]>> {
     if !raw.iter().any(|byte| *byte == b'%' || (plus && *byte == b'+')) {
         return Some(Cow::Borrowed(raw));

@@ -1,9 +1,13 @@
-//! Which partition a request is for, and which order it must keep: from its head alone.
+//! Finds the partition that a request is for, and the order that it must keep, from its head alone.
 //!
-//! Pure. Not here: whether the partition has an owner, and what the client is told ([`respond`](crate::message::local_reply)).
-//! What must stay true: a request whose head says two different things is refused, never routed by one of them; the key
-//! that a request is routed by is the key that its pod finds, however the pod normalises what it reads; a key gives the
-//! partition that the producers compute ([`hash`](crate::routing::key_hash)).
+//! Pure. Not here: whether the partition has an owner, and what the client is told
+//! ([`local_reply`](crate::message::local_reply)).
+//!
+//! # Invariants
+//!
+//! * A request whose head contradicts itself is refused, never routed by one of the readings.
+//! * The key that a request is routed by is the key that its pod finds, however the pod normalises what it reads.
+//! * A key maps to the partition that the producers compute ([`key_hash`](crate::routing::key_hash)).
 
 mod decoding;
 mod pairs;
@@ -24,14 +28,14 @@ pub use path::{AmbiguousPaths, PathTemplate, PathTemplateError};
 /// Where a request names its partition (`[router.partition]`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PartitionSource {
-    /// A header with the number itself.
+    /// A header with the partition's number.
     Number {
         /// The header.
         header: HeaderName,
-        /// A header with the key whose requests stay in order across a cutover; none: order of arrival.
+        /// A header with the key whose requests stay in order across a cutover. `None`: only arrival orders them.
         order_by: Option<HeaderName>,
     },
-    /// A key, hashed, which is also what requests stay in order by.
+    /// A key, hashed. Its requests also stay in order.
     Key {
         /// Where the key is.
         source: KeySource,
@@ -53,20 +57,20 @@ pub enum KeySource {
     Cookie(String),
 }
 
-/// Where a request goes, as far as its head says.
+/// The partition and the order of a request, as far as its head says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located {
     /// Its partition.
     pub partition: PartitionId,
-    /// The hash of what orders it; requests without one are ordered by arrival only.
+    /// The hash of the key that orders it. Requests without one are ordered by arrival only.
     pub order: Option<u64>,
 }
 
 impl PartitionSource {
-    /// The header of a file that names none.
+    /// The header that is used if the file names none.
     pub const DEFAULT_HEADER: HeaderName = HeaderName::from_static("x-partition");
 
-    /// The partition that a request with this head is for, among `partitions` (at least 1).
+    /// Returns the partition, among `partitions` (at least 1), that a request with this head is for.
     pub fn locate(&self, head: &Parts, partitions: u32) -> Result<Located, Unlocated> {
         match self {
             PartitionSource::Number { header: name, order_by } => {
@@ -107,22 +111,23 @@ impl PartitionSource {
     }
 }
 
-/// The one value of a header that may be repeated but not contradict itself.
+/// Returns the one value of a header that may be repeated but must not contradict itself.
 fn header<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unlocated> {
     let mut values = head.headers.get_all(name).iter().map(|value| value.as_bytes());
     let first = values.next().ok_or(Unlocated::Missing)?;
     if values.all(|other| other == first) { Ok(first) } else { Err(Unlocated::Bad) }
 }
 
-/// The value of a header that may stand there once: a server that joins lines would read another key in two of them.
-/// Spaces around it come by HTTP/2 only (RFC 9113, 8.2.1, forbids them), and every reader of HTTP/1.1 takes them off.
+/// Returns the value of a header that may occur only once: a server that joins lines would read another key from two of
+/// them. Spaces around the value come by HTTP/2 only (RFC 9113, 8.2.1, forbids them), and every reader of HTTP/1.1
+/// strips them.
 fn only<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unlocated> {
     let mut values = head.headers.get_all(name).iter().map(|value| value.as_bytes());
     let first = values.next().ok_or(Unlocated::Missing)?;
     if values.next().is_none() && first.trim_ascii() == first { Ok(first) } else { Err(Unlocated::Bad) }
 }
 
-/// A decimal number as one would write it: no sign, no leading zeros.
+/// Parses a decimal number without a sign or leading zeros.
 fn number(text: &[u8]) -> Option<PartitionId> {
     if text.is_empty() || text.len() > 10 || (text[0] == b'0' && text.len() > 1) {
         return None;
@@ -259,7 +264,7 @@ mod tests {
         assert_eq!(sid.locate(&head("/", &[("cookie", "a=1"), ("cookie", "sid=42")]), 64), of_key(b"42"));
     }
 
-    /// Any bytes as a client would escape them.
+    /// Returns any bytes as a client would escape them.
     fn escaped(key: &[u8]) -> String {
         key.iter().map(|byte| format!("%{byte:02x}")).collect()
     }
@@ -267,7 +272,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_key_is_found_wherever_it_is_carried(
-            // Anything that a path or a query may carry is text.
+            // A path or a query carries text only.
             text in "[^\\x00/\\\\;.]{1,20}",
             partitions in 1..=i32::MAX as u32,
             hash in prop::sample::select(&[KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3][..]),
@@ -280,7 +285,7 @@ mod tests {
             prop_assert_eq!(path.locate(&head(&format!("/persons/{}/x", escaped(key)), &[]), partitions), expected);
             let query = keyed(KeySource::Query("id".to_owned()));
             prop_assert_eq!(query.locate(&head(&format!("/?a=1&id={}", escaped(key)), &[]), partitions), expected);
-            // A header carries what a header can.
+            // A header cannot carry every key.
             if key.trim_ascii() == key
                 && let Ok(value) = http::HeaderValue::from_bytes(key)
             {

@@ -1,7 +1,11 @@
-//! Keys that stand in the query or in a cookie.
+//! Keys in the query or in a cookie.
 //!
-//! Pure. What must stay true: a query or a cookie that names the key twice, or once in a way that not all servers read
-//! alike, is refused; which of two counts differs between them.
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * A query or a cookie that names the key twice is refused: servers differ in which of the two counts.
+//! * One that names the key in a way that not all servers read alike is refused too.
 
 use std::borrow::Cow;
 
@@ -10,8 +14,8 @@ use http::header::COOKIE;
 
 use super::decoding::{Unlocated, decode};
 
-/// The value of the one parameter of this name. Some servers ignore the case of names, separate parameters by `;` as
-/// well, or take `name[]` for the name.
+/// Returns the value of the one parameter of this name. Some servers ignore the case of names, separate parameters by
+/// `;` as well, or take `name[]` for the name.
 pub(super) fn query<'head>(query: &'head str, name: &str) -> Result<Cow<'head, [u8]>, Unlocated> {
     let (mut found, mut named) = (None, 0);
     for pair in query.split('&') {
@@ -37,7 +41,8 @@ pub(super) fn query<'head>(query: &'head str, name: &str) -> Result<Cow<'head, [
     if is_text(&value) { Ok(value) } else { Err(Unlocated::Bad) }
 }
 
-/// Many decoders replace what is not UTF-8, so that different keys become the same, and some languages end a text at a NUL.
+/// Returns whether the value is UTF-8 without NUL. Many decoders replace what is not UTF-8, so that different keys
+/// become the same, and some languages end a text at a NUL.
 fn is_text(value: &[u8]) -> bool {
     !value.contains(&0) && std::str::from_utf8(value).is_ok()
 }
@@ -49,7 +54,7 @@ fn parameter(pair: &str) -> (&str, &str) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Named {
     Exactly,
-    /// For some servers.
+    /// The name for some servers only.
     Almost,
     Otherwise,
 }
@@ -72,8 +77,8 @@ impl Named {
     }
 }
 
-/// The value of the cookie of this name, without its escapes: many servers decode them. Some ignore the case of names, and
-/// some take quotes off and read over a `;` between them.
+/// Returns the value of the cookie of this name with its escapes decoded, as many servers do. Some servers ignore the
+/// case of names, and some strip quotes and read over a `;` between them.
 pub(super) fn cookie<'head>(headers: &'head HeaderMap, name: &str) -> Result<Cow<'head, [u8]>, Unlocated> {
     let mut found = None;
     let (mut contradicted, mut torn) = (false, false);
@@ -100,12 +105,12 @@ pub(super) fn cookie<'head>(headers: &'head HeaderMap, name: &str) -> Result<Cow
     if key != name.as_bytes() {
         return Err(Unlocated::Missing);
     }
-    // One that is escaped wrongly is taken as it is by those who decode.
+    // Servers that decode take a wrongly escaped value as it is.
     let value = decode(value, false).unwrap_or(Cow::Borrowed(value));
     if is_text(&value) { Ok(value) } else { Err(Unlocated::Bad) }
 }
 
-/// Whether quotes stand around the value only.
+/// Returns whether quotes stand only around the value.
 fn is_whole(key: &[u8], value: &[u8]) -> bool {
     let inner = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
     !key.contains(&b'"') && inner.is_some_and(|inner| !inner.iter().any(|byte| matches!(byte, b'"' | b'\\')))

@@ -1,14 +1,18 @@
-//! Keys that stand in the path.
+//! Keys in the path.
 //!
-//! Pure. What must stay true: where ambiguous paths are refused, a server that resolves dot segments, decodes escapes,
-//! merges slashes, takes `\` for `/` or drops parameters, in any order, finds the same key as the router, or refuses the
-//! path as well (`tests/fuzz/fuzz_targets/partition.rs` has five servers' rules as twins).
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * Where ambiguous paths are refused, a server that resolves dot segments, decodes escapes, merges slashes, takes `\`
+//!   for `/` or drops parameters, in any order, finds the same key as the router or refuses the path as well.
+//!   (`tests/fuzz/fuzz_targets/partition.rs` models the rules of five servers.)
 
 use std::borrow::Cow;
 
 use super::decoding::{Unlocated, decode};
 
-/// A path with one segment `{key}`, such as `/persons/{key}`. Paths that go on after it match as well.
+/// A path with one segment `{key}`, such as `/persons/{key}`. Longer paths that begin with it match as well.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathTemplate {
     segments: Vec<Option<String>>,
@@ -31,10 +35,10 @@ impl AmbiguousPaths {
     pub const NAMES: &[(&str, Self)] = &[("reject", AmbiguousPaths::Reject), ("pass", AmbiguousPaths::Pass)];
 }
 
-/// Why a text is no path template; told of the text.
+/// Why a text is no path template. Each message continues a sentence about that text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PathTemplateError {
-    /// It is no absolute path.
+    /// The text is no absolute path.
     #[error("does not begin with '/'")]
     NotAbsolute,
     /// No segment is the key.
@@ -43,10 +47,10 @@ pub enum PathTemplateError {
     /// Two segments are the key.
     #[error("has more than one segment {{key}}")]
     ManyKeys,
-    /// A segment is empty, or has characters that no path has or that are no part of it.
+    /// A segment is empty, or has characters that a path cannot have.
     #[error("has a segment that no path has")]
     NoSegment,
-    /// A segment makes every path that matches ambiguous, so that each would be refused.
+    /// A segment makes every path that matches ambiguous, so all would be refused.
     #[error("has a segment that not all servers read alike")]
     Ambiguous,
 }
@@ -65,15 +69,15 @@ impl std::fmt::Display for PathTemplate {
     }
 }
 
-/// The segment of a template that is the key.
+/// The segment of a template that stands for the key.
 const KEY: &str = "{key}";
 
 impl PathTemplate {
-    /// Reads a template.
+    /// Parses a template.
     ///
     /// # Errors
     ///
-    /// The first reason for which it is none.
+    /// Returns the first reason why the text is no template.
     pub fn new(text: &str, ambiguous: AmbiguousPaths) -> Result<Self, PathTemplateError> {
         let path = text.strip_prefix('/').ok_or(PathTemplateError::NotAbsolute)?;
         let segments: Vec<_> = path.split('/').map(|segment| (segment != KEY).then_some(segment)).collect();
@@ -97,7 +101,7 @@ impl PathTemplate {
         Ok(PathTemplate { segments, ambiguous })
     }
 
-    /// The key that the path names.
+    /// Returns the key that the path names.
     pub(super) fn key<'path>(&self, path: &'path str) -> Result<Cow<'path, [u8]>, Unlocated> {
         if self.ambiguous == AmbiguousPaths::Pass {
             let raw = self.find(path).ok_or(Unlocated::Missing)?;
@@ -115,7 +119,7 @@ impl PathTemplate {
         if std::str::from_utf8(&key).is_err() { Err(Unlocated::Bad) } else { Ok(key) }
     }
 
-    /// The key's segment as it stands in the path.
+    /// Returns the key's segment as written in the path.
     fn find<'path>(&self, path: &'path str) -> Option<&'path str> {
         let mut found = None;
         let mut path_segments = path.strip_prefix('/')?.split('/');
@@ -127,14 +131,14 @@ impl PathTemplate {
                 None => found = Some(actual),
             }
         }
-        // `/persons/` has a segment there but names nobody.
+        // `/persons/` has a segment there, but an empty one is no key.
         found.filter(|key| !key.is_empty())
     }
 }
 
-/// Whether the first `segments` segments may be others for somebody else.
+/// Returns whether another server may read the first `segments` segments differently.
 fn is_ambiguous(path: &str, segments: usize) -> bool {
-    // Without a branch for each byte, so that it is done for many at once. Most paths have none of these.
+    // Without a branch per byte, so that the loop is vectorised. Most paths have none of these.
     let is_special = |byte: u8| matches!(byte, b'.' | b'%' | b'\\' | b';');
     if !path.bytes().fold(false, |found, byte| found | is_special(byte)) {
         return false;
@@ -143,9 +147,10 @@ fn is_ambiguous(path: &str, segments: usize) -> bool {
     actual.enumerate().any(|(index, segment)| is_doubtful(segment, index < segments))
 }
 
-/// A dot segment could lead anywhere from behind the key as well; other doubts matter up to the template's last segment.
+/// Returns whether a segment is ambiguous. Behind the template only dot segments matter, because they may lead back
+/// anywhere.
 fn is_doubtful(segment: &[u8], within_template: bool) -> bool {
-    // Of the part since the last separator, up to its parameters.
+    // These describe the part since the last separator, without its parameters.
     let (mut dots, mut others, mut parameters) = (0, false, false);
     let mut at = 0;
     while let Some(byte) = segment.get(at) {
@@ -209,7 +214,7 @@ mod tests {
             ("%5C", true),
             ("\\", true),
             (";", true),
-            // An escaped one is no parameter to anybody.
+            // No server takes an escaped `;` for a parameter.
             ("%3b", false),
             ("%25", false),
         ] {

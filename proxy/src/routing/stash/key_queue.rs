@@ -1,18 +1,18 @@
 //! The queue of one key: where a request stands in it, and what it means for the end of a flush.
 //!
-//! Not here: the queues of a partition together ([`stash`](super)).
+//! Not here: how the queues of a partition take turns ([`stash`](super)).
 
 use std::collections::VecDeque;
 
-/// When the router took a request: the order in which requests of one key leave, however often they come back.
+/// When the router took a request. Requests of one key leave in this order, however often they come back.
 ///
-/// On one worker it grows with each request. Between workers it is the machine's monotonic clock: a request that was
-/// there before another one came is the earlier one, and of two that came at the same moment either may be.
+/// On one worker it grows with each request. Between workers it is the machine's monotonic clock: a request that
+/// arrived before another one is the earlier one, and two that arrive at the same moment may stand in either order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arrival {
-    /// By the clock, moved on where two of one worker would be the same.
+    /// The time by the clock, moved on where two requests of one worker would have the same.
     pub at: u64,
-    /// The worker that took it.
+    /// The worker that took the request.
     pub worker: u32,
 }
 
@@ -25,7 +25,8 @@ pub(super) enum LineId {
     Alone(Arrival),
 }
 
-/// A request's place in its line: the same one from its arrival to its end, whether it waits, is tried or has passed.
+/// A request's place in its line. It stays the same from arrival to end, whether the request waits, is tried or has
+/// passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueuePosition {
     pub(super) line: LineId,
@@ -33,7 +34,7 @@ pub struct QueuePosition {
 }
 
 impl QueuePosition {
-    /// The place of a request with this ordering key, if any. No two requests have the same arrival.
+    /// Returns the place of a request with this ordering key, if any. No two requests have the same arrival.
     pub fn new(order: Option<u64>, arrival: Arrival) -> Self {
         QueuePosition { line: order.map_or(LineId::Alone(arrival), LineId::Key), arrival }
     }
@@ -53,17 +54,17 @@ impl<W> Entry<W> {
     }
 }
 
-/// When a line's first request may start: a lower rank goes first, then the earlier arrival.
+/// The order in which first requests of lines start: the lower rank, then the earlier arrival.
 pub(super) type Turn = (u32, Arrival);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct KeyQueue<W> {
-    /// Started and without a definite outcome.
+    /// Requests that have started and have no definite outcome.
     pub(super) trying: usize,
-    /// Of those, the ones that have given their place away.
+    /// How many of those have given their place away.
     pub(super) slow: usize,
-    /// How many more of the line leave one at a time, whatever the flush has released: what was there when it began, and
-    /// as many again.
+    /// How many more requests of the line leave one at a time, even if the flush has released others: those that were
+    /// there when it began, and as many again.
     pub(super) owed: usize,
     pub(super) standing: Standing,
     pub(super) queue: VecDeque<Entry<W>>,
@@ -72,11 +73,11 @@ pub(super) struct KeyQueue<W> {
 /// What a line means for the end of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Standing {
-    /// Nothing: it came later, or what was there when the flush began is done with.
+    /// Nothing: it came later, or its requests that were there when the flush began are done.
     Free,
-    /// Something that was there when the flush began has still to be tried or, if it has a key, to have its outcome.
+    /// A request that was there when the flush began has still to be tried or, if it has a key, to get its outcome.
     Due,
-    /// The same, but a request of the line has given its place away, and the others wait for that.
+    /// As [`Due`](Self::Due), but a request of the line has given its place away, and the others wait for that one.
     Slow,
 }
 
@@ -89,7 +90,7 @@ impl<W> KeyQueue<W> {
     pub(super) fn stands(&self, id: LineId) -> Standing {
         match id {
             _ if self.owed == 0 => Standing::Free,
-            // Nothing waits for the outcome of a request without a key.
+            // No request waits for the outcome of one without a key.
             LineId::Alone(_) if self.queue.is_empty() => Standing::Free,
             LineId::Alone(_) => Standing::Due,
             LineId::Key(_) if self.slow > 0 => Standing::Slow,

@@ -1,17 +1,20 @@
-//! The requests that wait while a partition has no owner to go to: in which order they leave, and how many at a time.
+//! The stash: requests that wait while their partition has no owner to go to. It decides in which order they leave, and
+//! how many at a time.
 //!
-//! A plain data structure: no lock, no clock, no I/O; the [`table`](crate::routing::table) drives it under the partition's lock.
-//! Requests with an ordering key form a *line* and leave one at a time, each after the outcome of the one before is
-//! definite; a request without a key is a line of its own. Lines take turns by the arrival of their first request.
+//! A plain data structure: no lock, no clock, no I/O; the [`table`](crate::routing::table) drives it under the
+//! partition's lock. Requests with an ordering key form a *line* and leave one at a time, each after the outcome of the
+//! one before is definite. A request without a key is a line of its own. Lines take turns by the arrival of their first
+//! request.
 //!
-//! A flush has a number of *places*: most requests that it tries at a time. A request that is slow, or that waits for its
-//! own client, gives its place to another line ([`Stash::give_way`]) and still holds up its own. A request that its pod
-//! has refused several times ranks behind the others ([`Stash::insert_ranked`]), so it holds up only its own line too.
+//! A flush has a number of *places*: the most requests that it tries at a time. A request that is slow, or that waits
+//! for its own client, gives its place to another line ([`Stash::give_way`]) and still holds up its own. A request that
+//! its pod has refused several times ranks behind the others ([`Stash::insert_ranked`]), so it too holds up only its
+//! own line.
 //!
 //! # Invariants
 //!
-//! * Nothing of a line starts while an earlier request of it is queued.
-//! * Nothing of a line starts while an earlier request of it is being tried, unless the flush has released the line
+//! * No request of a line starts while an earlier one of it is queued.
+//! * No request of a line starts while an earlier one of it is being tried, unless the flush has released the line
 //!   ([`Stash::begin_flush`]).
 //! * A request that comes back stands where its arrival puts it in its line.
 
@@ -22,14 +25,14 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use self::key_queue::{Arrival, QueuePosition};
 use self::key_queue::{Entry, KeyQueue, LineId, Standing, Turn};
 
-/// How a flush goes on.
+/// The state of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Flush {
     /// Most requests that have a place at a time.
     concurrency: usize,
-    /// How many may still be started with a place each, and one at a time per key.
+    /// How many requests may still be started under strict order, each with a place and one at a time per key.
     in_order_left: usize,
-    /// The one that came last goes first, among those of the lowest rank.
+    /// Whether the latest arrival among those of the lowest rank goes first.
     newest_first: bool,
 }
 
@@ -37,19 +40,19 @@ struct Flush {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Stash<W> {
     lines: BTreeMap<LineId, KeyQueue<W>>,
-    /// Lines whose first request may start, by the turn of that request.
+    /// Lines whose first request may start, by that request's turn.
     ready: BTreeMap<Turn, LineId>,
     waiting: usize,
     bytes: usize,
     trying: usize,
     trying_in_order: usize,
-    /// Those being tried that have given their place away.
+    /// Requests being tried that have given their place away.
     slow: BTreeSet<QueuePosition>,
-    /// How many lines are [`Standing::Due`].
+    /// Number of lines that are [`Standing::Due`].
     due_lines: usize,
-    /// How many lines are [`Standing::Slow`].
+    /// Number of lines that are [`Standing::Slow`].
     slow_lines: usize,
-    /// How many wait with a rank above the lowest.
+    /// Number of waiting requests with a rank above the lowest.
     ranked: usize,
     flush: Option<Flush>,
 }
@@ -73,18 +76,18 @@ impl<W> Default for Stash<W> {
 }
 
 impl<W> Stash<W> {
-    /// How many wait.
+    /// Returns the number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// What they cost in memory, as their pushers said.
+    /// Returns the memory that the waiting requests take, as their inserters stated it.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Adds a request at its place: behind those of its line that came before it, ahead of those that came after. So a
-    /// newcomer goes to the end, and one that a pod has refused to where it was.
+    /// Adds a request at its place: behind those of its line that arrived before it, ahead of those that arrived after.
+    /// So a newcomer goes to the end, and a refused request to where it was.
     pub fn insert(&mut self, place: QueuePosition, bytes: usize, waiter: W) {
         self.insert_ranked(place, 0, bytes, waiter);
     }
@@ -105,7 +108,7 @@ impl<W> Stash<W> {
         self.refresh(place.line);
     }
 
-    /// Takes a request out that waits no longer. `None`: it has been started.
+    /// Takes out a request that no longer waits. Returns `None` if it has been started.
     pub fn remove(&mut self, place: QueuePosition) -> Option<W> {
         let line = self.lines.get_mut(&place.line)?;
         let index = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival).ok()?;
@@ -118,7 +121,7 @@ impl<W> Stash<W> {
         Some(entry.waiter)
     }
 
-    /// A request that waits takes up so much more. False: it does not wait.
+    /// Adds to the memory of a waiting request. Returns `false` if the request does not wait.
     pub fn grow(&mut self, place: QueuePosition, bytes: usize) -> bool {
         let Some(line) = self.lines.get_mut(&place.line) else { return false };
         let Ok(index) = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival) else { return false };
@@ -129,10 +132,11 @@ impl<W> Stash<W> {
 
     /// Lets requests start, with `concurrency` places.
     ///
-    /// One at a time per key cannot go on for ever: a key whose requests come faster than one after the other can be
-    /// answered would never leave the stash. So the strict order holds, and with it the number of places, for what waits
-    /// now and as much again and a few more; what is left then is started at once, in order of arrival. A key that has
-    /// something here now keeps its order until that, and as much again of its own, has been started.
+    /// One at a time per key cannot go on for ever: a key whose requests arrive faster than they are served one after
+    /// the other would never leave the stash. So the strict order, and the number of places, hold for twice the
+    /// requests that wait now and a few more. What is left then is released: it starts at once, in order of arrival. A
+    /// key that has a request here now keeps its order until that request, and as many again of its own, have been
+    /// started.
     pub fn begin_flush(&mut self, concurrency: usize) {
         let concurrency = concurrency.max(1);
         let in_order_left = 2 * self.waiting + concurrency;
@@ -140,7 +144,8 @@ impl<W> Stash<W> {
         self.owe(|line| 2 * (line.queue.len() + line.trying));
     }
 
-    /// Bounds the flush to so many places from here on; how many are started in strict order stays as it is.
+    /// Sets the flush's number of places from here on. The number of requests that start under strict order stays as it
+    /// is.
     pub fn limit_flush(&mut self, concurrency: usize) {
         if let Some(flush) = &mut self.flush {
             flush.concurrency = concurrency.max(1);
@@ -148,8 +153,8 @@ impl<W> Stash<W> {
         }
     }
 
-    /// Bounds the flush to one place, for trying out a pod that has refused. `newest`: of those of the lowest rank, the
-    /// request that came last is the one to try.
+    /// Limits the flush to one place, to probe a pod that has refused. `newest`: among the lowest rank, the latest
+    /// arrival is tried.
     pub fn probe(&mut self, newest: bool) {
         self.limit_flush(1);
         if let Some(flush) = &mut self.flush {
@@ -157,7 +162,7 @@ impl<W> Stash<W> {
         }
     }
 
-    /// Lets nothing start any more.
+    /// Lets no further request start.
     pub fn end_flush(&mut self) {
         self.flush = None;
         self.owe(|_| 0);
@@ -167,7 +172,7 @@ impl<W> Stash<W> {
         }
     }
 
-    /// Says of each line how many of it leave one at a time whatever is released.
+    /// Sets for each line how many of its requests leave one at a time even after the release.
     fn owe(&mut self, owed: impl Fn(&KeyQueue<W>) -> usize) {
         (self.due_lines, self.slow_lines) = (0, 0);
         for (id, line) in &mut self.lines {
@@ -193,7 +198,7 @@ impl<W> Stash<W> {
             std::mem::take(&mut self.ready).into_iter().map(|((_, arrival), line)| ((0, arrival), line)).collect();
     }
 
-    /// The next request that may start now; it is being tried from here on, until [`done`](Self::done).
+    /// Starts the next request that may start now. It counts as being tried until [`done`](Self::done).
     pub fn start_next(&mut self) -> Option<(QueuePosition, W)> {
         if !self.has_place() {
             return None;
@@ -209,10 +214,10 @@ impl<W> Stash<W> {
         Some((QueuePosition { line: line_id, arrival: entry.arrival }, entry.waiter))
     }
 
-    /// Starts a newcomer that need not wait: a flush is on, there is a place, and nobody is before it. It is being tried
-    /// from here on, until [`done`](Self::done).
+    /// Starts a newcomer that need not wait: a flush is on, a place is free, and no request is before it. It counts as
+    /// being tried until [`done`](Self::done). Returns whether it was started.
     pub fn start_at_once(&mut self, place: QueuePosition) -> bool {
-        // Whoever is ready waits for a place.
+        // Requests that are ready wait for a place and go first.
         if !self.has_place() || !self.ready.is_empty() {
             return false;
         }
@@ -237,7 +242,7 @@ impl<W> Stash<W> {
         self.ready.range(..(lowest.saturating_add(1), none)).next_back().map(|(_, line)| *line)
     }
 
-    /// Counts one more of a line as being tried.
+    /// Counts one more request of a line as being tried.
     fn started(&mut self, line_id: LineId) {
         let mut begins_release = false;
         if let Some(flush) = &mut self.flush {
@@ -256,8 +261,8 @@ impl<W> Stash<W> {
         }
     }
 
-    /// A request that is being tried gives its place to another line: it waits for its client, or for its pod. Returns
-    /// whether it had one: it is being tried and has not done so before.
+    /// Gives the place of a request that is being tried to another line, because it waits for its client, or for its
+    /// pod. Returns whether it held a place.
     pub fn give_way(&mut self, place: QueuePosition) -> bool {
         let Some(line) = self.lines.get_mut(&place.line).filter(|line| line.slow < line.trying) else { return false };
         if !self.slow.insert(place) {
@@ -268,7 +273,8 @@ impl<W> Stash<W> {
         true
     }
 
-    /// The outcome of a started request is definite, or it has been inserted again: the next of its line may start.
+    /// Records that the outcome of a started request is definite, or that it has been inserted again: the next of its
+    /// line may start.
     pub fn done(&mut self, place: QueuePosition) {
         let Some(line) = self.lines.get_mut(&place.line) else {
             return;
@@ -280,7 +286,7 @@ impl<W> Stash<W> {
         self.refresh(place.line);
     }
 
-    /// Whether newcomers may pass by without overtaking anyone.
+    /// Returns whether newcomers may pass by without overtaking a request.
     pub fn is_flushed(&self) -> bool {
         let keeps_order = match self.flush {
             Some(flush) if flush.in_order_left == 0 => self.due_lines + self.slow_lines > 0,
@@ -289,18 +295,18 @@ impl<W> Stash<W> {
         self.waiting == 0 && !keeps_order
     }
 
-    /// Whether nothing that was there when the flush began holds it up any more: each request without a key has been
-    /// started, and those of each key are done or wait for one of them that has given its place away.
+    /// Returns whether no request that was there when the flush began holds it up any more: each one without a key has
+    /// been started, and those of each key are done or wait for one of them that has given its place away.
     pub fn is_under_way(&self) -> bool {
         self.flush.is_some() && self.due_lines == 0
     }
 
-    /// Whether nobody waits and nothing is being tried.
+    /// Returns whether no request waits or is being tried.
     pub fn is_idle(&self) -> bool {
         self.waiting == 0 && self.trying == 0
     }
 
-    /// Takes out everyone who waits.
+    /// Takes out all waiting requests, in order of arrival.
     pub fn take_all(&mut self) -> Vec<W> {
         self.ready.clear();
         self.waiting = 0;
@@ -313,13 +319,13 @@ impl<W> Stash<W> {
         entries.into_iter().map(|entry| entry.waiter).collect()
     }
 
-    /// Whether requests of this line go without waiting for each other's outcome.
+    /// Returns whether requests of this line start without waiting for each other's outcome.
     fn is_released(&self, line_id: LineId) -> bool {
         let owes_nothing = self.lines.get(&line_id).is_none_or(|line| line.owed == 0);
         owes_nothing && self.flush.is_some_and(|flush| flush.in_order_left == 0)
     }
 
-    /// Makes `ready` and the counts tell the truth about a line, and forgets a line in which there is nothing.
+    /// Updates `ready` and the counts for a line, and removes a line that is empty.
     fn refresh(&mut self, line_id: LineId) {
         let released = self.is_released(line_id);
         let Some(line) = self.lines.get_mut(&line_id) else { return };
@@ -343,7 +349,7 @@ impl<W> Stash<W> {
 mod tests {
     use super::*;
 
-    /// The place of the `number`-th request.
+    /// Returns the place of the `number`-th request.
     fn place(order: Option<u64>, number: u64) -> QueuePosition {
         QueuePosition::new(order, Arrival { at: number, worker: 0 })
     }
@@ -460,7 +466,7 @@ mod tests {
         stash.insert(place(Some(7), 0), 1, 0);
         stash.begin_flush(1);
         let mut name = 0;
-        // One more arrives whenever one is answered.
+        // Another request arrives whenever one is done.
         for _ in 0..10 {
             let Some((started, _)) = stash.start_next() else { break };
             for _ in 0..2 {

@@ -1,9 +1,14 @@
-//! The primitives that the concurrent mechanisms are built from: the real ones, or stand-ins that loom sees.
+//! The primitives that the concurrent mechanisms are built from: the real ones, or loom's models of them.
 //!
-//! [`gate`](crate::routing::gate), [`segments`](crate::routing::segmented_vec), [`table`](crate::routing::table) and [`ticket`](crate::routing::permit) take their
-//! atomics, locks, grants and timers from here and from nowhere else. Without `--cfg segue_loom` this file is a list of
-//! names (tokio and bytes have a meaning of their own for `cfg(loom)`). What must stay true: whatever two threads hand each other in these modules goes through something named here,
-//! or loom does not see the race.
+//! [`gate`](crate::routing::gate), [`segmented_vec`](crate::routing::segmented_vec), [`table`](crate::routing::table)
+//! and [`permit`](crate::routing::permit) take their atomics, locks, grants and timers only from here. Without `--cfg
+//! segue_loom` this file is a list of names. (The flag is not `cfg(loom)` because that has a meaning of its own for
+//! tokio and bytes.)
+//!
+//! # Invariants
+//!
+//! * Whatever two threads hand each other in these modules goes through a primitive named here; otherwise loom does not
+//!   see the race.
 
 #[cfg(segue_loom)]
 mod modelled;

@@ -1,8 +1,9 @@
 //! The primitives as loom sees them.
 //!
-//! Loom knows no total order of single `SeqCst` accesses and takes them for `AcqRel`; it knows that of `SeqCst` *fences*.
-//! So each `SeqCst` load is preceded by one here, as compilers do it for machines whose other accesses need none. That
-//! gives loads their place in the order among all earlier stores, and nothing to the accesses that ask for less.
+//! Loom knows no total order of single `SeqCst` accesses and treats them as `AcqRel`; it knows the order of `SeqCst`
+//! *fences*. So each `SeqCst` load here is preceded by a fence, as compilers emit it for machines whose other accesses
+//! need none. That gives loads their place in the order among all earlier stores, and adds nothing to accesses with a
+//! weaker ordering.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +14,7 @@ macro_rules! atomic {
         #[derive(Debug, Default)]
         pub(crate) struct $name(loom::sync::atomic::$name);
 
-        // Not each kind is used in each way.
+        // Not every type uses every method.
         #[allow(dead_code)]
         impl $name {
             pub(crate) fn new(value: $value) -> Self {
@@ -48,7 +49,7 @@ atomic! {
     AtomicUsize holds usize: fetch_add fetch_sub;
 }
 
-/// A cell that is written once. Whoever does not see the flag must not see the value.
+/// A cell that is written once. A thread that does not see the flag must not see the value.
 #[derive(Debug)]
 pub(crate) struct OnceLock<T> {
     is_made: loom::sync::atomic::AtomicBool,

@@ -1,4 +1,5 @@
-//! What is known of a partition whose gate is closed: who waits, why, since when, and how the cutover goes.
+//! The state of a partition whose gate is closed: the requests that wait, why and since when, and the progress of the
+//! cutover.
 //!
 //! Plain data under the partition's lock; the [`table`](super) drives it.
 
@@ -9,16 +10,16 @@ use segue_protocol::back_off::BackOff;
 use segue_protocol::handoff::router::HoldCause;
 use tokio::time::Instant;
 
-use super::refusals::{Refusals, TRIES};
+use super::refusals::{MAX_TRIES, Refusals};
 use super::route::Route;
 use crate::routing::stash::Stash;
 use crate::routing::sync::oneshot;
 
-/// The wait before a pod is tried again that refused a partition or could not be reached. The same for both, so that
+/// Wait before a pod is tried again that refused a partition or could not be reached. The same for both, so that
 /// neither waits for the other.
 pub(crate) const POD_RETRY: BackOff = BackOff { first: Duration::from_millis(5), longest: Duration::from_millis(250) };
 
-/// What is known of a partition whose gate is closed, or was until just now.
+/// The state of a partition whose gate is closed, or was until just now.
 #[derive(Debug)]
 pub(super) struct Closed {
     pub(super) stash: Stash<Waiter>,
@@ -28,12 +29,13 @@ pub(super) struct Closed {
     pub(super) switched_at: Option<Instant>,
     pub(super) stashed: u64,
     bounces: u32,
-    /// How many requests a pod that has refused gets at a time.
+    /// Most requests at a time for a pod that has refused.
     places: usize,
-    /// How many requests the pod has taken that had waited.
+    /// Number of held requests that the pod has accepted.
     pub(super) taken: u32,
     pub(super) retry_at: Option<Instant>,
-    /// Requests flow, although the gate may not be open yet: those that still wait do so behind slow ones of their key.
+    /// Whether requests flow. The gate may not be open yet: requests that still wait then do so behind slow ones of
+    /// their key.
     flows: bool,
     /// Set when requests flow again, for the acknowledgement.
     pub(super) times: Option<CutoverTimes>,
@@ -42,9 +44,9 @@ pub(super) struct Closed {
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) worker: usize,
-    /// What has become of it so far.
+    /// The refusals that the request has met so far.
     pub(super) refusals: Option<Refusals>,
-    /// Where it may go, once it may.
+    /// Sends where the request may go, once it may.
     pub(super) granted: oneshot::Sender<Route>,
 }
 
@@ -66,24 +68,24 @@ impl Closed {
         }
     }
 
-    /// The pod refused: it is left alone for a while, longer each time.
+    /// Backs off from a pod that refused, for longer each time.
     pub(super) fn back_off(&mut self) {
         let back_off = POD_RETRY.after(self.bounces + 1);
         self.retry_at = Some(Instant::now() + back_off);
         self.bounces += 1;
     }
 
-    /// The pod has refused, and has taken nothing since.
+    /// Returns whether the pod has refused and has accepted no request since.
     pub(super) fn is_refused(&self) -> bool {
         self.bounces > 0
     }
 
-    /// The pod has taken something, or it is another.
+    /// Resets the back-off: the pod has accepted a request, or is another one.
     pub(super) fn forgive(&mut self) {
         self.bounces = 0;
     }
 
-    /// The pod has taken a request that had waited: it is no longer tried out by one at a time.
+    /// Records that the pod accepted a held request: it is no longer probed by one request at a time.
     pub(super) fn took(&mut self, flush_concurrency: usize) {
         self.taken = self.taken.saturating_add(1);
         if self.is_refused() {
@@ -92,19 +94,19 @@ impl Closed {
         }
     }
 
-    /// Begins to let those go who wait. A pod that has refused gets one request, and more once it has taken one. After
-    /// [`TRIES`] it is every other time the newest that is tried, so that many requests which are refused for what they
-    /// are cannot keep the others from being tried.
+    /// Begins to start the waiting requests. A pod that has refused gets one request, and more once it has accepted
+    /// one. After [`MAX_TRIES`], every other probe takes the newest request, so that requests which are refused for
+    /// what they are cannot keep the others from being tried.
     pub(super) fn begin_flush(&mut self, concurrency: usize) {
         self.stash.begin_flush(concurrency);
         self.places = 1;
         if self.is_refused() {
-            self.stash.probe(self.bounces >= TRIES && self.bounces % 2 == 1);
+            self.stash.probe(self.bounces >= MAX_TRIES && self.bounces % 2 == 1);
         }
     }
 
-    /// A request waits at a pod that has refused others. One that takes nothing says so sooner, so a few more may go: were
-    /// it one at a time, slow requests would hold up the others for as long as they take together.
+    /// Allows more requests at a time to a pod that has refused others and now keeps one waiting. A pod that accepts
+    /// nothing refuses sooner. One at a time, slow requests would hold up the others for the sum of their times.
     pub(super) fn was_not_refused_at_once(&mut self, flush_concurrency: usize) {
         if self.is_refused() {
             self.places = (4 * self.places).min(flush_concurrency);
@@ -116,7 +118,7 @@ impl Closed {
         self.flows
     }
 
-    /// Notes that requests flow if they do. Returns whether they begin to just now.
+    /// Records that requests flow if they do. Returns whether that has just begun.
     pub(super) fn begins_to_flow(&mut self) -> bool {
         let begins = !self.flows && !self.is_refused() && self.stash.is_under_way();
         if begins {
@@ -126,7 +128,7 @@ impl Closed {
         begins
     }
 
-    /// The gate has opened. Returns whether requests did not flow before.
+    /// Records that the gate has opened. Returns whether requests did not flow before.
     pub(super) fn opened(&mut self) -> bool {
         self.forgive();
         let begins = self.begins_to_flow();
@@ -134,19 +136,19 @@ impl Closed {
         begins
     }
 
-    /// The gate has been closed, if `was_open`, or else in the middle of a flush.
+    /// Records that the gate has been closed: from open if `was_open`, otherwise in the middle of a flush.
     pub(super) fn closed(&mut self, was_open: bool) {
         if was_open || self.flows {
             self.restart();
         } else {
-            // The pod that it led to refused, or is the wrong one by now: the pause goes on until it leads to another.
+            // The pod refused, or is the wrong one by now: the pause goes on until the partition leads to another one.
             self.switched_at = None;
         }
         self.flows = false;
         self.stash.end_flush();
     }
 
-    /// Another pause begins.
+    /// Begins a new pause.
     fn restart(&mut self) {
         self.stopped_at = Instant::now();
         self.drained_at = None;

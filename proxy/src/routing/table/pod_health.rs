@@ -1,23 +1,27 @@
-//! Whether a pod takes what it is sent.
+//! Records whether a pod accepts its requests.
 //!
-//! A partition has one writer, so a pod that refuses is not left out: there is nobody else to send to. It is noticed, so
-//! that people see which one it is. What must stay true: a pod that accepts costs the request path one read.
+//! A partition has one writer, so a pod that refuses cannot be left out: no other pod may get its requests. Its health
+//! is recorded so that operators see which pod it is.
+//!
+//! # Invariants
+//!
+//! * A pod that accepts costs the request path one read.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Refusals in a row from which on a pod is an outlier. A pod that learns a little late what it owns refuses fewer.
-const OUTLIER: u32 = 5;
+/// Consecutive refusals that make a pod an outlier. A pod that learns a little late what it owns refuses fewer.
+const OUTLIER_REFUSALS: u32 = 5;
 
-/// How a pod could not be used.
+/// How a pod failed a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// No connection could be made, or none took the request.
     Unreachable,
-    /// It said that the partition is not its own, although the table says so.
+    /// The pod responded that the partition is not its own, although the table says so.
     Misdirected,
 }
 
-/// What one pod has refused.
+/// The refusals of one pod.
 #[derive(Debug, Default)]
 pub struct Health {
     in_a_row: AtomicU32,
@@ -26,38 +30,39 @@ pub struct Health {
 }
 
 impl Health {
-    /// It has refused a request. Some: so many in a row are worth a line in the log; more and more for each further one.
+    /// Records a refusal. Returns the current run of refusals when it should be logged; the gap between log lines
+    /// doubles.
     pub(crate) fn refused(&self, how: Refused) -> Option<u32> {
         match how {
             Refused::Unreachable => self.unreachable.fetch_add(1, Relaxed),
             Refused::Misdirected => self.misdirected.fetch_add(1, Relaxed),
         };
         let in_a_row = self.in_a_row.fetch_add(1, Relaxed).saturating_add(1);
-        let noted = in_a_row.is_multiple_of(OUTLIER) && (in_a_row / OUTLIER).is_power_of_two();
+        let noted = in_a_row.is_multiple_of(OUTLIER_REFUSALS) && (in_a_row / OUTLIER_REFUSALS).is_power_of_two();
         noted.then_some(in_a_row)
     }
 
-    /// It has taken a request. Some: it was an outlier, after so many refusals in a row.
+    /// Records an acceptance. Returns the length of the run of refusals that it ends if the pod was an outlier.
     #[inline]
     pub(crate) fn accepted(&self) -> Option<u32> {
         if self.in_a_row.load(Relaxed) == 0 {
             return None;
         }
         let in_a_row = self.in_a_row.swap(0, Relaxed);
-        (in_a_row >= OUTLIER).then_some(in_a_row)
+        (in_a_row >= OUTLIER_REFUSALS).then_some(in_a_row)
     }
 
-    /// It has refused too many in a row.
+    /// Returns whether the pod has refused too many requests in a row.
     pub fn is_outlier(&self) -> bool {
-        self.in_a_row() >= OUTLIER
+        self.in_a_row() >= OUTLIER_REFUSALS
     }
 
-    /// Refusals since it last accepted something.
+    /// Returns the number of refusals since the last acceptance.
     pub fn in_a_row(&self) -> u32 {
         self.in_a_row.load(Relaxed)
     }
 
-    /// How often it could not be reached, and how often it said "not mine".
+    /// Returns how often the pod could not be reached, and how often it responded "not mine".
     pub fn refusals(&self) -> (u64, u64) {
         (self.unreachable.load(Relaxed), self.misdirected.load(Relaxed))
     }

@@ -1,7 +1,10 @@
 //! The pods that partitions lead to, by a dense number each.
 //!
-//! A request finds its pod by that number without a lock. What must stay true: a number is never used again, so whoever
-//! has read one may look it up at any time.
+//! A request finds its pod by that number without a lock.
+//!
+//! # Invariants
+//!
+//! * A number is never reused, so a thread that has read one may look it up at any time.
 
 use std::sync::Arc;
 
@@ -10,24 +13,24 @@ use segue_protocol::ids::Incarnation;
 
 use super::pod_health::Health;
 
-/// One life of a pod at one address.
+/// One incarnation of a pod at one address.
 #[derive(Debug)]
 pub struct Pod {
-    /// A dense number of its own, never used again for another.
+    /// A dense number, never reused for another pod.
     pub slot: u32,
     /// The pod's name.
     pub name: String,
-    /// Which life of it.
+    /// The incarnation.
     pub incarnation: Incarnation,
     /// `host:port`.
     pub address: String,
-    /// Whether it takes what it is sent.
+    /// Whether the pod accepts its requests.
     pub health: Health,
-    /// It is safe to send to it although this router's lease may have ended.
+    /// Whether sending to it is safe even if this router's lease may have ended.
     pub(crate) serves_without_lease: bool,
 }
 
-/// All pods that were ever led to.
+/// All pods that partitions have ever led to.
 #[derive(Default)]
 pub(super) struct Pods {
     pods: boxcar::Vec<Arc<Pod>>,
@@ -35,7 +38,7 @@ pub(super) struct Pods {
 }
 
 impl Pods {
-    /// The pod of this life at this address; the same one each time.
+    /// Returns the number of this incarnation of a pod at this address, the same one each time.
     pub(super) fn intern(
         &self,
         name: &str,

@@ -1,13 +1,13 @@
-//! Pods that are about to get a partition, told to every worker so that it has a connection before it needs one.
+//! Tells every worker which pods are about to get a partition, so that it has a connection before it needs one.
 
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// The way to each worker.
+/// The channel to each worker.
 pub(super) struct Expected {
     workers: Vec<UnboundedSender<u32>>,
-    /// Taken by each worker when it begins.
+    /// The receiving ends; each worker takes its own when it starts.
     ends: Mutex<Vec<Option<UnboundedReceiver<u32>>>>,
 }
 
@@ -19,7 +19,7 @@ impl Expected {
 
     pub(super) fn tell(&self, slot: u32) {
         for worker in &self.workers {
-            // One that does not run needs no connection.
+            // A worker that does not run needs no connection.
             let _ = worker.send(slot);
         }
     }

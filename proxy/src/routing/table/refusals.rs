@@ -1,24 +1,25 @@
-//! The refusals of one request: they say that its pod is not ready, or that the request itself is not wanted.
+//! The refusals of one request. They show that its pod is not ready, or that the pod does not accept the request
+//! itself.
 //!
-//! A pod that takes nothing refuses whatever it is sent; a pod that takes others and refuses one request again and again
-//! will refuse it for ever, and the request must not hold up anybody but its own key. Plain data; the
-//! [`table`](super) asks it when a request comes back and when it goes again.
+//! A pod that is not ready refuses whatever it is sent. A pod that accepts others and refuses one request again and
+//! again will refuse it for ever, and that request must hold up only its own key. Plain data; the [`table`](super) asks
+//! it when a request comes back and when it starts again.
 
 use segue_protocol::ids::Epoch;
 
 use super::route::Route;
 
-/// How often a request is tried with one owner before another key's request is tried in its place.
-pub(super) const TRIES: u32 = 3;
+/// Tries of a request with one owner before another key's request is tried in its place.
+pub(super) const MAX_TRIES: u32 = 3;
 
 /// Why a request came back although no pod acted on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Returned {
-    /// The pod saw it and refused it.
+    /// The pod received the request and refused it.
     Refused,
     /// The pod could not be reached.
     Unreachable,
-    /// It was not tried: its pod is left alone for a moment.
+    /// The request was not tried: its pod is backed off from.
     Spared,
 }
 
@@ -27,16 +28,16 @@ pub(crate) enum Returned {
 pub(crate) struct Refusals {
     slot: u32,
     epoch: Epoch,
-    /// How often it came back.
+    /// Number of times that the request came back.
     returns: u16,
-    /// How often the pod itself had refused it.
+    /// Number of times that the pod itself refused it.
     refused: u16,
-    /// How many others the pod had taken when the request came back last.
+    /// Number of other requests that the pod had accepted when this one came back last.
     taken: u32,
 }
 
 impl Refusals {
-    /// What is known after one more return of a request that was let in by `way`.
+    /// Returns the refusals after one more return of a request that was admitted by `way`.
     pub(super) fn after(before: Option<Self>, way: Route, returned: Returned, taken: u32) -> Option<Self> {
         let before = before.filter(|before| before.are_of(way.slot, way.epoch));
         let tried = returned != Returned::Spared;
@@ -54,14 +55,16 @@ impl Refusals {
         (self.slot, self.epoch) == (slot, epoch)
     }
 
-    /// How many others it lets go first: see [`Stash::insert_ranked`](crate::routing::stash::Stash::insert_ranked).
+    /// Returns the rank that lets others go first: see
+    /// [`Stash::insert_ranked`](crate::routing::stash::Stash::insert_ranked).
     pub(super) fn rank(&self) -> u32 {
-        u32::from(self.returns) / TRIES
+        u32::from(self.returns) / MAX_TRIES
     }
 
-    /// Whether the next try is the last one: the owner has refused the request often enough, and has taken another since.
+    /// Returns whether the next try is the last one: the owner has refused the request often enough, and has accepted
+    /// another since.
     pub(super) fn leave_one_try(&self, slot: u32, epoch: Epoch, taken: u32) -> bool {
-        self.are_of(slot, epoch) && u32::from(self.refused) >= TRIES && taken != self.taken
+        self.are_of(slot, epoch) && u32::from(self.refused) >= MAX_TRIES && taken != self.taken
     }
 }
 
