@@ -29,7 +29,7 @@ pub struct Held {
     pub handoff: HandoffId,
     /// The epoch that the state is for.
     pub epoch: Epoch,
-    /// Whether an old owner may have written more after the state was warmed.
+    /// An old owner may have written more after the state was warmed.
     pub has_tail: bool,
     /// How complete the state is.
     pub stage: Stage,

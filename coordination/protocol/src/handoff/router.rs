@@ -64,7 +64,7 @@ impl OnStoreLoss {
     pub const NAMES: &[(&str, Self)] =
         &[("auto", OnStoreLoss::Auto), ("fence", OnStoreLoss::Fence), ("serve", OnStoreLoss::Serve)];
 
-    /// Returns whether a router goes on sending requests to a pod with these capabilities when its own lease may have ended.
+    /// Returns whether a router keeps sending requests to such a pod when its own lease may have ended.
     pub fn serves_without_lease(self, capabilities: Capabilities) -> bool {
         match self {
             OnStoreLoss::Auto => capabilities.fence && capabilities.drained,
@@ -74,7 +74,7 @@ impl OnStoreLoss {
     }
 }
 
-/// Whether the router may act on its view.
+/// How far the router may act on its view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Trust {
     /// Its lease is valid.

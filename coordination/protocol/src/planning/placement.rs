@@ -11,7 +11,7 @@ use crate::ids::{Incarnation, PartitionId};
 use crate::records::{PodStatus, Thousandths};
 use crate::view::{PodLife, View};
 
-/// Whether a pod may be given partitions.
+/// A pod's readiness for more partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Intake {
     /// The pod may be given partitions.
@@ -33,7 +33,7 @@ pub struct Member<'a> {
     pub weight: Thousandths,
     /// The zone that the pod runs in.
     pub zone: Option<&'a str>,
-    /// Whether it may be given partitions.
+    /// The pod's readiness for more partitions.
     pub intake: Intake,
 }
 
