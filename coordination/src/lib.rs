@@ -1,8 +1,8 @@
-//! Segue's handoff protocol: a partition moves from one writer pod to another while clients keep sending, and no request
-//! is lost, none is applied by two owners, none overtakes an earlier one of the same key.
+//! Segue's handoff protocol: a partition moves from one writer pod to another while clients keep sending. No request is
+//! lost, none is applied by two owners, and none overtakes an earlier one of the same key.
 //!
-//! The decisions are pure functions and a crate of their own, [`segue_protocol`]. Here are the [`store`], and the shells
-//! that watch it, ask for a decision and carry it out.
+//! The decisions are pure functions in a crate of their own, [`segue_protocol`]. This crate contains the [`store`], and
+//! the shells that watch it, call the decisions and carry them out.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

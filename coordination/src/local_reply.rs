@@ -1,10 +1,10 @@
-//! Responses that Segue gives in place of a service, whoever of router, sidecar and pod layer gives them.
+//! Local replies: responses that a router, a sidecar or the pod layer gives in place of the service.
 //!
-//! Not here: which causes there are, which each of them lists for itself.
+//! Not here: the causes, which each of them lists for itself.
 //!
 //! # Invariants
 //!
-//! * Each names its reason in `segue-reason` and in its body.
+//! * A local reply names its reason in `segue-reason` and in its body.
 //! * To gRPC the status is `200` and the error in the head (a trailers-only response).
 
 use bytes::Bytes;
@@ -16,21 +16,22 @@ use segue_protocol::ids::PartitionId;
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// Why a response comes from Segue.
+/// The cause of a local reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cause {
-    /// The status by HTTP.
+    /// The HTTP status.
     pub status: StatusCode,
-    /// The status by gRPC: a number in digits.
+    /// The gRPC status: a number in digits.
     pub grpc_status: &'static str,
-    /// What `segue-reason` says. A word of letters and dashes.
+    /// The value of `segue-reason`: letters and dashes.
     pub reason: &'static str,
-    /// A sentence for people, without quotation marks and backslashes.
+    /// An explanation in one sentence, without quotation marks and backslashes.
     pub error: &'static str,
 }
 
 impl Cause {
-    /// Returns the response to a request for `partition`, if it got that far. `grpc`: the request was gRPC.
+    /// Returns the response to a request for `partition`, if its partition was known. `grpc` states that the request
+    /// was gRPC.
     pub fn response(self, partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
         let mut response = Response::new(Bytes::new());
         if grpc {

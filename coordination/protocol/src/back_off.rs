@@ -1,8 +1,8 @@
-//! Waits that double with each failure in a row, up to a longest one. The one rule for all that is tried again.
+//! Waits that double with each failure in a row, up to a maximum. All retries follow this rule.
 
 use std::time::Duration;
 
-/// The bounds of such waits.
+/// The bounds of the waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackOff {
     /// The wait after the first failure.
@@ -12,7 +12,7 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// Returns the wait after this many failures in a row. Before any failure it is the first one, too.
+    /// Returns the wait after this many failures in a row. `0` failures give the first wait, too.
     pub fn after(self, failures: u32) -> Duration {
         let factor = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
         self.first.saturating_mul(factor).min(self.longest)

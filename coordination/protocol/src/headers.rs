@@ -1,18 +1,19 @@
-//! The headers by which routers, pods and clients speak of the protocol, and how a gRPC message is told from others.
+//! The protocol's headers between routers, pods and clients, and the recognition of gRPC messages.
 //!
-//! Names only: which of them a message may carry is decided where the message is. Lower case, as HTTP/2 wants them.
+//! Names only: the code that builds a message decides which headers it may carry. Lower case, as HTTP/2 requires.
 
 /// The partition of a request, written by the router.
 pub const SEGUE_PARTITION: &str = "segue-partition";
-/// The epoch of the ownership that the router goes by.
+/// The epoch of the ownership that the router routes by.
 pub const SEGUE_EPOCH: &str = "segue-epoch";
 /// The name of the router.
 pub const SEGUE_ROUTER: &str = "segue-router";
 /// The keyspace that the partition belongs to.
 pub const SEGUE_KEYSPACE: &str = "segue-keyspace";
-/// On a response of a pod: `1` if nothing was done and the request belongs elsewhere, `0` if a `421` is the service's own.
+/// On a response of a pod: `1` if the request was not processed and belongs elsewhere, `0` if a `421` is the service's
+/// own.
 pub const SEGUE_MISDIRECTED: &str = "segue-misdirected";
-/// Why a response comes from Segue and not from the service.
+/// Why Segue responded in place of the service.
 pub const SEGUE_REASON: &str = "segue-reason";
 
 /// Returns whether a message with this `content-type` is gRPC: `application/grpc` and `application/grpc+proto`, but not

@@ -1,7 +1,7 @@
-//! The protocol's identifiers: numbers that are compared, ordered and printed, and never mistaken for each other.
+//! The protocol's identifiers: numbers that are compared, ordered and printed, and never confused.
 //!
-//! Each is one type, so a fencing token cannot be passed where a revision is meant. In the store and on the wire they
-//! are the bare numbers that they wrap.
+//! Each identifier is a type of its own, so a fencing token cannot be passed where a revision is expected. In the store
+//! and on the wire identifiers are plain numbers.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The bare number as text.
+/// Prints an identifier as its plain number.
 macro_rules! text {
     ($name:ident) => {
         impl fmt::Display for $name {
@@ -18,7 +18,7 @@ macro_rules! text {
             }
         }
 
-        // The number alone here too: logs and histories print whole decisions, and their fields have names.
+        // Plain numbers here too: logs and histories print whole decisions, and their fields have names.
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 fmt::Debug::fmt(&self.0, f)
@@ -27,16 +27,16 @@ macro_rules! text {
     };
 }
 
-/// Conversions of an identifier that is a plain number: from the number, to it, and to its text.
+/// Implements an identifier that is a plain number: conversions from it, to it and to text.
 macro_rules! identifier {
     ($name:ident($number:ty)) => {
         impl $name {
-            /// The identifier with this number.
+            /// Returns the identifier with this number.
             pub const fn new(number: $number) -> Self {
                 $name(number)
             }
 
-            /// The number.
+            /// Returns the number.
             pub const fn get(self) -> $number {
                 self.0
             }
@@ -60,12 +60,12 @@ pub struct PartitionId(u32);
 identifier!(PartitionId(u32));
 
 impl PartitionId {
-    /// All partitions of a keyspace that has `count` of them, in order.
+    /// Returns all partitions of a keyspace that has `count` of them, in order.
     pub fn all(count: u32) -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator + Clone {
         (0..count).map(PartitionId)
     }
 
-    /// The partition's place in a table of all partitions.
+    /// Returns the partition's index in a table of all partitions.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -79,7 +79,8 @@ impl FromStr for PartitionId {
     }
 }
 
-/// The number of an ownership, a fencing token. It grows with every handoff and never comes back; 0 is before the first.
+/// The number of an ownership: a fencing token. It grows with every handoff and is never reused; 0 precedes the first
+/// ownership.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(u64);
@@ -87,7 +88,7 @@ pub struct Epoch(u64);
 identifier!(Epoch(u64));
 
 impl Epoch {
-    /// The epoch of an ownership that is planned from the view at this revision.
+    /// Returns the epoch of an ownership that is planned from the view at this revision.
     pub const fn planned_at(revision: Revision) -> Self {
         Epoch(revision.get())
     }
@@ -95,7 +96,7 @@ impl Epoch {
     /// The last epoch: no other can follow it.
     pub const MAX: Epoch = Epoch(u64::MAX);
 
-    /// The next epoch.
+    /// Returns the next epoch.
     pub const fn next(self) -> Self {
         Epoch(self.0 + 1)
     }
@@ -109,7 +110,7 @@ impl FromStr for Epoch {
     }
 }
 
-/// A revision of the whole store. Every write that changes something makes the next one; 0 is before all of them.
+/// A revision of the whole store. Each write that changes something creates the next one; 0 precedes all writes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Revision(u64);
@@ -117,18 +118,18 @@ pub struct Revision(u64);
 identifier!(Revision(u64));
 
 impl Revision {
-    /// Before all writes: what a guard sees of a key that is absent.
+    /// The revision before all writes. A guard sees it for an absent key.
     pub const ZERO: Revision = Revision(0);
 
-    /// The next revision.
+    /// Returns the next revision.
     pub const fn next(self) -> Self {
         Revision(self.0 + 1)
     }
 }
 
-/// The identity of one handoff: the revision that created its record.
+/// The identity of a handoff: the revision that created its record.
 ///
-/// Made by name alone, so that no other revision is taken for one.
+/// Constructed explicitly, so that no other revision is mistaken for one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct HandoffId(Revision);
@@ -139,17 +140,17 @@ impl HandoffId {
     /// No handoff: no record is created at revision 0.
     pub const NONE: HandoffId = HandoffId(Revision::ZERO);
 
-    /// The handoff whose record this revision created.
+    /// Returns the handoff whose record this revision created.
     pub const fn created_at(revision: Revision) -> Self {
         HandoffId(revision)
     }
 
-    /// The revision that created the handoff's record, for guards.
+    /// Returns the revision that created the handoff's record, for guards.
     pub const fn revision(self) -> Revision {
         self.0
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u64 {
         self.0.get()
     }
@@ -157,7 +158,7 @@ impl HandoffId {
 
 /// One life of a pod or router: the revision that created its registration.
 ///
-/// Made by name alone, so that no other revision is taken for one.
+/// Constructed explicitly, so that no other revision is mistaken for one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Incarnation(Revision);
@@ -165,26 +166,26 @@ pub struct Incarnation(Revision);
 text!(Incarnation);
 
 impl Incarnation {
-    /// No life: no registration is created at revision 0. As a guard it says that no registration stands.
+    /// No life: no registration is created at revision 0. In a guard it requires that there is no registration.
     pub const NONE: Incarnation = Incarnation(Revision::ZERO);
 
-    /// The life whose registration this revision created.
+    /// Returns the life whose registration this revision created.
     pub const fn registered_at(revision: Revision) -> Self {
         Incarnation(revision)
     }
 
-    /// The revision that created the registration, for guards.
+    /// Returns the revision that created the registration, for guards.
     pub const fn revision(self) -> Revision {
         self.0
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u64 {
         self.0.get()
     }
 }
 
-/// The store's name for a lease.
+/// The store's identifier of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LeaseId(i64);
@@ -192,6 +193,6 @@ pub struct LeaseId(i64);
 identifier!(LeaseId(i64));
 
 impl LeaseId {
-    /// No lease: what a guard sees of a key that goes with none, or is absent.
+    /// No lease. A guard sees it for a key without a lease and for an absent key.
     pub const NONE: LeaseId = LeaseId(0);
 }

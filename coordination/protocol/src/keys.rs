@@ -1,4 +1,4 @@
-//! The names of a keyspace's keys, and what a name stands for. The layout is the protocol's and fixed.
+//! The keys of a keyspace, and their meaning. The layout is part of the protocol and fixed.
 
 use crate::ids::PartitionId;
 use crate::records::PodAckKind;
@@ -9,7 +9,7 @@ pub struct Keyspace {
     root: String,
 }
 
-/// What a key is about.
+/// The meaning of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum KeyName {
     /// `config`
@@ -33,72 +33,72 @@ pub enum KeyName {
 }
 
 impl Keyspace {
-    /// The keyspace `name` below `prefix`, which ends with a slash.
+    /// Returns the keyspace `name` below `prefix`, which ends with a slash.
     pub fn new(prefix: &str, name: &str) -> Self {
         Keyspace { root: format!("{prefix}{name}/") }
     }
 
-    /// The prefix of every key of the keyspace.
+    /// Returns the prefix of every key of the keyspace.
     pub fn root(&self) -> &str {
         &self.root
     }
 
-    /// The key of the keyspace's own settings.
+    /// Returns the key of the keyspace's settings.
     pub fn config(&self) -> String {
         format!("{}config", self.root)
     }
 
-    /// The key of the elected coordinator.
+    /// Returns the key of the elected coordinator.
     pub fn leader(&self) -> String {
         format!("{}coordinator/leader", self.root)
     }
 
-    /// The registration of a pod.
+    /// Returns the key of a pod's registration.
     pub fn pod(&self, pod: &str) -> String {
         format!("{}pods/{pod}", self.root)
     }
 
-    /// The prefix of all routers' registrations.
+    /// Returns the prefix of all routers' registrations.
     pub fn routers(&self) -> String {
         format!("{}routers/", self.root)
     }
 
-    /// The registration of a router.
+    /// Returns the key of a router's registration.
     pub fn router(&self, router: &str) -> String {
         format!("{}routers/{router}", self.root)
     }
 
-    /// The record of who owns a partition.
+    /// Returns the key of a partition's assignment.
     pub fn assignment(&self, partition: PartitionId) -> String {
         format!("{}assignments/{partition}", self.root)
     }
 
-    /// The record of a partition's handoff.
+    /// Returns the key of a partition's handoff.
     pub fn handoff(&self, partition: PartitionId) -> String {
         format!("{}handoffs/{partition}", self.root)
     }
 
-    /// A router's word that it has drained.
+    /// Returns the key of a router's ack that it has drained.
     pub fn router_drained(&self, partition: PartitionId, router: &str) -> String {
         format!("{}handoff_drains/{partition}/{router}", self.root)
     }
 
-    /// A router's word that it has cut over.
+    /// Returns the key of a router's ack that it has cut over.
     pub fn router_cutover(&self, partition: PartitionId, router: &str) -> String {
         format!("{}handoff_acks/{partition}/{router}", self.root)
     }
 
-    /// A pod's word.
+    /// Returns the key of a pod's ack.
     pub fn pod_ack(&self, partition: PartitionId, pod: &str, kind: PodAckKind) -> String {
         format!("{}pod_acks/{partition}/{pod}/{}", self.root, kind.as_str())
     }
 
-    /// The prefixes below which all acks of a partition's handoff lie.
+    /// Returns the prefixes of all acks of a partition's handoff.
     pub fn acks_of(&self, partition: PartitionId) -> [String; 3] {
         ["handoff_drains", "handoff_acks", "pod_acks"].map(|kind| format!("{}{kind}/{partition}/", self.root))
     }
 
-    /// What `key` is about; `None` if it is no key of this keyspace that this version knows.
+    /// Returns the meaning of `key`. `None` if it is not a key of this keyspace that this version knows.
     pub fn parse(&self, key: &str) -> Option<KeyName> {
         let mut parts = key.strip_prefix(self.root.as_str())?.split('/');
         let kind = parts.next()?;
@@ -126,7 +126,7 @@ fn name(part: &str) -> Option<String> {
     (!part.is_empty()).then(|| part.to_owned())
 }
 
-/// The canonical decimal form alone, so that two keys never mean one partition.
+/// Parses the canonical decimal form only, so that two keys never mean one partition.
 fn number(part: &str) -> Option<PartitionId> {
     let canonical = part == "0" || (!part.starts_with('0') && part.bytes().all(|byte| byte.is_ascii_digit()));
     canonical.then(|| part.parse().ok())?

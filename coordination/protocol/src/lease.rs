@@ -1,34 +1,37 @@
-//! How long a participant may trust its lease, by its own clock alone.
+//! Decides how long a participant may trust its lease, by its own clock alone.
 //!
-//! Pure arithmetic on microseconds of one monotonic clock. The promise: whoever asks before acting never acts on a lease
-//! that the store may already have ended. A keepalive counts from when it was *sent*, since the store may have renewed
-//! the lease then and no earlier. Trust ends a third of the TTL before the lease can, so that work begun in time has
-//! that third to end.
+//! Pure arithmetic on microseconds of one monotonic clock. A keepalive counts from when it was *sent*: the store may
+//! have renewed the lease then, and not earlier. Trust ends a third of the TTL before the lease can, so that work begun
+//! in time has that third to end.
+//!
+//! # Invariants
+//!
+//! * A participant that checks before it acts never acts on a lease that the store may already have ended.
 
 /// A lease's times, in microseconds of the participant's monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LeaseTimes {
     /// New work may begin before this moment.
     pub trusted_until: u64,
-    /// The lease stands at least until this moment: nothing may take effect after it.
+    /// The lease is valid at least until this moment: nothing may take effect after it.
     pub stands_until: u64,
 }
 
 impl LeaseTimes {
-    /// The times of a lease of `ttl` microseconds whose last confirmed keepalive (or grant) was sent at `sent`.
+    /// Returns the times of a lease of `ttl` microseconds whose last confirmed keepalive (or grant) was sent at `sent`.
     pub fn confirmed(sent: u64, ttl: u64) -> Self {
         LeaseTimes { trusted_until: sent.saturating_add(ttl / 3 * 2), stands_until: sent.saturating_add(ttl) }
     }
 }
 
-/// When the next keepalive is due: a sixth of the TTL after the last one was sent, so that two may be lost in a row
-/// and a third still arrives within the trusted two thirds.
+/// Returns the time between two keepalives: a sixth of the TTL, counted from when the last one was sent. Two may be
+/// lost in a row, and a third still arrives within the trusted two thirds.
 pub fn keepalive_interval(ttl: u64) -> u64 {
     ttl / 6
 }
 
-/// Whether the participant's loop has made progress lately enough for its lease to be kept alive. A loop that is stuck
-/// for half the TTL gives its lease up; with the margin of [`LeaseTimes`] it fences before the lease ends.
+/// Returns whether the participant's loop has made progress recently enough for its lease to be kept alive. A loop that
+/// is stuck for half the TTL loses its lease. With the margin of [`LeaseTimes`] it fences before the lease ends.
 pub fn has_made_progress(now: u64, last_progress: u64, ttl: u64) -> bool {
     now.saturating_sub(last_progress) <= ttl / 2
 }

@@ -1,28 +1,28 @@
-//! Whether a router maps requests to partitions as the keyspace does.
+//! Decides whether a router maps requests to partitions as the keyspace does.
 //!
-//! Pure. The keyspace's mapping stands in its settings. The first router writes it, and a router with another one keeps
-//! its routes shut: two routers that map one key to two partitions would send it to two pods.
+//! Pure. The keyspace's mapping is part of its settings. The first router writes it, and a router with another mapping
+//! keeps its routes closed: two routers that map one key to two partitions would send it to two pods.
 
 use crate::ids::Revision;
 use crate::records::{KeyspaceConfig, Partitioner, encode};
 use crate::txn::{Compare, Op, Txn};
 use crate::view::{Stamped, View};
 
-/// The answer of a router that is not registered yet to the keyspace's mapping.
+/// The decision of a router that is not registered yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Agreement {
-    /// The mapping is its own: it may register.
+    /// The mapping is the router's own: it may register.
     Same,
-    /// No mapping stands: it writes its own.
+    /// There is no mapping: the router writes its own.
     Write(Txn),
-    /// Another mapping stands, which it may replace as long as no router is registered. If it cannot, it waits.
+    /// There is another mapping. The router may replace it while no router is registered; otherwise it waits.
     Replace {
-        /// The mapping that stands.
+        /// The mapping in the settings.
         standing: Partitioner,
         /// The transaction, which fails while a router is registered.
         txn: Txn,
     },
-    /// There are no settings that can be read: it waits.
+    /// There are no settings that can be read: the router waits. The reason, in words.
     Wait(String),
 }
 
@@ -46,7 +46,7 @@ pub fn agree(view: &View, own: &Partitioner) -> Agreement {
     }
 }
 
-/// Whether the settings that were read last show this mapping. A running router for which they do not fences.
+/// Returns whether the settings that were read last contain this mapping. A running router fences if they do not.
 pub fn is_shown(view: &View, own: &Partitioner) -> bool {
     view.settings().is_some_and(|settings| settings.partitioner.as_ref() == Some(own))
 }

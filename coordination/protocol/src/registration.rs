@@ -1,26 +1,26 @@
-//! A participant's own key: how it stands, and the transactions that put it back and withdraw it.
+//! A participant's own key: its state, and the transactions that restore and withdraw it.
 //!
-//! Pure. A plain put by another hand detaches the key from its lease: it would outlive its process, and no partition
-//! would ever be moved away from it. Its writer puts it back under guards that only its own life can meet. Elsewhere:
-//! when to look (`participant` of `segue-coordination`), and what a key without a lease means to others
-//! ([`View`](crate::view::View)).
+//! Pure. A plain put by another writer detaches the key from its lease. The key would then outlive its process, and no
+//! partition would ever be moved away from it. The participant restores the key under guards that only its own life can
+//! meet. Elsewhere: when to check (`participant` of `segue-coordination`), and what a key without a lease means to
+//! others ([`View`](crate::view::View)).
 
 use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::Stamped;
 
-/// How a participant finds its own key.
+/// The state of a participant's own key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Attachment {
-    /// The key goes with this participant's lease.
+    /// The key is attached to this participant's lease.
     Attached,
-    /// The record is still this life's, but has no lease or another one. It was last put at this revision.
+    /// The record still belongs to this life, but has no lease or another one. It was last put at this revision.
     Detached(Revision),
     /// The key is gone, or belongs to another life.
     Gone,
 }
 
-/// How the key of the life `incarnation` with this lease stands.
+/// Returns the state of the key of the life `incarnation` with this lease.
 pub fn attachment<T>(seen: Option<&Stamped<T>>, incarnation: Incarnation, lease: LeaseId) -> Attachment {
     match seen.filter(|seen| seen.create_revision == incarnation.revision()) {
         None => Attachment::Gone,
@@ -29,7 +29,7 @@ pub fn attachment<T>(seen: Option<&Stamped<T>>, incarnation: Incarnation, lease:
     }
 }
 
-/// Puts the key of this life back as it was registered, if nothing has changed since it was last put at `seen`.
+/// Restores the key of this life as it was registered, if it has not changed since it was last put at `seen`.
 pub fn put_back(key: &str, incarnation: Incarnation, seen: Revision, value: Vec<u8>, lease: LeaseId) -> Txn {
     Txn {
         when: vec![Compare::created_at(key, incarnation.revision()), Compare::unchanged_since(key, seen)],
@@ -38,7 +38,7 @@ pub fn put_back(key: &str, incarnation: Incarnation, seen: Revision, value: Vec<
     }
 }
 
-/// Deletes the key of this life, if it stands. The participant must have fenced itself before.
+/// Deletes the key of this life, if it exists. The participant must have fenced itself before.
 pub fn withdraw(key: &str, incarnation: Incarnation) -> Txn {
     Txn {
         when: vec![Compare::created_at(key, incarnation.revision())],
@@ -47,7 +47,7 @@ pub fn withdraw(key: &str, incarnation: Incarnation) -> Txn {
     }
 }
 
-/// Deletes a key that was last put at `seen`, whoever's it is and whatever lease it stands with. An operator's decision.
+/// Deletes a key that was last put at `seen`, with any owner and any lease. An operator's decision.
 pub fn forget(key: &str, seen: Revision) -> Txn {
     Txn {
         when: vec![Compare::unchanged_since(key, seen)],
@@ -56,7 +56,7 @@ pub fn forget(key: &str, seen: Revision) -> Txn {
     }
 }
 
-/// Deletes a key without a lease that was last put at `seen`, whoever's it is.
+/// Deletes a key without a lease that was last put at `seen`, with any owner.
 pub fn clear(key: &str, seen: Revision) -> Txn {
     Txn {
         when: vec![Compare::without_lease(key), Compare::unchanged_since(key, seen)],

@@ -1,8 +1,8 @@
-//! What a coordinator does while it leads: it follows the store, plans, moves phases on, and writes what was decided.
+//! The work of a leading coordinator: it follows the store, plans, moves phases on, and writes what was decided.
 //!
 //! # Invariants
 //!
-//! * At most one write is under way for each partition.
+//! * At most one write is in flight for each partition.
 //! * Nothing is decided on a view that lacks this leader's own writes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,23 +26,23 @@ use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, Handoff
 use crate::participant::{Follow, OwnKey, Registration, Update, unix_millis};
 use crate::store::{Store, StoreError};
 
-/// After a refused write the view is likely to be newer in a moment; if not, its subject is left alone for so long.
+/// How long the subject of a refused write rests, unless the view changes it before.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
-/// Most writes under way at a time.
+/// Most partitions with a write in flight.
 const MAX_WRITES: usize = 1024;
-/// How many go in one request.
-const WRITES_TOGETHER: usize = 64;
-/// While partitions move, planning and observers look at all of them again at most so often.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Most writes in one request.
+const MAX_WRITES_PER_REQUEST: usize = 64;
+/// Shortest time between two plans, or two calls of the observer, while partitions move.
+const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a write is about: at most one is under way for each.
+/// The subject of a write. At most one write is in flight for each partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Subject {
     Config,
     Partition(PartitionId),
 }
 
-/// One time of leading, from the election to its end.
+/// One term of a leader, from its election to its end.
 pub(super) struct Leadership<'a> {
     store: &'a Arc<dyn Store>,
     keys: &'a Keyspace,
@@ -54,23 +54,23 @@ pub(super) struct Leadership<'a> {
     memory: Memory,
     began: Instant,
     writes: JoinSet<Vec<(Subject, Result<TxnOutcome, StoreError>)>>,
-    /// What was decided and goes to the store together.
+    /// Decided writes that go to the store together.
     decided: Vec<(Subject, Txn)>,
     under_way: BTreeSet<PartitionId>,
-    /// Partitions whose last write was refused, and until when they are left alone.
+    /// Partitions whose last write was refused, and until when they rest.
     resting: BTreeMap<PartitionId, Instant>,
-    /// What was written is in the view from this revision on.
+    /// The revision from which on the view contains all of this leader's writes.
     seen_at: Revision,
-    /// After a failed write nothing is tried before then.
+    /// The end of the pause after a failed write.
     not_before: Instant,
     next_wake: Option<Instant>,
-    /// When the view was shown to the observer, when it is to be if it has changed since, when it was planned with, and
-    /// whether a pod or router has come or gone since then.
+    /// When the view was last shown to the observer. Beside it: when it is shown next if it has changed since, when it
+    /// was last planned with, and whether a pod or router has come or gone since then.
     shown: Option<Instant>,
     show_at: Option<Instant>,
     planned: Option<Instant>,
     membership: bool,
-    /// Partitions that have changed since they were observed.
+    /// Partitions that have changed since they were last observed.
     changed: BTreeSet<PartitionId>,
     /// Partitions whose phase may be able to move on.
     pending: BTreeSet<PartitionId>,
@@ -78,7 +78,7 @@ pub(super) struct Leadership<'a> {
     notices: Vec<Notice>,
 }
 
-/// A handoff as it was last seen.
+/// A handoff as last observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Flight {
     id: HandoffId,
@@ -125,7 +125,7 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// `value`: that of the leader's key.
+    /// Leads until the term ends. `value` is the value of the leader's key.
     pub(super) async fn run(&mut self, elected: &Registration, value: Vec<u8>, shutdown: &CancellationToken) {
         let mut own_key = OwnKey::of(self.store.clone(), elected);
         let mut lease = elected.lease.state();
@@ -133,7 +133,7 @@ impl<'a> Leadership<'a> {
         let mut synced = false;
         let mut sighted = true;
         loop {
-            // A leader that cannot see does not act, and must make room for one that can.
+            // A leader without sight of the store does not act, and must make room for one that has it.
             if sighted {
                 elected.lease.made_progress();
             }
@@ -177,8 +177,8 @@ impl<'a> Leadership<'a> {
                     }
                 }
                 () = own_key.written() => {}
-                // It has been answered: what comes of it now, or is waited for (a write, a view that lacks one's own), says
-                // when to look again. Kept, a moment that is over would have the loop spin until then.
+                // The wake-up has been handled: the new plan, or the write or view that is waited for, schedules the
+                // next one. A past moment would keep the loop spinning.
                 () = sleep_until(wake) => self.next_wake = self.next_wake.filter(|due| *due > Instant::now()),
                 changed = lease.changed() => if changed.is_err() { return },
             }
@@ -196,7 +196,7 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Drops the writes that are under way. They may still be committed for as long as the leader's lease stands.
+    /// Drops the writes in flight. They may still be committed while the leader's lease is valid.
     pub(super) async fn stop_writes(&mut self) {
         self.writes.shutdown().await;
     }
@@ -219,7 +219,7 @@ impl<'a> Leadership<'a> {
 
     fn observe(&mut self) {
         let now = Instant::now();
-        let recently = self.shown.map(|shown| shown + LOOK_AGAIN).filter(|due| now < *due);
+        let recently = self.shown.map(|shown| shown + MIN_REFRESH_INTERVAL).filter(|due| now < *due);
         match recently.filter(|_| !self.membership && !self.changed.is_empty()) {
             Some(due) => self.show_at = Some(due),
             None => {
@@ -261,13 +261,17 @@ impl<'a> Leadership<'a> {
 
     fn act(&mut self) {
         let now = Instant::now();
-        // Decided on a view that lacks one's own writes, what is under way would be taken for not begun.
+        // A view without this leader's own writes would show moves in flight as not begun.
         if now < self.not_before || self.view.revision < self.seen_at {
             return;
         }
         let millis = unix_millis();
         if self.writes.is_empty() {
-            match self.planned.map(|planned| planned + LOOK_AGAIN).filter(|due| now < *due && !self.membership) {
+            match self
+                .planned
+                .map(|planned| planned + MIN_REFRESH_INTERVAL)
+                .filter(|due| now < *due && !self.membership)
+            {
                 Some(due) => self.wake_at(due),
                 None => {
                     (self.planned, self.membership) = (Some(now), false);
@@ -300,7 +304,7 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// The fallback of the fast commit: moves on what nobody has moved on yet.
+    /// Moves on the phases that no participant has moved on: the fallback of the fast commit.
     fn advance(&mut self, millis: u64) {
         let idle = |partition: &&PartitionId| !self.under_way.contains(*partition);
         let partitions: Vec<PartitionId> = self.pending.iter().filter(idle).copied().collect();
@@ -309,7 +313,7 @@ impl<'a> Leadership<'a> {
                 None => advance(&self.view, partition, millis),
                 Some(Some(ends)) if ends <= Instant::now() => advance_past_bound(&self.view, partition, millis),
                 Some(ends) => {
-                    self.wake_at(ends.unwrap_or(Instant::now() + LOOK_AGAIN));
+                    self.wake_at(ends.unwrap_or(Instant::now() + MIN_REFRESH_INTERVAL));
                     continue;
                 }
             };
@@ -341,7 +345,8 @@ impl<'a> Leadership<'a> {
         self.notices = notices;
     }
 
-    /// Whether it is on its way now; else it is to be decided again, when others are done or its subject has rested.
+    /// Queues a write. Returns `false` if it has to be decided again, once other writes are done or its subject has
+    /// rested.
     fn write(&mut self, subject: Subject, txn: Txn) -> bool {
         if self.under_way.len() >= MAX_WRITES {
             return false;
@@ -365,7 +370,7 @@ impl<'a> Leadership<'a> {
     fn send(&mut self) {
         let mut decided = std::mem::take(&mut self.decided).into_iter().peekable();
         while decided.peek().is_some() {
-            let (subjects, txns): (Vec<_>, Vec<_>) = decided.by_ref().take(WRITES_TOGETHER).unzip();
+            let (subjects, txns): (Vec<_>, Vec<_>) = decided.by_ref().take(MAX_WRITES_PER_REQUEST).unzip();
             let store = self.store.clone();
             self.writes.spawn(async move { subjects.into_iter().zip(store.commit_all(txns).await).collect() });
         }
@@ -378,7 +383,8 @@ impl<'a> Leadership<'a> {
         }
         match result {
             Ok(outcome) if outcome.committed() => self.seen_at = self.seen_at.max(outcome.revision),
-            // The view was behind. The revision may be another keyspace's, so that this view never reaches it.
+            // The view was behind. The revision may come from another keyspace's write, so this view may never reach
+            // it.
             Ok(_) => {
                 let rested = Instant::now() + REFUSED_PAUSE;
                 if let Subject::Partition(partition) = subject {

@@ -1,8 +1,9 @@
-//! The coordinator as a shell: gets elected, follows the store, asks [`planning`](segue_protocol::planning) what to do
-//! and [`advance`](segue_protocol::handoff::advance) which phases can move on, and writes what they say.
+//! The coordinator as a shell. It is elected, follows the store, calls [`planning`](segue_protocol::planning) for what
+//! to do and [`advance`](segue_protocol::handoff::advance) for the phases that can move on, and writes what they
+//! return.
 //!
 //! Level-triggered: a new leader derives everything from its first snapshot, which is taken after its election. Every
-//! write carries the guard that it still leads, so one that lost its lease without knowing cannot write.
+//! write is guarded by the leader's key, so a coordinator that lost its lease without knowing cannot write.
 
 mod leadership;
 
@@ -23,54 +24,54 @@ use self::leadership::Leadership;
 use crate::participant::{Claim, register};
 use crate::store::{Store, StoreError};
 
-/// How a coordinator takes part.
+/// The settings of a coordinator.
 #[derive(Debug, Clone)]
 pub struct CoordinatorSettings {
-    /// Its name, unique in the keyspace.
+    /// The coordinator's name, unique in the keyspace.
     pub name: String,
-    /// How long a dead leader stands in the way of the next.
+    /// The time a dead leader blocks the election of the next.
     pub lease_ttl: Duration,
-    /// What it is to bring about.
+    /// The placement policy.
     pub policy: Policy,
 }
 
-/// How a handoff ended.
+/// The result of a handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HandoffResult {
     /// The partition has its new owner.
     Completed,
-    /// The partition stayed where it was.
+    /// The partition stayed with its old owner.
     Cancelled,
 }
 
-/// Observes what a leader does.
+/// An observer of a leader.
 pub trait CoordinatorObserver: Send + Sync + 'static {
-    /// It leads now, or no longer.
+    /// The coordinator now leads, or no longer does.
     fn leads(&self, leads: bool);
     /// A round of planning closed.
     fn round(&self, cause: RoundCause);
-    /// A phase ended after so long.
+    /// A phase ended.
     fn phase_ended(&self, phase: Phase, lasted: Duration);
     /// A handoff ended.
     fn handoff_ended(&self, partition: PartitionId, result: HandoffResult);
     /// The leader's view has changed.
     fn view_changed(&self, view: &View);
-    /// The store was lost from sight.
+    /// The watch of the store was lost.
     fn resync(&self, cause: &StoreError);
 }
 
-/// What others may know about a running coordinator.
+/// The public state of a running coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CoordinatorStatus {
-    /// Whether it leads.
+    /// Whether the coordinator leads.
     pub leads: bool,
-    /// It follows the store; else why not.
+    /// Why the coordinator does not follow the store. `None` if it does.
     pub not_ready: Option<String>,
-    /// What an operator should know, in words.
+    /// Notices for the operator, in words.
     pub notices: Vec<String>,
 }
 
-/// Runs a coordinator until `shutdown`: a standby until it is elected, then the leader. A leader that ends resigns.
+/// Runs a coordinator until `shutdown`: a standby until it is elected, then the leader. At its end a leader resigns.
 pub async fn run_coordinator(
     store: Arc<dyn Store>,
     keys: Keyspace,
@@ -84,7 +85,7 @@ pub async fn run_coordinator(
     let mut claim = Claim::new(keys.leader(), settings.lease_ttl).clearing_leaseless();
     loop {
         let elected = tokio::select! {
-            // First, so that one who is elected at the very moment of the shutdown resigns.
+            // The election comes first, so that a coordinator elected at the moment of the shutdown resigns.
             biased;
             elected = register(&store, &claim, &record) => elected,
             () = shutdown.cancelled() => return,
@@ -94,7 +95,7 @@ pub async fn run_coordinator(
         let mut leadership = Leadership::new(&store, &keys, &settings, &*observer, &status, &elected);
         let value = record(elected.lease.id());
         leadership.run(&elected, value, &shutdown).await;
-        // Writes that are under way may still be committed: the lease, and with it their guard, stands until here.
+        // Writes in flight may still be committed: the lease, and with it their guard, is valid until here.
         leadership.stop_writes().await;
         drop(leadership);
         observer.leads(false);
@@ -110,7 +111,7 @@ pub async fn run_coordinator(
     }
 }
 
-/// Who the handoffs of a view wait for, in words: for logs and `segue status`.
+/// Returns what the partition's handoff waits for, in words, for logs and `segue status`.
 pub fn describe_waits(view: &View, partition: PartitionId) -> String {
     let waits: Vec<String> = waiting_for(view, partition).iter().map(ToString::to_string).collect();
     waits.join(", ")

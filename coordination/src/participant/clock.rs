@@ -1,9 +1,9 @@
-//! Time as leases count it: also that in which this machine was suspended.
+//! The clock of leases, which includes the time in which this machine was suspended.
 //!
-//! A store's lease runs on while its holder's machine sleeps, and `Instant` does not: CLOCK_MONOTONIC stands still
-//! meanwhile. So the moments of a lease are Instants on a clock that gains, against the monotonic one, the time by which
-//! CLOCK_BOOTTIME has run ahead of it. Without a suspension the two are the same, and under tokio's paused clock virtual.
-//! A virtual machine that its host pauses may count neither: nothing here helps against that.
+//! The store's lease runs on while its holder's machine sleeps, but `Instant` does not: CLOCK_MONOTONIC stops
+//! meanwhile. The moments of a lease are therefore Instants on a clock that runs ahead of the monotonic one by as much
+//! as CLOCK_BOOTTIME has. Without a suspension the two are the same, and under tokio's paused clock they are virtual. A
+//! virtual machine that its host pauses may count neither; nothing here helps against that.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -16,25 +16,25 @@ thread_local! {
     static VIRTUAL: Cell<Option<Virtual>> = const { Cell::new(None) };
 }
 
-/// Time that is not this machine's.
+/// A virtual clock in place of the machine's.
 #[derive(Clone, Copy)]
 struct Virtual {
     began: Instant,
     suspended: Duration,
 }
 
-/// Has this thread count leases by tokio's clock, which may be paused: for simulations, whose participants all live on one
-/// thread.
+/// Makes this thread count leases by tokio's clock, which may be paused. For simulations, whose participants all run on
+/// one thread.
 pub fn count_by_tokio() {
     VIRTUAL.set(Some(Virtual { began: Instant::now(), suspended: Duration::ZERO }));
 }
 
-/// Has everything on a thread that counts by tokio find that the machine was suspended for so long just now.
+/// Simulates a suspension of the machine that has just ended, for a thread that counts by tokio's clock.
 pub fn suspend(duration: Duration) {
     VIRTUAL.set(VIRTUAL.get().map(|clock| Virtual { suspended: clock.suspended + duration, ..clock }));
 }
 
-/// Time since some moment in the past, suspensions included. Costs as much as reading `Instant`.
+/// Returns the time since a fixed moment in the past, suspensions included. It costs as much as reading `Instant`.
 #[inline]
 pub fn boottime() -> Duration {
     match VIRTUAL.get() {
@@ -43,10 +43,10 @@ pub fn boottime() -> Duration {
     }
 }
 
-/// Now, on the clock that the moments of a lease are on.
+/// Returns the present moment on the clock of leases.
 pub fn lease_now() -> Instant {
     static FIRST: OnceLock<Duration> = OnceLock::new();
-    // In this order: a process that stands still between any two of these reads gets a moment within the call.
+    // In this order: a process that is stopped between any two of these reads gets a moment within the call.
     let now = Instant::now();
     if let Some(clock) = VIRTUAL.get() {
         return now + clock.suspended;
@@ -60,7 +60,7 @@ pub fn lease_now() -> Instant {
     }
 }
 
-/// The next time that tokio's clock shows what the lease's clock shows at `at`, if the machine is not suspended.
+/// Returns when tokio's clock will show what the lease's clock shows at `at`, if the machine is not suspended.
 pub fn wakes_at(at: Instant) -> Instant {
     let now = Instant::now();
     now + at.saturating_duration_since(lease_now())

@@ -1,8 +1,9 @@
-//! Follows a keyspace: a snapshot, then every change after it, and a fresh snapshot whenever the thread is lost.
+//! Follows a keyspace: a snapshot, then every change after it, and a fresh snapshot whenever the watch may have missed
+//! something.
 //!
-//! One watch over the keyspace's root, so that all its keys are seen at one revision together. No event is ever believed
-//! lost: after any error, a compaction included, and on a slow tick, the state is taken anew; and also when the store has
-//! moved on while the watch was silent, because a handoff waits for each participant and is cancelled before that tick.
+//! One watch covers the keyspace's root, so all its keys are seen at one revision together. A new snapshot is taken
+//! after any error, a compaction included, and at a slow interval. It is also taken when the store has moved on while
+//! the watch was silent: handoffs wait for each participant and are cancelled before that interval ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,33 +20,33 @@ use tracing::debug;
 use super::StoreRetry;
 use crate::store::{Store, StoreError};
 
-/// How often the state is taken anew although the watch is well.
+/// Time between two snapshots while the watch is healthy.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long a watch may be silent before the store's revision is asked for. Doubled, up to [`RESYNC_INTERVAL`], by each
-/// snapshot that shows nothing new, since the writes of other keyspaces raise that revision too; halved by each interval
-/// without such a snapshot.
-const SILENCE: Duration = Duration::from_secs(5);
+/// How long a watch may be silent before the store's revision is checked. The writes of other keyspaces raise that
+/// revision too. The time therefore doubles, up to [`RESYNC_INTERVAL`], with each snapshot that shows nothing new, and
+/// halves with each interval without such a snapshot.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a change may take to arrive.
-const ARRIVAL: Duration = Duration::from_secs(1);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What following brings.
+/// An update of a followed keyspace.
 #[derive(Debug)]
 pub enum Update {
-    /// The whole state; replaces what was known.
+    /// The whole state; it replaces what was known.
     Snapshot(Box<View>),
     /// The changes after what was known.
     Batch(Batch),
-    /// The thread is lost; a snapshot follows once the store answers.
+    /// The watch was lost. A snapshot follows once the store answers.
     Lost(StoreError),
 }
 
-/// A keyspace being followed. Dropping it ends the watch.
+/// A followed keyspace. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct Follow {
     updates: mpsc::Receiver<Update>,
-    /// Looked at by [`try_next_batch`](Self::try_next_batch), and no batch.
+    /// An update that [`try_next_batch`](Self::try_next_batch) has received and that is no batch.
     next: Option<Update>,
     _task: AbortOnDropHandle<()>,
 }
@@ -53,12 +54,12 @@ pub struct Follow {
 impl Follow {
     /// Begins with a snapshot that is taken after this call.
     pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
-        // Behind a slow reader the store's own watch buffers, and compaction bounds that.
+        // If the reader is slow the store's own watch buffers, and compaction bounds that.
         let (sender, updates) = mpsc::channel(256);
         Follow { updates, next: None, _task: AbortOnDropHandle::new(tokio::spawn(follow(store, keys, sender))) }
     }
 
-    /// What is new. Cancel-safe.
+    /// Returns the next update. Cancel-safe.
     pub async fn next(&mut self) -> Update {
         if let Some(update) = self.next.take() {
             return update;
@@ -70,7 +71,8 @@ impl Follow {
         }
     }
 
-    /// What is there already, if it is a batch; anything else is left for [`next`](Self::next).
+    /// Returns the next update if it has already arrived and is a batch. Any other update is left for
+    /// [`next`](Self::next).
     pub fn try_next_batch(&mut self) -> Option<Batch> {
         if self.next.is_none() {
             self.next = self.updates.try_recv().ok();
@@ -87,7 +89,7 @@ impl Follow {
 
 async fn follow(store: Arc<dyn Store>, keys: Keyspace, updates: mpsc::Sender<Update>) {
     let mut following =
-        Following { store, keys, updates, back_off: StoreRetry::default(), patience: SILENCE, doubt: None };
+        Following { store, keys, updates, back_off: StoreRetry::default(), patience: SILENCE_TIMEOUT, doubt: None };
     loop {
         let error = match following.once().await {
             Ok(()) => continue,
@@ -106,21 +108,22 @@ struct Following {
     keys: Keyspace,
     updates: mpsc::Sender<Update>,
     back_off: StoreRetry,
-    /// How long the watch may be silent before the store's revision is asked for.
+    /// How long the watch may be silent before the store's revision is checked.
     patience: Duration,
-    /// Why the next snapshot is taken early: the watch has brought nothing after the first of these revisions, although the
-    /// store was at the second one for long enough.
+    /// Why the next snapshot is early: the watch brought nothing after the first of these revisions, although the store
+    /// had been at the second one for long enough.
     doubt: Option<(Revision, Revision)>,
 }
 
 impl Following {
-    /// One snapshot and the watch after it. `Ok`: time for a fresh snapshot. `Err(None)`: nobody listens any more.
+    /// Takes one snapshot and follows the watch after it. Returns `Ok` when a fresh snapshot is due, and `Err(None)`
+    /// when the receiver is gone.
     async fn once(&mut self) -> Result<(), Option<StoreError>> {
         let all = Keys::Prefix(self.keys.root().to_owned());
         let snapshot = self.store.snapshot(&all).await.map_err(Some)?;
         if let Some((seen, reached)) = self.doubt.take() {
             if snapshot.entries.iter().any(|entry| seen < entry.mod_revision && entry.mod_revision <= reached) {
-                self.patience = SILENCE;
+                self.patience = SILENCE_TIMEOUT;
                 let silent = StoreError::Unavailable(format!("the watch was silent after revision {seen}"));
                 self.send(Update::Lost(silent)).await?;
             } else {
@@ -146,25 +149,27 @@ impl Following {
                     return Ok(());
                 }
                 () = sleep_until(resync_at) => {
-                    self.patience = (self.patience / 2).max(SILENCE);
+                    self.patience = (self.patience / 2).max(SILENCE_TIMEOUT);
                     return Ok(());
                 }
             }
         }
     }
 
-    /// Returns the store's revision if that is past `seen` and a watch would have brought by now what led there.
+    /// Returns the store's revision once it is past `seen`, and long enough for a watch to have delivered the changes
+    /// between.
     async fn missed(&self, seen: Revision) -> Revision {
         let one = Keys::One(self.keys.config());
         loop {
             sleep(self.patience).await;
             match self.store.snapshot(&one).await {
                 Ok(now) if now.revision > seen => {
-                    sleep(ARRIVAL).await;
+                    sleep(ARRIVAL_TIMEOUT).await;
                     return now.revision;
                 }
                 Ok(_) => {}
-                // A store that does not answer is no reason to ask it for more. The lease tells how long it may last.
+                // A store that does not answer gets no further requests from here. The lease limits how long that may
+                // last.
                 Err(error) => debug!(%error, "cannot ask for the store's revision"),
             }
         }
@@ -188,16 +193,16 @@ mod tests {
     use super::*;
     use crate::store::{MemoryStore, Watch};
 
-    /// A store that answers every call and whose watches may bring nothing.
+    /// A store that answers every call, but whose watches may bring nothing.
     #[derive(Debug, Default)]
     struct Silent {
         store: MemoryStore,
         on: AtomicBool,
-        /// The senders, which keep silent watches open.
+        /// The senders that keep silent watches open.
         open: Mutex<Vec<mpsc::Sender<Result<Batch, StoreError>>>>,
-        /// How often one key was read.
+        /// Number of reads of a single key.
         looks: AtomicU32,
-        /// How often the keyspace was read.
+        /// Number of reads of the whole keyspace.
         snapshots: AtomicU32,
     }
 
@@ -254,7 +259,7 @@ mod tests {
         let mut follow = Follow::start(store.clone(), keyspace());
         snapshot(&mut follow).await;
         for _ in 0..5 {
-            // At rest for a while, which must not make it look less often.
+            // A quiet keyspace must not make the checks rarer.
             assert!(timeout(Duration::from_secs(34), follow.next()).await.is_err());
             let put = store.put(keyspace().config()).await;
             let seen = timeout(Duration::from_secs(7), async {

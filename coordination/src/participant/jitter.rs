@@ -1,7 +1,7 @@
-//! By how much waits are shortened: at random, or as a seed says.
+//! The jitter of waits: random, or derived from a seed.
 //!
-//! Everyone who lost the store together would come back together, so waits differ. In a simulation they differ as well, and
-//! are the same each time it is run: its thread is seeded, and all participants of a cluster live on that thread.
+//! Participants that lost the store together would otherwise return together. In a simulation the waits differ as well,
+//! but are the same in each run: its thread is seeded, and all participants of a cluster run on that thread.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -13,12 +13,12 @@ thread_local! {
     static SEEDED: RefCell<Option<SmallRng>> = const { RefCell::new(None) };
 }
 
-/// From here on the waits of this thread's participants follow from `seed`.
+/// Derives the waits of this thread's participants from `seed` from now on.
 pub fn seed_jitter(seed: u64) {
     SEEDED.set(Some(SmallRng::seed_from_u64(seed)));
 }
 
-/// `full`, shortened by up to a half.
+/// Returns `full`, shortened by up to a half.
 pub(super) fn shortened(full: Duration) -> Duration {
     let part = SEEDED.with_borrow_mut(|seeded| match seeded {
         Some(seeded) => seeded.random_range(0.5..=1.0),

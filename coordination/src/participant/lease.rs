@@ -1,9 +1,9 @@
-//! A lease that is kept alive as long as its holder's loop makes progress, and what the holder may believe about it.
+//! A lease that is kept alive while its holder's loop makes progress, and what the holder may presume about it.
 //!
-//! Keepalives run in a task of their own, so a slow store call in the holder's loop costs no lease; but they are sent
-//! only while that loop has reported progress lately, so a holder that is stuck loses its lease instead of blocking
-//! every handoff. A store that cannot be reached is no lost lease: keepalives are tried on until it says that the lease
-//! is gone, and meanwhile the times tell what the holder may still believe.
+//! Keepalives run in a task of their own, so a slow store call in the holder's loop costs no lease. They are sent only
+//! while that loop has recently reported progress: a stuck holder loses its lease instead of blocking every handoff. An
+//! unreachable store is not a lost lease. Keepalives continue until the store says that the lease is gone; meanwhile
+//! the times limit what the holder may presume.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,14 +24,14 @@ use crate::store::{Store, StoreError};
 pub struct LeaseState {
     /// New work may begin before this moment.
     pub trusted_until: Instant,
-    /// The lease stands at least until this moment.
+    /// The lease is valid at least until this moment.
     pub stands_until: Instant,
-    /// The store has said that the lease is gone. A store that says nothing leaves this `false` for ever: the times above
-    /// tell what may be believed then.
+    /// The store has said that the lease is gone. An unreachable store leaves this `false` for ever; the times above
+    /// then limit what may be presumed.
     pub lost: bool,
 }
 
-/// A lease together with the task that keeps it alive. Dropping it stops the task and leaves the lease to end by itself.
+/// A lease together with the task that keeps it alive. Dropping it stops the task and lets the lease expire.
 #[derive(Debug)]
 pub struct KeptLease {
     id: LeaseId,
@@ -43,7 +43,7 @@ pub struct KeptLease {
 }
 
 impl KeptLease {
-    /// Gets a lease of `ttl` and keeps it alive.
+    /// Obtains a lease of `ttl` and keeps it alive.
     pub async fn grant(store: Arc<dyn Store>, ttl: Duration) -> Result<Self, StoreError> {
         let base = lease_now();
         let id = store.grant(ttl).await?;
@@ -53,22 +53,22 @@ impl KeptLease {
         Ok(KeptLease { id, store, state, progress, base, _keeper: AbortOnDropHandle::new(keeper) })
     }
 
-    /// The store's name for it.
+    /// Returns the store's identifier of the lease.
     pub fn id(&self) -> LeaseId {
         self.id
     }
 
-    /// The store that granted it.
+    /// Returns the store that granted the lease.
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// The holder's loop has come round.
+    /// Reports that the holder's loop has made progress.
     pub fn made_progress(&self) {
         self.progress.store(micros(self.base, lease_now()), Relaxed);
     }
 
-    /// What is known of the lease now, with a channel that tells of changes.
+    /// Returns a channel with the known state of the lease.
     pub fn state(&self) -> watch::Receiver<LeaseState> {
         self.state.clone()
     }
@@ -94,12 +94,12 @@ async fn keep(
         sleep_until(due).await;
         let sent = micros(base, lease_now());
         let now = Instant::now();
-        // Counted from when this one is sent, so that one which is not answered is followed by the next at once: were the
-        // wait for its answer added to the interval, two lost ones would cost the trust.
+        // The interval counts from when this keepalive is sent, so that an unanswered one is followed by the next at
+        // once. If the wait for the response were added, two lost keepalives would cost the trust.
         due = now + interval;
         let mut known = *state.borrow();
         if has_made_progress(sent, progress.load(Relaxed), ttl_micros) {
-            // An answer later than the next turn would confirm no more than that turn's does.
+            // A response later than the next turn would confirm no more than that turn's does.
             match timeout(interval.max(Duration::from_millis(500)), store.keep_alive(id)).await {
                 Ok(Ok(())) => {
                     state.send_replace(state_of(base, sent, ttl));
@@ -146,15 +146,15 @@ mod tests {
     use crate::participant::{count_by_tokio, suspend};
     use crate::store::{MemoryStore, Watch};
 
-    /// A store whose leases take their time.
+    /// A store with slow lease responses.
     #[derive(Debug, Default)]
     struct Slow {
         store: MemoryStore,
-        /// This many renewals get no answer.
+        /// Number of renewals that get no response.
         unanswered: AtomicU32,
-        /// A grant or a renewal is carried out at once, and its answer takes so long.
+        /// The delay of each response. The grant or renewal itself takes effect at once.
         takes: Duration,
-        /// When renewals have arrived.
+        /// The arrival times of renewals.
         renewals: Mutex<Vec<Instant>>,
     }
 
@@ -217,7 +217,7 @@ mod tests {
         assert!(lease_now() < state.borrow().trusted_until);
     }
 
-    /// The times of a lease that was confirmed by a request sent at this moment.
+    /// Returns the trusted and the valid end of a lease that was confirmed by a request sent at this moment.
     fn believed(sent: Instant, ttl: Duration) -> (Instant, Instant) {
         (sent + ttl / 3 * 2, sent + ttl)
     }

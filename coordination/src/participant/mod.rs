@@ -1,6 +1,6 @@
-//! What every participant does alike, whether router, pod or coordinator: hold a lease, stand under a key, follow the store.
+//! The common part of routers, pods and coordinators: they hold a lease, register a key, and follow the store.
 //!
-//! Shells only; when a lease may be trusted is decided in [`lease`](segue_protocol::lease).
+//! Shells only: [`lease`](segue_protocol::lease) decides how long a lease may be trusted.
 
 mod clock;
 mod follow;
@@ -22,13 +22,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use segue_protocol::back_off::BackOff;
 
-/// Milliseconds since the Unix epoch, for the timestamps that people read.
+/// Returns the milliseconds since the Unix epoch, for informational timestamps.
 pub fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Waits before the store is tried again, each shortened at random by up to a half: participants that lost the store
-/// together do not come back together.
+/// The waits before the store is retried, each shortened at random by up to a half: participants that lost the store
+/// together do not return together.
 #[derive(Debug, Default)]
 pub(crate) struct StoreRetry {
     failures: u32,

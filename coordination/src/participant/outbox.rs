@@ -1,9 +1,13 @@
-//! What a participant has to say, on its way to the store: due, sent, said, refused.
+//! A participant's pending writes on their way to the store.
 //!
-//! Words that are due at the same time go in one request, each with its own guards; only a few requests are under way at
-//! a time, and what becomes due meanwhile goes together with the next one. What must stay true: a word is under way at
-//! most once; its transaction is made when it is sent, from what is seen then; and one that was said is not said again
-//! by a view that lacks it.
+//! Writes that are due at the same time share a request, each with its own guards. Only a few requests are in flight at
+//! a time, and writes that become due meanwhile share the next one.
+//!
+//! # Invariants
+//!
+//! * At most one write per item is in flight.
+//! * A transaction is built from the view at send time.
+//! * A committed item is not written again because a stale view does not show it yet.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -17,30 +21,31 @@ use tokio::time::Instant;
 
 use crate::store::{Store, StoreError};
 
-/// Most requests under way. With one, a word that is due a little after another would wait for all of that one's way.
-const MOST_REQUESTS: usize = 4;
+/// Most requests in flight. With only one, an item that is due a little after another would wait for that one's whole
+/// round trip.
+const MAX_REQUESTS: usize = 4;
 
-/// The words of one participant.
+/// The pending writes of one participant.
 pub(crate) struct Outbox<W> {
     store: Arc<dyn Store>,
-    /// How long a word that was refused or failed waits for its next try.
+    /// How long an item rests after its write was refused or failed.
     rest: Duration,
     states: HashMap<W, State>,
     due: Vec<W>,
     requests: JoinSet<Answers<W>>,
 }
 
-/// What became of the words of a request.
+/// The results of the items of a request.
 pub(crate) type Answers<W> = Vec<(W, Result<TxnOutcome, StoreError>)>;
 
-/// Where a word is.
+/// The state of an item.
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// Waits for a request or is on its way.
+    /// Waiting for a request, or in flight.
     Due,
-    /// Said: seen from this revision on.
+    /// Committed: visible from this revision on.
     SeenAt(Revision),
-    /// Failed, or refused because the view was behind: to be tried again then, if it is due yet.
+    /// Failed, or refused because the view was behind. Retried at this time if it is still due.
     RetryAt(Instant),
 }
 
@@ -49,35 +54,35 @@ impl<W: Copy + Eq + Hash + Send + 'static> Outbox<W> {
         Outbox { store, rest, states: HashMap::new(), due: Vec::new(), requests: JoinSet::new() }
     }
 
-    /// This is to be said, as far as a view of revision `seen` can tell. Returns when to ask again, if that is not known
-    /// to be seen to otherwise.
-    pub(crate) fn want(&mut self, word: W, seen: Revision) -> Option<Instant> {
-        match self.states.get(&word) {
+    /// Queues an item that is due according to a view of revision `seen`. Returns when to call again, if no result will
+    /// trigger that.
+    pub(crate) fn want(&mut self, item: W, seen: Revision) -> Option<Instant> {
+        match self.states.get(&item) {
             Some(State::Due) => return None,
             Some(State::SeenAt(revision)) if seen < *revision => return None,
             Some(State::RetryAt(at)) if Instant::now() < *at => return Some(*at),
             _ => {}
         }
-        self.states.insert(word, State::Due);
-        self.due.push(word);
+        self.states.insert(item, State::Due);
+        self.due.push(item);
         None
     }
 
-    /// What is to be sent now.
+    /// Takes the items to send now.
     pub(crate) fn take_due(&mut self) -> Vec<W> {
-        if self.requests.len() < MOST_REQUESTS { std::mem::take(&mut self.due) } else { Vec::new() }
+        if self.requests.len() < MAX_REQUESTS { std::mem::take(&mut self.due) } else { Vec::new() }
     }
 
-    /// Sends these, by these transactions. A word without one is not due any more.
-    pub(crate) fn send(&mut self, words: impl IntoIterator<Item = (W, Option<Txn>)>) {
+    /// Sends these items with these transactions. An item without one is no longer due.
+    pub(crate) fn send(&mut self, items: impl IntoIterator<Item = (W, Option<Txn>)>) {
         let (mut sent, mut txns) = (Vec::new(), Vec::new());
-        for (word, txn) in words {
+        for (item, txn) in items {
             match txn {
                 Some(txn) => {
-                    sent.push(word);
+                    sent.push(item);
                     txns.push(txn);
                 }
-                None => drop(self.states.remove(&word)),
+                None => drop(self.states.remove(&item)),
             }
         }
         if !sent.is_empty() {
@@ -86,35 +91,35 @@ impl<W: Copy + Eq + Hash + Send + 'static> Outbox<W> {
         }
     }
 
-    /// The next request that is answered. Never, if none is under way. Cancel-safe.
+    /// Returns the results of the next request that completes. Pending while none is in flight. Cancel-safe.
     pub(crate) async fn answered(&mut self) -> Answers<W> {
         let Some(answers) = self.requests.join_next().await else {
             return std::future::pending().await;
         };
         let answers = answers.unwrap_or_default();
         let again = Instant::now() + self.rest;
-        for (word, result) in &answers {
+        for (item, result) in &answers {
             let state = match result {
                 Ok(outcome) if outcome.committed() => State::SeenAt(outcome.revision),
-                // Refused at a revision that may be another keyspace's, so that this view never reaches it.
+                // The revision of a refusal may come from another keyspace's write, so this view may never reach it.
                 Ok(_) | Err(_) => State::RetryAt(again),
             };
-            self.states.insert(*word, state);
+            self.states.insert(*item, state);
         }
         answers
     }
 
-    /// Forgets what was said and is of no interest any more: handoffs end.
+    /// Forgets the items for which `is_over` holds, unless they are due: their handoffs have ended.
     pub(crate) fn forget(&mut self, is_over: impl Fn(&W) -> bool) {
-        self.states.retain(|word, state| matches!(state, State::Due) || !is_over(word));
+        self.states.retain(|item, state| matches!(state, State::Due) || !is_over(item));
     }
 
-    /// Nothing is due, and nothing under way.
+    /// Returns whether nothing is due and nothing is in flight.
     pub(crate) fn is_empty(&self) -> bool {
         self.due.is_empty() && self.requests.is_empty()
     }
 
-    /// Forgets everything, also what is under way.
+    /// Forgets everything, including what is in flight.
     pub(crate) fn clear(&mut self) {
         self.states.clear();
         self.due.clear();

@@ -1,7 +1,7 @@
 //! Keeps a registration's key as its writer wrote it, and attached to the writer's lease.
 //!
-//! A shell shows it the key after every change of its view; what is to be written is decided in
-//! [`registration`](segue_protocol::registration). Writes run beside the shell's loop.
+//! A shell shows it the key after every change of its view. [`registration`](segue_protocol::registration) decides what
+//! to write. Writes run beside the shell's loop.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use tracing::{info, warn};
 use super::{Outbox, Registration};
 use crate::store::Store;
 
-/// How long a write that was refused or failed waits for its next try.
-const WRITE_AGAIN: Duration = Duration::from_millis(100);
+/// How long a write rests after it was refused or failed.
+const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// A registration's key, from its writer's side.
+/// The key of a registration, as seen by its writer.
 pub(crate) struct OwnKey {
     key: String,
     incarnation: Incarnation,
     lease: LeaseId,
-    /// By the revision of the put that is undone.
+    /// The pending writes, by the revision of the put that each undoes.
     writes: Outbox<Revision>,
 }
 
@@ -32,12 +32,12 @@ impl OwnKey {
             key: registration.key.clone(),
             incarnation: registration.incarnation,
             lease: registration.lease.id(),
-            writes: Outbox::new(store, WRITE_AGAIN),
+            writes: Outbox::new(store, WRITE_RETRY_PAUSE),
         }
     }
 
-    /// Has the key put back if it does not stand as it should in a view of revision `revision`. `intact`: its value is
-    /// this participant's. Returns `false` if the key is gone or another life's: the participant must fence.
+    /// Restores the key if a view of revision `revision` shows it changed. `intact` states that its value is this
+    /// participant's. Returns `false` if the key is gone or another life's: the participant must fence.
     pub(crate) fn keep<T>(
         &mut self,
         seen: Option<&Stamped<T>>,
@@ -63,7 +63,7 @@ impl OwnKey {
         true
     }
 
-    /// Returns after each answer to a write; never, if none is under way. Cancel-safe.
+    /// Returns after each completed write. Pending while none is in flight. Cancel-safe.
     pub(crate) async fn written(&mut self) {
         for (_, result) in self.writes.answered().await {
             match result {

@@ -1,8 +1,10 @@
-//! Registration: a key of one's own that stands as long as one's lease, and whose `create_revision` is this life's name.
+//! Registration: a participant's own key, which exists as long as its lease and whose `create_revision` identifies this
+//! life.
 //!
-//! Create-only. A key that stands already belongs to another life: one that has not ended yet, or another process of the
-//! same name. One waits until it vanishes with its lease. Two keys are cleared away: one of this process's own earlier
-//! life, which has fenced itself, and a leader's without a lease, because every write of a leader is guarded by it.
+//! Registration never overwrites. An existing key belongs to another life: an earlier one that has not ended yet, or
+//! another process of the same name. The participant waits until the key vanishes with its lease. It deletes two kinds
+//! of keys: one of this process's own earlier life, which has fenced itself, and a leader's key without a lease,
+//! because every write of a leader is guarded by that key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +19,9 @@ use super::{KeptLease, StoreRetry};
 use crate::store::{Store, StoreError};
 
 /// How long the store may take to end a registration.
-const WITHDRAW: Duration = Duration::from_secs(2);
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A key to be registered, and the conditions.
+/// A key to register, and the conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     key: String,
@@ -29,49 +31,49 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// A claim to this key with a lease of this TTL.
+    /// Returns a claim to this key with a lease of this TTL.
     pub fn new(key: impl Into<String>, ttl: Duration) -> Self {
         Claim { key: key.into(), ttl, ended: Incarnation::NONE, clears_leaseless: false }
     }
 
-    /// The same by a process whose earlier life `incarnation` has fenced itself: its key is deleted if it still stands.
-    /// 0: there was none.
+    /// Adds the earlier life `incarnation` of this process, which has fenced itself: its key is deleted if it still
+    /// exists. 0 if there was none.
     pub fn after(self, incarnation: Incarnation) -> Self {
         Claim { ended: incarnation, ..self }
     }
 
-    /// The same to a key that means nothing without a lease: one that stands so is deleted, whoever put it there.
+    /// Adds that the key means nothing without a lease: one without a lease is deleted, whichever process put it.
     pub fn clearing_leaseless(self) -> Self {
         Claim { clears_leaseless: true, ..self }
     }
 }
 
-/// A standing registration.
+/// A valid registration.
 #[derive(Debug)]
 pub struct Registration {
     /// The key.
     pub key: String,
-    /// This life's name: the key's `create_revision`.
+    /// The `create_revision` of the key: the identity of this life.
     pub incarnation: Incarnation,
-    /// The lease that it stands with.
+    /// The lease that the key is attached to.
     pub lease: KeptLease,
 }
 
 impl Registration {
-    /// Ends the registration: the key, even if it stands without its lease, and the lease. The participant must have fenced
-    /// itself before. Takes at most 2 s: without the store the lease ends by itself.
+    /// Ends the registration: the key, even if it has lost its lease, and the lease. The participant must have fenced
+    /// itself before. Takes at most 2 s: if the store is unreachable the lease expires.
     pub async fn withdraw(self) -> Result<(), StoreError> {
         let withdrawn = async {
             let deleted = self.lease.store().commit(withdraw(&self.key, self.incarnation)).await;
             self.lease.revoke().await.and(deleted.map(drop))
         };
-        let no_answer = || StoreError::Unavailable(format!("no answer within {WITHDRAW:?}"));
-        timeout(WITHDRAW, withdrawn).await.unwrap_or_else(|_| Err(no_answer()))
+        let no_answer = || StoreError::Unavailable(format!("no answer within {WITHDRAW_TIMEOUT:?}"));
+        timeout(WITHDRAW_TIMEOUT, withdrawn).await.unwrap_or_else(|_| Err(no_answer()))
     }
 }
 
-/// Registers with the value that `value` makes of the lease, waiting as long as the store is out of reach or another
-/// life's key stands. Cancel-safe: a lease that was granted on the way ends by itself.
+/// Registers with the value that `value` returns for the lease. Waits while the store is unreachable or another life's
+/// key exists. Cancel-safe: a lease that was already granted expires.
 pub async fn register(store: &Arc<dyn Store>, claim: &Claim, value: impl Fn(LeaseId) -> Vec<u8>) -> Registration {
     let key = &claim.key;
     let mut back_off = StoreRetry::default();
@@ -111,9 +113,9 @@ pub async fn register(store: &Arc<dyn Store>, claim: &Claim, value: impl Fn(Leas
 
 enum Attempt {
     Registered(Registration),
-    /// Something stood in the way and does not any more.
+    /// An obstacle was removed.
     Cleared,
-    /// Another life's key stands, with this lease.
+    /// Another life's key exists, with this lease.
     Taken(Option<LeaseId>),
 }
 
@@ -123,7 +125,7 @@ async fn try_register(
     value: impl Fn(LeaseId) -> Vec<u8>,
 ) -> Result<Attempt, StoreError> {
     let key = &claim.key;
-    // A standing key would cost a lease for nothing.
+    // An existing key would cost a lease for nothing.
     if let Some(standing) = store.snapshot(&Keys::One(key.clone())).await?.entries.into_iter().next() {
         let clear = if standing.create_revision == claim.ended.revision() {
             withdraw(key, claim.ended)
@@ -144,7 +146,7 @@ async fn try_register(
     let outcome = match store.commit(txn).await {
         Ok(outcome) => outcome,
         Err(error) => {
-            // Committed or not, this lease's key must not stand in the way of the next try.
+            // Whether or not the write was committed, this lease's key must not block the next attempt.
             let _ = lease.revoke().await;
             return Err(error);
         }
@@ -161,7 +163,7 @@ async fn try_register(
     }))
 }
 
-/// Returns once the key is gone, or after a while to look again.
+/// Returns once the key is gone, or after a while to check again.
 async fn vanished(store: &Arc<dyn Store>, key: &str, ttl: Duration) -> Result<(), StoreError> {
     let one = Keys::One(key.to_owned());
     let snapshot = store.snapshot(&one).await?;

@@ -1,4 +1,4 @@
-//! What a router acknowledges, and what comes of it.
+//! The router's acknowledgements and their results.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ pub(super) enum AckKind {
     Cutover,
 }
 
-/// Of which partition, for which handoff.
+/// The identity of an ack: its partition, handoff and kind.
 pub(super) type AckId = (PartitionId, HandoffId, AckKind);
 
 impl Router {
-    /// Has an ack written, unless it is being written already.
+    /// Queues an ack, unless it is already being written.
     pub(super) fn write(&mut self, id: AckId) {
         if let Some(again) = self.acks.want(id, self.view.revision) {
             self.timers.insert((again, id.0));

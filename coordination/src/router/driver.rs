@@ -1,8 +1,8 @@
-//! What a router does while it is registered: it follows the store, has the data plane do what each partition needs, and
-//! acknowledges what came of it.
+//! The work of a registered router: it follows the store, makes the data plane do what each partition needs, and
+//! acknowledges the results.
 //!
-//! Not here: how it registers and leaves ([`router`](super)), what an ack says ([`acks`](super::acks)), which partitions
-//! stop first ([`turns`](super::turns)).
+//! Not here: registration and departure ([`router`](super)), the content of acks ([`acks`](super::acks)), the order of
+//! stops ([`turns`](super::turns)).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -29,11 +29,11 @@ use crate::participant::{
 };
 use crate::store::Store;
 
-/// After a refused write the view is likely to be newer in a moment; if not, it is asked for again after this.
+/// How long an ack rests after its write was refused. The view is likely to be newer by then.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often a router that leaves looks whether anything is in flight.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Time between two checks for requests in flight while the router leaves.
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why a life of a router has ended.
 pub(super) enum End {
@@ -41,7 +41,7 @@ pub(super) enum End {
     RegistrationGone,
 }
 
-/// A drain that is under way.
+/// A drain in progress.
 #[derive(Debug, Clone, Copy)]
 struct Drain {
     since: Instant,
@@ -49,7 +49,7 @@ struct Drain {
     owner_gone_since: Option<Instant>,
 }
 
-/// A router's side of the protocol: the view, the data plane, and what is known of each partition beside them.
+/// A router's side of the protocol: the view, the data plane, and further state of each partition.
 pub(super) struct Router {
     pub(super) store: Arc<dyn Store>,
     pub(super) keys: Keyspace,
@@ -59,17 +59,17 @@ pub(super) struct Router {
     status: watch::Sender<RouterStatus>,
     notices: mpsc::UnboundedReceiver<PartitionId>,
     pub(super) view: View,
-    /// As many as any view has shown.
+    /// The largest number of partitions that any view has shown.
     partitions: u32,
     pub(super) incarnation: Incarnation,
     trust: Trust,
     pub(super) acks: Outbox<AckId>,
     turns: Turns,
-    /// When to look at a partition again.
+    /// When to reconsider a partition.
     pub(super) timers: BTreeSet<(Instant, PartitionId)>,
     drains: HashMap<PartitionId, Drain>,
     pub(super) severed: HashMap<PartitionId, u64>,
-    /// Of the pod that a partition's requests went to last, as it was then.
+    /// The capabilities of the pod that a partition's requests last went to, as of then.
     capabilities: HashMap<PartitionId, Capabilities>,
     pub(super) times: HashMap<PartitionId, CutoverTimes>,
 }
@@ -109,7 +109,8 @@ impl Router {
         let mut sighted = true;
         let tick = self.settings.lease_ttl / 6;
         loop {
-            // One that cannot see does not act: were its lease kept alive all the same, every handoff would wait for it.
+            // A router without sight of the store does not act. With its lease kept alive, every handoff would wait for
+            // it.
             if sighted {
                 lease.made_progress();
             }
@@ -148,7 +149,7 @@ impl Router {
                     }
                     Update::Batch(batch) if synced => {
                         let mut touched = self.view.apply(batch);
-                        // Whatever has arrived meanwhile is seen in one go.
+                        // Applies everything that has arrived meanwhile at once.
                         while let Some(batch) = follow.try_next_batch() {
                             let more = self.view.apply(batch);
                             touched.partitions.extend(more.partitions);
@@ -176,14 +177,14 @@ impl Router {
         }
     }
 
-    /// The value of this router's registration.
+    /// Returns the value of this router's registration.
     pub(super) fn record(&self) -> Vec<u8> {
         let now = unix_millis();
         let (router_name, admin) = (self.settings.name.clone(), self.settings.admin.clone());
         encode(&RouterRecord { router_name, registered_at: now, last_heartbeat: now, admin })
     }
 
-    /// Returns `false` if the registration is gone or another life's.
+    /// Keeps this router's key. Returns `false` if the registration is gone or another life's.
     fn keep_key(&self, own_key: &mut OwnKey) -> bool {
         let name = &self.settings.name;
         let intact = !self.view.malformed.contains_key(&self.keys.router(name));
@@ -196,8 +197,8 @@ impl Router {
         End::RegistrationGone
     }
 
-    /// Fences, and leaves once nothing is in flight, or after as long as a drain may last. Handoffs wait for this router until
-    /// then: an owner that cannot say `drained` may be at work for it.
+    /// Fences, and leaves once nothing is in flight or a drain's longest time has passed. Handoffs wait for this router
+    /// until then: an owner without `drained` may still be working on its requests.
     async fn mapping_gone(&mut self, lease: &KeptLease, shutdown: &CancellationToken) -> End {
         warn!("the keyspace's settings do not show this router's mapping of requests to partitions: fencing");
         self.fence();
@@ -208,7 +209,7 @@ impl Router {
                 biased;
                 () = shutdown.cancelled() => return End::Shutdown,
                 Some(partition) = self.notices.recv() => self.noticed(partition),
-                () = sleep(LOOK_AGAIN) => {}
+                () = sleep(DRAIN_CHECK_INTERVAL) => {}
             }
         }
         End::RegistrationGone
@@ -218,7 +219,7 @@ impl Router {
         PartitionId::all(self.partitions).all(|partition| matches!(self.plane.stage(partition), (Stage::Held, _)))
     }
 
-    /// Holds everything. The order matters: no request may pass once the registration is given up.
+    /// Holds all requests. The order matters: no request may pass once the registration is given up.
     pub(super) fn fence(&mut self) {
         self.trust = Trust::Gone;
         self.plane.trust_until(lease_now());
@@ -243,7 +244,7 @@ impl Router {
                 self.publish(Some("the store has not confirmed the lease in time".to_owned()));
             }
             self.reconcile_all();
-            // Ready is who has opened its routes.
+            // A router is ready once it has opened its routes.
             if trust == Trust::Held {
                 self.publish(None);
             }
@@ -276,7 +277,7 @@ impl Router {
     }
 
     fn reconcile_all(&mut self) {
-        // Settings that cannot be read are unchanged settings.
+        // Settings that cannot be read leave the number unchanged.
         self.partitions = self.partitions.max(self.view.partitions());
         self.plane.set_partitions(self.partitions);
         for partition in PartitionId::all(self.partitions) {
@@ -312,7 +313,7 @@ impl Router {
         }
     }
 
-    /// Does everything that is to be done for a partition now.
+    /// Carries out all current steps of a partition.
     pub(super) fn reconcile(&mut self, partition: PartitionId) {
         if partition.get() >= self.partitions {
             return;
@@ -328,7 +329,7 @@ impl Router {
             let me = &self.settings.name;
             match next_step(&self.view, me, partition, self.trust, &stage, backing_off.is_some()) {
                 Some(Step::Stop) => {
-                    // Asked only where it may wait: those whose turn has come keep it.
+                    // Queried only where the stop may wait. Partitions that have their turn keep it.
                     let ready_since = may_stop_later(&self.view, partition, self.trust, &stage);
                     if ready_since.is_some_and(|since| !self.turns.take(partition, since, Instant::now())) {
                         break;
@@ -366,7 +367,7 @@ impl Router {
         self.watch_drain(partition);
     }
 
-    /// Connections to the new owner are made while the old one is drained, not by the requests that wait for them.
+    /// Opens connections to the new owner while the old one drains, so that held requests need not wait for them.
     fn expect_new_owner(&self, partition: PartitionId) {
         let handoff = self.view.handoffs.get(&partition).map(|handoff| &handoff.value);
         let Some((handoff, pod)) = handoff.and_then(|it| Some((it, self.view.live_new_owner(it)?))) else { return };
@@ -375,7 +376,7 @@ impl Router {
         self.plane.expect(&Target { pod: name, incarnation, epoch: handoff.epoch }, pod, without_lease);
     }
 
-    /// Stops partitions that have waited for others.
+    /// Stops partitions whose turn has come.
     fn take_turns(&mut self) {
         while let Some(partition) = self.turns.next(Instant::now()) {
             self.reconcile(partition);
@@ -388,7 +389,7 @@ impl Router {
             return;
         };
         let is_gone = self.view.incarnation_of(&from.pod) != from.incarnation;
-        // A living pod that refused is only given a pause; nothing has to end.
+        // A live pod that refused requests gets a pause; nothing has to be severed.
         if retry_at.is_some() && !is_gone {
             return;
         }

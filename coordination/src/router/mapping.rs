@@ -13,12 +13,12 @@ use super::driver::Router;
 use crate::participant::StoreRetry;
 use crate::store::StoreError;
 
-/// Other routers leave without a change of the settings.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Longest time between two checks. Other routers may leave without a change of the settings.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Router {
-    /// Returns once the settings show this router's own mapping. Until then it is not registered, so that no handoff waits
-    /// for a router that routes nothing. Cancel-safe.
+    /// Returns once the settings contain this router's own mapping. Until then the router is not registered, so that no
+    /// handoff waits for a router that routes nothing. Cancel-safe.
     pub(super) async fn agree_on_mapping(&self) {
         let Some(own) = &self.settings.partitioner else { return };
         let mut back_off = StoreRetry::default();
@@ -38,7 +38,7 @@ impl Router {
         }
     }
 
-    /// Looks once, and waits for a change if there is no agreement yet. `None`: there is.
+    /// Checks the mapping once. Returns `None` if it agrees; otherwise waits for a change and returns the reason.
     async fn try_to_agree(&self, own: &Partitioner) -> Result<Option<String>, StoreError> {
         let config = Keys::One(self.keys.config());
         let snapshot = self.store.snapshot(&config).await?;
@@ -52,7 +52,7 @@ impl Router {
                 if self.store.commit(txn).await?.committed() {
                     info!("the keyspace maps requests to partitions by {own} from now on");
                 }
-                // Written by whomever: the next look shows it.
+                // This router or another one has just written the mapping; the next check sees it.
                 return Ok(Some("the keyspace's settings have just been written".to_owned()));
             }
             Agreement::Replace { standing, txn } => {
@@ -69,13 +69,13 @@ impl Router {
         };
         self.publish(Some(reason.clone()));
         let mut changes = self.store.watch(&config, revision.next()).await?;
-        match timeout(LOOK_AGAIN, changes.next()).await {
+        match timeout(RECHECK_INTERVAL, changes.next()).await {
             Ok(change) => change.map(|_| Some(reason)),
             Err(_) => Ok(Some(reason)),
         }
     }
 
-    /// Whether the settings show another mapping than this router's, or none.
+    /// Returns whether the settings contain another mapping than this router's, or none.
     pub(super) fn maps_otherwise(&self) -> bool {
         self.settings.partitioner.as_ref().is_some_and(|own| !is_shown(&self.view, own))
     }

@@ -1,8 +1,12 @@
-//! The router's side of the protocol as a shell: registers, follows the store, asks [`handoff::router`] what to do with
-//! each partition, and has a [`DataPlane`] do it.
+//! The router's side of the protocol as a shell: it registers, follows the store, calls [`handoff::router`] for each
+//! partition, and makes a [`DataPlane`] carry the steps out.
 //!
-//! One task owns the view, so steps never race; writes to the store run beside it. What must stay true: it registers,
-//! then takes its snapshot, then opens its routes; it fences before it gives its registration up.
+//! One task owns the view, so steps never race. Writes to the store run beside it.
+//!
+//! # Invariants
+//!
+//! * A router registers, then takes its snapshot, then opens its routes.
+//! * It fences before it gives its registration up.
 //!
 //! [`handoff::router`]: segue_protocol::handoff::router
 
@@ -29,72 +33,73 @@ use crate::participant::lease_now;
 use crate::participant::{Claim, register};
 use crate::store::{Store, StoreError};
 
-/// How a partition's cutover went.
+/// The times of a partition's cutover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CutoverTimes {
-    /// How many requests waited.
+    /// Number of requests that waited.
     pub stashed: u64,
-    /// From the stop until nothing was in flight.
+    /// Time from the stop until nothing was in flight.
     pub drain: Duration,
-    /// From the stop until the first request could reach a pod again.
+    /// Time from the stop until the first request could reach a pod again.
     pub pause: Duration,
-    /// From then until the stash was empty and the gate open.
+    /// Time from then until the stash was empty and the gate open.
     pub flush: Duration,
 }
 
-/// What moves requests, told partition by partition what to do.
+/// The part of a router that forwards requests. It is controlled partition by partition.
 pub trait DataPlane: Send + Sync + 'static {
-    /// There are partitions `0..partitions`. Never fewer than before.
+    /// Sets the number of partitions, `0..partitions`. It never decreases.
     fn set_partitions(&self, partitions: u32);
-    /// What it does with a partition, and until when the partition's pod is left alone because it refused.
+    /// Returns the stage of a partition, and until when the partition's pod is left alone because it refused.
     fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>);
-    /// Holds requests from here on.
+    /// Holds requests from now on.
     fn stop(&self, partition: PartitionId, cause: HoldCause);
-    /// What holds a partition back that is stopped already.
+    /// Sets why a stopped partition is held.
     fn name_cause(&self, partition: PartitionId, cause: HoldCause);
-    /// Requests will be sent to this pod soon.
+    /// Announces that requests will soon be sent to this pod.
     fn expect(&self, _target: &Target, _pod: &PodRecord, _without_lease: bool) {}
-    /// Sends requests to this pod, those that were held first. `without_lease`: also when this router's lease may have ended.
+    /// Sends requests to this pod, held ones first. `without_lease` allows that even when this router's lease may have
+    /// ended.
     fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool);
     /// Forgets that the partition's pod refused.
     fn retry_now(&self, partition: PartitionId);
-    /// Ends everything that is in flight; how many exchanges that were.
+    /// Ends everything that is in flight. Returns the number of severed exchanges.
     fn sever(&self, partition: PartitionId) -> u64;
-    /// The router's lease may be trusted until then, on the clock of [`lease_now`].
+    /// Sets until when the router's lease may be trusted, on the clock of [`lease_now`].
     fn trust_until(&self, until: Instant);
-    /// How the last cutover went, if one has ended since this was asked last.
+    /// Returns the times of the last cutover, if one has ended since the last call.
     fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes>;
 }
 
-/// How a router takes part.
+/// The settings of a router's side of the protocol.
 #[derive(Debug, Clone)]
 pub struct RouterSettings {
-    /// Its name, unique in the keyspace.
+    /// The router's name, unique in the keyspace.
     pub name: String,
-    /// How long its registration outlives it.
+    /// How long the registration outlives the router.
     pub lease_ttl: Duration,
-    /// What it does when the store is lost.
+    /// The policy for a lost store.
     pub on_store_loss: OnStoreLoss,
-    /// How long a drain may last, and what it does then.
+    /// The limit of a drain, and the policy when it is reached.
     pub drain: DrainSettings,
-    /// Where its admin endpoint is reached: `host:port`.
+    /// The address of the admin endpoint: `host:port`.
     pub admin: Option<String>,
-    /// How it maps requests to partitions. `None`: whatever is in front of it does.
+    /// How the router maps requests to partitions. `None` if something in front of it does.
     pub partitioner: Option<Partitioner>,
-    /// How long a pod's answer may take to begin.
+    /// How long a pod's response may take to begin.
     pub request_timeout: Duration,
 }
 
 /// How long requests in flight may delay a cutover.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainSettings {
-    /// How long a router waits for what is in flight to the old owner; below the coordinator's `phase_timeout`.
+    /// How long a router waits for requests in flight to the old owner. Below the coordinator's `phase_timeout`.
     pub timeout: Duration,
-    /// What it does then.
+    /// The policy after that.
     pub on_timeout: OnDrainTimeout,
 }
 
-/// The defaults of the file.
+/// The defaults of the configuration file.
 impl Default for DrainSettings {
     fn default() -> Self {
         DrainSettings { timeout: Duration::from_secs(20), on_timeout: OnDrainTimeout::default() }
@@ -104,26 +109,26 @@ impl Default for DrainSettings {
 /// A cutover that has ended, for status and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cutover {
-    /// Which partition.
+    /// The partition.
     pub partition: PartitionId,
-    /// Where it leads now.
+    /// The new destination of its requests.
     pub target: Target,
-    /// How it went.
+    /// The times of the cutover.
     pub times: CutoverTimes,
-    /// How many exchanges were severed for it.
+    /// Number of exchanges severed for it.
     pub severed: u64,
 }
 
-/// What others may know about a running router.
+/// The public state of a running router.
 #[derive(Debug, Clone)]
 pub struct RouterStatus {
-    /// It is registered, has seen the store and may trust its lease; else why not.
+    /// Why the router is not ready. `None` if it is registered, has seen the store and may trust its lease.
     pub not_ready: Option<String>,
-    /// Its incarnation; 0 before it is registered.
+    /// The router's incarnation; 0 before it is registered.
     pub incarnation: Incarnation,
-    /// Until when it may trust its lease, on the clock of [`lease_now`].
+    /// Until when the router may trust its lease, on the clock of [`lease_now`].
     pub trusted_until: Option<Instant>,
-    /// How often it had to take the state anew, by cause.
+    /// Number of times that the watch of the store was lost.
     pub resyncs: u64,
 }
 
@@ -138,23 +143,23 @@ impl Default for RouterStatus {
     }
 }
 
-/// Observes what a router does.
+/// An observer of a router.
 pub trait RouterObserver: Send + Sync + 'static {
-    /// A partition's requests flow again after a stop.
+    /// A partition resumed after a stop.
     fn cutover(&self, cutover: &Cutover);
-    /// The store was lost from sight.
+    /// The watch of the store was lost.
     fn resync(&self, cause: &StoreError);
 }
 
-/// What a router is joined to within its process.
+/// The connections of a router's control side within its process.
 pub struct RouterPorts {
-    /// What moves its requests.
+    /// The data plane.
     pub plane: Arc<dyn DataPlane>,
-    /// Partitions in which the data plane saw something happen.
+    /// Partitions in which the data plane has seen an event.
     pub notices: mpsc::UnboundedReceiver<PartitionId>,
-    /// Who is told what it does.
+    /// The observer.
     pub observer: Arc<dyn RouterObserver>,
-    /// Where it says how it is.
+    /// The channel of the router's state.
     pub status: watch::Sender<RouterStatus>,
 }
 
@@ -164,7 +169,8 @@ impl std::fmt::Debug for RouterPorts {
     }
 }
 
-/// Runs a router's side of the protocol until `shutdown`, then deregisters. Requests must not flow any more by then.
+/// Runs a router's side of the protocol until `shutdown`, then deregisters. By then the router must have stopped
+/// forwarding.
 pub async fn run_router(
     store: Arc<dyn Store>,
     keys: Keyspace,
@@ -182,7 +188,7 @@ pub async fn run_router(
             register(&router.store, &claim, |_| router.record()).await
         };
         let registration = tokio::select! {
-            // First, so that one who is registered at the very moment of the shutdown deregisters.
+            // Registration comes first, so that a router registered at the moment of the shutdown deregisters.
             biased;
             registration = registered => registration,
             () = shutdown.cancelled() => return,
@@ -196,7 +202,7 @@ pub async fn run_router(
                 return;
             }
             End::RegistrationGone => {
-                // Fenced already. The old key is gone or ends by itself: this process lets its lease go.
+                // The router has fenced. The old key is gone or expires: this process drops its lease.
                 router.publish(Some("registration lost; registering again".to_owned()));
                 let _ = registration.withdraw().await;
             }

@@ -1,9 +1,12 @@
-//! Whose turn it is to be stopped, when many partitions are handed over at once.
+//! Limits how many partitions a router stops at the same time.
 //!
-//! A pause lasts as long as the store takes for what is written in it, and that grows with how much is written at once. So
-//! a router stops a few partitions at a time, in the order in which their new owners got ready, which is the same for all
-//! routers; the others are served by their old owners meanwhile. What must stay true: one whose handoff does not come to
-//! its end keeps its place from the others only for a moment.
+//! A pause lasts as long as the store takes for the writes within it, and that grows with the number of concurrent
+//! writes. A router therefore stops a few partitions at a time, in the order in which their new owners became ready,
+//! which is the same for all routers. Meanwhile the old owners serve the other partitions.
+//!
+//! # Invariants
+//!
+//! * A partition whose handoff does not complete blocks the others only for a moment.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -11,13 +14,13 @@ use std::time::Duration;
 use segue_protocol::ids::{PartitionId, Revision};
 use tokio::time::Instant;
 
-/// How many are stopped at a time. More make the pauses longer and the whole hardly shorter.
-const PLACES: usize = 2;
-/// How long a partition that is stopped has a place. With [`PLACES`] it bounds from below how many are stopped in a second,
-/// however long the drains: 250, which is 1,024 in 4 s.
-const AT_MOST: Duration = Duration::from_millis(8);
+/// Most partitions stopped at a time. More make the pauses longer and the total hardly shorter.
+const MAX_STOPPED: usize = 2;
+/// How long a stopped partition occupies its place. With [`MAX_STOPPED`] it guarantees at least 250 stops in a second,
+/// however long the drains: 1,024 in 4 s.
+const MAX_STOP_TIME: Duration = Duration::from_millis(8);
 
-/// Who is stopped, and who waits.
+/// The stopped partitions, and those that wait.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     taken: HashMap<PartitionId, Instant>,
@@ -25,7 +28,8 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Whether this partition, which could be stopped since then, may be stopped now. If not, it waits.
+    /// Returns whether this partition, whose stop has been due since `since`, may be stopped now. Otherwise it is
+    /// queued.
     pub(super) fn take(&mut self, partition: PartitionId, since: Revision, now: Instant) -> bool {
         let is_next = self.waiting.first().is_none_or(|first| (since, partition) <= *first);
         let may = self.taken.contains_key(&partition) || (is_next && self.has_place(now));
@@ -38,12 +42,12 @@ impl Turns {
         may
     }
 
-    /// The partition's requests flow again.
+    /// Records that the partition's requests pass again.
     pub(super) fn over(&mut self, partition: PartitionId) {
         self.taken.remove(&partition);
     }
 
-    /// Who has waited and has a place now. It waits no longer.
+    /// Takes the next queued partition that may be stopped now.
     pub(super) fn next(&mut self, now: Instant) -> Option<PartitionId> {
         if self.waiting.is_empty() || !self.has_place(now) {
             return None;
@@ -51,17 +55,17 @@ impl Turns {
         self.waiting.pop_first().map(|(_, partition)| partition)
     }
 
-    /// When there is a place at the latest, if somebody waits for one.
+    /// Returns when a place becomes free at the latest, if a partition waits for one.
     pub(super) fn due(&self) -> Option<Instant> {
-        let last = || self.taken.values().min().map(|since| *since + AT_MOST);
+        let last = || self.taken.values().min().map(|since| *since + MAX_STOP_TIME);
         if self.waiting.is_empty() { None } else { last() }
     }
 
     fn has_place(&mut self, now: Instant) -> bool {
-        if self.taken.len() >= PLACES {
-            self.taken.retain(|_, since| now < *since + AT_MOST);
+        if self.taken.len() >= MAX_STOPPED {
+            self.taken.retain(|_, since| now < *since + MAX_STOP_TIME);
         }
-        self.taken.len() < PLACES
+        self.taken.len() < MAX_STOPPED
     }
 }
 
@@ -79,7 +83,7 @@ mod tests {
     #[test]
     fn partitions_take_their_turns_in_the_order_in_which_they_got_ready() {
         let (mut turns, now) = (Turns::default(), Instant::now());
-        let (few, many) = (PLACES as u32, PLACES as u32 + 3);
+        let (few, many) = (MAX_STOPPED as u32, MAX_STOPPED as u32 + 3);
         assert!(PartitionId::all(few).all(|partition| turns.take(partition, since(100), now)));
         assert!((few..many).rev().all(|partition| !turns.take(
             PartitionId::new(partition),
@@ -99,11 +103,11 @@ mod tests {
     #[test]
     fn a_partition_that_stays_stopped_keeps_nobody_waiting_for_long() {
         let (mut turns, now) = (Turns::default(), Instant::now());
-        assert!(PartitionId::all(PLACES as u32).all(|partition| turns.take(partition, since(100), now)));
+        assert!(PartitionId::all(MAX_STOPPED as u32).all(|partition| turns.take(partition, since(100), now)));
         assert!(!turns.take(P77, since(200), now));
-        assert_eq!(turns.due(), Some(now + AT_MOST));
-        assert_eq!(turns.next(now + AT_MOST), Some(P77));
-        assert!(turns.take(P77, since(200), now + AT_MOST));
+        assert_eq!(turns.due(), Some(now + MAX_STOP_TIME));
+        assert_eq!(turns.next(now + MAX_STOP_TIME), Some(P77));
+        assert!(turns.take(P77, since(200), now + MAX_STOP_TIME));
         assert_eq!(turns.due(), None, "nobody waits");
     }
 }

@@ -1,11 +1,14 @@
-//! When a handoff's phase moves on, and the transaction that moves it.
+//! Decides when a handoff's phase moves on, and builds the transaction that moves it.
 //!
-//! Pure, and the same for everyone: the coordinator's loop, and the router or pod whose ack is the last one needed (the
-//! *fast commit*). All safety is in the transaction's guards, so it does not matter who commits it or how stale the
-//! view was: a router that registered since, a record that changed, an owner that came back make it fail. One condition
-//! is in no guard: a dead old owner's bound on its work ([`pending_bound`]). Whoever commits such a move has seen the
-//! owner's key gone for that long ([`advance_past_bound`]).
-//! Not here: timeouts and cancels ([`planning`](crate::planning)).
+//! Pure. The coordinator's loop calls it, and so does the router or pod that writes the last ack needed (the *fast
+//! commit*). Not here: timeouts and cancels ([`planning`](crate::planning)).
+//!
+//! # Invariants
+//!
+//! * The transaction's guards carry all of its safety: any participant may commit it, from a view of any age. It fails
+//!   if a router has registered since, if a record has changed, or if the old owner has come back.
+//! * One condition is in no guard: a dead old owner's bound on its work ([`pending_bound`]). A participant that commits
+//!   such a move has seen the owner's key gone for that long ([`advance_past_bound`]).
 
 use std::time::Duration;
 
@@ -16,10 +19,10 @@ use crate::records::{
 use crate::txn::{Compare, Field, Keys, Op, Relation, Txn};
 use crate::view::{PodLife, Stamped, View};
 
-/// Most acks that a transaction assumes to stand without having seen them; etcd takes 128 guards in one.
-const MOST_ASSUMED: usize = 32;
+/// Most acks that a transaction presumes without having seen them. etcd accepts 128 guards in one transaction.
+const MAX_ASSUMED_ACKS: usize = 32;
 
-/// Someone that a handoff waits for before its phase can move on.
+/// A participant, or a key, that a handoff waits for before its phase can move on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Waiting {
     /// The new owner is copying state.
@@ -28,24 +31,24 @@ pub enum Waiting {
     RouterDrained(String),
     /// The router could not drain and asks for a cancel.
     RouterGaveUp(String),
-    /// The old owner has not ended what it works on.
+    /// The old owner has not finished its work.
     PodDrained(String),
     /// The new owner has not read the tail.
     PodSynced(String),
     /// The router has not switched and flushed.
     RouterCutover(String),
-    /// The old owner has not let go of its state.
+    /// The old owner has not released its state.
     PodReleased(String),
-    /// The new owner is dead; the coordinator has to cancel or begin anew.
+    /// The new owner is dead; the coordinator has to cancel the handoff or plan another.
     NewOwner(String),
-    /// The old owner is dead, and what it was working on has a bound that has not passed yet.
+    /// The old owner is dead, and the bound on its work has not passed yet.
     WorkEnds(String),
-    /// This key cannot be read, or stands without its lease.
+    /// This key cannot be read, or exists without its lease.
     Repair(String),
 }
 
 impl Waiting {
-    /// The kind and the name of the participant, or of the key that has to be repaired.
+    /// Returns the kind and the name of the participant, or of the key that has to be repaired.
     pub fn party(&self) -> (&'static str, &str) {
         match self {
             Waiting::RouterDrained(name) | Waiting::RouterGaveUp(name) | Waiting::RouterCutover(name) => {
@@ -90,29 +93,30 @@ pub enum Ack {
     Pod(PodAck),
 }
 
-/// A move of a handoff's phase.
+/// A transition of a handoff to its next phase.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advance {
-    /// The phase that it ends.
+    /// The phase that ends.
     pub from: Phase,
-    /// The phase that it begins; `None` deletes the record: the handoff is over.
+    /// The phase that begins. `None` deletes the record: the handoff is over.
     pub to: Option<Phase>,
-    /// The move. Its guards carry all of its safety.
+    /// The transaction. Its guards carry all of its safety.
     pub txn: Txn,
 }
 
-/// Who the partition's handoff is waiting for. Empty: the phase can move on, or there is no handoff.
+/// Returns what the partition's handoff is waiting for. The list is empty when the phase can move on, and when there is
+/// no handoff.
 pub fn waiting_for(view: &View, partition: PartitionId) -> Vec<Waiting> {
     view.handoffs.get(&partition).map_or_else(Vec::new, |handoff| waiting(view, handoff, None, false))
 }
 
-/// The next move of the partition's handoff, if nothing is being waited for. `now` is written for people.
+/// Returns the next transition of the partition's handoff, unless the handoff still waits. `now` is informational.
 pub fn advance(view: &View, partition: PartitionId, now: u64) -> Option<Advance> {
     let handoff = view.handoffs.get(&partition)?;
     if waiting(view, handoff, None, false).is_empty() { moved(view, handoff, now) } else { None }
 }
 
-/// As [`advance`], for a committer that has itself seen the key of the dead old owner's incarnation gone for its
+/// Like [`advance`], for a caller that has itself seen the key of the dead old owner's incarnation gone for its
 /// [`pending_bound`]. In `Syncing` it first marks the record, so that the new owner begins to read the tail.
 pub fn advance_past_bound(view: &View, partition: PartitionId, now: u64) -> Option<Advance> {
     let handoff = view.handoffs.get(&partition)?;
@@ -132,20 +136,21 @@ pub fn advance_past_bound(view: &View, partition: PartitionId, now: u64) -> Opti
     }
 }
 
-/// The bound that the partition's handoff has to wait out before it leaves its phase: its old owner died without saying
-/// that it had ended, and had one.
+/// Returns the bound that the partition's handoff has to wait out before it leaves its phase. There is one if the old
+/// owner had a bound on its work and died without acknowledging that the work had ended.
 pub fn pending_bound(view: &View, partition: PartitionId) -> Option<Duration> {
     pending(view, view.handoffs.get(&partition)?)
 }
 
-/// The transaction that writes `ack`, and with it the move that it was the last to be waited for.
+/// Returns the transaction that writes `ack`, together with the transition that the ack completes.
 ///
-/// Routers acknowledge at about the same time, so the view often lacks acks of the others that the store has by the time
-/// that this one arrives there. The move is therefore also tried if nothing but such acks is missing, on condition that
-/// they stand then; the last of acks that cross carries it.
+/// Routers acknowledge at about the same time, so the view often lacks acks that the store has by the time this one
+/// arrives. The transition is therefore also attempted when only acks of routers are missing, guarded by their
+/// presence. The last of several concurrent acks carries it.
 ///
-/// `writer` is the key of the acknowledging participant's registration, `incarnation` its `create_revision`: one whose
-/// registration is gone cannot acknowledge. The ack also requires the very record that it is for.
+/// `writer` is the key of the acknowledging participant's registration, and `incarnation` its `create_revision`. A
+/// participant whose registration is gone cannot acknowledge. The ack also requires the very handoff record that it is
+/// for.
 pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Incarnation, now: u64) -> Txn {
     let keys = view.keys();
     let (partition, handoff, key, value) = match ack {
@@ -181,7 +186,8 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Incarnat
     }
 }
 
-/// Guards that hold once all that is waited for has been said, if it is only acks of routers.
+/// Returns guards that hold once everything in `waits` has been acknowledged. `None` if anything but acks of routers is
+/// missing, or more of them than a transaction may presume.
 fn stand(view: &View, handoff: &Stamped<Handoff>, waits: &[Waiting]) -> Option<Vec<Compare>> {
     let (keys, partition, id) = (view.keys(), handoff.value.partition, handoff.id());
     let mut guards = Vec::new();
@@ -197,23 +203,23 @@ fn stand(view: &View, handoff: &Stamped<Handoff>, waits: &[Waiting]) -> Option<V
         };
         let from = starts.into_bytes();
         let mut to = from.clone();
-        // The next string of bytes of that length: the last one is a comma.
+        // The upper bound is the next byte string of that length: the last byte is a comma.
         *to.last_mut()? += 1;
         for (relation, bound) in [(Relation::Greater, from), (Relation::Less, to)] {
             guards.push(Compare { keys: Keys::One(key.clone()), field: Field::Value(bound), relation });
         }
     }
-    (waits.len() <= MOST_ASSUMED).then_some(guards)
+    (waits.len() <= MAX_ASSUMED_ACKS).then_some(guards)
 }
 
-/// The writes that end a handoff: its record and all acks, at once.
+/// Returns the writes that end a handoff: they delete its record and all of its acks together.
 pub(crate) fn delete_handoff(view: &View, partition: PartitionId) -> Vec<Op> {
     let record = Op::Delete(Keys::One(view.keys().handoff(partition)));
     let acks = view.keys().acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
     std::iter::once(record).chain(acks).collect()
 }
 
-/// The next move of a handoff that waits for nobody any more.
+/// Returns the next transition of a handoff that waits for nothing.
 fn moved(view: &View, handoff: &Stamped<Handoff>, now: u64) -> Option<Advance> {
     let record = &handoff.value;
     if view.is_malformed(record.partition) {
@@ -251,20 +257,21 @@ fn moved(view: &View, handoff: &Stamped<Handoff>, now: u64) -> Option<Advance> {
     Some(Advance { from: record.phase, to: Some(to), txn: Txn { when, then, otherwise: None } })
 }
 
-/// The guards of every move: the record, the routers and the old owner are as the view has them.
+/// Returns the guards of every transition: the record, the routers and the old owner are as the view has them.
 fn unchanged(view: &View, handoff: &Stamped<Handoff>) -> Vec<Compare> {
     let (keys, record) = (view.keys(), &handoff.value);
     let mut when = vec![Compare::unchanged_since(keys.handoff(record.partition), handoff.mod_revision)];
-    // A router that registered since this view has acknowledged nothing; one that left is not waited for.
+    // A router that registered after this view has acknowledged nothing. A router that left is not waited for.
     when.push(Compare::none_created_after(keys.routers(), view.revision));
     if let Some(old) = &record.old_owner {
-        // Whether the old owner lives, and what it says of itself, decides whether its `drained` or `released` is waited for.
+        // The old owner's registration decides whether its `drained` or `released` is waited for.
         when.push(Compare::unchanged_since(keys.pod(old), view.pod_revision(old)));
     }
     when
 }
 
-/// The change of owner, and the guard that the assignment is still the one that was seen. A first placement replaces none.
+/// Returns the write that changes the owner, and the guard that the assignment is still the one that the view shows. A
+/// first placement requires that there is no assignment.
 pub(crate) fn flip(view: &View, handoff: &Handoff) -> (Compare, Op) {
     let key = view.keys().assignment(handoff.partition);
     let seen = match &handoff.old_owner {
@@ -278,23 +285,23 @@ pub(crate) fn flip(view: &View, handoff: &Handoff) -> (Compare, Op) {
     (Compare::unchanged_since(key.clone(), seen), Op::Put { key, value: encode(&assignment), lease: None })
 }
 
-/// Whether `Syncing` has anything to wait for.
+/// Returns whether `Syncing` has anything to wait for.
 fn needs_syncing(view: &View, handoff: &Handoff) -> bool {
     old_confirms(view, handoff) || new_syncs(view, handoff)
 }
 
-/// Whether the old owner lives and can say that it has ended.
+/// Returns whether the old owner lives and can acknowledge that its work has ended.
 pub(crate) fn old_confirms(view: &View, handoff: &Handoff) -> bool {
     view.live_old_owner(handoff).is_some_and(|pod| pod.capabilities.drained)
 }
 
-/// Whether the new owner reads the tail before it gets the partition.
+/// Returns whether the new owner reads the tail before it gets the partition.
 fn new_syncs(view: &View, handoff: &Handoff) -> bool {
     view.live_new_owner(handoff).is_some_and(|pod| pod.capabilities.sync)
 }
 
-/// The keys of a handoff's parties that cannot be read, or that stand without their lease: as long as there is one, the
-/// handoff stays in its phase.
+/// Returns the keys of the handoff's parties that cannot be read, or that exist without their lease. The handoff stays
+/// in its phase while there is one.
 pub(crate) fn in_need_of_repair(view: &View, handoff: &Handoff) -> Vec<String> {
     let keys = view.keys();
     let is_broken = |pod: &str, life| matches!(view.life(pod, life), PodLife::Leaseless(_) | PodLife::Unreadable);
@@ -315,12 +322,13 @@ fn pending(view: &View, handoff: &Stamped<Handoff>) -> Option<Duration> {
     let assignment = &view.assignments.get(&record.partition)?.value;
     let is_owner = assignment.owner == old && assignment.incarnation == record.old_incarnation;
     let bound = assignment.work_ends_within_ms.filter(|_| is_owner)?;
-    // Its own word is worth more than its bound.
+    // The owner's own ack makes the bound unnecessary.
     let said = view.pod_ack(record.partition, old, PodAckKind::Drained, handoff.id());
     said.is_none().then_some(Duration::from_millis(bound))
 }
 
-/// `past_bound`: a dead old owner's bound has been waited out.
+/// Returns what the handoff waits for, as if `plus` were written. `past_bound` states that the bound of a dead old
+/// owner has passed.
 fn waiting(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>, past_bound: bool) -> Vec<Waiting> {
     let (id, record) = (handoff.id(), &handoff.value);
     let new_owner_is_dead = view.life(&record.new_owner, record.new_incarnation) == PodLife::Over;

@@ -1,8 +1,12 @@
-//! What a pod must do with a partition, and which epoch it may accept requests of.
+//! Decides what a pod must do with a partition, and which epoch's requests it may accept.
 //!
 //! Pure and level-triggered, like [`router`](super::router): a shell compares the [`Duty`] with what it is doing and
-//! makes the two agree. Promise: at any revision at most one pod is told to serve a partition, and an old owner is told
-//! to refuse before a new one is told to serve.
+//! makes the two agree.
+//!
+//! # Invariants
+//!
+//! * At any revision at most one pod is told to serve a partition.
+//! * An old owner is told to refuse before a new one is told to serve.
 
 use super::advance::{in_need_of_repair, old_confirms, pending_bound};
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId};
@@ -10,10 +14,10 @@ use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::txn::{Compare, Op, Txn};
 use crate::view::{PodLife, View};
 
-/// What a pod has to do with a partition now.
+/// A pod's current task for a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Duty {
-    /// Nothing: it neither owns the partition nor is it to get it. State that it holds can go.
+    /// Nothing: the pod does not own the partition and is not about to. State that it still has can be released.
     Idle,
     /// Copy the state, then move the handoff to `Ready` ([`warmed`]).
     Warm {
@@ -22,14 +26,14 @@ pub enum Duty {
         /// The epoch that the pod will have.
         epoch: Epoch,
     },
-    /// Keep what was copied; others are at work.
+    /// Keep the copied state; other participants are at work.
     Stand {
         /// The handoff.
         handoff: HandoffId,
         /// The epoch that the pod will have.
         epoch: Epoch,
     },
-    /// The log is at rest: read what is missing, then say `synced`.
+    /// The log is at rest: read what is missing, then acknowledge `synced`.
     Sync {
         /// The handoff.
         handoff: HandoffId,
@@ -41,21 +45,21 @@ pub enum Duty {
         /// The epoch.
         epoch: Epoch,
     },
-    /// Refuse new requests, let what goes on end, then say `drained`.
+    /// Refuse new requests, let those in flight end, then acknowledge `drained`.
     Drain {
         /// The handoff.
         handoff: HandoffId,
         /// The epoch that ends.
         epoch: Epoch,
     },
-    /// Let go of the state, then say `released`.
+    /// Release the state, then acknowledge `released`.
     Release {
         /// The handoff.
         handoff: HandoffId,
     },
 }
 
-/// What the pod `me`, in the life `incarnation`, has to do with a partition.
+/// Returns the duty of the pod `me`, in the life `incarnation`, for a partition.
 pub fn duty(view: &View, me: &str, incarnation: Incarnation, partition: PartitionId) -> Duty {
     let Some(record) = view.live_pod(me, incarnation) else {
         return Duty::Idle;
@@ -78,7 +82,8 @@ pub fn duty(view: &View, me: &str, incarnation: Incarnation, partition: Partitio
     let said = |kind| view.pod_ack(partition, me, kind, handoff).is_some();
     match (value.phase, value.mode) {
         (Phase::Warming, _) if is_new => Duty::Warm { handoff, epoch },
-        // It reads the tail itself before its first request; no such move is planned to a pod that reads it when told.
+        // The pod reads the tail itself before its first request. Planning creates no such move to a pod with the
+        // capability `sync`.
         (Phase::Ready, Mode::Independent) if is_new && value.old_owner.is_some() => Duty::Serve { epoch },
         (Phase::Syncing, _) if is_new => {
             let due = record.capabilities.sync && !said(PodAckKind::Synced) && log_at_rest(view, value, handoff);
@@ -97,8 +102,8 @@ pub fn duty(view: &View, me: &str, incarnation: Incarnation, partition: Partitio
     }
 }
 
-/// The transaction by which a new owner says that it is warm: `Warming` → `Ready`. `None` if there is no such handoff, or
-/// one of its parties cannot be read.
+/// Returns the transaction by which a new owner reports that it is warm: `Warming` → `Ready`. `None` if there is no
+/// such handoff, or if one of its parties cannot be read.
 pub fn warmed(
     view: &View,
     me: &str,
@@ -118,14 +123,15 @@ pub fn warmed(
         Compare::created_at(view.keys().pod(me), incarnation.revision()),
     ];
     if record.value.mode == Mode::Independent && record.value.old_owner.is_some() {
-        // It would still send to the old owner after the first one has switched. The coordinator cancels such a move.
+        // A router that registers later would still send to the old owner after the first router has switched. The
+        // coordinator cancels such a move.
         when.push(Compare::none_created_after(view.keys().routers(), handoff.revision()));
     }
     Some(Txn { when, then: vec![Op::Put { key, value: crate::records::encode(&ready), lease: None }], otherwise: None })
 }
 
-/// Whether nobody appends to the partition's log any more: the old owner has said so, cannot say, or is dead and has
-/// nothing left to work on.
+/// Returns whether the partition's log is at rest: the old owner has acknowledged, cannot acknowledge, or is dead and
+/// has no work left.
 fn log_at_rest(view: &View, handoff: &Handoff, id: HandoffId) -> bool {
     let Some(old) = handoff.old_owner.as_deref() else {
         return true;

@@ -1,40 +1,44 @@
-//! What a pod does next about a partition, given its duty and what it has done already.
+//! Decides what a pod does next for a partition, given its duty and what it has already done.
 //!
-//! Pure and level-triggered: the shell asks after every change of the view and after everything that it has done, carries
-//! the answer out and asks again. What must stay true: an epoch is accepted only while the state of that very epoch is
-//! here, warmed and with its tail read; state is let go once, before other state of the partition is taken; a word is
-//! given only after what it says has been done for that very handoff.
+//! Pure and level-triggered: the shell calls [`next`] after every change of the view and after everything it has done,
+//! carries the result out and calls again.
+//!
+//! # Invariants
+//!
+//! * An epoch is accepted only while the state of that very epoch is here, warmed and with its tail read.
+//! * State is released once, before other state of the partition is loaded.
+//! * An ack is written only after its statement has become true for that very handoff.
 
 use super::pod::Duty;
 use crate::ids::{Epoch, HandoffId};
 use crate::records::PodAckKind;
 
-/// What this process has done about a partition.
+/// What this process has done for a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Done {
-    /// The state that is here.
+    /// The state that this process has.
     pub held: Option<Held>,
-    /// Everything of the partition has ended for this handoff.
+    /// The handoff for which all work on the partition has ended.
     pub drained: Option<HandoffId>,
 }
 
-/// State of a partition.
+/// The state of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Held {
-    /// The handoff by which it came; 0 if it came by none.
+    /// The handoff that brought the state; 0 if none did.
     pub handoff: HandoffId,
-    /// The epoch that it is for.
+    /// The epoch that the state is for.
     pub epoch: Epoch,
-    /// Whether an old owner may have written more after it was warmed.
+    /// An old owner may have written more after the state was warmed.
     pub has_tail: bool,
-    /// How far it is.
+    /// How complete the state is.
     pub stage: Stage,
 }
 
-/// How far state is.
+/// How complete a partition's state is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Being copied, or half copied.
+    /// Being copied, or partly copied.
     Warming,
     /// Copied.
     Warm,
@@ -47,11 +51,11 @@ pub enum Stage {
 /// A callback of the service to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Task {
-    /// Which one.
+    /// Which callback.
     pub callback: Callback,
-    /// The handoff that it is about; 0 if the state came by none.
+    /// The handoff that the callback is about; 0 if no handoff brought the state.
     pub handoff: HandoffId,
-    /// The epoch that it is about.
+    /// The epoch that the callback is about.
     pub epoch: Epoch,
 }
 
@@ -62,14 +66,14 @@ pub enum Callback {
     Warm,
     /// Read the tail of the log.
     Sync,
-    /// Once nothing is in flight.
+    /// Drain the partition. Runs once nothing is in flight.
     Drain,
-    /// Once nothing is in flight.
+    /// Release the state. Runs once nothing is in flight.
     Release,
 }
 
 impl Callback {
-    /// The callback as logs name it.
+    /// Returns the callback's name in logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Callback::Warm => "warm",
@@ -80,7 +84,7 @@ impl Callback {
     }
 }
 
-/// What a pod says about a handoff.
+/// A pod's statement about a handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Word {
     /// The state is warm: `Warming` → `Ready`.
@@ -94,7 +98,7 @@ pub enum Word {
 }
 
 impl Word {
-    /// The ack that says it; `None`: it is said by moving the phase on.
+    /// Returns the ack that carries the statement. `None` for the one that is made by moving the phase on.
     pub fn ack(self) -> Option<PodAckKind> {
         match self {
             Word::Ready => None,
@@ -105,26 +109,26 @@ impl Word {
     }
 }
 
-/// Something to do.
+/// One action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Act {
     /// Run a callback.
     Run(Task),
-    /// Write this word about this handoff.
+    /// Write this statement about this handoff.
     Say(Word, HandoffId),
 }
 
-/// What is to be done now; the first before the second.
+/// What a pod does now: `accept` first, then `act`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Next {
     /// Accept this epoch and no other.
     pub accept: Option<Epoch>,
-    /// Do this unless it is being done, and stop what else is being done.
+    /// Do this unless it is already being done, and stop anything else that is being done.
     pub act: Option<Act>,
 }
 
 impl Done {
-    /// A callback begins. `has_tail`: it belongs to a handoff from an old owner.
+    /// Records the start of a callback. `has_tail` states that the callback belongs to a handoff from an old owner.
     pub fn begin(&mut self, task: Task, has_tail: bool) {
         let Task { callback, handoff, epoch } = task;
         match callback {
@@ -136,13 +140,13 @@ impl Done {
                     stage: Stage::Warming,
                 });
             }
-            // From here on it may be half gone.
+            // From here on the state may be partly gone.
             Callback::Release => self.leave(),
             _ => {}
         }
     }
 
-    /// A callback has succeeded.
+    /// Records the success of a callback.
     pub fn end(&mut self, task: Task) {
         let held = self.held.as_mut().filter(|held| held.stage != Stage::Left);
         match (task.callback, held) {
@@ -154,12 +158,12 @@ impl Done {
         }
     }
 
-    /// The partition is accepted again: what had ended may begin anew.
+    /// Records that the partition is accepted again: work that had ended may begin anew.
     pub fn reopen(&mut self) {
         self.drained = None;
     }
 
-    /// The ownership that the state was for is lost.
+    /// Records that the ownership the state was for is lost.
     pub fn leave(&mut self) {
         self.drained = None;
         if let Some(held) = &mut self.held {
@@ -168,7 +172,7 @@ impl Done {
     }
 }
 
-/// What there is to do. `syncs`: the pod has the capability `sync`.
+/// Returns what to do now. `syncs` states that the pod has the capability `sync`.
 pub fn next(duty: Duty, done: &Done, syncs: bool) -> Next {
     let act = match duty {
         Duty::Idle => release(done).map(Act::Run),
@@ -200,8 +204,8 @@ fn release(done: &Done) -> Option<Task> {
     Some(Task { callback: Callback::Release, handoff, epoch })
 }
 
-/// What is missing until the state of this epoch is here. Without a `handoff` any will do, and if no state came by one
-/// the assignment was made by hand: it is warmed then.
+/// Returns the callback that is missing until the state of this epoch is here. Without a `handoff` the state of any
+/// handoff will do. If there is none at all, the assignment was written by hand and the state is warmed.
 fn have(done: &Done, handoff: Option<HandoffId>, epoch: Epoch, synced: bool) -> Option<Task> {
     let warm = |handoff| Some(Task { callback: Callback::Warm, handoff, epoch });
     let Some(held) = done.held else {

@@ -1,11 +1,14 @@
-//! What a router must do with a partition, given what it sees and what it is doing with it.
+//! Decides what a router must do with a partition, given its view and the partition's stage.
 //!
-//! Pure. A shell asks [`next_step`] after every change of the view or of the partition's stage, carries out the answer
-//! and asks again until there is none. Level-triggered: the answer depends on no event, so a router that starts, that
-//! missed events or that comes back from a lost store derives the same steps.
-//! Promise: a request goes to a pod only under the owner and epoch that the view names, and never to an old owner once
-//! its handoff is in `Ready` and this router has stopped ([`may_stop_later`]).
-//! Elsewhere: gate and stash (`segue-proxy`), who is waited for ([`advance`](super::advance)).
+//! Pure. A shell calls [`next_step`] after every change of the view or of the partition's stage, carries the step out
+//! and calls again until there is none. The decision is level-triggered: a router that starts, that missed events or
+//! that comes back from a lost store derives the same steps. Elsewhere: gate and stash (`segue-proxy`), what is waited
+//! for ([`advance`](super::advance)).
+//!
+//! # Invariants
+//!
+//! * A request goes to a pod only under the owner and epoch that the view names.
+//! * No request goes to an old owner once its handoff is in `Ready` and this router has stopped ([`may_stop_later`]).
 
 use std::time::Duration;
 
@@ -13,12 +16,12 @@ use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use crate::records::{Capabilities, Handoff, Mode, Phase};
 use crate::view::View;
 
-/// Where a partition's requests go: this life of a pod, under this epoch.
+/// The destination of a partition's requests: this life of a pod, under this epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Target {
     /// The pod's name.
     pub pod: String,
-    /// Which life of it.
+    /// The life of the pod.
     pub incarnation: Incarnation,
     /// The epoch that requests are stamped with.
     pub epoch: Epoch,
@@ -27,41 +30,41 @@ pub struct Target {
 /// Why a partition's requests are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HoldCause {
-    /// Nobody alive owns it.
+    /// No live pod owns the partition.
     NoOwner,
-    /// It is being handed over.
+    /// The partition is moving to another pod.
     Handoff,
     /// This router may not trust its lease.
     Fenced,
 }
 
-/// Where the view says that a partition's requests go.
+/// The route of a partition's requests, as the view has it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Route {
     /// To this pod.
     To(Target),
-    /// Nowhere for now.
+    /// Nowhere: requests are held.
     Hold(HoldCause),
 }
 
-/// What the operator wants when the store is lost (`on_store_loss`).
+/// The operator's choice for a lost store (`on_store_loss`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnStoreLoss {
-    /// Serve owners that have both `fence` and `drained`, fence for the others.
+    /// Serve owners that have both `fence` and `drained`; fence for the others.
     #[default]
     Auto,
     /// Stash everything.
     Fence,
-    /// Go on by the last table known.
+    /// Continue with the last known table.
     Serve,
 }
 
 impl OnStoreLoss {
-    /// All choices, by their names in the file.
+    /// All choices, by their names in the configuration file.
     pub const NAMES: &[(&str, Self)] =
         &[("auto", OnStoreLoss::Auto), ("fence", OnStoreLoss::Fence), ("serve", OnStoreLoss::Serve)];
 
-    /// Returns whether a router goes on sending requests to a pod with these capabilities when its own lease may have ended.
+    /// Returns whether a router keeps sending requests to such a pod when its own lease may have ended.
     pub fn serves_without_lease(self, capabilities: Capabilities) -> bool {
         match self {
             OnStoreLoss::Auto => capabilities.fence && capabilities.drained,
@@ -71,18 +74,18 @@ impl OnStoreLoss {
     }
 }
 
-/// Whether the router may act on what it sees.
+/// How far the router may act on its view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Trust {
-    /// Its lease stands.
+    /// Its lease is valid.
     Held,
-    /// Its lease clock has run out: the store is out of reach and the view may be stale.
+    /// Its lease clock has run out: the store is unreachable and the view may be stale.
     RunOut(OnStoreLoss),
     /// Its registration is gone or replaced.
     Gone,
 }
 
-/// What a router is doing with a partition.
+/// The state of a partition's gate in this router.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Requests pass.
@@ -91,11 +94,11 @@ pub enum Stage {
     Draining(Target),
     /// New requests are stashed; none is in flight.
     Held,
-    /// The stash empties to this target; new requests go behind it.
+    /// The stash is flushed to this target; new requests queue behind it.
     Flushing(Target),
 }
 
-/// One thing to do next.
+/// One step towards the partition's route.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Close the gate: new requests are stashed from here on. (`Open`, `Flushing` → `Draining`)
@@ -108,7 +111,7 @@ pub enum Step {
     AckCutover(HandoffId),
 }
 
-/// Where the partition's requests go, as this view has it.
+/// Returns the route of the partition's requests in this view.
 pub fn route(view: &View, partition: PartitionId, trust: Trust) -> Route {
     if trust == Trust::Gone {
         return Route::Hold(HoldCause::Fenced);
@@ -144,9 +147,9 @@ pub fn route(view: &View, partition: PartitionId, trust: Trust) -> Route {
     }
 }
 
-/// The next step of router `me` for a partition that is at `stage`.
+/// Returns the next step of router `me` for a partition that is at `stage`.
 ///
-/// `backing_off`: the target has just refused the partition, so it is not tried again yet.
+/// `backing_off` states that the target has just refused the partition, so it is not retried yet.
 pub fn next_step(
     view: &View,
     me: &str,
@@ -159,8 +162,9 @@ pub fn next_step(
         (Route::To(to), Stage::Open(at)) if to == *at => cutover_due(view, me, partition, at).map(Step::AckCutover),
         (Route::To(to), Stage::Flushing(at)) if to == *at => None,
         (_, Stage::Open(_) | Stage::Flushing(_)) => Some(Step::Stop),
-        // The same owner at the same epoch: a handoff was cancelled, or a bounce is tried again. What is in flight
-        // there may stay: it was taken before, and the drain that did not end may be why the handoff was cancelled.
+        // The same owner at the same epoch: a handoff was cancelled, or a refused partition is retried. Requests in
+        // flight to that owner may stay: it accepted them, and their drain may be the one whose failure cancelled the
+        // handoff.
         (Route::To(to), Stage::Draining(from)) if to == *from => (!backing_off).then_some(Step::Switch(to)),
         (_, Stage::Draining(_)) => None,
         (Route::To(to), Stage::Held) => (!backing_off).then_some(Step::Switch(to)),
@@ -168,9 +172,9 @@ pub fn next_step(
     }
 }
 
-/// Since which revision a partition could be stopped that need not be stopped at once: its handoff waits for this router,
-/// which says when it has drained, and until then may route on to the old owner. To stop later is the same as to see the
-/// handoff later. `None`: it must not go on.
+/// Returns the revision since which the stop of a partition has been due, if the router may postpone it. It may while
+/// the handoff waits for this router's drain: until its ack the router may still route to the old owner. Stopping later
+/// is the same as seeing the handoff later. `None` if the stop may not be postponed.
 pub fn may_stop_later(view: &View, partition: PartitionId, trust: Trust, stage: &Stage) -> Option<Revision> {
     let handoff = view.handoffs.get(&partition)?;
     let record = &handoff.value;
@@ -204,21 +208,21 @@ fn cutover_due(view: &View, me: &str, partition: PartitionId, at: &Target) -> Op
     (due && switched && view.cutover_ack(partition, me, id).is_none()).then_some(id)
 }
 
-/// What a router whose drain has not ended in time may do about it.
+/// A router's options when a drain has not ended in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DrainTimeout {
-    /// Close what is in flight, count it, go on.
+    /// Close what is in flight, count it, continue.
     Sever,
     /// Ask for the handoff to be cancelled.
     GiveUp,
-    /// Wait on, until [`dead_owner_patience`] is over.
+    /// Keep waiting until [`dead_owner_patience`] has passed.
     Wait,
 }
 
-/// What the operator wants when a drain does not end in time (`drain.on_timeout`).
+/// The operator's choice for a drain that does not end in time (`drain.on_timeout`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnDrainTimeout {
-    /// Sever where the old owner confirms that it has ended; else cancel.
+    /// Sever where the old owner confirms that its work has ended; otherwise cancel.
     #[default]
     Auto,
     /// Sever.
@@ -228,23 +232,23 @@ pub enum OnDrainTimeout {
 }
 
 impl OnDrainTimeout {
-    /// All choices, by their names in the file.
+    /// All choices, by their names in the configuration file.
     pub const NAMES: &[(&str, Self)] =
         &[("auto", OnDrainTimeout::Auto), ("sever", OnDrainTimeout::Sever), ("cancel", OnDrainTimeout::Cancel)];
 }
 
-/// How long exchanges with an owner that fences itself are waited for once its key is gone. Its work ended before the
-/// lease did, so nothing but an answer that is on its way can still arrive.
+/// How long a router waits for exchanges with an owner that fences itself once the owner's key is gone. The owner's
+/// work ended before its lease did, so only a response that is already on its way can still arrive.
 const FENCED_OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long after its key is gone a router severs what it still has in flight towards an owner. An owner without `fence`
-/// may still be at work, so its exchanges get all the time that an answer may take.
+/// Returns how long after an owner's key is gone a router severs its requests in flight to that owner. An owner without
+/// `fence` may still be at work, so its exchanges get the full request timeout.
 pub fn dead_owner_patience(had_fence: bool, request_timeout: Duration) -> Duration {
     if had_fence { FENCED_OWNER_PATIENCE } else { request_timeout }
 }
 
-/// What to do about a drain that has lasted `drain.timeout`. Severing stops no pod: only an old owner that can say
-/// `drained` makes it safe, or a dead one that fenced itself (`old_had_fence`, from when it was last seen alive).
+/// Decides about a drain that has lasted `drain.timeout`. Severing stops no pod. It is safe with an old owner that can
+/// acknowledge `drained`, and with a dead one that fenced itself (`old_had_fence`, as of when it was last seen alive).
 pub fn drain_timed_out(
     view: &View,
     partition: PartitionId,
@@ -257,7 +261,7 @@ pub fn drain_timed_out(
     };
     match (policy, view.live_old_owner(handoff)) {
         (OnDrainTimeout::Sever, _) => DrainTimeout::Sever,
-        // From `Switching` on there is no way back, and in `independent` there was none from `Ready` on.
+        // From `Switching` on there is no way back; in `independent` mode, from `Ready` on.
         _ if handoff.phase >= Phase::Switching
             || (handoff.phase >= Phase::Ready && handoff.mode == Mode::Independent) =>
         {

@@ -1,8 +1,14 @@
-//! What the coordinator writes, and under which conditions.
+//! Builds the coordinator's transactions and their guards.
 //!
-//! An [`Action`] carries what it was decided from (revisions, incarnations); [`txn`] turns that into guards. Must stay
-//! true: every transaction of the coordinator fails if another leads, if the partition's record or assignment is not
-//! the one that was seen, or if what justified the action is no longer so, however old the action is by then.
+//! An [`Action`] carries the revisions and incarnations that it was decided from; [`txn`] turns them into guards.
+//!
+//! # Invariants
+//!
+//! Every transaction of the coordinator fails, however old its action is by then, if
+//!
+//! * another coordinator leads,
+//! * the partition's record or assignment is not the one that the decision saw, or
+//! * the reason for the action no longer holds.
 
 use std::fmt;
 
@@ -13,17 +19,17 @@ use crate::records::{Handoff, KeyspaceConfig, Mode, Phase, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::{Stamped, View};
 
-/// A handoff as it was seen when something was decided about it.
+/// A handoff as a decision saw it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Standing {
-    /// Its record.
+    /// The handoff's record.
     pub handoff: Stamped<Handoff>,
-    /// The `mod_revision` of the partition's assignment; 0 if it had none.
+    /// The `mod_revision` of the partition's assignment; 0 if there was none.
     pub assignment: Revision,
 }
 
 impl Standing {
-    /// The partition that it moves.
+    /// Returns the partition that the handoff moves.
     pub fn partition(&self) -> PartitionId {
         self.handoff.value.partition
     }
@@ -36,13 +42,13 @@ pub enum CancelReason {
     NewOwnerDead,
     /// The new owner began to drain while it was warming.
     NewOwnerDraining,
-    /// The new owner did not get warm in time.
+    /// The new owner was not warm in time.
     WarmTimeout,
     /// The phase lasted too long.
     PhaseTimeout {
-        /// Which phase.
+        /// The phase that lasted too long.
         phase: Phase,
-        /// Who was waited for.
+        /// What the handoff was waiting for.
         waiting: Vec<Waiting>,
     },
     /// A router could not drain.
@@ -52,16 +58,16 @@ pub enum CancelReason {
     },
     /// Another router registered while an `independent` handoff was warming.
     SecondRouter,
-    /// The keyspace does not have this partition.
+    /// The keyspace has no such partition.
     BeyondConfig,
-    /// The assignment is not the one that the handoff started from.
+    /// The assignment is not the one that the handoff was planned from.
     AssignmentChanged,
-    /// Its place is needed for a partition that nobody alive owns.
+    /// The handoff's place in the budget is needed for a partition without a live owner.
     MoreUrgent,
 }
 
 impl CancelReason {
-    /// The reason as metrics name it.
+    /// Returns the reason's name in metrics.
     pub fn as_str(&self) -> &'static str {
         match self {
             CancelReason::NewOwnerDead => "new_owner_dead",
@@ -99,60 +105,61 @@ impl fmt::Display for CancelReason {
     }
 }
 
-/// All that are waited for, in words.
+/// Returns everything that is waited for, in words.
 pub(super) fn all(waiting: &[Waiting]) -> String {
     waiting.iter().map(Waiting::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// One thing that the coordinator does, decided from what it carries.
+/// One write of the coordinator, with what it was decided from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Write the settings of the keyspace.
     WriteConfig {
-        /// What they are to be.
+        /// The new settings.
         config: KeyspaceConfig,
-        /// The `mod_revision` of what stood there; 0: nothing.
+        /// The `mod_revision` of the settings they replace; 0 if there are none.
         seen: Revision,
     },
     /// Begin a move. The times in the record are filled in by [`txn`].
     Create {
-        /// The record; its `reason` says why, in words.
+        /// The record; its `reason` explains the move in words.
         handoff: Handoff,
-        /// Why, as a kind.
+        /// The kind of reason.
         cause: MoveCause,
-        /// The `mod_revision` of the assignment that it starts from; 0: none.
+        /// The `mod_revision` of the assignment that the move starts from; 0 if there is none.
         assignment: Revision,
         /// The revision of the view in which the routers were counted.
         seen: Revision,
     },
-    /// Give a move up; the old owner goes on.
+    /// Cancel a move; the old owner keeps the partition.
     Cancel {
         /// The handoff.
         standing: Standing,
-        /// Why.
+        /// The reason.
         reason: CancelReason,
     },
-    /// The new owner died past the point of no return: it becomes a dead owner, from which the next move starts.
+    /// End a move whose new owner died past the point of no return. The new owner becomes a dead owner, from which
+    /// the next move starts.
     Abandon {
         /// The handoff.
         standing: Standing,
     },
-    /// Tidy a completed move away whose old owner does not say that it has released.
+    /// Delete a completed move whose old owner does not acknowledge that it has released.
     Delete {
         /// The handoff.
         standing: Standing,
-        /// Who has not answered.
+        /// What the handoff was still waiting for.
         waiting: Vec<Waiting>,
     },
     /// Delete acks whose handoff is gone.
     Sweep {
-        /// Of this partition.
+        /// The partition of the acks.
         partition: PartitionId,
     },
 }
 
 impl Action {
-    /// The partition that it is about, if it is about one.
+    /// Returns the partition that the action is about, if there is one.
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
             Action::WriteConfig { .. } => None,
@@ -191,11 +198,11 @@ impl fmt::Display for Action {
     }
 }
 
-/// The transaction that carries `action` out, for the leader whose key was created at `term`.
+/// Returns the transaction that carries `action` out, for the leader whose key was created at `term`.
 ///
-/// `None` unless the view shows that very leader: before it does, the view may be older than the election. The view is
-/// asked for nothing else but the names of keys; what is guarded is what the action was decided from, so an action may be
-/// carried out under a later view than it was decided under. `now_ms` is written for people.
+/// Returns `None` unless the view shows that very leader: an earlier view may be older than the election. The view
+/// provides only the names of keys. The guards come from what the action was decided from, so the action may be carried
+/// out under a later view. `now_ms` is informational.
 pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<Txn> {
     view.leader.as_ref().filter(|leader| leader.create_revision == term)?;
     let keys = view.keys();
@@ -206,7 +213,7 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             vec![put(keys.config(), encode(config))]
         }
         Action::Create { handoff, assignment, seen, .. } => {
-            // Never overwritten: a put over a standing record would keep its identity and inherit its acks.
+            // A standing record is never overwritten: the put would keep its identity and inherit its acks.
             when.push(Compare::unchanged_since(keys.handoff(handoff.partition), Revision::ZERO));
             when.push(Compare::unchanged_since(keys.assignment(handoff.partition), *assignment));
             when.push(Compare::created_at(keys.pod(&handoff.new_owner), handoff.new_incarnation.revision()));
@@ -228,7 +235,7 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             when.push(new_owner_is_gone(view, standing));
             let handoff = &standing.handoff.value;
             let mut then = delete_handoff(view, handoff.partition);
-            // In `independent` the assignment flips last, and requests may have reached the new owner before.
+            // In `independent` mode the assignment flips last, and requests may have reached the new owner before.
             if handoff.phase < Phase::Switching {
                 then.push(flip(view, handoff).1);
             }
@@ -246,8 +253,8 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
     Some(Txn { when, then, otherwise: None })
 }
 
-/// Record and assignment are those that were seen. With the record its phase: what was seen before the point of no
-/// return has not passed it.
+/// Returns the guards that record and assignment are those that the decision saw. The record includes its phase: a
+/// handoff that was seen before the point of no return has not passed it.
 fn still(view: &View, standing: &Standing) -> [Compare; 2] {
     let (keys, partition) = (view.keys(), standing.partition());
     [
@@ -256,7 +263,7 @@ fn still(view: &View, standing: &Standing) -> [Compare; 2] {
     ]
 }
 
-/// No key of the new owner's incarnation stands. A later life under its name is no obstacle.
+/// Returns the guard that no key of the new owner's incarnation exists. A later life under its name is no obstacle.
 fn new_owner_is_gone(view: &View, standing: &Standing) -> Compare {
     let handoff = &standing.handoff.value;
     Compare::not_created_at(view.keys().pod(&handoff.new_owner), handoff.new_incarnation.revision())

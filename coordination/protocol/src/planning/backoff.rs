@@ -1,13 +1,18 @@
-//! What failed, how often, and how long it is left alone for that.
+//! Remembers failed moves, and how long partitions and pods rest after them.
 //!
-//! A partition whose move was cancelled for a timeout or a drain that did not end waits before it is moved again. A pod
-//! that did not get ready in time (or did not read the tail in time, or died over it) is shunned: it keeps what it has and
-//! gets no more. That belongs to the pod's name, so that one which crashes each time it warms does not begin anew with
-//! each life.
+//! * **Partition.** After a cancel for a timeout, or for a drain that did not end, the partition waits before it is
+//!   moved again.
+//! * **Pod.** A new owner that was not warm or had not read the tail in time, or that died meanwhile, is shunned: it
+//!   keeps what it has and gets no more. The back-off belongs to the pod's name, so a pod that crashes each time it
+//!   warms does not start afresh with each life.
+//!
 //! Both waits double with each failure in a row, and a move that reaches `Switching` ends the row. A pod is shunned for
-//! twice as long as the partition waits, so that the next try goes elsewhere if there is an elsewhere.
-//! Must stay true: one handoff fails once, however often its cancel has to be tried, and failures of one pod that fall
-//! into one wait count once.
+//! twice as long as its partition waits, so that the next attempt goes to another pod if there is one.
+//!
+//! # Invariants
+//!
+//! * One handoff fails once, however often its cancel has to be retried.
+//! * Failures of one pod within one wait count once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,15 +22,15 @@ use super::notice::Notice;
 use crate::handoff::advance::Waiting;
 use crate::ids::PartitionId;
 
-/// How long the first failure is waited out; each further one in a row doubles it. A partition that nobody alive owns
-/// never waits longer than this.
+/// Wait after the first failure; each further failure in a row doubles it. A partition without a live owner never waits
+/// longer than this.
 pub const FIRST_BACK_OFF: Duration = Duration::from_secs(5);
 
-/// The longest wait of a partition.
+/// Longest wait of a partition.
 pub const MAX_BACK_OFF: Duration = Duration::from_secs(600);
 
-/// How many of a partition's waits a pod is shunned for.
-const SHUNNED_FOR: u32 = 2;
+/// Ratio of a pod's wait to its partition's.
+const SHUNNED_SCALE: u32 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct BackOff {
@@ -37,7 +42,7 @@ struct BackOff {
 impl BackOff {
     const NONE: BackOff = BackOff { failures: 0, since: Duration::ZERO, until: Duration::ZERO };
 
-    /// `scale`: how many times the usual wait.
+    /// Counts a failure and starts its wait: `scale` times the usual one.
     fn fail(&mut self, now: Duration, scale: u32) {
         self.since = now;
         if now < self.until {
@@ -53,7 +58,7 @@ impl BackOff {
     }
 }
 
-/// All back-offs.
+/// The back-offs of all partitions and pods.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct BackOffs {
     partitions: BTreeMap<PartitionId, BackOff>,
@@ -61,7 +66,7 @@ pub(super) struct BackOffs {
 }
 
 impl BackOffs {
-    /// Takes note of a handoff that is given up.
+    /// Records a cancelled handoff.
     pub(super) fn note(&mut self, action: &Action, now: Duration) {
         let Action::Cancel { standing, reason } = action else {
             return;
@@ -72,10 +77,10 @@ impl BackOffs {
             CancelReason::PhaseTimeout { waiting, .. } => {
                 waiting.iter().any(|who| matches!(who, Waiting::PodSynced(_)))
             }
-            // The partition is planned anew at once, to another pod.
+            // The partition is planned again at once, to another pod.
             CancelReason::NewOwnerDead => return self.shun(&handoff.new_owner, now),
             CancelReason::GaveUp { .. } => false,
-            // These are answered by planning anew, at once.
+            // Planning responds to these at once.
             CancelReason::NewOwnerDraining
             | CancelReason::SecondRouter
             | CancelReason::BeyondConfig
@@ -90,39 +95,39 @@ impl BackOffs {
     }
 
     fn shun(&mut self, pod: &str, now: Duration) {
-        self.pods.entry(pod.to_owned()).or_insert(BackOff::NONE).fail(now, SHUNNED_FOR);
+        self.pods.entry(pod.to_owned()).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
     }
 
-    /// A handoff of the partition to this pod has reached `Switching`.
+    /// Records that a handoff of the partition to this pod has reached `Switching`.
     pub(super) fn succeeded(&mut self, partition: PartitionId, pod: &str) {
         self.partitions.remove(&partition);
         self.pods.remove(pod);
     }
 
-    /// Until when the partition is not to be moved, if that is later than `now`.
+    /// Returns until when the partition is not to be moved, if that is later than `now`.
     pub(super) fn partition_waits(&self, partition: PartitionId, urgent: bool, now: Duration) -> Option<Duration> {
         let back_off = self.partitions.get(&partition)?;
         let until = if urgent { back_off.until.min(back_off.since + FIRST_BACK_OFF) } else { back_off.until };
         Some(until).filter(|until| *until > now)
     }
 
-    /// Whether the pod is to get no more for now.
+    /// Returns whether the pod gets no more partitions for now.
     pub(super) fn is_shunned(&self, pod: &str, now: Duration) -> bool {
         self.pods.get(pod).is_some_and(|back_off| back_off.until > now)
     }
 
-    /// When the next pod may be given partitions again.
+    /// Returns when the next pod may be given partitions again.
     pub(super) fn next_pod(&self, now: Duration) -> Option<Duration> {
         self.pods.values().map(|back_off| back_off.until).filter(|until| *until > now).min()
     }
 
-    /// Drops what was long ago.
+    /// Drops old failures.
     pub(super) fn forget_old(&mut self, now: Duration) {
         self.partitions.retain(|_, back_off| !back_off.is_forgotten(now));
         self.pods.retain(|_, back_off| !back_off.is_forgotten(now));
     }
 
-    /// Who is shunned.
+    /// Returns a notice for each shunned pod.
     pub(super) fn notices(&self, now: Duration) -> impl Iterator<Item = Notice> {
         let shunned = self.pods.iter().filter(move |(_, back_off)| back_off.until > now);
         shunned.map(|(pod, back_off)| Notice::Shunned { pod: pod.clone(), failures: back_off.failures })
@@ -142,7 +147,7 @@ mod tests {
 
     const POD: (&str, Incarnation) = ("w-1", Incarnation::registered_at(Revision::new(7)));
 
-    /// A move of partition 0 to the pod is cancelled.
+    /// Returns a cancel of partition 0's move to the pod.
     fn cancel(reason: CancelReason) -> Action {
         let handoff = Handoff::new(P0, POD.0, POD.1, E1);
         let handoff =

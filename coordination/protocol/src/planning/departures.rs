@@ -1,13 +1,13 @@
-//! Lives of pods that are over, and for how long, as this process has seen it.
+//! Remembers which pods' lives are over, and since when this process knows.
 //!
-//! Two things are measured from here: the short grace in which a next life of a dead owner's name may register before its
-//! partitions move elsewhere, and the bound on what a dead owner may still be working on. No timestamp of the store is
-//! used, so a new leader measures both anew.
+//! Two times are measured from here: the short grace in which the next life of a dead owner may register before its
+//! partitions move elsewhere, and the bound on a dead owner's work. No timestamp of the store is used, so a new leader
+//! measures both anew.
 //!
 //! # Invariants
 //!
-//! * A life counts as gone only from a view in which no key of it stands, readable or not.
-//! * The time that is measured is never longer than the time that has passed.
+//! * A life counts as gone only from a view in which no key of it exists, readable or not.
+//! * The measured time is never longer than the time that has passed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::handoff::advance::pending_bound;
 use crate::ids::{Incarnation, PartitionId};
 use crate::view::{PodLife, View};
 
-/// How long a dead owner's partitions wait for a next life under its name.
+/// How long a dead owner's partitions wait for the next life of the same pod.
 pub const REBIRTH_GRACE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Gone {
     since: Duration,
-    /// Moves of its partitions have been looked for since its grace was over.
+    /// The planner has looked for moves of its partitions since the grace ended.
     answered: bool,
 }
 
@@ -36,17 +36,17 @@ pub(super) struct Departures {
 }
 
 impl Departures {
-    /// Takes note of who has gone.
+    /// Records which lives are over in this view.
     pub(super) fn observe(&mut self, view: &View, now: Duration) {
         let is_over = |pod: &str, life: Incarnation| view.life(pod, life) == PodLife::Over;
-        // An unreadable registration belongs here as well: that it is gone shows in nothing else.
+        // Unreadable registrations are included: nothing else would show their end.
         let lives = view.pod_lives();
         let old_owners = view.handoffs.values().filter_map(|handoff| {
             let record = &handoff.value;
             Some((record.old_owner.as_ref()?, record.old_incarnation))
         });
         let mut named: Vec<(&String, Incarnation)> = old_owners.filter(|(pod, life)| is_over(pod, *life)).collect();
-        // Owners are many: they are looked through only when somebody has come or gone.
+        // There are many assignments: they are scanned only when a pod has come or gone.
         let changed = self.lives.as_ref() != Some(&lives);
         if changed {
             let owners = view.assignments.values().map(|it| (&it.value.owner, it.value.incarnation));
@@ -61,13 +61,14 @@ impl Departures {
         }
     }
 
-    /// Until when the partitions of this dead owner wait for its next life. `None`: they wait no longer.
+    /// Returns until when this dead owner's partitions wait for its next life. `None` once they no longer wait.
     pub(super) fn grace_ends(&self, pod: &str, life: Incarnation, now: Duration) -> Option<Duration> {
         let gone = self.gone.get(&(pod.to_owned(), life))?;
         Some(gone.since + REBIRTH_GRACE).filter(|ends| *ends > now)
     }
 
-    /// Whether there are owners whose partitions may move now and have not been looked at. They are from now on.
+    /// Returns whether a dead owner's partitions may move now and have not been planned yet. They count as planned
+    /// afterwards.
     pub(super) fn take_due(&mut self, view: &View, now: Duration) -> bool {
         let mut is_due = false;
         for ((pod, _), gone) in self.gone.iter_mut().filter(|(_, gone)| !gone.answered) {
@@ -79,17 +80,17 @@ impl Departures {
         is_due
     }
 
-    /// When the next grace is over.
+    /// Returns when the next grace ends.
     pub(super) fn next_wake(&self) -> Option<Duration> {
         self.gone.values().filter(|gone| !gone.answered).map(|gone| gone.since + REBIRTH_GRACE).min()
     }
 
-    /// When the bound is over that the partition's handoff waits out. `None`: it waits for none.
+    /// Returns when the bound ends that the partition's handoff waits for. `None` if it waits for none.
     pub(super) fn bound_ends(&self, view: &View, partition: PartitionId) -> Option<Duration> {
         let bound = pending_bound(view, partition)?;
         let record = &view.handoffs.get(&partition)?.value;
         let gone = self.gone.get(&(record.old_owner.clone()?, record.old_incarnation));
-        // An owner that was not seen to go is seen by the next look.
+        // An owner that was not seen to go is recorded by the next `observe`.
         Some(gone.map_or(Duration::MAX, |gone| gone.since.saturating_add(bound)))
     }
 }

@@ -1,9 +1,13 @@
-//! Handoffs in flight: how long each has been in its phase, and which are given up.
+//! Handoffs in flight: how long each has been in its phase, and which are cancelled.
 //!
-//! Time in a phase is measured from when this planner first saw the record in it, never from a timestamp in the record;
-//! `Ready` and `Syncing` count together, and the time that a dead owner's bound takes does not count.
-//! Must stay true: nothing is cancelled past the point of no return, and a record goes together with its acks or not
-//! at all. Moving a phase on is [`advance`](crate::handoff::advance)'s.
+//! Time in a phase counts from when this planner first saw the record in it, never from a timestamp in the record.
+//! `Ready` and `Syncing` count together. The wait for a dead owner's bound does not count. Not here: moving a phase on
+//! ([`advance`](crate::handoff::advance)).
+//!
+//! # Invariants
+//!
+//! * Nothing is cancelled past the point of no return.
+//! * A record is deleted together with its acks or not at all.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +21,7 @@ use crate::ids::{HandoffId, PartitionId, Revision};
 use crate::records::{Handoff, Mode, Phase, PodStatus};
 use crate::view::{Stamped, View};
 
-/// Whether requests may have reached the new owner, so that there is no way back to the old one.
+/// Returns whether requests may have reached the new owner, so that there is no way back to the old one.
 pub fn past_no_return(handoff: &Handoff) -> bool {
     match handoff.mode {
         Mode::Barrier => handoff.phase >= Phase::Switching,
@@ -34,14 +38,14 @@ struct Seen {
     given_up: bool,
 }
 
-/// Since when each handoff has been as it is.
+/// The handoffs in flight, and since when each has been in its phase.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Flights {
     seen: BTreeMap<PartitionId, Seen>,
 }
 
 impl Flights {
-    /// Takes note of what is in flight. Whether a handoff has ended since the last call.
+    /// Records the handoffs in flight. Returns whether one has ended since the last call.
     pub(super) fn observe(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) -> bool {
         let before = self.seen.len();
         self.seen.retain(|partition, seen| {
@@ -72,19 +76,19 @@ impl Flights {
         ended
     }
 
-    /// For how long the partition's handoff has been as it is.
+    /// Returns how long the partition's handoff has been in its phase.
     pub(super) fn age(&self, partition: PartitionId, now: Duration) -> Duration {
         self.seen.get(&partition).map_or(Duration::ZERO, |seen| now.saturating_sub(seen.since))
     }
 
-    /// The time that has passed does not count.
+    /// Starts the time in the phase anew.
     pub(super) fn restart(&mut self, partition: PartitionId, now: Duration) {
         if let Some(seen) = self.seen.get_mut(&partition) {
             seen.since = now;
         }
     }
 
-    /// Marks the partition's handoff as given up; whether that is new.
+    /// Marks the partition's handoff as given up. Returns `false` if it already was.
     pub(super) fn gives_up(&mut self, partition: PartitionId) -> bool {
         let Some(seen) = self.seen.get_mut(&partition) else {
             return false;
@@ -92,7 +96,7 @@ impl Flights {
         !std::mem::replace(&mut seen.given_up, true)
     }
 
-    /// When the next phase has lasted too long.
+    /// Returns when the next phase reaches its limit.
     pub(super) fn next_wake(&self, policy: &Policy, now: Duration) -> Option<Duration> {
         let due = |seen: &Seen| seen.since + limit(policy, seen.phase);
         self.seen.values().map(due).filter(|due| *due > now).min()
@@ -106,23 +110,23 @@ fn limit(policy: &Policy, phase: Phase) -> Duration {
     }
 }
 
-/// Whether a handoff waits for nothing but the bound of its dead old owner.
+/// Returns whether the handoff waits for nothing but the bound of its dead old owner.
 pub(super) fn waits_for_bound(view: &View, handoff: &Stamped<Handoff>) -> bool {
     let partition = handoff.value.partition;
     pending_bound(view, partition).is_some()
         && waiting_for(view, partition).iter().all(|wait| matches!(wait, Waiting::WorkEnds(_)))
 }
 
-/// What is to be done about a handoff.
+/// What to do about a handoff.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is given up or tidied away.
+    /// Cancel, abandon or delete it.
     End(Action),
-    /// It has waited for too long, but there is no way back.
+    /// Report that it has waited too long: there is no way back.
     Overdue(Notice),
 }
 
-/// What is to be done about a handoff that has been as it is for `age`. `None`: let it go on.
+/// Returns what to do about a handoff that has been in its phase for `age`. `None` to let it continue.
 pub(super) fn verdict(
     view: &View,
     policy: &Policy,
@@ -134,7 +138,7 @@ pub(super) fn verdict(
     let standing = || Standing { handoff: handoff.clone(), assignment: view.assignment_revision(record.partition) };
     let overdue = age >= limit(policy, record.phase);
     if past_no_return(record) {
-        // An unreadable assignment is owned, by whom nobody knows: nothing is written over it.
+        // An unreadable assignment has an owner that this version cannot know, so it is not overwritten.
         let may_end = !view.is_malformed(record.partition);
         if may_end && is_dead(view, &record.new_owner, record.new_incarnation) {
             return Some(Verdict::End(Action::Abandon { standing: standing() }));
@@ -172,7 +176,7 @@ fn cancel_reason(
         return Some(CancelReason::NewOwnerDraining);
     }
     if warming && record.mode == Mode::Independent && record.old_owner.is_some() {
-        // Its new owner could never say that it is warm, also where the router only took the place of the first.
+        // The new owner could never report that it is warm, even if the new router has replaced the first one.
         let registered_since = view.routers.values().any(|router| router.create_revision > handoff.create_revision);
         if registered_since {
             return Some(CancelReason::SecondRouter);
@@ -185,14 +189,14 @@ fn cancel_reason(
         _ if !overdue => None,
         Phase::Warming => Some(CancelReason::WarmTimeout),
         phase => {
-            // With nobody to wait for the phase is about to move on: no timeout may race it.
+            // If nothing is waited for, the phase is about to move on: no timeout may race that.
             let waiting = waiting_for(view, record.partition);
             (!waiting.is_empty()).then_some(CancelReason::PhaseTimeout { phase, waiting })
         }
     }
 }
 
-/// Whether the assignment is not the one that the handoff was made from: somebody wrote it by hand.
+/// Returns whether the assignment is not the one that the handoff was planned from: it was written by hand.
 fn belies(view: &View, handoff: &Handoff) -> bool {
     view.assignments.get(&handoff.partition).is_some_and(|assignment| {
         let assigned = &assignment.value;
@@ -202,7 +206,7 @@ fn belies(view: &View, handoff: &Handoff) -> bool {
     })
 }
 
-/// A registered router that says that it cannot drain.
+/// Returns a registered router whose ack for this handoff says that it cannot drain.
 fn gave_up(view: &View, handoff: &Stamped<Handoff>) -> Option<String> {
     let acks = &view.acks.get(&handoff.value.partition)?.drained;
     let said = |(router, ack): &(&String, &crate::records::RouterDrainedAck)| {
@@ -211,7 +215,7 @@ fn gave_up(view: &View, handoff: &Stamped<Handoff>) -> Option<String> {
     acks.iter().find(said).map(|(router, _)| router.clone())
 }
 
-/// The acks whose handoff is gone: somebody deleted its record by hand.
+/// Returns a sweep for each partition that has acks but no handoff: its record was deleted by hand.
 pub(super) fn sweep(view: &View) -> impl Iterator<Item = Action> {
     let left = view.acks.keys().filter(|partition| !view.handoffs.contains_key(partition));
     left.filter(|partition| !view.is_malformed(**partition)).map(|partition| Action::Sweep { partition: *partition })

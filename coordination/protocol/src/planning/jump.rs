@@ -1,15 +1,15 @@
 //! Jump consistent hash over the pods in the order of their names.
 //!
-//! For sites that want a partition's place to follow from the pods' names alone. When the last name of the order comes or
-//! goes the fewest partitions possible move; when one in the middle does, nearly all that belong to names behind it move
-//! too, so it suits pods numbered in order (a StatefulSet). It does not know weights or zones, and balances only on average: where
-//! those matter use [`sticky`](super::sticky).
+//! For deployments that want a partition's place to follow from the pods' names alone. When the last name in the order
+//! comes or goes, the fewest partitions possible move. When one in the middle does, nearly all partitions of the names
+//! behind it move too, so the strategy suits numbered pods (a StatefulSet). It ignores weights and zones, and balances
+//! only on average: where those matter use [`sticky`](super::sticky).
 //!
 //! J. Lamping, E. Veach: *A Fast, Minimal Memory, Consistent Hash Algorithm*, 2014, arXiv:1406.2294.
 
 use super::placement::{Intake, Layout, Placement};
 
-/// See the module.
+/// The jump consistent hash strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Jump;
 
@@ -31,7 +31,7 @@ impl Placement for Jump {
             if open.binary_search(&first).is_ok() {
                 return Some(first);
             }
-            // Its pod is shunned: it stays where it is, and if it cannot, the open pods have it for as long.
+            // The hashed pod is shunned: the partition stays with its owner, or else goes to an open pod for as long.
             let stays = slot.owner.filter(|owner| staying.binary_search(owner).is_ok());
             stays.or_else(|| pick(partition, &open))
         };
@@ -39,7 +39,7 @@ impl Placement for Jump {
     }
 }
 
-/// The bucket of `key` among `buckets`; the paper's figure 1. 0 if there are none.
+/// Returns the bucket of `key` among `buckets` (figure 1 of the paper). 0 if there are none.
 pub fn bucket(mut key: u64, buckets: u32) -> u32 {
     let (mut at, mut next) = (0u64, 0u64);
     while next < u64::from(buckets) {
@@ -51,8 +51,8 @@ pub fn bucket(mut key: u64, buckets: u32) -> u32 {
     at as u32
 }
 
-/// Spreads consecutive numbers over all of u64, as the paper wants its keys. The finaliser of SplitMix64 (G. Steele,
-/// D. Lea, C. Flood: *Fast Splittable Pseudorandom Number Generators*, 2014).
+/// Spreads consecutive numbers over all of u64, as the paper requires of its keys. This is the finaliser of SplitMix64
+/// (G. Steele, D. Lea, C. Flood: *Fast Splittable Pseudorandom Number Generators*, 2014).
 fn mix(number: u64) -> u64 {
     let mut key = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,26 +1,24 @@
-//! Placement and the coordinator's decisions: which partitions move where, when, and which moves are given up.
+//! Placement and the coordinator's decisions: which partitions move where, when, and which moves are cancelled.
 //!
-//! [`plan`] is the whole of it: a view of the keyspace in, [`Action`]s out, each with its reason, and the moment at which
-//! to ask again. [`txn`] makes an action a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
+//! [`plan`] takes a view of the keyspace and returns [`Action`]s, each with its reason, and the moment of the next
+//! call. [`txn`] turns an action into a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
 //! moves are planned, strategies ([`placement`], [`sticky`], [`jump`]) *where to*, [`budget`] *how many* at a time,
-//! [`flight`] which handoffs are given up.
+//! [`flight`] which handoffs are cancelled. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
 //!
-//! Pure: no clock, no randomness, no I/O, no log; the same view, policy, memory and moment give the same plan.
+//! Pure: no clock, no randomness, no I/O, no log. The same view, policy, memory and moment give the same plan.
 //!
 //! # How it is driven
 //!
-//! A leader starts with `Memory::default()`. It calls [`plan`] after every change of its view and at `next_wake`, carries
-//! the actions out in any order, each as its own transaction, and calls again once its view is at or past the revision
-//! of what it committed (earlier, moves that are under way would not be counted against the budget). An action that
-//! failed is no error: it comes again while its cause stands.
+//! A leader starts with `Memory::default()`. It calls [`plan`] after every change of its view and at `next_wake`, and
+//! carries the actions out in any order, each in a transaction of its own. It calls again once its view has reached the
+//! revision of its last commit: an earlier view would leave moves in flight out of the budget. A failed action is no
+//! error: it is returned again while its cause persists.
 //!
-//! # What stays true
+//! # Invariants
 //!
-//! * A partition whose handoff stands is pinned: it counts as moved and no second handoff is planned for it.
-//! * Nothing but the store is needed to go on: a new leader with an empty memory only measures its times anew.
-//! * Past the point of no return ([`flight::past_no_return`]) nothing is cancelled.
-//!
-//! Not here: moving a phase on ([`advance`](crate::handoff::advance)).
+//! * A partition with a handoff is pinned: it counts as moved and gets no second handoff.
+//! * The store alone is enough to continue: a new leader with an empty memory only measures its times anew.
+//! * Nothing is cancelled past the point of no return ([`flight::past_no_return`]).
 
 use std::time::Duration;
 
@@ -51,36 +49,36 @@ pub use self::departures::REBIRTH_GRACE;
 pub use self::notice::{Assurance, Notice};
 pub use self::round::RoundCause;
 
-/// The pause after which an action that may have failed is tried again, at least.
+/// Shortest pause before an action that may have failed is retried.
 const MIN_RETRY: Duration = Duration::from_millis(100);
 
-/// What the operator wants of the coordinator: section `[coordinator]` of the file.
+/// The operator's policy: section `[coordinator]` of the configuration file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Policy {
-    /// How many partitions the keyspace is to have. More than it has: it grows, if requests name their partition, and
-    /// this is refused otherwise. Fewer: refused.
+    /// The wanted number of partitions. The keyspace grows to a larger number only if requests name their partition. A
+    /// smaller number is refused.
     pub partitions: u32,
-    /// Where partitions belong.
+    /// The placement strategy.
     pub strategy: Strategy,
-    /// How routers cut over; `Independent` only while fewer than two routers are registered.
+    /// How routers cut over. `Independent` applies only while fewer than two routers are registered.
     pub mode: Mode,
-    /// A round closes once nothing has changed for this long …
+    /// How long nothing may have changed before a round closes.
     pub settle: Duration,
-    /// … and at the latest this long after the first change.
+    /// Longest time from the first change to the close of its round.
     pub settle_max: Duration,
-    /// Rounds are at least this far apart.
+    /// Shortest time between two rounds.
     pub min_interval: Duration,
-    /// Without any change there is a round this long after the last.
+    /// Time from the last round to the next if nothing changes.
     pub heartbeat: Duration,
-    /// How long a new owner may take to get warm.
+    /// How long a new owner may take to warm.
     pub warm_timeout: Duration,
     /// How long `Ready` and `Syncing` may take together, and each of the later phases.
     pub phase_timeout: Duration,
-    /// How many moves are in flight at a time, in all ([`budget`]).
+    /// Most moves in flight at a time ([`budget`]).
     pub max_concurrent_handoffs: usize,
 }
 
-/// The defaults of the file.
+/// The defaults of the configuration file.
 impl Default for Policy {
     fn default() -> Self {
         Policy {
@@ -98,21 +96,21 @@ impl Default for Policy {
     }
 }
 
-/// Where partitions belong, by name.
+/// The name of a placement strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Strategy {
-    /// [`sticky`]: balanced to the quota with the fewest moves; weights and zones.
+    /// [`sticky`]: balanced to the quota with the fewest moves; respects weights and zones.
     #[default]
     Sticky,
-    /// [`jump`]: jump consistent hash; no weights.
+    /// [`jump`]: jump consistent hash; ignores weights.
     Jump,
 }
 
 impl Strategy {
-    /// All strategies, by their names in the file.
+    /// All strategies, by their names in the configuration file.
     pub const NAMES: &[(&str, Self)] = &[("sticky", Strategy::Sticky), ("jump", Strategy::Jump)];
 
-    /// The function behind the name.
+    /// Returns the strategy with this name.
     pub fn placement(self) -> &'static dyn placement::Placement {
         match self {
             Strategy::Sticky => &sticky::Sticky,
@@ -121,8 +119,8 @@ impl Strategy {
     }
 }
 
-/// What the planner remembers from call to call: when it first saw what it times, and what failed how often. May be lost
-/// at any moment: the times begin anew and failed moves are tried again sooner.
+/// The planner's memory between calls: when it first saw what it times, and how often which moves failed. It may be
+/// lost at any moment. The times then begin anew, and failed moves are retried sooner.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
     rounds: round::Rounds,
@@ -133,30 +131,31 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// When the partition's handoff has waited out its dead owner's bound, by this process's own clock
-    /// ([`pending_bound`](crate::handoff::advance::pending_bound)). `None`: it waits for none.
+    /// Returns when the partition's handoff has waited out its dead owner's bound, by this process's own clock
+    /// ([`pending_bound`](crate::handoff::advance::pending_bound)). `None` if it waits for none.
     pub fn bound_ends(&self, view: &View, partition: PartitionId) -> Option<Duration> {
         self.departures.bound_ends(view, partition)
     }
 }
 
-/// What to do now, and when to ask again.
+/// What to write now, and when to call again.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// What to write, each in a transaction of its own ([`txn`]). What ends handoffs comes before what begins them.
+    /// The writes, each in a transaction of its own ([`txn`]). Actions that end handoffs come before those that begin
+    /// them.
     pub actions: Vec<Action>,
-    /// When to ask again although nothing has changed, on the clock of `now`. Always later than `now`.
+    /// When to call again if nothing changes, on the clock of `now`. Always later than `now`.
     pub next_wake: Option<Duration>,
     /// The round that closed with this plan, if one did.
     pub round: Option<RoundCause>,
-    /// How many moves are wanted but wait: for a place in the budget, a back-off, or the end of a handoff. As of the last
-    /// time that moves were computed.
+    /// Number of moves that are wanted but wait for a place in the budget, a back-off, or the end of a handoff. As of
+    /// the last time that moves were computed.
     pub waiting: usize,
-    /// What an operator should know. Repeated in every plan as long as it is so.
+    /// What an operator should know. A notice is in every plan while it applies.
     pub notices: Vec<Notice>,
 }
 
-/// Decides what the leader does about this view. `now` is the time since some fixed moment of this process.
+/// Decides what the leader does about this view. `now` is the time since a fixed moment of this process.
 pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) -> Plan {
     let mut plan = Plan { notices: notice::about(view, policy), ..Plan::default() };
     memory.rounds.observe(view, policy, now);
@@ -175,7 +174,7 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     let retry_at = now + retry_pause(policy);
     plan.round = memory.rounds.close(policy, now);
     let is_settling = memory.rounds.is_settling();
-    // Partitions of dead owners do not wait until changes have settled.
+    // Partitions of dead owners do not wait for changes to settle.
     let owners_died = memory.departures.take_due(view, now);
     let rest_is_due = memory.rest.is_due(now) && (!is_settling || memory.rest.has_dead_owners());
     if plan.round.is_some() || owners_died || rest_is_due {
@@ -207,13 +206,13 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     plan
 }
 
-/// How many partitions there are, if that is known. Until settings have been read no partition is planned, and none is
-/// "beyond" them either.
+/// Returns the number of partitions. `None` until settings have been read: no partition is planned then, and none is
+/// out of range.
 fn partitions(view: &View) -> Option<u32> {
     Some(view.settings()?.partitions)
 }
 
-/// The settings that are to be written, or why those that the file asks for are not.
+/// Returns the settings to write, or why those of the configuration file are refused.
 fn write_config(view: &View, policy: &Policy) -> Result<Option<Action>, Notice> {
     let wanted = policy.partitions;
     let write = |config, seen| Ok(Some(Action::WriteConfig { config, seen }));
@@ -232,7 +231,7 @@ fn write_config(view: &View, policy: &Policy) -> Result<Option<Action>, Notice> 
         };
     }
     match (view.settings(), partitions_shown(view)) {
-        // Deleted by hand: they come back as they were.
+        // The settings were deleted by hand: they are restored as they were.
         (Some(known), _) => write(known.clone(), Revision::ZERO),
         (None, Some(shown)) if shown != wanted => {
             Err(Notice::ConfigMissing { wanted, shown, key: view.keys().config() })
@@ -241,7 +240,7 @@ fn write_config(view: &View, policy: &Policy) -> Result<Option<Action>, Notice> 
     }
 }
 
-/// How many partitions the keyspace must have had, going by what is assigned or moving.
+/// Returns the number of partitions that the keyspace must have had, judging by its assignments and handoffs.
 fn partitions_shown(view: &View) -> Option<u32> {
     let keys = [
         view.assignments.last_key_value().map(|(partition, _)| *partition),
@@ -254,7 +253,7 @@ fn partitions_shown(view: &View) -> Option<u32> {
     keys.into_iter().flatten().chain(unreadable).max().map(|last| last.get().saturating_add(1))
 }
 
-/// Gives up and tidies away what has to be, whatever the rounds do. Whether there was any.
+/// Cancels and deletes the handoffs that have to end, independently of rounds. Returns whether there were any.
 fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, plan: &mut Plan) -> bool {
     let partitions = partitions(view);
     let mut ending = false;
@@ -287,7 +286,7 @@ fn next_wake(policy: &Policy, memory: &Memory, now: Duration, acted: bool) -> Op
     [
         memory.rounds.next_wake(policy),
         memory.flights.next_wake(policy, now),
-        // While changes settle only dead owners' partitions move: the round that they make comes first.
+        // While changes settle only the partitions of dead owners move; the round of those changes comes first.
         memory.rest.next_wake().filter(|_| !memory.rounds.is_settling() || memory.rest.has_dead_owners()),
         memory.departures.next_wake(),
         retry,
@@ -298,7 +297,8 @@ fn next_wake(policy: &Policy, memory: &Memory, now: Duration, acted: bool) -> Op
     .min()
 }
 
-/// Whether this life of a pod is over. A pod whose registration cannot be read is not taken for dead: it may well serve.
+/// Returns whether this life of a pod is over. A pod whose registration cannot be read is not considered dead: it may
+/// well serve.
 fn is_dead(view: &View, pod: &str, incarnation: Incarnation) -> bool {
     view.life(pod, incarnation) == PodLife::Over
 }

@@ -1,8 +1,11 @@
-//! From where partitions belong to the handoffs that are begun now, and what is left for later.
+//! Turns a placement into the handoffs that begin now, and remembers those that have to wait.
 //!
-//! Must stay true: a partition with a handoff, or with records that cannot be read, gets no handoff; a draining pod is
-//! never a new owner; what is not begun for want of a place or because of a back-off is remembered as [`Rest`] and begun
-//! when that ends, without another round.
+//! # Invariants
+//!
+//! * A partition with a handoff, or with records that cannot be read, gets no handoff.
+//! * A draining pod is never a new owner.
+//! * A move that has to wait for a place in the budget or for a back-off is remembered as [`Rest`]. It begins when the
+//!   wait ends, without another round.
 
 use std::time::Duration;
 
@@ -16,7 +19,7 @@ use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
 use crate::records::{Handoff, Mode, PodRecord};
 use crate::view::View;
 
-/// What the last look at the placement left undone.
+/// The moves that the last placement left for later.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Rest {
     open: bool,
@@ -27,33 +30,33 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// A place in the budget is free, or a pin is gone.
+    /// Records that a place in the budget is free, or that a partition is no longer pinned.
     pub(super) fn a_handoff_ended(&mut self) {
         self.ended = true;
     }
 
-    /// Look again at this moment at the latest, or when a handoff has ended.
+    /// Schedules the next placement for this moment, or earlier if a handoff ends.
     pub(super) fn try_again_at(&mut self, at: Duration) {
         self.open = true;
         self.retry_at = Some(self.retry_at.map_or(at, |retry_at| retry_at.min(at)));
     }
 
-    /// Whether to look again now.
+    /// Returns whether the next placement is due.
     pub(super) fn is_due(&self, now: Duration) -> bool {
         self.open && (self.ended || self.retry_at.is_some_and(|at| at <= now))
     }
 
-    /// When to look again although nothing has changed.
+    /// Returns when the next placement is due if nothing changes.
     pub(super) fn next_wake(&self) -> Option<Duration> {
         self.retry_at.filter(|_| self.open)
     }
 
-    /// Whether a move from a dead owner is among what was left undone, or is to be checked.
+    /// Returns whether a move from a dead owner was left for later, or has to be checked.
     pub(super) fn has_dead_owners(&self) -> bool {
         self.dead_owners
     }
 
-    /// How many moves are wanted but not begun.
+    /// Returns the number of moves that are wanted but have not begun.
     pub(super) fn waiting(&self) -> usize {
         self.waiting
     }
@@ -66,16 +69,16 @@ struct Wanted {
     to: usize,
 }
 
-/// Everything that moves are created from.
+/// Everything that the creation of moves depends on.
 pub(super) struct Context<'a> {
     pub(super) view: &'a View,
     pub(super) policy: &'a Policy,
     pub(super) backoffs: &'a BackOffs,
     pub(super) departures: &'a Departures,
-    /// Leave out all but the partitions of dead owners.
+    /// Moves only the partitions of dead owners.
     pub(super) only_dead_owners: bool,
     pub(super) now: Duration,
-    /// When to check whether the moves that are begun stand.
+    /// When to check whether the moves that begin now exist.
     pub(super) retry_at: Duration,
 }
 
@@ -120,14 +123,14 @@ impl Context<'_> {
                 rest.try_again_at(self.retry_at);
             }
         }
-        // A pod that may be given partitions again changes where partitions belong.
+        // A pod that may be given partitions again changes the placement.
         if let Some(until) = backoffs.next_pod(now) {
             rest.try_again_at(until);
         }
         rest
     }
 
-    /// Until when a dead owner's partition waits for the next life of its name, which is preferred.
+    /// Returns until when a dead owner's partition waits for the next life of the same pod, which is preferred.
     fn grace_ends(&self, layout: &Layout<'_>, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
         let has_come_back = layout.slots[partition.index()].home.is_some();
         let assignment = &self.view.assignments.get(&partition)?.value;
@@ -188,20 +191,23 @@ fn begin(
     }
 }
 
-/// Whether a move to this pod is safe without the barrier: there is a single router, and the pod does not read the tail
-/// when it is told to. It would be told in `Ready`, while the router may still send to the old owner: what the old
-/// owner writes after that would be missing. Neither pod has a bound on its work: the old owner's would have to be waited
-/// out before the new one begins, and the new owner's is known to the assignment only after the flip, which comes last.
+/// Returns whether a move to this pod is safe without the barrier. It requires
+///
+/// * a single router;
+/// * a new owner without the capability `sync`. It would read the tail in `Ready`, while the router may still send to
+///   the old owner, and miss what the old owner writes after that;
+/// * an old owner without a bound on its work, since the bound would have to be waited out before the new owner begins;
+/// * a new owner without a bound on its work, since the assignment records it only with the flip, which comes last.
 fn may_be_independent(view: &View, partition: PartitionId, to: &str) -> bool {
     let old_is_bounded = view.assignments.get(&partition).is_some_and(|it| it.value.work_ends_within_ms.is_some());
     let may_be = |pod: &PodRecord| !pod.capabilities.sync && pod.work_ends_within_ms.is_none();
     view.routers.len() < 2 && !old_is_bounded && view.pods.get(to).is_some_and(|pod| may_be(&pod.value))
 }
 
-/// The epoch of the next ownership, given that of the last and the revision that it is planned from.
+/// Returns the epoch of the next ownership, given the epoch of the last one and the revision that it is planned from.
 ///
-/// With the revision an epoch never comes back: not that of a handoff that was cancelled after it had announced it, and
-/// not after the assignment was deleted by hand. The last epoch is above the revision only where a hand has written it.
+/// The revision makes an epoch unique: neither a cancelled handoff, which had announced its epoch, nor an assignment
+/// that is deleted by hand can bring one back. The last epoch is above the revision only if it was written by hand.
 fn next_epoch(last: Option<Epoch>, revision: Revision) -> Epoch {
     let planned = Epoch::planned_at(revision);
     last.map_or(planned, |last| planned.max(last.next()))

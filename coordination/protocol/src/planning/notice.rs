@@ -1,4 +1,4 @@
-//! What an operator should know about the keyspace, in words. Says only; decides nothing.
+//! Notices for the operator, in words. Nothing is decided here.
 
 use std::fmt;
 
@@ -10,28 +10,28 @@ use crate::keys::KeyName;
 use crate::records::{Capabilities, Mode, Partitioner, Phase, PodStatus};
 use crate::view::View;
 
-/// How far the promise reaches with the pods that are registered; the weakest pod decides.
+/// The guarantee that the registered pods allow; the weakest pod decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Assurance {
-    /// A pod cannot say that it has ended what it works on.
+    /// A pod cannot confirm that its work has ended.
     WhileRoutersLive,
     /// A pod's record cannot be read, and no other pod decides the row.
     Unknown,
-    /// Every pod has `drained`, not every one `fence`.
+    /// Every pod has `drained`, but not every pod has `fence`.
     UnlessLeaseAndRouterAreLost,
     /// Every pod has `drained` and `fence`.
     Full,
 }
 
 impl Assurance {
-    /// The row of the protocol's table that the registered pods are in; `None` without pods.
+    /// Returns the row of the protocol's table that the registered pods are in. `None` without pods.
     pub fn of(view: &View) -> Option<Self> {
         let is_pod = |key: &String| matches!(view.keys().parse(key), Some(KeyName::Pod(_)));
         let unreadable = view.malformed.keys().any(is_pod).then_some(Assurance::Unknown);
         Self::with(view.pods.values().map(|pod| pod.value.capabilities)).into_iter().chain(unreadable).min()
     }
 
-    /// The row that pods with these capabilities are in; `None` without pods.
+    /// Returns the row that pods with these capabilities are in. `None` without pods.
     pub fn with(pods: impl IntoIterator<Item = Capabilities>) -> Option<Self> {
         let row = |have: Capabilities| match (have.drained, have.fence) {
             (true, true) => Assurance::Full,
@@ -62,35 +62,36 @@ impl fmt::Display for Assurance {
     }
 }
 
-/// Something that an operator should know.
+/// A notice for the operator.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Notice {
-    /// The file wants fewer partitions than there are.
+    /// The configuration file wants fewer partitions than there are.
     ShrinkRefused {
-        /// The number in the file.
+        /// The number in the configuration file.
         wanted: u32,
         /// The number that stays in force.
         kept: u32,
     },
-    /// The file wants more partitions than there are, and with this mapping keys would change their partition.
+    /// The configuration file wants more partitions than there are, and with this mapping keys would change their
+    /// partition.
     GrowthRefused {
-        /// The number in the file.
+        /// The number in the configuration file.
         wanted: u32,
         /// The number that stays in force.
         kept: u32,
-        /// How requests map to partitions, if a router has said so.
+        /// How requests map to partitions, if a router has written it.
         partitioner: Option<Partitioner>,
     },
-    /// The settings are gone, and the file's are not those of what is assigned.
+    /// The settings are gone, and the configuration file does not match what is assigned.
     ConfigMissing {
-        /// The number in the file.
+        /// The number in the configuration file.
         wanted: u32,
-        /// The number that the assignments show.
+        /// The number that the assignments imply.
         shown: u32,
-        /// Where the settings stood.
+        /// The key of the settings.
         key: String,
     },
-    /// A registration, or the leader's key, stands without its lease: it outlives its writer.
+    /// A registration, or the leader's key, exists without its lease: it outlives its writer.
     Leaseless {
         /// The key.
         key: String,
@@ -99,42 +100,42 @@ pub enum Notice {
     },
     /// `independent` needs a single router; `barrier` is used.
     IndependentImpossible {
-        /// How many are registered.
+        /// The number of registered routers.
         routers: usize,
     },
     /// `independent` needs a new owner that reads the tail itself before its first request; `barrier` is used.
     IndependentNotTo {
-        /// The pods that read it when they are told to.
+        /// The pods that have the capability `sync`.
         pods: Vec<String>,
     },
-    /// A value cannot be read; what it is about is left alone.
+    /// A value cannot be read. Nothing is done about its subject.
     Malformed {
         /// The key.
         key: String,
-        /// What is wrong with it.
+        /// The error.
         reason: String,
         /// The command that removes it once its writer is gone for good.
         repair: Option<String>,
     },
-    /// No pod takes partitions.
+    /// No pod accepts partitions.
     NoPod,
-    /// A handoff waits for too long in a phase from which there is no way back.
+    /// A handoff has waited too long in a phase from which there is no way back.
     Overdue {
-        /// Whose handoff.
+        /// The partition that moves.
         partition: PartitionId,
         /// The phase.
         phase: Phase,
-        /// Who is waited for.
+        /// What the handoff waits for.
         waiting: Vec<Waiting>,
     },
-    /// A pod gets no more partitions for now, since it did not get ready in time.
+    /// A pod gets no more partitions for now, because it was not ready in time.
     Shunned {
         /// The pod.
         pod: String,
-        /// How often in a row.
+        /// Failures in a row.
         failures: u32,
     },
-    /// How far the promise reaches.
+    /// The guarantee that the registered pods allow.
     Assurance(Assurance),
 }
 
@@ -201,7 +202,7 @@ fn or_forget(out: &mut fmt::Formatter<'_>, repair: Option<&str>) -> fmt::Result 
     }
 }
 
-/// The command by which an operator says that the owner of a registration is gone.
+/// Returns the command with which an operator declares that the owner of a registration is gone.
 fn repair(view: &View, key: &str) -> Option<String> {
     match view.keys().parse(key)? {
         KeyName::Pod(name) => Some(format!("segue forget pod {name}")),
@@ -210,7 +211,7 @@ fn repair(view: &View, key: &str) -> Option<String> {
     }
 }
 
-/// What there is to say about the view as such.
+/// Returns the notices that follow from the view alone.
 pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
     let mut notices: Vec<Notice> = view
         .malformed

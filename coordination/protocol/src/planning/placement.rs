@@ -1,72 +1,75 @@
-//! What a strategy is given and what it answers, and how a view becomes that.
+//! The interface of a placement strategy, and the layout that a view gives it.
 //!
-//! A strategy sees members, slots and who has what; it knows nothing of handoffs, time or budgets. Must stay true: a
-//! strategy's answer depends on the layout alone, not on the order in which anything was learnt, and asking again about
-//! its own answer changes nothing.
+//! A strategy sees members, slots and their current owners. It knows nothing of handoffs, time or budgets.
+//!
+//! # Invariants
+//!
+//! * A strategy's result depends on the layout alone, not on the order of events.
+//! * Placing a layout that already matches the result changes nothing.
 
 use crate::ids::{Incarnation, PartitionId};
 use crate::records::{PodStatus, Thousandths};
 use crate::view::{PodLife, View};
 
-/// Whether a pod may be given partitions.
+/// A pod's readiness for more partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Intake {
-    /// It may.
+    /// The pod may be given partitions.
     Open,
-    /// It keeps what it has but gets no more for now: it did not get ready lately.
+    /// The pod keeps its partitions but gets no more for now: it recently failed to become ready.
     Shunned,
-    /// It gives up all that it has.
+    /// The pod gives up all of its partitions.
     Leaving,
 }
 
 /// A pod as placement sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Member<'a> {
-    /// Its name. Members are in the order of their names.
+    /// The pod's name. Members are ordered by name.
     pub name: &'a str,
-    /// Which life of it.
+    /// The life of the pod.
     pub incarnation: Incarnation,
-    /// Its share relative to the others'.
+    /// The pod's share relative to the others'.
     pub weight: Thousandths,
-    /// Where it runs.
+    /// The zone that the pod runs in.
     pub zone: Option<&'a str>,
-    /// Whether it may be given partitions.
+    /// The pod's readiness for more partitions.
     pub intake: Intake,
 }
 
-/// How much a partition clings to its place, when some partition of its owner has to go.
+/// How readily a partition moves when one of its owner's partitions has to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hold {
-    /// It cannot move now: its handoff is in flight, or its records cannot be read.
+    /// The partition cannot move now: its handoff is in flight, or its records cannot be read.
     Pinned,
-    /// Its last move failed; others go first.
+    /// The partition's last move failed; others go first.
     Reluctant,
-    /// As good as any.
+    /// The partition moves as readily as any.
     Free,
 }
 
 /// A partition as placement sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
-    /// The member that has it; with a handoff in flight the one that will. `None`: nobody alive.
+    /// The member that owns the partition or, with a handoff in flight, will own it. `None` if no live pod does.
     pub owner: Option<usize>,
-    /// The member of the dead owner's name, in a new life. Preferred when the partition needs a place anyway.
+    /// The member with the dead owner's name, in a new life. Preferred when the partition needs a place anyway.
     pub home: Option<usize>,
-    /// How much it clings to its place.
+    /// How readily the partition moves.
     pub hold: Hold,
 }
 
-/// Members and partitions, all that a strategy knows.
+/// Members and partitions: a strategy's only input.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layout<'a> {
-    /// In the order of their names.
+    /// The members, ordered by name.
     pub members: Vec<Member<'a>>,
-    /// By partition.
+    /// The slots, by partition.
     pub slots: Vec<Slot>,
 }
 
 impl Layout<'_> {
-    /// How many partitions each member has.
+    /// Returns how many partitions each member has.
     pub fn counts(&self) -> Vec<u32> {
         let mut counts = vec![0; self.members.len()];
         for owner in self.slots.iter().filter_map(|slot| slot.owner) {
@@ -75,20 +78,20 @@ impl Layout<'_> {
         counts
     }
 
-    /// Whether shunned members have to be taken after all, since nobody else is left.
+    /// Returns whether shunned members have to be given partitions because there is no other.
     pub fn has_no_other_choice(&self) -> bool {
         !self.members.iter().any(|member| member.intake == Intake::Open)
     }
 }
 
-/// A strategy.
+/// A placement strategy.
 pub trait Placement {
-    /// Where each partition belongs, by partition: an index of `layout.members`. `None` if no member takes any.
-    /// A pinned partition's answer says where it would go once it can.
+    /// Returns the place of each partition, as an index of `layout.members`. `None` if no member accepts any. For a
+    /// pinned partition it is the place that the partition would move to once it can.
     fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>>;
 }
 
-/// The layout that a view shows. `shunned` and `reluctant` come from earlier failures.
+/// Returns the layout of a view. `shunned` and `reluctant` come from earlier failures.
 pub(super) fn layout<'a>(
     view: &'a View,
     partitions: u32,
@@ -105,7 +108,7 @@ pub(super) fn layout<'a>(
             zone: pod.value.zone.as_deref(),
             intake: match pod.value.status {
                 PodStatus::Draining => Intake::Leaving,
-                // Another hand wrote a registration that stands without its lease.
+                // A registration without its lease was not put by its owner.
                 PodStatus::Ready if shunned(name) || pod.lease.is_none() => Intake::Shunned,
                 PodStatus::Ready => Intake::Open,
             },
@@ -123,7 +126,7 @@ pub(super) fn layout<'a>(
         };
         let same_name = named(name);
         let owner = same_name.filter(|index| members[*index].incarnation == incarnation);
-        // Its key stands, so its partitions are not a dead owner's, and no handoff would get on.
+        // The owner's key exists, so it is not a dead owner, and a handoff would make no progress.
         let unclear = matches!(view.life(name, incarnation), PodLife::Unreadable | PodLife::Leaseless(_));
         let pinned = handoff.is_some() || unclear || view.is_malformed(partition);
         Slot { owner, home: if owner.is_some() { None } else { same_name }, hold: hold(pinned, reluctant(partition)) }

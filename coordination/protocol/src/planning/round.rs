@@ -1,7 +1,11 @@
-//! When a round of planning is due: changes settle first, rounds keep their distance, and one comes now and then anyway.
+//! Decides when a round of planning is due: after changes have settled, at a minimum distance, and periodically.
 //!
-//! Knows times and who is a member, nothing of placement. Must stay true: a change is answered by a round at most
-//! `settle_max` later (or `min_interval` after the last round, if that is later); a storm of changes makes one round.
+//! It knows times and membership, but nothing of placement.
+//!
+//! # Invariants
+//!
+//! * A round follows a change within `settle_max`, or within `min_interval` of the last round if that is later.
+//! * A burst of changes causes a single round.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +15,7 @@ use crate::ids::Incarnation;
 use crate::records::{PodRecord, PodStatus, Thousandths};
 use crate::view::{Stamped, View};
 
-/// Why a round was begun: the first cause, if several fell together.
+/// The cause of a round: the first one, if several coincided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RoundCause {
     /// The first view of a new leader.
@@ -20,12 +24,12 @@ pub enum RoundCause {
     Membership,
     /// The settings of the keyspace or the strategy changed.
     Config,
-    /// Nothing; it was time.
+    /// No change: the period has passed.
     Heartbeat,
 }
 
 impl RoundCause {
-    /// The cause as metrics and logs name it.
+    /// Returns the cause's name in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             RoundCause::Election => "election",
@@ -36,7 +40,7 @@ impl RoundCause {
     }
 }
 
-/// What placement depends on. A pod's load, capabilities and heartbeats are no part of it.
+/// The inputs of placement. A pod's load, capabilities and heartbeats are not among them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Membership {
     pods: BTreeMap<String, (Incarnation, PodStatus, Thousandths, Option<String>)>,
@@ -59,7 +63,7 @@ impl Membership {
     }
 }
 
-/// Changes that have not been answered by a round yet.
+/// Changes that no round has followed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Settling {
     cause: RoundCause,
@@ -76,7 +80,7 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// Takes note of what has changed since the last call.
+    /// Records what has changed since the last call.
     pub(super) fn observe(&mut self, view: &View, policy: &Policy, now: Duration) {
         let is = Membership::of(view, policy);
         let cause = match &self.seen {
@@ -90,12 +94,12 @@ impl Rounds {
         self.settling = Some(Settling { cause: begun.0, first: begun.1, last: now });
     }
 
-    /// Whether a change waits for its round. Meanwhile no move is created: the change may undo its reason.
+    /// Returns whether a change waits for its round. No move is created meanwhile: the change may remove its reason.
     pub(super) fn is_settling(&self) -> bool {
         self.settling.is_some()
     }
 
-    /// Closes the round that is due, if one is.
+    /// Closes the round that is due, if there is one. Returns its cause.
     pub(super) fn close(&mut self, policy: &Policy, now: Duration) -> Option<RoundCause> {
         self.next_wake(policy).filter(|due| *due <= now)?;
         self.closed = Some(now);
@@ -103,7 +107,7 @@ impl Rounds {
         Some(settled.map_or(RoundCause::Heartbeat, |changes| changes.cause))
     }
 
-    /// When the next round is due, as far as is known.
+    /// Returns when the next round is due, as far as is known.
     pub(super) fn next_wake(&self, policy: &Policy) -> Option<Duration> {
         let Some(changes) = self.settling else {
             return self.closed.map(|closed| closed + policy.heartbeat.max(policy.min_interval));

@@ -1,23 +1,23 @@
-//! The default strategy: every pod has its quota, and not one partition moves more than that takes.
+//! The default strategy: every pod gets its quota with the fewest moves possible.
 //!
-//! A pod's *fair share* is `partitions × weight / sum of weights`; it gets the share rounded down or up. Which pods get
-//! the odd partitions is chosen so that the fewest move: first pods that have one more than their rounded-down share
-//! already, then by the largest remainder, then the zone that is furthest below its own share, then by name. Zones are
-//! a tie-break and nothing more: they never cost a move or a pod's balance.
+//! A pod's *fair share* is `partitions × weight / sum of weights`; its quota is the share rounded down or up. The pods
+//! that round up are chosen so that the fewest partitions move: first pods that already have one more than their
+//! rounded-down share, then those with the largest remainder, then those in the zone that is furthest below its own
+//! share, then by name. Zones are only a tie-break: they never cost a move or a pod's balance.
 //!
-//! Why no balanced placement moves fewer: with `have[i]` partitions on pod `i` now and `gets[i]` afterwards, at least
-//! `have[i] - gets[i]` must leave it, and no more do. The sum is smallest when odd partitions go to pods with
-//! `have > floor`, each of which saves exactly one move, and those are served first.
+//! No balanced placement moves fewer. With `have[i]` partitions on pod `i` now and `gets[i]` afterwards, at least
+//! `have[i] - gets[i]` must leave it, and no more do. The sum is smallest when odd partitions go to pods with `have >
+//! floor`, each of which saves exactly one move, and those are served first.
 //!
-//! A shunned pod's share is cut to what it has, and the others share the rest by the same rule. If every weight is 0 all
-//! pods count the same.
+//! A shunned pod's share is limited to what it has, and the other pods share the rest by the same rule. If every weight
+//! is 0, all pods count the same.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 use super::placement::{Hold, Intake, Layout, Placement};
 
-/// See the module.
+/// The default strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Sticky;
 
@@ -25,7 +25,7 @@ impl Placement for Sticky {
     fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>> {
         let mut room = quotas(layout);
         let mut placed: Vec<Option<usize>> = vec![None; layout.slots.len()];
-        // Those that cling most to their place are the first to keep it.
+        // The partitions that move least readily are the first to keep their place.
         for hold in [Hold::Pinned, Hold::Reluctant, Hold::Free] {
             for (slot, place) in layout.slots.iter().zip(&mut placed) {
                 if slot.hold == hold {
@@ -38,7 +38,7 @@ impl Placement for Sticky {
                 *place = slot.home.filter(|home| take(&mut room, *home));
             }
         }
-        // In turn, so that neighbours do not all go to one pod.
+        // Round robin, so that neighbours do not all go to one pod.
         let mut takers: VecDeque<usize> = (0..room.len()).filter(|member| room[*member] > 0).collect();
         for place in placed.iter_mut().filter(|place| place.is_none()) {
             let Some(taker) = takers.pop_front() else { break };
@@ -58,7 +58,7 @@ fn take(room: &mut [u32], member: usize) -> bool {
     free
 }
 
-/// How many partitions each member gets.
+/// Returns how many partitions each member gets.
 fn quotas(layout: &Layout<'_>) -> Vec<u32> {
     let counts = layout.counts();
     let mut gets = vec![0; layout.members.len()];
@@ -70,7 +70,7 @@ fn quotas(layout: &Layout<'_>) -> Vec<u32> {
     let mut sharing: Vec<usize> =
         (0..gets.len()).filter(|member| layout.members[*member].intake != Intake::Leaving).collect();
     let mut total = layout.slots.len() as u128;
-    // Each turn takes out at least one member; what it leaves makes the others' shares larger, never smaller.
+    // Each turn removes at least one member. That makes the shares of the others larger, never smaller.
     let shares = loop {
         let shares = Shares::of(layout, &sharing, total);
         let (within, cut): (Vec<usize>, Vec<usize>) =
@@ -110,7 +110,7 @@ fn quotas(layout: &Layout<'_>) -> Vec<u32> {
     gets
 }
 
-/// The exact shares of a total, as fractions of one denominator: no rounding decides who gets what.
+/// The exact shares of a total, as fractions of one denominator, so that rounding never decides.
 struct Shares {
     weights: Vec<u128>,
     sum: u128,
@@ -127,7 +127,7 @@ impl Shares {
         Shares { weights, sum, total }
     }
 
-    /// The share times `sum`.
+    /// Returns the share times `sum`.
     fn exact(&self, member: usize) -> u128 {
         self.total * self.weights[member]
     }

@@ -1,39 +1,39 @@
-//! What routers and pods acknowledge of a handoff.
+//! The acknowledgements of routers and pods in a handoff.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{HandoffId, PartitionId};
 
-/// `handoff_drains/{partition}/{router}`: nothing of the partition is in flight through this router any more.
+/// `handoff_drains/{partition}/{router}`: no request of the partition is in flight through this router any more.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouterDrainedAck {
-    /// The handoff that this is for. First, with `gave_up`: see [`starts_with`](Self::starts_with).
+    /// The handoff that the ack is for. First field, followed by `gave_up`: see [`starts_with`](Self::starts_with).
     pub handoff: HandoffId,
-    /// The drain did not end and severing would not be safe: the router asks for the handoff to be cancelled.
+    /// The drain did not end, and severing would not be safe: the router asks for the handoff to be cancelled.
     #[serde(default)]
     pub gave_up: bool,
     /// The router, as in the key.
     pub router_name: String,
     /// The partition, as in the key.
     pub partition: PartitionId,
-    /// For people.
+    /// Informational.
     #[serde(default)]
     pub acked_at: u64,
-    /// How many exchanges were severed to get there.
+    /// Number of exchanges that were severed to drain.
     #[serde(default)]
     pub severed: u64,
 }
 
 impl RouterDrainedAck {
-    /// The router has drained, and severed nothing to get there.
+    /// Returns the ack of a router that has drained without severing anything.
     pub fn new(router_name: impl Into<String>, partition: PartitionId, handoff: HandoffId) -> Self {
         let router_name = router_name.into();
         RouterDrainedAck { handoff, gave_up: false, router_name, partition, acked_at: 0, severed: 0 }
     }
 
-    /// What the value of an ack starts with that says "drained" for this handoff, so that a guard on the order of bytes
-    /// can tell it from none, from that of another handoff and from one that gave up, without having seen it. One that is
-    /// written otherwise, by another hand, is only not recognised.
+    /// Returns the first bytes of an ack that says "drained" for this handoff. A guard on the order of bytes can thus
+    /// tell it from no ack, from an ack of another handoff and from one that gave up, without having seen it. An ack
+    /// that another writer serialised differently is merely not recognised.
     pub fn starts_with(handoff: HandoffId) -> String {
         format!(r#"{{"handoff":{handoff},"gave_up":false,"#)
     }
@@ -42,31 +42,31 @@ impl RouterDrainedAck {
 /// `handoff_acks/{partition}/{router}`: this router routes to the new owner and has flushed its stash.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouterCutoverAck {
-    /// The handoff that this is for. First: see [`starts_with`](Self::starts_with).
+    /// The handoff that the ack is for. First field: see [`starts_with`](Self::starts_with).
     pub handoff: HandoffId,
     /// The router, as in the key.
     pub router_name: String,
     /// The partition, as in the key.
     pub partition: PartitionId,
-    /// For people.
+    /// Informational.
     #[serde(default)]
     pub acked_at: u64,
-    /// How many requests waited in the stash.
+    /// Number of requests that waited in the stash.
     #[serde(default)]
     pub stashed: u64,
-    /// From the stop until nothing was in flight, microseconds.
+    /// Time from the stop until nothing was in flight, in microseconds.
     #[serde(default)]
     pub drain_us: u64,
-    /// From the stop until the first request could reach the new owner, microseconds.
+    /// Time from the stop until the first request could reach the new owner, in microseconds.
     #[serde(default)]
     pub pause_us: u64,
-    /// From the switch until the stash was empty and the gate open, microseconds.
+    /// Time from the switch until the stash was empty and the gate open, in microseconds.
     #[serde(default)]
     pub flush_us: u64,
 }
 
 impl RouterCutoverAck {
-    /// The router has cut over, and took no time for it.
+    /// Returns the ack of a router that has cut over, with all times 0.
     pub fn new(router_name: impl Into<String>, partition: PartitionId, handoff: HandoffId) -> Self {
         RouterCutoverAck {
             handoff,
@@ -80,26 +80,26 @@ impl RouterCutoverAck {
         }
     }
 
-    /// What the value of an ack for this handoff starts with, as with [`RouterDrainedAck::starts_with`].
+    /// Returns the first bytes of an ack for this handoff, as [`RouterDrainedAck::starts_with`] does.
     pub fn starts_with(handoff: HandoffId) -> String {
         format!(r#"{{"handoff":{handoff},"#)
     }
 }
 
-/// What a pod can say about a handoff.
+/// The kinds of a pod's ack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PodAckKind {
-    /// The old owner: I refuse the partition and nothing of it goes on in me.
+    /// The old owner refuses the partition, and no work on it is left in the pod.
     Drained,
-    /// The new owner: I have read the log to its end.
+    /// The new owner has read the log to its end.
     Synced,
-    /// The old owner: I have let go of the state.
+    /// The old owner has released the state.
     Released,
 }
 
 impl PodAckKind {
-    /// The last part of the ack's key.
+    /// Returns the last part of the ack's key.
     pub fn as_str(self) -> &'static str {
         match self {
             PodAckKind::Drained => "drained",
@@ -108,7 +108,7 @@ impl PodAckKind {
         }
     }
 
-    /// The inverse of [`as_str`](Self::as_str).
+    /// Parses the last part of the ack's key: the inverse of [`as_str`](Self::as_str).
     pub fn parse(name: &str) -> Option<Self> {
         [PodAckKind::Drained, PodAckKind::Synced, PodAckKind::Released].into_iter().find(|kind| kind.as_str() == name)
     }
@@ -121,17 +121,17 @@ pub struct PodAck {
     pub pod_name: String,
     /// The partition, as in the key.
     pub partition: PartitionId,
-    /// The handoff that this is for.
+    /// The handoff that the ack is for.
     pub handoff: HandoffId,
-    /// What it says.
+    /// The kind of the ack.
     pub ack: PodAckKind,
-    /// For people.
+    /// Informational.
     #[serde(default)]
     pub acked_at: u64,
 }
 
 impl PodAck {
-    /// The pod says this about the handoff.
+    /// Returns the pod's ack of this kind.
     pub fn new(pod_name: impl Into<String>, partition: PartitionId, handoff: HandoffId, ack: PodAckKind) -> Self {
         PodAck { pod_name: pod_name.into(), partition, handoff, ack, acked_at: 0 }
     }

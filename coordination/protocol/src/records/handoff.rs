@@ -1,10 +1,10 @@
-//! Who owns a partition, and its move from one pod to another.
+//! The ownership of a partition, and its move from one pod to another.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Epoch, Incarnation, PartitionId};
 
-/// The state of an assignment. There is one; the field leaves room for more.
+/// The state of an assignment. There is only one; the field leaves room for more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum AssignmentStatus {
     /// The owner serves the partition.
@@ -12,45 +12,45 @@ pub enum AssignmentStatus {
     Active,
 }
 
-/// `assignments/{partition}`: who owns a partition.
+/// `assignments/{partition}`: the owner of a partition.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Assignment {
     /// The partition, as in the key.
     pub partition: PartitionId,
     /// The owning pod.
     pub owner: String,
-    /// Which life of that pod: a pod of this name with another incarnation does not own the partition.
+    /// The life of the owner: a pod of this name with another incarnation does not own the partition.
     pub incarnation: Incarnation,
     /// Always `Active`.
     #[serde(default)]
     pub status: AssignmentStatus,
-    /// The number of this ownership.
+    /// The epoch of this ownership.
     pub epoch: Epoch,
-    /// The owner's bound on the work of a request, as of when it took the partition over. It outlives the owner's record.
+    /// The owner's bound on the work of a request, as of its takeover of the partition. It outlives the owner's record.
     #[serde(default)]
     pub work_ends_within_ms: Option<u64>,
 }
 
 impl Assignment {
-    /// The partition belongs to this life of a pod, whose work has no bound.
+    /// Returns the assignment to this life of a pod, without a bound on its work.
     pub fn new(partition: PartitionId, owner: impl Into<String>, incarnation: Incarnation, epoch: Epoch) -> Self {
         let (owner, status) = (owner.into(), AssignmentStatus::Active);
         Assignment { partition, owner, incarnation, status, epoch, work_ends_within_ms: None }
     }
 }
 
-/// Where a handoff is.
+/// The phases of a handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
     /// The new owner copies state while the old one serves.
     Warming,
     /// Routers stop, stash and drain.
     Ready,
-    /// The old owner confirms that it has ended, the new one reads the tail.
+    /// The old owner confirms that its work has ended, and the new one reads the tail.
     Syncing,
-    /// The assignment has flipped; routers switch and flush. No way back.
+    /// The assignment has flipped; routers switch and flush. There is no way back.
     Switching,
-    /// All routers have cut over; the old owner releases.
+    /// All routers have cut over; the old owner releases its state.
     Complete,
 }
 
@@ -58,7 +58,7 @@ impl Phase {
     /// Every phase, in order.
     pub const ALL: [Phase; 5] = [Phase::Warming, Phase::Ready, Phase::Syncing, Phase::Switching, Phase::Complete];
 
-    /// The phase as metrics and logs name it.
+    /// Returns the phase's name in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Phase::Warming => "Warming",
@@ -70,19 +70,19 @@ impl Phase {
     }
 }
 
-/// Whether routers wait for each other before they switch.
+/// The ways in which several routers cut over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// All routers drain before any of them switches. The default and the promise.
+    /// All routers drain before any of them switches. The default, and the mode that the guarantee is given for.
     #[default]
     Barrier,
-    /// Each router switches by itself; for a site with one router only.
+    /// Each router switches by itself. Only for deployments with a single router.
     Independent,
 }
 
 impl Mode {
-    /// All modes, by their names in the file.
+    /// All modes, by their names in the configuration file.
     pub const NAMES: &[(&str, Self)] = &[("barrier", Mode::Barrier), ("independent", Mode::Independent)];
 }
 
@@ -91,39 +91,39 @@ impl Mode {
 pub struct Handoff {
     /// The partition, as in the key.
     pub partition: PartitionId,
-    /// Who gives the partition up; `None` for the very first placement.
+    /// The pod that gives the partition up. `None` for the very first placement.
     #[serde(default)]
     pub old_owner: Option<String>,
-    /// Which life of the old owner; 0 without one.
+    /// The life of the old owner; 0 without one.
     #[serde(default)]
     pub old_incarnation: Incarnation,
-    /// Who gets it.
+    /// The pod that gets the partition.
     pub new_owner: String,
-    /// Which life of the new owner.
+    /// The life of the new owner.
     pub new_incarnation: Incarnation,
-    /// Where the move is.
+    /// The phase of the move.
     pub phase: Phase,
     /// The epoch that the new owner will have.
     pub epoch: Epoch,
     /// How routers cut over.
     #[serde(default)]
     pub mode: Mode,
-    /// For people.
+    /// Informational.
     #[serde(default)]
     pub started_at: u64,
-    /// For people.
+    /// Informational.
     #[serde(default)]
     pub phase_entered_at: u64,
     /// Why the move was planned, in words.
     #[serde(default)]
     pub reason: String,
-    /// The old owner is dead and had a bound on its work, and a coordinator has waited it out: the log is at rest.
+    /// A coordinator has waited out the bound on the work of the dead old owner: the log is at rest.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub work_has_ended: bool,
 }
 
 impl Handoff {
-    /// The move of a partition to this life of a pod, with the barrier, as it begins; from nobody.
+    /// Returns the first placement of a partition on this life of a pod, in its first phase, with the barrier.
     pub fn new(partition: PartitionId, to: impl Into<String>, incarnation: Incarnation, epoch: Epoch) -> Self {
         Handoff {
             partition,
@@ -141,7 +141,7 @@ impl Handoff {
         }
     }
 
-    /// The same, from this life of its owner.
+    /// Returns the same handoff, from this life of the old owner.
     pub fn taken_from(self, owner: impl Into<String>, incarnation: Incarnation) -> Self {
         Handoff { old_owner: Some(owner.into()), old_incarnation: incarnation, ..self }
     }

@@ -5,14 +5,14 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The most partitions that a keyspace may have; the configuration and the routing table have the same bound.
+/// Most partitions of a keyspace. The configuration and the routing table have the same limit.
 pub const MAX_PARTITIONS: u32 = 65_536;
 
-/// `config`: what belongs to the keyspace itself.
+/// `config`: the settings of the keyspace itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyspaceConfig {
-    /// Partitions are numbered `0..partitions`. The number never falls, and grows only where [`partitioner`](Self::partitioner)
-    /// allows it.
+    /// Partitions are numbered `0..partitions`. The number never decreases. It grows only where
+    /// [`partitioner`](Self::partitioner) allows it.
     pub partitions: u32,
     /// How requests map to partitions. The first router writes it.
     #[serde(default)]
@@ -23,21 +23,21 @@ pub struct KeyspaceConfig {
 }
 
 impl KeyspaceConfig {
-    /// Settings with this many partitions, before any router has said how requests map to them.
+    /// Returns settings with this many partitions, before a router has written how requests map to them.
     pub fn new(partitions: u32) -> Self {
         KeyspaceConfig { partitions, partitioner: None, unknown: Map::new() }
     }
 }
 
-/// How requests map to partitions, in the form in which two routers compare it. One with a field more is another mapping, and
-/// [`Unknown`](Self::Unknown) here.
+/// How requests map to partitions, in the form in which routers compare it. A mapping with an additional field is a
+/// different one, and [`Unknown`](Self::Unknown) to this version.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum Partitioner {
-    /// `{"key":"path:/persons/{key}","hash":"murmur2"}`: the hash of a key that is taken from here, modulo the number of
+    /// `{"key":"path:/persons/{key}","hash":"murmur2"}`: the hash of a key in the request, modulo the number of
     /// partitions.
     Key {
-        /// `header:`, `path:`, `query:` or `cookie:`, and what the file says after it.
+        /// `header:`, `path:`, `query:` or `cookie:`, followed by the value from the configuration file.
         key: String,
         /// The name of the hash.
         hash: String,
@@ -47,7 +47,7 @@ pub enum Partitioner {
         /// Always true.
         number: bool,
     },
-    /// A mapping that this version does not know. No router has it for its own.
+    /// A mapping that this version does not know. It is no router's own.
     Unknown(Value),
 }
 

@@ -1,7 +1,7 @@
-//! The values that stand in the store, as JSON: who is there, who owns what, what moves, who has acknowledged.
+//! The values in the store, as JSON: participants, ownership, handoffs and acknowledgements.
 //!
-//! Readers ignore fields that they do not know and give absent ones their default, so that versions can be mixed.
-//! Timestamps are Unix milliseconds, for people only: no decision compares the clocks of two machines.
+//! Readers ignore unknown fields and give absent ones their default, so that versions can be mixed. Timestamps are Unix
+//! milliseconds and informational: no decision compares the clocks of two machines.
 
 mod acks;
 mod handoff;
@@ -15,9 +15,9 @@ pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, Phase};
 pub use self::keyspace::{KeyspaceConfig, MAX_PARTITIONS, Partitioner};
 pub use self::participants::{Capabilities, Leader, PodRecord, PodStatus, RouterRecord, Thousandths};
 
-/// A record as JSON, ready to be put.
+/// Returns a record as JSON, ready to be put.
 pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
-    // Records are structs of numbers, strings and lists with string keys: serialising them to memory has no way to fail.
+    // Serialisation cannot fail: records are structs of numbers, strings and lists with string keys.
     serde_json::to_vec(record).expect("a record serialises")
 }
 

@@ -1,4 +1,4 @@
-//! Registrations: pods, routers and the leader. Each stands under a lease of the process that it describes.
+//! The registrations of pods, routers and the leader. Each is attached to the lease of the process that it describes.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,27 +22,27 @@ impl From<Thousandths> for f64 {
     }
 }
 
-/// Whether a pod takes partitions.
+/// A pod's own willingness to own partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum PodStatus {
-    /// It does.
+    /// The pod accepts partitions.
     #[default]
     Ready,
-    /// It gives up what it has and gets no more.
+    /// The pod gives up what it has and gets no more.
     Draining,
 }
 
-/// What a pod is able to do in a handoff; on the wire a list of the names of those that it has.
+/// A pod's capabilities in a handoff; on the wire a list of their names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(from = "Vec<String>", into = "Vec<String>")]
 pub struct Capabilities {
-    /// As a new owner it reads the tail of the log and says `synced`.
+    /// As a new owner, the pod reads the tail of the log and acknowledges `synced`.
     pub sync: bool,
-    /// As an old owner it refuses the partition, ends what it works on and says `drained`.
+    /// As an old owner, the pod refuses the partition, ends its work and acknowledges `drained`.
     pub drained: bool,
-    /// It says `released` once it has let go of a partition's state.
+    /// The pod acknowledges `released` once it has released a partition's state.
     pub released: bool,
-    /// It refuses requests of another epoch, and all of them past its lease clock.
+    /// The pod refuses requests of another epoch, and all requests once its lease clock has run out.
     pub fence: bool,
 }
 
@@ -73,43 +73,43 @@ impl From<Capabilities> for Vec<String> {
 pub struct PodRecord {
     /// The pod's name, as in the key.
     pub pod_name: String,
-    /// Where routers reach it: `host:port`.
+    /// The address that routers connect to: `host:port`.
     pub address: String,
-    /// Whether it takes partitions.
+    /// The pod's willingness to own partitions.
     #[serde(default)]
     pub status: PodStatus,
-    /// For people.
+    /// Informational.
     #[serde(default)]
     pub registered_at: u64,
-    /// For people: when the record was last written. That the pod lives is shown by its lease, not by this.
+    /// When the record was last written. Informational: the lease shows that the pod lives.
     #[serde(default)]
     pub last_heartbeat: u64,
-    /// Its share of the partitions relative to the others'; 1.0 is usual.
+    /// The pod's share of the partitions relative to the others'; usually 1.0.
     #[serde(default = "unit_weight")]
     pub weight: Thousandths,
-    /// Where it runs.
+    /// The zone that the pod runs in.
     #[serde(default)]
     pub zone: Option<String>,
-    /// How busy it says it is.
+    /// The load that the pod reports.
     #[serde(default)]
     pub load: Option<Thousandths>,
-    /// What it can do in a handoff.
+    /// The pod's capabilities in a handoff.
     #[serde(default)]
     pub capabilities: Capabilities,
-    /// Where its admin endpoint is reached: `host:port`.
+    /// The address of the admin endpoint: `host:port`.
     #[serde(default)]
     pub admin: Option<String>,
     /// The version of its rollout.
     #[serde(default)]
     pub version: Option<String>,
-    /// The bound on the work of a request, in milliseconds from the last byte that reached the service. `None`: no bound
-    /// is claimed.
+    /// The bound on the work of a request, in milliseconds from the last byte that reached the service. `None` if the
+    /// pod claims no bound.
     #[serde(default)]
     pub work_ends_within_ms: Option<u64>,
 }
 
 impl PodRecord {
-    /// A pod that takes partitions, of the usual weight, and is able to do nothing in a handoff.
+    /// Returns the record of a pod that accepts partitions, has the usual weight and has no capabilities.
     pub fn new(pod_name: impl Into<String>, address: impl Into<String>) -> Self {
         PodRecord {
             pod_name: pod_name.into(),
@@ -137,30 +137,30 @@ fn unit_weight() -> Thousandths {
 pub struct RouterRecord {
     /// The router's name, as in the key.
     pub router_name: String,
-    /// For people.
+    /// Informational.
     #[serde(default)]
     pub registered_at: u64,
-    /// For people.
+    /// Informational.
     #[serde(default)]
     pub last_heartbeat: u64,
-    /// Where its admin endpoint is reached: `host:port`.
+    /// The address of the admin endpoint: `host:port`.
     #[serde(default)]
     pub admin: Option<String>,
 }
 
 impl RouterRecord {
-    /// A router without an admin endpoint.
+    /// Returns the record of a router without an admin endpoint.
     pub fn new(router_name: impl Into<String>) -> Self {
         RouterRecord { router_name: router_name.into(), registered_at: 0, last_heartbeat: 0, admin: None }
     }
 }
 
-/// `coordinator/leader`, leased: who leads.
+/// `coordinator/leader`, leased: the elected coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Leader {
     /// The coordinator's name.
     pub holder: String,
-    /// Its lease.
+    /// The coordinator's lease.
     #[serde(default)]
     pub lease_id: LeaseId,
 }

@@ -1,9 +1,13 @@
-//! The materialised state of a keyspace at one store revision, and the questions that decisions ask of it.
+//! The materialised state of a keyspace at one store revision, and the queries that decisions make.
 //!
-//! Pure. Built from one snapshot and moved on by whole batches of one watch over the keyspace's root, so registry,
-//! handoffs and assignments are always seen together. A value that cannot be read is kept apart as malformed, never
-//! taken for absent: a partition with such a record is left alone by planning and held by routers, and a handoff whose
-//! parties cannot be read stays in its phase. The settings that were read last stay known without a readable `config`.
+//! Pure. Built from one snapshot and advanced by whole batches of one watch over the keyspace's root.
+//!
+//! # Invariants
+//!
+//! * Registrations, handoffs and assignments are always seen at one revision.
+//! * A value that cannot be read is kept as malformed, and never taken for absent. Planning leaves a partition with
+//!   such a record alone, and routers hold it. A handoff whose parties cannot be read stays in its phase.
+//! * The settings that were read last stay known while there is no readable `config`.
 
 mod reading;
 
@@ -21,18 +25,18 @@ use crate::txn::{Batch, Event, KeyValue, Snapshot};
 /// A record with the revisions of its key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Stamped<T> {
-    /// Which life of the key this is.
+    /// The revision that created the key: it identifies this life of it.
     pub create_revision: Revision,
-    /// When it was last written.
+    /// The revision of the last put.
     pub mod_revision: Revision,
-    /// The lease that the key goes with. A registration without one was put by another hand than its owner's.
+    /// The lease that the key is attached to. A registration without one was not put by its owner.
     pub lease: Option<LeaseId>,
     /// The record.
     pub value: T,
 }
 
 impl<T> Stamped<T> {
-    /// The key without its record.
+    /// Returns the key without its record.
     pub fn key(&self) -> Stamped<()> {
         let Stamped { create_revision, mod_revision, lease, .. } = *self;
         Stamped { create_revision, mod_revision, lease, value: () }
@@ -40,27 +44,27 @@ impl<T> Stamped<T> {
 }
 
 impl Stamped<PodRecord> {
-    /// Which life of the pod this is.
+    /// Returns the life of the pod.
     pub fn incarnation(&self) -> Incarnation {
         Incarnation::registered_at(self.create_revision)
     }
 }
 
 impl Stamped<RouterRecord> {
-    /// Which life of the router this is.
+    /// Returns the life of the router.
     pub fn incarnation(&self) -> Incarnation {
         Incarnation::registered_at(self.create_revision)
     }
 }
 
 impl Stamped<Handoff> {
-    /// Which handoff this is.
+    /// Returns the identity of the handoff.
     pub fn id(&self) -> HandoffId {
         HandoffId::created_at(self.create_revision)
     }
 }
 
-/// What routers and pods have said about a partition's handoff.
+/// The acks of routers and pods for a partition's handoff.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Acks {
     /// By router.
@@ -77,12 +81,12 @@ impl Acks {
     }
 }
 
-/// What one batch of changes touched, so that a shell looks only at what can have changed.
+/// The subjects of one batch of changes, so that a shell reconsiders only what may have changed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Touched {
     /// Partitions whose assignment, handoff or acks changed.
     pub partitions: BTreeSet<PartitionId>,
-    /// A pod or router came, went or changed, or the settings of the keyspace did: every partition may be concerned.
+    /// A pod, a router or the settings of the keyspace changed: every partition may be affected.
     pub membership: bool,
 }
 
@@ -90,47 +94,47 @@ pub struct Touched {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct View {
     keys: Keyspace,
-    /// The revision that this is the state of.
+    /// The revision that this state belongs to.
     pub revision: Revision,
-    /// The keyspace's settings, as they stand. For what to go by see [`settings`](Self::settings).
+    /// The keyspace's settings as stored. Decisions use [`settings`](Self::settings).
     pub config: Option<Stamped<KeyspaceConfig>>,
     /// The settings that were read last.
     known_config: Option<KeyspaceConfig>,
-    /// Who leads.
+    /// The leader.
     pub leader: Option<Stamped<Leader>>,
     /// The registered pods.
     pub pods: BTreeMap<String, Stamped<PodRecord>>,
     /// The registered routers.
     pub routers: BTreeMap<String, Stamped<RouterRecord>>,
-    /// Who owns what.
+    /// The owner of each partition.
     pub assignments: BTreeMap<PartitionId, Stamped<Assignment>>,
-    /// What moves.
+    /// The handoff of each partition that moves.
     pub handoffs: BTreeMap<PartitionId, Stamped<Handoff>>,
-    /// What was acknowledged, also for handoffs that are gone. A partition is here while any ack of it stands, even if
-    /// none can be read.
+    /// The acks of each partition, also of handoffs that are gone. A partition is listed while any ack of it exists,
+    /// even if none can be read.
     pub acks: BTreeMap<PartitionId, Acks>,
-    /// Keys whose value this version cannot read, with the reason.
+    /// The keys whose value this version cannot read, with the reason.
     pub malformed: BTreeMap<String, String>,
-    /// Unreadable values by key: they are there all the same.
+    /// The unreadable values by key: the keys exist all the same.
     unreadable: BTreeMap<String, Stamped<()>>,
 }
 
 /// One life of a pod as a view shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodLife<'a> {
-    /// Its registration stands.
+    /// The registration exists.
     Registered(&'a PodRecord),
-    /// Its registration stands without its lease, so another hand put it. Requests are routed to it, and handoffs wait
-    /// until it has put its registration back.
+    /// The registration exists without its lease, so another writer put it. Requests are routed to the pod, and
+    /// handoffs wait until the pod has restored its registration.
     Leaseless(&'a PodRecord),
-    /// Its registration stands and cannot be read.
+    /// The registration exists and cannot be read.
     Unreadable,
-    /// No registration of this life stands.
+    /// There is no registration of this life.
     Over,
 }
 
 impl View {
-    /// A keyspace in which there is nothing yet.
+    /// Returns the view of an empty keyspace.
     pub fn empty(keys: Keyspace) -> Self {
         View {
             keys,
@@ -148,7 +152,7 @@ impl View {
         }
     }
 
-    /// The state that a snapshot of the keyspace's root shows.
+    /// Returns the view of a snapshot of the keyspace's root.
     pub fn from_snapshot(keys: Keyspace, snapshot: Snapshot) -> Self {
         let mut view = View::empty(keys);
         let mut touched = Touched::default();
@@ -159,8 +163,8 @@ impl View {
         view
     }
 
-    /// Goes on from a fresh snapshot of the same keyspace. What was known of its settings stays known if the snapshot
-    /// shows none that can be read.
+    /// Continues from a fresh snapshot of the same keyspace. The known settings stay known if the snapshot has none
+    /// that can be read.
     pub fn resync(&mut self, fresh: View) {
         let known = self.known_config.take();
         *self = fresh;
@@ -169,12 +173,13 @@ impl View {
         }
     }
 
-    /// The names of this keyspace's keys.
+    /// Returns the keys of this keyspace.
     pub fn keys(&self) -> &Keyspace {
         &self.keys
     }
 
-    /// Moves on by the changes of a watch. A batch that is not newer changes nothing: repeated events are harmless.
+    /// Applies the changes of a watch. A batch that is not newer than the view changes nothing: repeated events are
+    /// harmless.
     pub fn apply(&mut self, batch: Batch) -> Touched {
         let mut touched = Touched::default();
         if batch.revision <= self.revision {
@@ -209,7 +214,7 @@ impl View {
             }
             KeyName::Leader => {
                 let result = read.stamped();
-                // Whatever it says, nobody else can be elected while it stands.
+                // A leader's key excludes every other leader while it exists, whatever its value.
                 let nameless = || read.stamp(Leader { holder: "unreadable".to_owned(), lease_id: LeaseId::NONE });
                 let leader = result.as_ref().map_or_else(|_| nameless(), Stamped::clone);
                 self.leader = Some(leader);
@@ -219,7 +224,7 @@ impl View {
             KeyName::Router(router) => {
                 let result = read.put_into(&mut self.routers, router.clone());
                 if result.is_err() {
-                    // Whatever it says of itself, it may route: it must be waited for.
+                    // The router may be routing, whatever its record says, so handoffs must wait for it.
                     let router_name = router.clone();
                     let value = RouterRecord::new(router_name);
                     self.routers.insert(router, read.stamp(value));
@@ -275,7 +280,7 @@ impl View {
                 partition
             }
         };
-        // As long as one stands, be it unreadable, there is something to sweep.
+        // An ack that remains, even an unreadable one, has to be swept.
         let unreadable = |prefix: String| {
             self.malformed.range(prefix.clone()..).next().is_some_and(|(key, _)| key.starts_with(&prefix))
         };
@@ -285,17 +290,17 @@ impl View {
         }
     }
 
-    /// The keyspace's settings to go by: those that were read last, also while they are gone or cannot be read.
+    /// Returns the settings to use: those that were read last, even while they are gone or cannot be read.
     pub fn settings(&self) -> Option<&KeyspaceConfig> {
         self.known_config.as_ref()
     }
 
-    /// How many partitions the keyspace has; 0 as long as no settings have been read.
+    /// Returns the number of partitions of the keyspace; 0 until settings have been read.
     pub fn partitions(&self) -> u32 {
         self.settings().map_or(0, |settings| settings.partitions)
     }
 
-    /// One life of a pod as this view shows it.
+    /// Returns the state of one life of a pod in this view.
     pub fn life(&self, pod: &str, incarnation: Incarnation) -> PodLife<'_> {
         match self.pods.get(pod) {
             Some(record) if record.incarnation() != incarnation => PodLife::Over,
@@ -306,17 +311,18 @@ impl View {
         }
     }
 
-    /// The registration of this very life of a pod.
+    /// Returns the registration of this very life of a pod.
     pub fn live_pod(&self, pod: &str, incarnation: Incarnation) -> Option<&PodRecord> {
         self.pods.get(pod).filter(|record| record.incarnation() == incarnation).map(|record| &record.value)
     }
 
-    /// The incarnation that stands under a pod's name; none if it is not registered. What a guard "still as I saw it" compares.
+    /// Returns the incarnation that is registered under a pod's name; none if there is none. Guards compare it to check
+    /// that the pod is unchanged.
     pub fn incarnation_of(&self, pod: &str) -> Incarnation {
         self.pod_key(pod).map_or(Incarnation::NONE, |key| Incarnation::registered_at(key.create_revision))
     }
 
-    /// The lives of pods whose registrations stand, whether or not they can be read.
+    /// Returns the lives of all registered pods, including those whose registration cannot be read.
     pub(crate) fn pod_lives(&self) -> BTreeMap<String, Incarnation> {
         let readable = self.pods.iter().map(|(name, pod)| (name.clone(), pod.incarnation()));
         let unreadable = self.unreadable.iter().filter_map(|(key, entry)| match self.keys.parse(key)? {
@@ -326,17 +332,17 @@ impl View {
         readable.chain(unreadable).collect()
     }
 
-    /// The key of a pod's registration, whether or not its value can be read.
+    /// Returns the key of a pod's registration, even if its value cannot be read.
     pub fn pod_key(&self, pod: &str) -> Option<Stamped<()>> {
         self.pods.get(pod).map(Stamped::key).or_else(|| self.unreadable_key(|keys| keys.pod(pod)))
     }
 
-    /// When a pod's registration was last put; 0 if none stands.
+    /// Returns the revision at which a pod's registration was last put; 0 if there is none.
     pub(crate) fn pod_revision(&self, pod: &str) -> Revision {
         self.pod_key(pod).map_or(Revision::ZERO, |key| key.mod_revision)
     }
 
-    /// When a partition's assignment was last put; 0 if none stands.
+    /// Returns the revision at which a partition's assignment was last put; 0 if there is none.
     pub(crate) fn assignment_revision(&self, partition: PartitionId) -> Revision {
         let unreadable = || self.unreadable_key(|keys| keys.assignment(partition));
         self.assignments
@@ -346,13 +352,14 @@ impl View {
             .map_or(Revision::ZERO, |key| key.mod_revision)
     }
 
-    /// A key whose value cannot be read, if it stands.
+    /// Returns a key whose value cannot be read, if it exists.
     fn unreadable_key(&self, key: impl FnOnce(&Keyspace) -> String) -> Option<Stamped<()>> {
-        // Nearly always there is none, and nothing to be spelled out.
+        // Nearly always there is none: the key's name need not be built.
         if self.unreadable.is_empty() { None } else { self.unreadable.get(&key(&self.keys)).cloned() }
     }
 
-    /// Registrations that stand without their lease, and so outlive their writer, and the key of a leader that does.
+    /// Returns the keys of registrations, and of the leader, that exist without their lease and so outlive their
+    /// writer.
     pub fn leaseless(&self) -> impl Iterator<Item = String> {
         let pods = self.pods.iter().filter(|(_, pod)| pod.lease.is_none()).map(|(name, _)| self.keys.pod(name));
         let routers = self.routers.iter().filter(|(_, it)| it.lease.is_none()).map(|(name, _)| self.keys.router(name));
@@ -360,39 +367,40 @@ impl View {
         pods.chain(routers).chain(leader)
     }
 
-    /// The partition's assignment together with its owner's registration, if that very owner lives.
+    /// Returns the partition's assignment together with its owner's registration, if that very owner lives.
     pub fn live_owner(&self, partition: PartitionId) -> Option<(&Assignment, &PodRecord)> {
         let assignment = &self.assignments.get(&partition)?.value;
         Some((assignment, self.live_pod(&assignment.owner, assignment.incarnation)?))
     }
 
-    /// The registration of a handoff's old owner, if it has one that lives.
+    /// Returns the registration of a handoff's old owner, if it lives.
     pub fn live_old_owner(&self, handoff: &Handoff) -> Option<&PodRecord> {
         self.live_pod(handoff.old_owner.as_deref()?, handoff.old_incarnation)
     }
 
-    /// The registration of a handoff's new owner, if it lives.
+    /// Returns the registration of a handoff's new owner, if it lives.
     pub fn live_new_owner(&self, handoff: &Handoff) -> Option<&PodRecord> {
         self.live_pod(&handoff.new_owner, handoff.new_incarnation)
     }
 
-    /// The router's word that it has drained for this very handoff.
+    /// Returns the router's ack that it has drained for this very handoff.
     pub fn drained_ack(&self, partition: PartitionId, router: &str, handoff: HandoffId) -> Option<&RouterDrainedAck> {
         self.acks.get(&partition)?.drained.get(router).filter(|ack| ack.handoff == handoff)
     }
 
-    /// The router's word that it has cut over in this very handoff.
+    /// Returns the router's ack that it has cut over in this very handoff.
     pub fn cutover_ack(&self, partition: PartitionId, router: &str, handoff: HandoffId) -> Option<&RouterCutoverAck> {
         self.acks.get(&partition)?.cutover.get(router).filter(|ack| ack.handoff == handoff)
     }
 
-    /// The pod's word about this very handoff.
+    /// Returns the pod's ack for this very handoff.
     pub fn pod_ack(&self, partition: PartitionId, pod: &str, kind: PodAckKind, handoff: HandoffId) -> Option<&PodAck> {
         let acks = &self.acks.get(&partition)?.pods;
         acks.get(&(pod.to_owned(), kind)).filter(|ack| ack.handoff == handoff)
     }
 
-    /// Whether a record of this partition stands that this version cannot read. Nothing is decided about it then.
+    /// Returns whether a record of this partition exists that this version cannot read. Nothing is decided about the
+    /// partition then.
     pub fn is_malformed(&self, partition: PartitionId) -> bool {
         !self.malformed.is_empty()
             && (self.malformed.contains_key(&self.keys.assignment(partition))

@@ -1,4 +1,4 @@
-//! Values as they stand in the store, read into the maps of a view, with the reason where a value cannot be read.
+//! Reads stored values into the maps of a view, and notes the reason where a value cannot be read.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::ids::{Epoch, PartitionId};
 use crate::records::{KeyspaceConfig, MAX_PARTITIONS};
 use crate::txn::KeyValue;
 
-/// A key as it came, of which one record is to be read.
+/// A key as stored, from which one record is read.
 pub(super) struct Reading<'a> {
     pub(super) entry: &'a KeyValue,
 }
@@ -28,7 +28,7 @@ impl Reading<'_> {
         Ok(self.stamp(self.parse()?))
     }
 
-    /// A value that cannot be read takes the readable one that stood there before with it.
+    /// Reads a value into a map. A value that cannot be read removes the readable one that was there before.
     pub(super) fn put_into<K: Ord, T: DeserializeOwned>(
         &self,
         map: &mut BTreeMap<K, Stamped<T>>,
@@ -39,7 +39,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// More partitions than anyone can have would be taken for a size to allocate.
+    /// Reads the settings. A number above the limit is refused: it would become the size of an allocation.
     pub(super) fn config(&self) -> Result<Stamped<KeyspaceConfig>, String> {
         let config: Stamped<KeyspaceConfig> = self.stamped()?;
         match config.value.partitions {
@@ -50,8 +50,8 @@ impl Reading<'_> {
         }
     }
 
-    /// The same for a record that names its partition and an epoch: it must be the partition of its key, and an epoch
-    /// that another can follow.
+    /// Like [`put_into`](Self::put_into), for a record that names its partition and an epoch. The partition must be
+    /// that of its key, and the epoch one that another can follow.
     pub(super) fn put_numbered<T: DeserializeOwned>(
         &self,
         map: &mut BTreeMap<PartitionId, Stamped<T>>,

@@ -1,5 +1,5 @@
-//! Random lives of a keyspace: pods and routers come, go, restart and drain, leaders change, writes get lost. After
-//! every plan what must always hold is checked, and once the faults stop, that everything comes to rest as it should.
+//! Random lives of a keyspace: pods and routers come, go, restart and drain, leaders change, writes are lost. Every
+//! plan is checked for its invariants. Once the faults stop, the keyspace must come to rest in the expected state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -54,12 +54,12 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// A world that is watched.
+/// A world and what was observed in it.
 struct Watched {
     world: World,
     /// The last ownership of each partition.
     owned: BTreeMap<PartitionId, (Epoch, String, Incarnation)>,
-    /// Which of the next writes get lost, by bit.
+    /// The next writes to lose, by bit.
     lose: u64,
 }
 
@@ -89,7 +89,7 @@ impl Watched {
         }
     }
 
-    /// Leads at every moment it asked for until `span` has passed.
+    /// Leads at every moment that the leader has asked for, until `span` has passed.
     fn pass(&mut self, span: Duration) {
         let end = self.world.now + span;
         while let Some(wake) = self.world.wake.filter(|wake| *wake <= end) {
@@ -129,7 +129,7 @@ impl Watched {
     }
 }
 
-/// What is true of every plan.
+/// Checks the invariants of every plan.
 fn check(view: &View, policy: &Policy, plan: &Plan) {
     let mut seen = BTreeSet::new();
     let (mut urgent, mut planned) = (0, 0);
@@ -169,7 +169,7 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
     assert!(planned == 0 || live.len() + planned <= (limit / 2).max(1), "{} + {planned} planned moves", live.len());
 }
 
-/// What is true once the faults have stopped and everything has come to rest.
+/// Checks the state after the faults have stopped and everything has come to rest.
 fn check_rest(world: &World) {
     let view = world.view();
     assert!(

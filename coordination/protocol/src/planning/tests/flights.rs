@@ -1,4 +1,4 @@
-//! Which handoffs are given up, when, and what follows.
+//! Which handoffs are cancelled, when, and what follows.
 
 use super::world::{World, policy, secs};
 use crate::handoff::advance::{Waiting, advance_past_bound};
@@ -9,7 +9,7 @@ use crate::records::{Assignment, Mode, Phase, RouterDrainedAck, encode};
 const P0: PartitionId = PartitionId::new(0);
 const P7: PartitionId = PartitionId::new(7);
 
-/// A world in which the one partition moves from w-0 to w-1 and has come to `phase`.
+/// Returns a world in which the one partition moves from w-0 to w-1 and has reached `phase`.
 fn moving(mode: Mode, phase: Phase) -> World {
     let mut world = World::settled(Policy { mode, ..policy(1) }, &["w-0"]);
     world.join_pod("w-1");

@@ -1,4 +1,4 @@
-//! What a transaction of the coordinator requires, seen from the writes that it must lose against.
+//! The guards of the coordinator's transactions, tested with the concurrent writes that they must lose against.
 
 use super::world::{World, policy, secs};
 use crate::ids::PartitionId;
@@ -8,7 +8,7 @@ use crate::txn::Txn;
 
 const P0: PartitionId = PartitionId::new(0);
 
-/// A world and an action of each kind that is due in it.
+/// Returns a world and a due action for each kind of action.
 fn due() -> Vec<(&'static str, World, Action)> {
     let settled = || World::settled(policy(1), &["w-0"]);
     let moving = |mode, phase| {

@@ -1,4 +1,4 @@
-//! Planning as a whole, against a store and participants that are slow and obviously right ([`world`]).
+//! Planning as a whole, against a simple, obviously correct store and participants ([`world`]).
 
 mod chaos;
 mod flights;

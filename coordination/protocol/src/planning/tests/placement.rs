@@ -1,4 +1,4 @@
-//! The strategies against brute force, and against their promises on random layouts.
+//! The strategies against brute force, and their invariants on random layouts.
 
 use proptest::prelude::*;
 
@@ -57,7 +57,8 @@ fn moves(layout: &Layout<'_>, places: &[Option<usize>]) -> usize {
     layout.slots.iter().zip(places).filter(|(slot, place)| slot.owner != **place).count()
 }
 
-/// Every partition is with a member that takes some, and each of those has its share rounded down or up.
+/// Returns whether every partition is with a member that accepts some, and each of those has its share rounded down or
+/// up.
 fn is_balanced(layout: &Layout<'_>, places: &[Option<usize>]) -> bool {
     let takes = |member: &Member<'_>| member.intake != Intake::Leaving;
     let equal = layout.members.iter().filter(|member| takes(member)).all(|member| member.weight.0 == 0);
@@ -75,7 +76,7 @@ fn is_balanced(layout: &Layout<'_>, places: &[Option<usize>]) -> bool {
     complete && layout.members.iter().zip(loads(layout, places)).all(fair)
 }
 
-/// The fewest moves of any balanced placement, by trying them all.
+/// Returns the fewest moves of any balanced placement, found by trying them all.
 fn fewest_moves(layout: &Layout<'_>) -> usize {
     let (members, slots) = (layout.members.len(), layout.slots.len());
     let placement = |number: usize| -> Vec<Option<usize>> {
@@ -91,7 +92,7 @@ fn has_takers(layout: &Layout<'_>) -> bool {
     layout.members.iter().any(|member| member.intake != Intake::Leaving)
 }
 
-/// The layout once everything is where it belongs.
+/// Returns the layout once every partition is in its place.
 fn placed<'a>(layout: &Layout<'a>, places: &[Option<usize>]) -> Layout<'a> {
     let slots = layout.slots.iter().zip(places);
     let slots = slots.map(|(slot, place)| Slot { owner: *place, home: None, ..*slot });
@@ -168,14 +169,14 @@ proptest! {
     }
 }
 
-/// The layout with the member at `index` taking as `intake` says.
+/// Returns the layout with this intake of the member at `index`.
 fn with_intake<'a>(layout: &Layout<'a>, index: usize, intake: Intake) -> Layout<'a> {
     let mut changed = layout.clone();
     changed.members[index].intake = intake;
     changed
 }
 
-/// Where everything rests, after everything that has to has moved.
+/// Returns the layout after all moves have been made.
 fn settled<'a>(layout: &Layout<'a>) -> Layout<'a> {
     placed(layout, &Name::Sticky.placement().place(layout))
 }
@@ -183,16 +184,16 @@ fn settled<'a>(layout: &Layout<'a>) -> Layout<'a> {
 proptest! {
     #[test]
     fn a_pod_that_joins_only_gets_and_one_that_leaves_only_gives(
-        // Of one weight: with several, the largest remainders may pass an odd partition between two others (the paradox of
-        // every such apportionment).
+        // A single weight: with several, the largest remainders may pass an odd partition between two other members
+        // (the paradox of every such apportionment).
         layout in layouts_with(6, 40, &[1000], Just(Intake::Open)),
         who: prop::sample::Index,
     ) {
         prop_assume!(layout.members.len() > 1);
         let who = who.index(layout.members.len());
         let without = settled(&with_intake(&layout, who, Intake::Leaving));
-        // Shares are of the whole, so another pod may be due one more or less; each such move is to or from the one that
-        // came or went.
+        // Shares depend on the total, so another pod may be due one partition more or less. Each such move is to or
+        // from the pod that came or went.
         let with = with_intake(&without, who, Intake::Open);
         for (slot, place) in with.slots.iter().zip(Name::Sticky.placement().place(&with)) {
             prop_assert!(place == slot.owner || place == Some(who), "{:?} went to {place:?}", slot.owner);
@@ -207,7 +208,7 @@ proptest! {
 
     #[test]
     fn names_decide_nothing_but_ties(layout in layouts(5, 30, &[500, 1000, 1700])) {
-        // The same pods in the opposite order: loads are the same up to who gets the odd partitions.
+        // The same pods in the opposite order: loads are the same except for the odd partitions.
         if !has_takers(&layout) {
             return Ok(());
         }

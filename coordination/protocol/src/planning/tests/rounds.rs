@@ -180,7 +180,7 @@ fn a_leader_that_has_read_no_settings_writes_none_that_the_assignments_deny() {
         let plan = world.lead();
         assert!(plan.actions.is_empty());
         let missing = plan.notices.iter().find(|it| matches!(it, Notice::ConfigMissing { shown: 8, .. })).unwrap();
-        // Of partitions that had no owner yet nothing is known, so the file may be right.
+        // Partitions that had no owner yet left no trace, so the configuration file may be right.
         let command = format!("etcdctl put {} '{{\"partitions\":N}}'", world.keys.config());
         assert!(missing.to_string().contains(&command), "{missing}");
         world.policy.partitions = 8;

@@ -1,5 +1,5 @@
-//! A keyspace in a map: a store that does what etcd documents, participants that do what they are told, and a leader
-//! that plans and carries out. No threads, no clock: time is what a test says.
+//! A keyspace in a map: a store that behaves as etcd documents, participants that carry out their duties, and a leader
+//! that plans and commits. No threads and no clock: the test sets the time.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -21,12 +21,12 @@ pub(super) fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// The defaults of the file, for few partitions; only phases may take longer.
+/// Returns the defaults of the configuration file, for few partitions and with longer phases.
 pub(super) fn policy(partitions: u32) -> Policy {
     Policy { partitions, phase_timeout: secs(60), ..Policy::default() }
 }
 
-/// The slow twin of the store.
+/// A simple implementation of the store.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Store {
     pub(super) revision: Revision,
@@ -56,7 +56,7 @@ impl Store {
         if found.is_empty() { one(None) } else { found.into_iter().all(|entry| one(Some(entry))) }
     }
 
-    /// Whether the transaction, or what it does otherwise, was carried out.
+    /// Commits a transaction. Returns whether it, or its `otherwise`, was applied.
     pub(super) fn commit(&mut self, txn: &Txn) -> bool {
         if !txn.when.iter().all(|compare| self.holds(compare)) {
             return txn.otherwise.as_ref().is_some_and(|otherwise| self.commit(otherwise));
@@ -96,7 +96,7 @@ impl Store {
         self.commit(&Txn { then: vec![op], ..Txn::default() });
     }
 
-    /// As its writer does it, and not another hand.
+    /// Puts a key with a lease, as its own writer does.
     pub(super) fn put_leased(&mut self, key: String, value: Vec<u8>) {
         let op = Op::Put { key, value, lease: Some(L1) };
         self.commit(&Txn { then: vec![op], ..Txn::default() });
@@ -116,13 +116,13 @@ pub(super) struct World {
     pub(super) memory: Memory,
     pub(super) now: Duration,
     pub(super) term: Revision,
-    /// When the leader asked to be woken.
+    /// When the leader asked to be called again.
     pub(super) wake: Option<Duration>,
     /// Pods and routers that do nothing.
     pub(super) silent: BTreeSet<String>,
     /// Routers that cannot drain.
     pub(super) stuck: BTreeSet<String>,
-    /// The view that the leader has seen last.
+    /// The last view of the leader.
     pub(super) last: RefCell<View>,
 }
 
@@ -144,7 +144,7 @@ impl World {
         world
     }
 
-    /// A keyspace in which `pods` pods own all partitions in peace.
+    /// Returns a keyspace in which `pods` pods own all partitions and nothing moves.
     pub(super) fn settled(policy: Policy, pods: &[&str]) -> Self {
         let mut world = World::new(policy);
         world.join_router("r-0");
@@ -173,7 +173,7 @@ impl World {
             status,
             weight: Thousandths(weight),
             zone: zone.map(str::to_owned),
-            // No move without the barrier leads to a pod that reads the tail when it is told to.
+            // In `independent` mode no move leads to a pod with the capability `sync`.
             capabilities: Capabilities { sync: self.policy.mode == Mode::Barrier, ..Capabilities::ALL },
             ..PodRecord::new(name, "127.0.0.1:1")
         };
@@ -199,7 +199,7 @@ impl World {
         self.say_mapping();
     }
 
-    /// Routers say that requests name their partition, where nobody has said anything yet.
+    /// Writes, where there is no mapping yet, that requests name their partition.
     pub(super) fn say_mapping(&mut self) {
         let view = self.view();
         let Some(config) = view.config.filter(|_| !view.routers.is_empty()) else { return };
@@ -233,7 +233,7 @@ impl World {
         self.view().assignments[&partition].value.owner.clone()
     }
 
-    /// How many partitions each registered pod owns.
+    /// Returns how many partitions each registered pod owns.
     pub(super) fn balance(&self) -> BTreeMap<String, usize> {
         let view = self.view();
         let mut balance: BTreeMap<String, usize> = view.pods.keys().map(|pod| (pod.clone(), 0)).collect();
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// Plans and carries out, as the shell does.
+    /// Plans and commits, as the shell does.
     pub(super) fn lead(&mut self) -> Plan {
         let plan = self.plan();
         for action in &plan.actions {
@@ -271,7 +271,7 @@ impl World {
         plan
     }
 
-    /// Leads at every moment the leader asked for, until `span` has passed.
+    /// Leads at every moment that the leader has asked for, until `span` has passed.
     pub(super) fn wait(&mut self, span: Duration) -> Vec<Plan> {
         let end = self.now + span;
         let mut plans = vec![self.lead()];
@@ -283,13 +283,13 @@ impl World {
         plans
     }
 
-    /// Leads at the next moment that the leader asked for.
+    /// Leads at the next moment that the leader has asked for.
     pub(super) fn wait_for_wake(&mut self) -> Plan {
         self.now = self.wake.expect("a leader always wakes again");
         self.lead()
     }
 
-    /// The participants of a partition's handoff do one thing each that is theirs to do. Whether anything happened.
+    /// Lets each participant of a partition's handoff do one due thing. Returns whether anything happened.
     pub(super) fn participate(&mut self, partition: PartitionId) -> bool {
         let view = self.view();
         let Some(stamped) = view.handoffs.get(&partition) else { return false };
@@ -346,14 +346,14 @@ impl World {
         self.store.revision > before
     }
 
-    /// Every participant does what it can, once.
+    /// Lets every participant do what it can, once.
     pub(super) fn participate_all(&mut self) -> bool {
         let partitions: Vec<PartitionId> = self.view().handoffs.keys().copied().collect();
         let happened: Vec<bool> = partitions.into_iter().map(|partition| self.participate(partition)).collect();
         happened.contains(&true)
     }
 
-    /// Leads and participates until two heartbeats have passed in which nothing was written. Returns the moves begun.
+    /// Leads and participates until two heartbeats have passed without a write. Returns the number of moves begun.
     pub(super) fn run_until_quiet(&mut self) -> usize {
         let (mut begun, mut heartbeats) = (0, 0);
         for _ in 0..5_000 {
@@ -364,7 +364,7 @@ impl World {
                 heartbeats = 0;
                 continue;
             }
-            // A back-off can be longer than heartbeats are apart: what still waits for one is not at rest.
+            // A back-off can be longer than a heartbeat: a move that still waits for one is not at rest.
             let rests =
                 plan.waiting == 0 && !plan.notices.iter().any(|notice| matches!(notice, Notice::Shunned { .. }));
             heartbeats += u32::from(rests && plan.round == Some(RoundCause::Heartbeat));
