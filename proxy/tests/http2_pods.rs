@@ -76,11 +76,11 @@ fn ok(respond: &mut SendResponse<Bytes>) {
     respond.send_response(Response::new(()), true).unwrap();
 }
 
-/// Serves a connection whose requests are all answered with 200.
+/// Serves a connection whose requests are all answered with 200, except those that were reset before their turn came.
 fn serve(mut connection: Connection<TcpStream, Bytes>) {
     tokio::spawn(async move {
         while let Some(Ok((_, mut respond))) = connection.accept().await {
-            ok(&mut respond);
+            let _ = respond.send_response(Response::new(()), true);
         }
     });
 }
