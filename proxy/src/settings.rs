@@ -84,7 +84,7 @@ impl<Files> UpstreamSettings<Files> {
     }
 }
 
-/// The version of HTTP that pods are sent.
+/// The version of HTTP towards pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UpstreamProtocol {
     /// The version of the client's request.

@@ -155,7 +155,7 @@ impl ClientIo {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends the reason to a client that never finished a head, as far as that takes no waiting.
+    /// Writes a local reply to a client that never finished a head, as far as that takes no waiting.
     pub(super) fn refuse(&mut self, own: LocalReply) {
         self.stream.write_now(&local_reply_bytes(own));
     }

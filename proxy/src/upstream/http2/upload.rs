@@ -30,6 +30,7 @@ pub(super) struct Upload {
     pub(super) lease: Rc<Lease>,
     /// Data that was taken from the body and not sent yet.
     waiting: Bytes,
+    /// Whether the body ends with that data.
     is_last: bool,
     /// Bound on the trailers, as HTTP/2 counts their size.
     most_trailers: usize,
