@@ -1,4 +1,4 @@
-//! Segue's data plane: what a request meets on its way to the pod that owns its partition.
+//! Segue's data plane: the path of a request to the pod that owns its partition.
 //!
 //! ```text
 //! accept ─ (TLS) ─ hyper ─ partition of the request ─ gate ─┬─ open ──► upstream connection ─► pod
@@ -18,7 +18,7 @@ pub mod sidecar;
 pub mod tls;
 mod upstream;
 
-/// Ways in for `tests/fuzz`; no interface.
+/// Entry points for `tests/fuzz`; not an interface.
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing {

@@ -1,8 +1,11 @@
-//! What the data path counts.
+//! The metrics of the data path.
 //!
-//! Each worker has counters of its own, which only it writes, so counting costs a load and a store and no cache line is
-//! fought over; they are added up when somebody asks. What must stay true: every series that the router itself can cause
-//! is there from the start, at zero.
+//! Each worker has counters that only it writes, so counting costs a load and a store, and workers share no cache line.
+//! The counters are summed when the metrics are read.
+//!
+//! # Invariants
+//!
+//! * Every series that the router itself can cause exists from the start, at zero.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,23 +21,23 @@ use prometheus_client::registry::Registry;
 
 use crate::message::local_reply::LocalReply;
 
-/// Upper bounds of the buckets of `request_duration_seconds`, in microseconds. Dense below 50 ms, or a cutover's pause
-/// could not be seen.
-const BOUNDS: [u64; 22] = [
+/// Upper bounds of the buckets of `request_duration_seconds`, in microseconds. Dense below 50 ms, so that a cutover's
+/// pause shows.
+const BUCKET_BOUNDS_MICROS: [u64; 22] = [
     100, 200, 300, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 7_500, 10_000, 20_000, 30_000, 50_000, 100_000,
     250_000, 500_000, 1_000_000, 5_000_000, 15_000_000, 60_000_000,
 ];
-/// Status codes that a pod can answer with.
+/// Number of status codes, from 100 on, that a pod can respond with.
 const CODES: usize = 500;
 
-/// Why a request came back from a pod undone.
+/// Why a request came back from a pod unprocessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bounce {
-    /// The pod said that the partition is not its own.
+    /// The pod responded that the partition is not its own.
     Misdirected,
     /// The pod could not be reached.
     Refused,
-    /// The pod has just refused, so this one was not even sent.
+    /// The pod had just refused others, so this request was not sent.
     Spared,
 }
 
@@ -58,7 +61,7 @@ pub struct WorkerMetrics {
 
 /// A histogram of durations.
 struct Times {
-    buckets: [AtomicU64; BOUNDS.len() + 1],
+    buckets: [AtomicU64; BUCKET_BOUNDS_MICROS.len() + 1],
     nanoseconds: AtomicU64,
 }
 
@@ -72,7 +75,8 @@ impl Times {
     #[inline]
     fn observe(&self, duration: Duration) {
         let micros = duration.as_micros() as u64;
-        let bucket = BOUNDS.iter().position(|bound| micros <= *bound).unwrap_or(BOUNDS.len());
+        let bucket =
+            BUCKET_BOUNDS_MICROS.iter().position(|bound| micros <= *bound).unwrap_or(BUCKET_BOUNDS_MICROS.len());
         add(&self.buckets[bucket], 1);
         add(&self.nanoseconds, duration.as_nanos() as u64);
     }
@@ -99,14 +103,14 @@ impl Default for WorkerMetrics {
     }
 }
 
-/// Adds without an atomic read-modify-write: there is one writer.
+/// Adds without an atomic read-modify-write: each counter has one writer.
 #[inline]
 fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
 impl WorkerMetrics {
-    /// A pod's answer was passed on.
+    /// Counts a pod's response that is passed on.
     #[inline]
     pub(crate) fn passed(&self, status: StatusCode) {
         if let Some(counter) = self.passed.get(usize::from(status.as_u16()).wrapping_sub(100)) {
@@ -118,7 +122,7 @@ impl WorkerMetrics {
         add(&self.own[own.index()], 1);
     }
 
-    /// The client hung up before there was an answer.
+    /// Counts a request whose client disconnected before there was a response.
     pub(crate) fn aborted(&self) {
         add(&self.aborted, 1);
     }
@@ -132,7 +136,7 @@ impl WorkerMetrics {
         self.durations.observe(duration);
     }
 
-    /// A held request was let in after so long.
+    /// Records how long a request was held before it was admitted.
     pub(crate) fn waited(&self, duration: Duration) {
         self.stash_waits.observe(duration);
     }
@@ -161,12 +165,12 @@ impl WorkerMetrics {
 }
 
 impl Metrics {
-    /// Counters for so many workers.
+    /// Returns zeroed counters for so many workers.
     pub fn new(workers: usize) -> Self {
         Metrics { workers: (0..workers).map(|_| Arc::default()).collect() }
     }
 
-    /// The counters of one worker.
+    /// Returns the counters of one worker.
     pub fn worker(&self, index: usize) -> Arc<WorkerMetrics> {
         self.workers[index].clone()
     }
@@ -181,20 +185,20 @@ impl Metrics {
         each.fold(0, u64::wrapping_add)
     }
 
-    /// Requests with a pod at the moment, over all workers.
+    /// Returns the number of requests in flight to pods, over all workers.
     pub fn requests_in_flight(&self) -> u64 {
         self.sum(|worker| &worker.requests_in_flight)
     }
 
-    /// How often the router answered itself for this reason.
+    /// Returns how often the router responded itself for this reason.
     pub fn own_answers(&self, own: LocalReply) -> u64 {
         self.sum(|worker| &worker.own[own.index()])
     }
 
     fn encode_times(&self, mut encoder: MetricEncoder<'_>, times: impl Fn(&WorkerMetrics) -> &Times) -> fmt::Result {
-        let buckets: Vec<(f64, u64)> = (0..=BOUNDS.len())
+        let buckets: Vec<(f64, u64)> = (0..=BUCKET_BOUNDS_MICROS.len())
             .map(|index| {
-                let bound = BOUNDS.get(index).map_or(f64::INFINITY, |bound| *bound as f64 / 1e6);
+                let bound = BUCKET_BOUNDS_MICROS.get(index).map_or(f64::INFINITY, |bound| *bound as f64 / 1e6);
                 (bound, self.sum(|worker| &times(worker).buckets[index]))
             })
             .collect();
@@ -203,13 +207,13 @@ impl Metrics {
         encoder.encode_histogram::<NoLabels>(seconds, count, &buckets, None)
     }
 
-    /// How often a request came back undone for this cause.
+    /// Returns how often a request came back unprocessed for this cause.
     pub fn requests_bounced(&self, cause: Bounce) -> u64 {
         self.sum(|worker| &worker.requests_bounced[cause as usize])
     }
 }
 
-/// For what has no labels.
+/// The label set of metrics without labels.
 type NoLabels = [(&'static str, &'static str); 0];
 
 #[derive(Debug, Clone, Hash, PartialEq, Eq)]

@@ -1,12 +1,12 @@
-//! What the data path is told, in the units it uses. `segue-config` builds these from the file, whose defaults are those
-//! of `Default` here; nothing here is read from a file.
+//! The settings of the data path, in the units that it uses. `segue-config` builds them from the file and takes the
+//! file's defaults from `Default` here. Nothing here reads a file.
 
 use std::time::Duration;
 
 use crate::routing::partition_key::PartitionSource;
 use crate::tls::{ClientTls, ServerTls};
 
-/// Everything that the path of a request needs to know (`[router]`).
+/// Settings of the path of a request (`[router]`).
 #[derive(Debug, Clone)]
 pub struct ForwardSettings {
     /// This router's name, stamped on requests.
@@ -15,40 +15,40 @@ pub struct ForwardSettings {
     pub keyspace: String,
     /// Where requests name their partition.
     pub partition: PartitionSource,
-    /// Whether `x-forwarded-*` and `forwarded` of clients are believed.
+    /// Whether the `x-forwarded-*` and `forwarded` headers of clients are trusted.
     pub trust_forwarded: bool,
-    /// What clients may use up.
+    /// The limits of clients.
     pub limits: ClientLimits,
-    /// How long a pod waits for an upload in all before the client has to have sent anything.
+    /// Time that a pod may wait for an upload in all before the minimum rate applies.
     pub upload_grace: Duration,
-    /// Towards the pods.
+    /// Settings of the connections to pods.
     pub upstream: UpstreamSettings,
 }
 
-/// The first seconds of an upload, in which it may be as slow as it likes.
+/// The default time in which an upload may be as slow as it likes.
 pub const UPLOAD_GRACE: Duration = Duration::from_secs(30);
 
-/// How pods are spoken to (`[router.upstream]`). `Tls` is what makes a pod known: the files that the configuration names, or
-/// what was loaded from them.
+/// Settings of the connections to pods (`[router.upstream]`). `Tls` authenticates pods: the files that the
+/// configuration names, or what was loaded from them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamSettings<Tls = ClientTls> {
-    /// Which version of HTTP.
+    /// The version of HTTP.
     pub protocol: UpstreamProtocol,
-    /// How long a connection may take to be made.
+    /// Time to connect to a pod.
     pub connect_timeout: Duration,
-    /// How long a pod may take to begin its answer once it has the request, and how long an exchange may go on
-    /// whose client is gone.
+    /// Time for a pod to begin its response once it has the request, and for an exchange to go on whose client is gone.
     pub request_timeout: Duration,
-    /// How long nothing may flow in a stream.
+    /// Time for which a stream may be silent.
     pub idle_timeout: Duration,
-    /// How many idle connections a worker keeps for each pod.
+    /// Most idle connections that a worker keeps for each pod.
     pub max_idle_per_pod: usize,
-    /// How many requests a router may have with each pod, of which each worker has its share; what was held before may come
-    /// on top.
+    /// Most requests in flight from a router to each pod, shared evenly among its workers. Requests that were held may
+    /// come on top.
     pub max_in_flight_per_pod: usize,
-    /// Most bytes of a request's head by HTTP/2, with what the router adds, and of its trailers, as HTTP/2 counts them.
+    /// Most bytes of a request's head by HTTP/2, including what the router adds, and of its trailers, as HTTP/2 counts
+    /// them.
     pub max_header_bytes_http2: usize,
-    /// How pods are known; none: they are spoken to in clear text.
+    /// TLS towards pods. `None`: clear text.
     pub tls: Option<Tls>,
 }
 
@@ -84,10 +84,10 @@ impl<Files> UpstreamSettings<Files> {
     }
 }
 
-/// Which version of HTTP the pods speak.
+/// The version of HTTP towards pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UpstreamProtocol {
-    /// The one that the client came with.
+    /// The version of the client's request.
     #[default]
     Auto,
     /// HTTP/1.1.
@@ -102,22 +102,22 @@ impl UpstreamProtocol {
         &[("auto", UpstreamProtocol::Auto), ("http1", UpstreamProtocol::Http1), ("http2", UpstreamProtocol::Http2)];
 }
 
-/// What clients may use up (`[router.limits]`).
+/// Limits of clients (`[router.limits]`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientLimits {
     /// Most connections at once, over all workers.
     pub max_connections: usize,
-    /// Most streams of a client's connection by HTTP/2.
+    /// Most streams of a client's HTTP/2 connection.
     pub max_streams_per_connection: u32,
     /// Most requests of one client address that wait or are in flight, over all workers; 0: no limit.
     pub max_in_flight_per_client: usize,
-    /// Least bytes a second, on average, of an upload that a pod waits for; 0: as slow as may be.
+    /// Lowest average rate, in bytes per second, of an upload that a pod waits for; 0: no limit.
     pub min_upload_rate: usize,
-    /// How long a request's head may take to arrive, and so a handshake.
+    /// Time for a request's head to arrive, and for a TLS handshake.
     pub header_read_timeout: Duration,
     /// Most bytes of a request's head.
     pub max_header_bytes: usize,
-    /// Most bytes of a request's body; none: no bound, as the router keeps no body.
+    /// Most bytes of a request's body. `None`: no limit, as the router does not keep whole bodies.
     pub max_body_bytes: Option<usize>,
 }
 
@@ -136,13 +136,13 @@ impl Default for ClientLimits {
     }
 }
 
-/// Where clients are listened for (`listen`, `workers`, `tls`).
+/// Settings of the client side (`listen`, `workers`, `tls`).
 #[derive(Debug, Clone)]
 pub struct ServerSettings {
     /// `host:port`; port 0 takes a free one.
     pub listen: String,
     /// Worker threads; 0 is one per core.
     pub workers: usize,
-    /// What clients are shown; none: they are served in clear text.
+    /// TLS towards clients. `None`: clear text.
     pub tls: Option<ServerTls>,
 }

@@ -1,5 +1,5 @@
-//! One attempt: an exchange with the pod that a request was admitted to, until it is answered, has failed or was
-//! undone.
+//! One attempt: an exchange with the pod that a request was admitted to, until the response is there, it has failed
+//! or it was undone.
 //!
 //! Not here: which pod, and what becomes of a request that was undone ([`forward`](crate::forward)); the bytes
 //! (`upstream`).
@@ -135,7 +135,7 @@ pub(crate) async fn send(
 enum Begun<'asked> {
     AwaitResponse(AwaitResponse<'asked>),
     /// Boxed: otherwise every request would reserve room for it, even while its response is read.
-    HeldRequest(Pin<Box<dyn Future<Output = Result<Outcome, Unanswered>> + 'asked>>),
+    AwaitConnection(Pin<Box<dyn Future<Output = Result<Outcome, Unanswered>> + 'asked>>),
 }
 
 type Outcome = (Result<Answer, NoAnswer>, Box<InFlight>);
@@ -146,7 +146,7 @@ impl Future for Begun<'_> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
             Begun::AwaitResponse(sending) => Pin::new(sending).poll(context).map(Ok),
-            Begun::HeldRequest(waiting) => waiting.as_mut().poll(context),
+            Begun::AwaitConnection(waiting) => waiting.as_mut().poll(context),
         }
     }
 }
@@ -165,7 +165,7 @@ fn begin_at_once<'asked>(
     {
         return begin(shared, asked, flight, line).map(Begun::AwaitResponse);
     }
-    Ok(Begun::HeldRequest(Box::pin(async move {
+    Ok(Begun::AwaitConnection(Box::pin(async move {
         Ok(begin_after_waiting(shared, asked, flight, wanted, which).await?.await)
     })))
 }

@@ -207,7 +207,7 @@ fn admit(shared: &WorkerContext, asked: &mut ForwardRequest, partitions: u32) ->
     }
 }
 
-/// Begins the exchange. Puts the request back instead if the pod that refused it is backed off from.
+/// Begins the exchange. Puts the request back instead if it is a retry and the retry budget of its pod is spent.
 fn depart(shared: &Rc<WorkerContext>, asked: &ForwardRequest, permit: Permit) -> Result<Box<InFlight>, QueuedPermit> {
     let pod = permit.pod().slot;
     if !permit.was_refused_here() {

@@ -10,7 +10,7 @@
 //!
 //! # Invariants
 //!
-//! * Retries to a pod that accepts nothing are at most a fifth of the first attempts, ten a second, and what was saved.
+//! * A pod that accepts nothing gets at most these retries: a fifth of the first attempts, ten a second, and those saved.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Budgets count tenths of a retry, so that nothing is lost by rounding.
-const RETRY: u32 = 10;
+const RETRY_COST: u32 = 10;
 const EARNED_PER_REQUEST: u32 = 2;
 /// Ten retries a second: a tenth of one in ten milliseconds.
 const TIME_PER_TENTH: Duration = Duration::from_millis(10);
 /// Ten seconds' worth: the time that a handoff may take whose pod learns late that it is the owner.
-const MAX_SAVED: u32 = 100 * RETRY;
+const MAX_SAVED: u32 = 100 * RETRY_COST;
 
 /// The retries that one pod may be sent.
 #[derive(Debug, Clone, Copy)]
@@ -48,9 +48,9 @@ impl Budget {
             self.earn(tenths);
             self.counted = now;
         }
-        let affordable = self.saved >= RETRY;
+        let affordable = self.saved >= RETRY_COST;
         if affordable {
-            self.saved -= RETRY;
+            self.saved -= RETRY_COST;
         }
         affordable
     }
@@ -87,7 +87,7 @@ impl RetryBudgets {
     /// Returns the budget of a retry that was allowed and not made.
     pub(crate) fn was_not_tried(&self, slot: u32) {
         if let Some(Some(budget)) = self.0.borrow_mut().get_mut(slot as usize) {
-            budget.earn(RETRY);
+            budget.earn(RETRY_COST);
         }
     }
 

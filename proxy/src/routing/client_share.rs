@@ -3,7 +3,7 @@
 //! The connections of an address share one [`Usage`] for as long as anything of it is left. Counting costs two
 //! additions without a lock for each request, because a connection never leaves its worker.
 //!
-//! Not here: what a refused request is told ([`forward`](crate::forward)), and which connection gives way to a newcomer
+//! Not here: the response to a refused request ([`forward`](crate::forward)), and which connection gives way to a newcomer
 //! ([`server`](crate::server)).
 //!
 //! # Invariants

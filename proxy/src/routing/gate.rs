@@ -68,8 +68,8 @@ pub(crate) struct Gate {
     word: AtomicU32,
 }
 
-/// How often the exchanges of a partition have been severed. A severing ends every exchange that began at a lower
-/// count.
+/// How often the exchanges of a partition have been severed. An exchange that began at another count has
+/// been severed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AbortGeneration(u32);
 

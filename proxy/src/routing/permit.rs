@@ -1,4 +1,4 @@
-//! What a request holds while it goes through the table: a [`QueuedPermit`] while it waits, a [`Permit`] while it is in
+//! The state of a request that goes through the table: a [`QueuedPermit`] while it waits, a [`Permit`] while it is in
 //! flight.
 //!
 //! Both undo themselves when dropped: a held request whose client disconnects leaves the stash, and an exchange that

@@ -1,7 +1,7 @@
 //! Work that stays on its worker's thread.
 //!
-//! [`Background`] takes over what must go on although nobody waits for it any more. It can be used while tasks are being
-//! dropped, where spawning would panic; a worker that ends drops what is left.
+//! [`Background`] takes over work that must be completed after its request has gone. It can be used while tasks are
+//! being dropped, where spawning would panic. A worker that ends drops what is left.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,12 +23,12 @@ where
 
 type Job = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Where work goes that nobody waits for.
+/// Runs work that no request waits for.
 #[derive(Clone)]
 pub(crate) struct Background(mpsc::UnboundedSender<Job>);
 
 impl Background {
-    /// To be called on a worker's thread, inside its set of local tasks.
+    /// Starts the task that spawns such work. To be called on a worker's thread, inside its set of local tasks.
     pub(crate) fn start() -> Self {
         let (jobs, mut arriving) = mpsc::unbounded_channel::<Job>();
         tokio::task::spawn_local(async move {

@@ -1,9 +1,12 @@
-//! Time-outs and severing for exchanges, at almost no cost for those that are over at once.
+//! Time-outs and severing for exchanges, at almost no cost for exchanges that end at once.
 //!
-//! Nearly every exchange ends within a few milliseconds and needs no timer. So none gets one: it enrols with its worker's
-//! watch, which ticks; only what is still there after two ticks is told, and then takes a real timer and a place among
-//! those that wait for the partition to be severed. The watch is also a coarse clock.
-//! What must stay true: whoever enrolled and did not withdraw is told.
+//! Nearly every exchange ends within a few milliseconds and needs no timer. So an exchange only enrols with its
+//! worker's coarse timer, which ticks. What is still enrolled after two ticks is notified, and then takes a real timer
+//! and waits for its partition to be severed. The timer is also a coarse clock.
+//!
+//! # Invariants
+//!
+//! * Every entry that was enrolled and not withdrawn is notified.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,7 +16,7 @@ use std::time::Duration;
 use slab::Slab;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// One worker's watch.
+/// One worker's coarse timer.
 #[derive(Clone)]
 pub(crate) struct CoarseTimer(Rc<Inner>);
 
@@ -24,7 +27,7 @@ struct Inner {
     enrolled: RefCell<Slab<(u32, TimerEntry)>>,
 }
 
-/// Whom to tell.
+/// What to notify.
 pub(crate) enum TimerEntry {
     /// Wake this task.
     Task(Waker),
@@ -32,13 +35,13 @@ pub(crate) enum TimerEntry {
     Call(Rc<dyn OnExpiry>),
 }
 
-/// Something that is told when it has lasted.
+/// A callback for an entry that has lasted.
 pub(crate) trait OnExpiry {
-    /// It has lasted for two ticks.
+    /// Called after two ticks.
     fn overdue(self: Rc<Self>);
 }
 
-/// A place in the watch; gone once told, or with [`withdraw`](Watch::withdraw).
+/// The place of an entry. It is gone once the entry is notified or [withdrawn](CoarseTimer::withdraw).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     key: usize,
@@ -55,13 +58,13 @@ impl CoarseTimer {
         }))
     }
 
-    /// The time at the last tick.
+    /// Returns the time at the last tick.
     #[inline]
     pub(crate) fn now(&self) -> Instant {
         self.0.now.get()
     }
 
-    /// How wrong [`now`](Self::now) may be on an idle thread.
+    /// Returns how far [`now`](Self::now) may lag on an idle thread.
     pub(crate) fn tick(&self) -> Duration {
         self.0.tick
     }
@@ -73,7 +76,7 @@ impl CoarseTimer {
         Place { key, since }
     }
 
-    /// Whether whoever enrolled there has been told.
+    /// Returns whether the entry has been notified.
     #[inline]
     pub(crate) fn is_told(&self, place: Place) -> bool {
         self.0.count.get().wrapping_sub(place.since) >= 2
@@ -86,7 +89,7 @@ impl CoarseTimer {
         }
     }
 
-    /// Another task is to be told instead.
+    /// Sets the task to notify.
     #[inline]
     pub(crate) fn renew(&self, place: Place, waker: &Waker) {
         if let Some((_, TimerEntry::Task(old))) = self.0.enrolled.borrow_mut().get_mut(place.key)
@@ -96,7 +99,7 @@ impl CoarseTimer {
         }
     }
 
-    /// Ticks, and calls `each` at every tick, until that says no.
+    /// Ticks until `each`, which is called at every tick, returns `false`.
     pub(crate) async fn run(&self, mut each: impl FnMut() -> bool) {
         let mut ticks = tokio::time::interval(self.0.tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -120,7 +123,7 @@ impl CoarseTimer {
             let keys: Vec<usize> = enrolled.iter().filter_map(due).collect();
             told.extend(keys.into_iter().map(|key| enrolled.remove(key).1));
         }
-        // Outside the borrow: whoever is told may enrol again.
+        // Outside the borrow: a notified entry may enrol again.
         for whom in told {
             match whom {
                 TimerEntry::Task(waker) => waker.wake(),

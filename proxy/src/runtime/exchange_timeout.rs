@@ -1,7 +1,11 @@
-//! Watches over one exchange: ends it when its time is up or its partition is severed.
+//! Ends an exchange when its time is up or its partition is severed.
 //!
-//! Costs next to nothing for exchanges that are over within two ticks of the [`watch`](crate::runtime::coarse_timer). What must
-//! stay true: severing reaches every exchange that lasts, whatever it is waiting for.
+//! Costs next to nothing for exchanges that are over within two ticks of the
+//! [`coarse_timer`](crate::runtime::coarse_timer).
+//!
+//! # Invariants
+//!
+//! * Severing reaches every exchange that lasts, whatever it is waiting for.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,9 +19,9 @@ use crate::runtime::coarse_timer::{CoarseTimer, Place, TimerEntry};
 /// Why an exchange is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Its partition was severed.
+    /// The exchange's partition was severed.
     Severed,
-    /// Its time is up.
+    /// The exchange's time is up.
     TimedOut,
 }
 
@@ -27,17 +31,18 @@ pub(crate) struct ExchangeTimeout {
 }
 
 enum State {
-    New,
-    Young(Place),
-    Grown(Pin<Box<Sleep>>, Pin<Box<WaitForCancellationFutureOwned>>),
+    Unarmed,
+    Coarse(Place),
+    Precise(Pin<Box<Sleep>>, Pin<Box<WaitForCancellationFutureOwned>>),
 }
 
 impl ExchangeTimeout {
     pub(crate) fn new(watch: CoarseTimer) -> Self {
-        ExchangeTimeout { watch, state: State::New }
+        ExchangeTimeout { watch, state: State::Unarmed }
     }
 
-    /// To be polled whenever the exchange is not ready. `deadline` may move either way from one call to the next.
+    /// Resolves once the exchange has to end. To be polled whenever the exchange is not ready. `deadline` may move
+    /// either way between calls.
     pub(crate) fn poll(
         &mut self,
         context: &mut Context<'_>,
@@ -45,28 +50,28 @@ impl ExchangeTimeout {
         deadline: impl Fn() -> Instant,
     ) -> Poll<Ended> {
         match &mut self.state {
-            State::New => {
+            State::Unarmed => {
                 let place = self.watch.enrol(TimerEntry::Task(context.waker().clone()));
-                self.state = State::Young(place);
+                self.state = State::Coarse(place);
                 return Poll::Pending;
             }
-            State::Young(place) if !self.watch.is_told(*place) => {
+            State::Coarse(place) if !self.watch.is_told(*place) => {
                 self.watch.renew(*place, context.waker());
                 return Poll::Pending;
             }
-            State::Young(_) => {
+            State::Coarse(_) => {
                 let sleep = Box::pin(tokio::time::sleep_until(deadline()));
-                self.state = State::Grown(sleep, Box::pin(token().cancelled_owned()));
+                self.state = State::Precise(sleep, Box::pin(token().cancelled_owned()));
             }
-            State::Grown(..) => {}
+            State::Precise(..) => {}
         }
-        let State::Grown(sleep, severed) = &mut self.state else {
+        let State::Precise(sleep, severed) = &mut self.state else {
             return Poll::Pending;
         };
         if severed.as_mut().poll(context).is_ready() {
             return Poll::Ready(Ended::Severed);
         }
-        // A deadline that has moved on is noticed when the timer fires, one that has come closer only here.
+        // A deadline that has moved on is noticed when the timer fires; one that has come closer is noticed only here.
         let due = deadline();
         if due < sleep.deadline() {
             sleep.as_mut().reset(due);
@@ -84,7 +89,7 @@ impl ExchangeTimeout {
 
 impl Drop for ExchangeTimeout {
     fn drop(&mut self) {
-        if let State::Young(place) = self.state {
+        if let State::Coarse(place) = self.state {
             self.watch.withdraw(place);
         }
     }

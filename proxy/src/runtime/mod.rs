@@ -1,6 +1,6 @@
-//! A worker's thread: timers, tasks that outlive their request, and errors that mean the process has run out of something.
+//! A worker's thread: timers, tasks that outlive their request, and errors that mean that the process lacks a resource.
 //!
-//! Nothing here knows of HTTP or of partitions.
+//! Nothing here depends on HTTP or on partitions.
 
 pub(crate) mod background;
 pub(crate) mod coarse_timer;

@@ -1,12 +1,13 @@
-//! Errors that say that the router itself has run out of something.
+//! Errors that mean that the router itself lacks a resource.
 //!
-//! A connection to a pod that fails with one says nothing of the pod: its partitions stay open and its health as it was.
+//! A connection to a pod that fails with one says nothing about the pod: its partitions stay open and its health is
+//! unchanged.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Whether the process or the machine has no files, ports or memory left for one more socket.
+/// Returns whether the process or the machine lacks files, ports or memory for another socket.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),

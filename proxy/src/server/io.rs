@@ -1,7 +1,11 @@
 //! A client's connection as hyper reads and writes it.
 //!
-//! Puts back what was read to tell HTTP/1.1 from HTTP/2, notes when bytes arrive, writes what comes before an answer, and
-//! completes the one answer that hyper gives without asking: its bare 431. What must stay true: bytes pass unchanged otherwise.
+//! Puts back what was read to tell HTTP/1.1 from HTTP/2, notes when bytes arrive, writes informational responses, and
+//! completes the one response that hyper makes by itself: its bare 431.
+//!
+//! # Invariants
+//!
+//! * Otherwise bytes pass unchanged.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -18,23 +22,23 @@ use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;
 
-/// Up to this size an answer is written as one piece.
+/// Largest response, with its head, that is written in one piece.
 const MAX_JOINED_BYTES: usize = 1 << 10;
-/// Bounds of what is read of an upload that was answered before its end. A client that looks at what it is told stops
+/// Bounds of what is read of an upload whose response came before its end. A client that reads its response stops
 /// within a round trip.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
-const LINGER_BYTES: usize = 8 << 20;
+const MAX_LINGER_BYTES: usize = 8 << 20;
 
-/// What has arrived from a client by HTTP/1.1, shared with its connection.
+/// What has arrived from an HTTP/1.1 client, shared with its connection.
 #[derive(Debug, Default)]
 pub(super) struct Arrived {
-    /// It ends in the middle of a head, if it is heads.
+    /// Whether it ends in the middle of a head, assuming that it is heads.
     in_head: AtomicBool,
-    /// How much has come behind the head of the request that is being served.
+    /// How many bytes have arrived behind the head of the request that is being served.
     behind: AtomicU64,
 }
 
-/// The end of the next head has not been seen.
+/// Value of `behind` while the end of the next head has not been seen.
 const UNSEEN: u64 = u64::MAX;
 
 impl Arrived {
@@ -46,13 +50,14 @@ impl Arrived {
         self.in_head.store(in_head, Relaxed);
     }
 
-    /// What comes next is a request.
+    /// Notes that a request comes next.
     pub(super) fn await_head(&self) {
         self.behind.store(UNSEEN, Relaxed);
     }
 
-    /// A request has been served whose body has this length: what has come last is of it, unless there is more. Bodies in
-    /// chunks end with an empty line, as heads do, and some clients send one behind any body.
+    /// Notes that a request has been served whose body has this length. Bytes up to that length are the body, and any
+    /// further ones begin a next request. Two more bytes are allowed: bodies in chunks end with an empty line, as heads
+    /// do, and some clients send one behind any body.
     pub(super) fn end_body(&self, length: u64) {
         let behind = self.behind.load(Relaxed);
         if behind == UNSEEN || behind <= length.saturating_add(2) {
@@ -66,7 +71,7 @@ impl Arrived {
             UNSEEN if ends_with_empty_line => 0,
             UNSEEN => match bytes.windows(3).position(|three| three == b"\n\r\n") {
                 Some(at) => (bytes.len() - at - 3) as u64,
-                // An end that comes in two pieces is missed, and what has come last taken for a body.
+                // An end that arrives in two pieces is missed. Then the latest bytes are taken for a body.
                 None => return,
             },
             behind => behind + bytes.len() as u64,
@@ -77,17 +82,17 @@ impl Arrived {
 
 pub(super) struct ClientIo {
     stream: Stream,
-    /// Read already.
+    /// Bytes that were read before hyper got the connection.
     ahead: Bytes,
-    /// What replaces the write that is being asked for, and how long that is.
+    /// What replaces the current write, and how many bytes hyper asked to write.
     instead: Option<(Bytes, usize)>,
-    /// It goes along with a connection that is upgraded, hence no `Rc`.
+    /// An upgrade may move the connection to another thread, hence no `Rc`.
     arrived: Arc<Arrived>,
-    /// The last bytes that have arrived.
+    /// The last three bytes that have arrived.
     last: [u8; 3],
     interim: Interim,
     presence: Presence,
-    /// Of those, what is being written.
+    /// The informational responses that are being written.
     between: Bytes,
 }
 
@@ -114,7 +119,7 @@ impl ClientIo {
         io
     }
 
-    /// Behind an empty line nothing of a head has arrived.
+    /// Notes bytes that arrived. After an empty line, nothing of a next head has arrived.
     fn note(&mut self, bytes: &[u8]) {
         match bytes {
             [] => return,
@@ -127,11 +132,11 @@ impl ClientIo {
         self.arrived.note(bytes, matches!(self.last, [b'\n', b'\r', b'\n'] | [_, b'\n', b'\n']));
     }
 
-    /// Reads for a while what the client still sends on a connection that is shut down on this side: closed with bytes
-    /// unread, it would be reset, and with it an answer that the client has not read yet.
+    /// Reads for a while what the client still sends on a connection that is shut down on this side. Closed with unread
+    /// bytes it would be reset, and the client might lose the response.
     pub(super) async fn linger(mut self) {
         let read_on = async {
-            let (mut unread, mut left) = ([0; 4 << 10], LINGER_BYTES);
+            let (mut unread, mut left) = ([0; 4 << 10], MAX_LINGER_BYTES);
             while left > 0 {
                 match self.stream.read(&mut unread).await {
                     Ok(0) | Err(_) => break,
@@ -150,13 +155,13 @@ impl ClientIo {
         Poll::Ready(Ok(()))
     }
 
-    /// Says why, and that it is over; for a client that never finished a head. As far as it takes no waiting.
+    /// Writes a local reply to a client that never finished a head, as far as that takes no waiting.
     pub(super) fn refuse(&mut self, own: LocalReply) {
         self.stream.write_now(&local_reply_bytes(own));
     }
 }
 
-/// Returns a local reply as HTTP/1.1 writes it, for where hyper cannot give it. The connection closes behind it.
+/// Returns a local reply as HTTP/1.1 writes it, for where hyper cannot send it. The connection closes behind it.
 pub(super) fn local_reply_bytes(reply: LocalReply) -> Bytes {
     let response = reply.response(None, false);
     let status = response.status();
@@ -170,7 +175,8 @@ pub(super) fn local_reply_bytes(reply: LocalReply) -> Bytes {
     Bytes::from(bytes)
 }
 
-/// hyper's own answer to a head that is too large, in its own words: any other 431 has other headers.
+/// Returns whether this is hyper's own response to a head that is too large, byte for byte: any other 431 has other
+/// headers.
 fn is_bare_431(bytes: &[u8]) -> bool {
     const BEGINS: &[u8] = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n";
     bytes.len() < BEGINS.len() + 64
@@ -225,7 +231,7 @@ impl AsyncWrite for ClientIo {
         if let [only] = slices {
             return self.poll_write(context, only);
         }
-        // Copying a small answer behind its head costs less than what the kernel does for a second slice.
+        // Copying a small response behind its head costs less than a second slice costs the kernel.
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
         if length <= MAX_JOINED_BYTES {
             let mut joined = [0; MAX_JOINED_BYTES];

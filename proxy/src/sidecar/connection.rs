@@ -1,13 +1,14 @@
-//! A connection to the service that outlives the client library's interest in it, so that the service's own end of it can
-//! be seen.
+//! A connection to the service that is read on after the client library has dropped it, so that the service's closing
+//! of it can be seen.
 //!
-//! A library closes a connection as soon as an exchange on it has failed: when a router cuts an upload off, for one. The
-//! service may work on, and what it does then is known by nothing but the moment at which it closes the connection too.
+//! A library closes a connection as soon as an exchange on it has failed, for example when a router cuts an upload off.
+//! The service may work on, and the only sign that it has stopped is that it closes the connection too.
 //!
 //! # Invariants
-//! * A dropped connection is closed on this side only, and read on until the service closes it or nobody can wait for that
-//!   any more: nobody else has its [`ServiceConnection`].
-//! * What the kernel takes of a request is noted in [`Traffic`]; what keeps a connection going, a ping for one, is not.
+//!
+//! * A dropped connection is closed on this side only, and read until the service closes it or no exchange holds its
+//!   [`ServiceConnection`] any more.
+//! * What the kernel takes of a request is noted in [`Traffic`]; what keeps a connection alive, such as a ping, is not.
 //! * [`ServiceConnection::closed`] returns after the service has closed the connection, never before.
 
 use std::future::Future;
@@ -31,12 +32,12 @@ use tower::Service;
 
 use super::traffic::Traffic;
 
-/// How long the service may take to accept a connection.
+/// Time for the service to accept a connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often it is looked whether anybody can still wait for the end of a dropped connection.
-const LINGER: Duration = Duration::from_secs(10);
+/// Interval between two checks whether an exchange can still wait for the end of a dropped connection.
+const LINGER_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A connection to the service as its exchanges know it. Each has it from the moment on that it has the connection.
+/// A connection to the service as its exchanges see it. Each has it from the moment on that it has the connection.
 #[derive(Debug, Default)]
 pub(super) struct ServiceConnection {
     finish: AtomicBool,
@@ -45,14 +46,14 @@ pub(super) struct ServiceConnection {
 }
 
 impl ServiceConnection {
-    /// The connection of an exchange over HTTP/1.1, once it has one.
+    /// Returns the connection of an HTTP/1.1 exchange, once it has one.
     pub(super) fn of(captured: &CaptureConnection) -> Option<Arc<ServiceConnection>> {
         let mut extras = http::Extensions::new();
         captured.connection_metadata().as_ref()?.get_extras(&mut extras);
         extras.remove::<Arc<ServiceConnection>>()
     }
 
-    /// Closes this side of the connection: the service learns that nobody waits for its answer.
+    /// Closes this side of the connection: the service learns that its response is not awaited any more.
     pub(super) fn finish(&self) {
         self.finish.store(true, SeqCst);
         self.reader.wake();
@@ -67,11 +68,11 @@ impl ServiceConnection {
 /// A connection to the service.
 #[derive(Debug)]
 pub(super) struct ServiceStream {
-    /// Gone when this is dropped.
+    /// `None` once this is dropped.
     stream: Option<TcpStream>,
     handle: Arc<ServiceConnection>,
     traffic: Arc<Traffic>,
-    /// By HTTP/1.1 everything is of a request.
+    /// `None` for HTTP/1.1, where every byte belongs to a request.
     frames: Option<Frames>,
 }
 
@@ -102,26 +103,26 @@ impl ServiceStream {
     }
 }
 
-/// Follows what is written by HTTP/2 from frame to frame.
+/// Follows the frames of what is written by HTTP/2.
 #[derive(Debug)]
 struct Frames {
     head: [u8; 9],
-    /// How much of the next frame's head has been seen.
+    /// Number of bytes of the next frame's head that have been seen.
     seen: usize,
-    /// How much is left of the frame.
+    /// Number of bytes left of the frame.
     left: usize,
     is_of_request: bool,
 }
 
 impl Default for Frames {
     fn default() -> Self {
-        // Behind the preface.
+        // The connection begins with the preface, which belongs to no request.
         Frames { head: [0; 9], seen: 0, left: 24, is_of_request: false }
     }
 }
 
 impl Frames {
-    /// Whether something of a request is among the next bytes.
+    /// Returns whether any of the next bytes belong to a request.
     fn follow(&mut self, mut bytes: &[u8]) -> bool {
         const DATA: u8 = 0;
         const HEADERS: u8 = 1;
@@ -160,9 +161,9 @@ async fn linger(mut stream: TcpStream, handle: Arc<ServiceConnection>) {
     let _ = stream.shutdown().await;
     let mut unread = [0; 4096];
     loop {
-        match timeout(LINGER, stream.read(&mut unread)).await {
+        match timeout(LINGER_CHECK_INTERVAL, stream.read(&mut unread)).await {
             Ok(Ok(0) | Err(_)) => return handle.closed.cancel(),
-            // Nobody can get it from here either.
+            // No exchange holds the connection, and none can get it from here.
             Err(_) if Arc::strong_count(&handle) == 1 => return,
             Ok(Ok(_)) | Err(_) => {}
         }
@@ -257,7 +258,7 @@ mod tests {
         (ServiceStream::http1(near, Arc::default()), listener.accept().await.unwrap().0)
     }
 
-    /// Whether `written` after four seconds prolongs ten seconds of silence.
+    /// Returns whether `written` after four seconds prolongs ten seconds of silence.
     async fn counts(mut near: ServiceStream, written: &[u8]) -> bool {
         let (begun, traffic) = (Instant::now(), near.traffic.clone());
         let silence = tokio::spawn(async move { traffic.silent_for(Duration::from_secs(10)).await });
@@ -311,10 +312,10 @@ mod tests {
         let (near, service) = pair().await;
         let handle = near.handle();
         drop(near);
-        tokio::time::sleep(3 * LINGER).await;
+        tokio::time::sleep(3 * LINGER_CHECK_INTERVAL).await;
         let closed = tokio::spawn(async move { handle.closed().await });
         drop(service);
-        timeout(10 * LINGER, closed).await.unwrap().unwrap();
+        timeout(10 * LINGER_CHECK_INTERVAL, closed).await.unwrap().unwrap();
     }
 
     #[tokio::test]

@@ -1,10 +1,15 @@
-//! A request's body on its way to the service: cut off where the router cuts it off, and waiting to be asked for where the
-//! client waits for that (`Expect: 100-continue`).
+//! A request's body on its way to the service. It is cut off where the router cuts it off, and withheld until the
+//! service asks for it if the client waits for that (`Expect: 100-continue`).
 //!
-//! hyper ends the body of a stream that was reset with `CANCEL` as if it were complete, as a router resets what it severs.
-//! And its client would read a body at once, which its server takes for leave to tell the client to go on. What must stay
-//! true: a body that was cut off is never handed out as a complete one; no client is told to go on before the service has
-//! said so, or has had the time to; nothing is handed out once the pod's lease is lost, also after the exchange's own task.
+//! Both need code of their own here. When a router severs an exchange it resets its stream with `CANCEL`, and hyper
+//! ends the body of such a stream as if it were complete. And hyper's client would read a body at once, at which
+//! hyper's server sends `100 Continue`.
+//!
+//! # Invariants
+//!
+//! * A body that was cut off is never handed out as a complete one.
+//! * No client gets `100 Continue` before the service has sent it, or has had the time to.
+//! * Nothing is handed out once the pod's lease is lost, even after the exchange's own task has ended.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,44 +27,45 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::body::BoxError;
 
-/// How long a service that was told `Expect: 100-continue` may stay silent before it is sent the body all the same.
-const CONTINUE_WAIT: Duration = Duration::from_secs(1);
+/// Time that a service may take to respond to `Expect: 100-continue` before the body is sent all the same.
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The router has reset the stream before its end, or the lease is lost.
+/// The router has reset the stream before its end, or the pod's lease is lost.
 #[derive(Debug, thiserror::Error)]
 #[error("the request was cut off")]
 struct CutOff;
 
-/// How a request's way to the service has ended.
+/// How the upload of a request to the service ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Upload {
-    /// All of it was taken for the service.
+    /// The whole body was read for the service.
     Whole,
-    /// It was cut off on this side: the service may work on what it has.
+    /// The body was cut off on this side: the service may work on what it has.
     CutOff,
-    /// The service took no more of it: its stream was reset, or its connection is gone.
+    /// The service read no more of the body: its stream was reset, or its connection is gone.
     Refused,
 }
 
 pub(super) struct RequestBody {
     incoming: Incoming,
     http2: bool,
-    /// Ends when the service has said so, or has had the time to.
+    /// Resolves once the service has sent `100 Continue`, or has had the time to.
     asked_for: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     lost: Pin<Box<WaitForCancellationFutureOwned>>,
-    /// If it is dropped now.
+    /// The outcome if this is dropped now.
     outcome: Upload,
     ended: Option<oneshot::Sender<Upload>>,
 }
 
 impl RequestBody {
-    /// Makes the request one to the service, and tells how its upload ends. `lost`: the lease is.
+    /// Wraps a request for the service. Returns it and the outcome of its upload. `lost` resolves when the lease is
+    /// lost.
     pub(super) fn of(
         request: Request<Incoming>,
         lost: WaitForCancellationFutureOwned,
     ) -> (Request<Self>, oneshot::Receiver<Upload>) {
         let asks = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
-        // By HTTP/2 hyper tells of no informational answer; there the body follows its head.
+        // By HTTP/2 hyper does not report informational responses, so there the body follows its head.
         let expects = request.version() != Version::HTTP_2 && request.headers().get(EXPECT).is_some_and(asks);
         let http2 = request.version() == Version::HTTP_2;
         let (ended, upload) = oneshot::channel();
@@ -80,7 +86,7 @@ impl RequestBody {
                 }
             });
             request.body_mut().asked_for = Some(Box::pin(async move {
-                let _ = tokio::time::timeout(CONTINUE_WAIT, told.notified()).await;
+                let _ = tokio::time::timeout(CONTINUE_TIMEOUT, told.notified()).await;
             }));
         }
         (request, upload)

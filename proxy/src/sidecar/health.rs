@@ -1,11 +1,12 @@
-//! Whether the service behind a sidecar takes requests.
+//! Checks whether the service behind a sidecar accepts requests.
 //!
-//! With a path the service is asked for it again and again. Without one, nothing is asked as long as connections are
-//! accepted: a refused one begins a series of attempts to connect.
+//! With a path, the service is asked for it at intervals. Without one, nothing is sent as long as connections are
+//! accepted: a refused one starts a series of attempts to connect.
 //!
 //! # Invariants
-//! * A service is down only after so many failures in a row, and up again after one success.
-//! * A check says nothing of a service that was stopped after the check had begun.
+//!
+//! * A service is down only after the configured number of consecutive failures, and up again after one success.
+//! * A check says nothing about a service that was stopped after the check had begun.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,25 +26,25 @@ use tokio_util::task::AbortOnDropHandle;
 use super::traffic::Traffic;
 use super::upstream::Upstream;
 
-/// The time between two attempts to reach a service that has not been up yet.
-const STARTING: Duration = Duration::from_millis(100);
+/// Interval between two attempts to reach a service that is not up.
+const STARTUP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How a service is checked.
+/// Settings of the health checks of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checks {
-    /// What is asked for; none: connections that are refused count.
+    /// The path to request. `None`: only refused connections count.
     pub path: Option<PathAndQuery>,
-    /// The time between two checks, and how long one may take.
+    /// Interval between two checks, and the time that one may take.
     pub every: Duration,
-    /// The failures in a row that make the service unhealthy.
+    /// Consecutive failures that make the service unhealthy.
     pub unhealthy_after: u32,
 }
 
-/// What is known of a service.
+/// The known state of a service.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
     up: bool,
-    /// How often it was stopped.
+    /// Number of times that the service was stopped.
     stops: u64,
 }
 
@@ -56,7 +57,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Begins to check; the service counts as down until it has been seen.
+    /// Starts the checks. The service counts as down until one succeeds.
     pub fn watch(upstream: Upstream, checks: Checks) -> Self {
         let known = Arc::new(watch::channel(Known::default()).0);
         let traffic = upstream.traffic.clone();
@@ -64,18 +65,18 @@ impl Health {
         Health { known, traffic, _checks: AbortOnDropHandle::new(checking) }
     }
 
-    /// The service was stopped: it counts as down until it is seen again.
+    /// Records that the service was stopped: it counts as down until a later check succeeds.
     pub fn forget(&self) {
         self.known.send_modify(|known| *known = Known { up: false, stops: known.stops + 1 });
         self.traffic.refused();
     }
 
-    /// Whether the service takes requests, as far as is known.
+    /// Returns whether the service accepts requests, as far as is known.
     pub fn is_up(&self) -> bool {
         self.known.borrow().up
     }
 
-    /// Returns once the service takes requests.
+    /// Returns once the service accepts requests.
     pub async fn up(&self) {
         self.becomes(true).await;
     }
@@ -87,7 +88,7 @@ impl Health {
 
     async fn becomes(&self, up: bool) {
         if self.known.subscribe().wait_for(|known| known.up == up).await.is_err() {
-            // Nobody checks any more: the process ends.
+            // The checks have ended because the process ends.
             std::future::pending::<()>().await;
         }
     }
@@ -115,7 +116,7 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
                     tracing::info!(service = %upstream.address, "the service is up");
                 }
                 if !known.borrow().up {
-                    // It was stopped meanwhile: what counts is the next one.
+                    // The service was stopped during the check, so the next check counts.
                     continue;
                 }
                 if checks.path.is_none() {
@@ -132,7 +133,7 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
                     known.send_modify(|known| known.up = false);
                 }
                 if !is_up {
-                    sleep(STARTING.min(checks.every)).await;
+                    sleep(STARTUP_CHECK_INTERVAL.min(checks.every)).await;
                     continue;
                 }
             }

@@ -1,12 +1,13 @@
-//! The connection to a service by HTTP/2: one, which all exchanges share and which is made anew when it has closed.
+//! The HTTP/2 connection to a service. All exchanges share it, and it is made anew once it has closed.
 //!
-//! hyper-util's client would do, were the host that a request names not also its address there: services refuse a request
-//! whose `host` differs from its `:authority`.
+//! hyper-util's client does not fit: it takes the host that a request names for the address too, and services refuse a
+//! request whose `host` differs from its `:authority`.
 //!
 //! # Invariants
+//!
 //! * A request is sent again only if hyper hands it back.
-//! * Nothing was sent of a request while it has no [`Used`] connection.
-//! * One attempt to connect serves all who wait for it, also if it fails.
+//! * Nothing of a request has been sent while it has no [`Used`] connection.
+//! * One attempt to connect serves all exchanges that wait for it, even if it fails.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -26,7 +27,8 @@ use super::expect::RequestBody;
 use super::traffic::Traffic;
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES, says_unprocessed};
 
-/// A service that does not answer a ping for so long while it owes answers is gone.
+/// Interval between two pings while responses are awaited. A service that leaves one unanswered for [`PING_TIMEOUT`] is
+/// taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -49,20 +51,20 @@ struct Shared {
 struct Session {
     sender: SendRequest<RequestBody>,
     handle: Arc<ServiceConnection>,
-    /// Made for the exchange that holds this.
+    /// Whether it was made for the exchange that holds this.
     fresh: bool,
 }
 
 /// The connection that an exchange may have been sent on.
 pub(super) type Used = std::sync::Mutex<Option<Arc<ServiceConnection>>>;
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     /// Nothing was sent.
     #[error("cannot connect to the service: {0}")]
     Unreachable(BoxError),
-    /// The service says itself that it has not looked at it.
+    /// The service reports that it has not processed the request.
     #[error("the service has not processed the request")]
     Unprocessed,
     /// The service may have acted on the request.
@@ -99,7 +101,7 @@ impl Http2 {
         }
     }
 
-    /// The connection that stands, or a new one.
+    /// Returns the open connection, or a new one.
     async fn session(&self) -> Result<Session, BoxError> {
         let asked = Instant::now();
         let mut shared = self.session.lock().await;
@@ -135,8 +137,8 @@ impl Http2 {
         Ok(Session { sender, handle, fresh: true })
     }
 
-    /// Has later exchanges use another connection than the one used here, so that it closes when its last exchange has
-    /// ended.
+    /// Makes later exchanges use another connection than this one, so that it closes when its last exchange has ended.
+    /// Returns it.
     pub(super) async fn retire(&self, used: &Used) -> Option<Arc<ServiceConnection>> {
         let handle = used.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let mut shared = self.session.lock().await;

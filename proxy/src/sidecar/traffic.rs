@@ -1,7 +1,8 @@
-//! The traffic between a sidecar and its service, as far as others must know of it: how much is under way, when the service
-//! was last sent something, whether it refuses connections.
+//! The traffic between a sidecar and its service, as far as other parts need it: how many exchanges are in flight, when
+//! the service was last sent something, and whether it refuses connections.
 //!
 //! # Invariants
+//!
 //! * An exchange counts from before its first byte is sent until the service has ended it.
 
 use std::sync::Arc;
@@ -34,7 +35,7 @@ impl Default for Traffic {
     }
 }
 
-/// An exchange that is under way until this is dropped.
+/// An exchange that is in flight until this is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay(Arc<Traffic>);
 
@@ -47,7 +48,7 @@ impl Drop for UnderWay {
 }
 
 impl Traffic {
-    /// How many exchanges the service has not ended.
+    /// Returns the number of exchanges that the service has not ended.
     pub fn under_way(&self) -> usize {
         self.under_way.load(SeqCst)
     }
@@ -63,8 +64,8 @@ impl Traffic {
         }
     }
 
-    /// Returns once the kernel has taken nothing of any request to the service for so long. What lies in the sockets between
-    /// the two because the service does not read counts as sent.
+    /// Returns once the kernel has taken nothing of any request to the service for so long. What stays in the socket
+    /// buffers because the service does not read counts as sent.
     pub async fn silent_for(&self, time: Duration) {
         let begun = Instant::now();
         loop {
@@ -76,7 +77,7 @@ impl Traffic {
         }
     }
 
-    /// Returns once the service has refused a connection, from the last call on.
+    /// Returns once the service has refused a connection since the last call.
     pub(super) async fn refusal(&self) {
         self.refused.notified().await;
     }

@@ -1,6 +1,10 @@
-//! What is in certificate files, and what is wrong with it.
+//! Reads certificate files, and tells what is wrong with them.
 //!
-//! Pure: bytes in, certificates or the fault out. What must stay true: a key never shows up in a message.
+//! Pure: bytes in, certificates or the fault out.
+//!
+//! # Invariants
+//!
+//! * A key never appears in a message.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -13,21 +17,21 @@ use rustls::sign::CertifiedKey;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
-/// What a file is for; named as the key of the configuration that names the file.
+/// The purpose of a file, named as the configuration key that names the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum File {
     /// Authorities that a client trusts.
     Ca,
-    /// Authorities of a listener's clients.
+    /// Authorities that sign the certificates of a listener's clients.
     ClientCa,
-    /// A certificate and those above it.
+    /// A certificate and its intermediates.
     Cert,
     /// A certificate's key.
     Key,
 }
 
 impl File {
-    /// The last part of the key in the configuration.
+    /// Returns the last part of the configuration key.
     pub fn key(self) -> &'static str {
         match self {
             File::Ca => "ca",
@@ -50,9 +54,9 @@ impl File {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {}: {fact}; {expected}", file.key(), path.display())]
 pub struct TlsError {
-    /// Which file of those that belong together.
+    /// The purpose of the file.
     pub file: File,
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
     /// What is wrong with it.
     pub fact: String,
@@ -76,7 +80,7 @@ pub(super) struct Identity {
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
     path: PathBuf,
-    /// Until when it is valid.
+    /// The end of the certificate's validity.
     pub(super) not_after: SystemTime,
 }
 
@@ -107,7 +111,7 @@ impl Identity {
     }
 }
 
-/// A moment as certificates have them, such as `2027-01-31T12:00:00Z`.
+/// Returns a time in the format of certificates, such as `2027-01-31T12:00:00Z`.
 pub(super) fn show(time: SystemTime) -> String {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let time = x509_cert::der::DateTime::from_unix_duration(Duration::from_secs(since.as_secs()));

@@ -1,9 +1,13 @@
-//! TLS towards clients and pods: certificates out of files, and taken over again when the files change.
+//! TLS towards clients and pods, with certificates from files that are reloaded when they change.
 //!
-//! rustls does the protocol, with ring beneath it. Not here: when to look at the files again (the binary does), and how
-//! long a handshake may take (whoever shakes hands). What must stay true: a file that is no good never replaces one that
-//! is in use; a connection that is up outlives every change of files; what is wrong is said with the file, the fact and
-//! what was expected.
+//! rustls implements the protocol, with ring beneath it. Not here: when to check the files again (the binary does), and
+//! how long a handshake may take (the caller decides).
+//!
+//! # Invariants
+//!
+//! * A file that is not usable never replaces one that is in use.
+//! * An open connection outlives every change of files.
+//! * An error names the file, the fact and what was expected.
 
 mod alpn;
 mod files;
@@ -32,18 +36,18 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// What a listener shows its clients, and asks of them.
+/// The certificate that a listener shows to its clients, and the ones that it requires of them.
 #[derive(Debug, Clone)]
 pub struct ServerTls(Arc<Reloaded<ServerFiles>>);
 
 /// The files of a listener, all PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerFiles {
-    /// The certificate, and those between it and its authority.
+    /// The certificate, and its intermediates.
     pub cert: PathBuf,
     /// The certificate's key.
     pub key: PathBuf,
-    /// The authorities of clients, which must have certificates then.
+    /// The authorities of clients. If set, clients must have certificates.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -82,12 +86,13 @@ impl ServerTls {
         Ok(ServerTls(Arc::new(Reloaded::load(files)?)))
     }
 
-    /// What looks at the files again.
+    /// Returns the handle for checking the files again.
     pub fn material(&self) -> Arc<dyn Material> {
         self.0.clone()
     }
 
-    /// Shakes hands with a client. What is no TLS, or shows no certificate where one is wanted, is told so and closed.
+    /// Shakes hands with a client. A client that does not speak TLS, or lacks a required certificate, gets an alert and
+    /// is disconnected.
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {
         let acceptor = TlsAcceptor::from(self.0.current());
         match acceptor.accept(stream::Counted::new(stream)).into_fallible().await {
@@ -100,7 +105,7 @@ impl ServerTls {
     }
 }
 
-/// Whom a client trusts, and what it shows.
+/// The authorities that a client trusts, and the certificate that it shows.
 #[derive(Debug, Clone)]
 pub struct ClientTls(Arc<Reloaded<ClientFiles>>);
 
@@ -109,22 +114,22 @@ pub struct ClientTls(Arc<Reloaded<ClientFiles>>);
 pub struct ClientFiles {
     /// The authorities that are trusted.
     pub ca: PathBuf,
-    /// What is shown to a server that asks.
+    /// The certificate for servers that ask for one.
     pub identity: Option<IdentityFiles>,
-    /// The name or address in the server's certificate; none: the host that is connected to.
+    /// The name or address in the server's certificate. `None`: the host that is connected to.
     pub server_name: Option<String>,
 }
 
 /// The files of a client's own certificate, PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdentityFiles {
-    /// The certificate, and those between it and its authority.
+    /// The certificate, and its intermediates.
     pub cert: PathBuf,
     /// The certificate's key.
     pub key: PathBuf,
 }
 
-/// The same, ready for each choice of protocols.
+/// The configurations made of [`ClientFiles`], one for each choice of protocols.
 #[derive(Debug)]
 pub struct ClientConfigs {
     http1: Arc<ClientConfig>,
@@ -132,12 +137,12 @@ pub struct ClientConfigs {
     either: Arc<ClientConfig>,
 }
 
-/// Which protocols a client offers.
+/// The protocols that a client offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offer {
     Http1,
     Http2,
-    /// HTTP/2 if the server has it.
+    /// HTTP/2 if the server supports it.
     Either,
 }
 
@@ -184,7 +189,7 @@ impl ClientTls {
         Ok(ClientTls(Arc::new(Reloaded::load(files)?)))
     }
 
-    /// What looks at the files again.
+    /// Returns the handle for checking the files again.
     pub fn material(&self) -> Arc<dyn Material> {
         self.0.clone()
     }
@@ -207,7 +212,7 @@ impl ClientTls {
         Ok(Stream::secure(stream.into()))
     }
 
-    /// A connection to a server as `segue bench` makes it; `http2`: or none.
+    /// Returns a connection to a server as `segue bench` makes it, by HTTP/2 or by HTTP/1.1.
     pub async fn dial(
         &self,
         address: &str,
@@ -218,7 +223,7 @@ impl ClientTls {
     }
 }
 
-/// The host of `host:port`, an IPv6 address without its brackets.
+/// Returns the host of `host:port`; an IPv6 address without its brackets.
 fn host(address: &str) -> &str {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)

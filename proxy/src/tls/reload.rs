@@ -1,8 +1,12 @@
-//! What was made of files, and is made again when they change.
+//! Configurations that are made of files, and made again when the files change.
 //!
-//! The contents are compared, not the times: a file that was put in place by renaming a folder (as Kubernetes does with
-//! secrets) may be older than the one before, and these files are small. What must stay true: the current configuration
-//! is always a good one; the same fault is told once.
+//! Contents are compared, not times: a file that was put in place by renaming a folder (as Kubernetes does with
+//! secrets) may be older than the one before, and these files are small.
+//!
+//! # Invariants
+//!
+//! * The current configuration is always usable.
+//! * The same fault is reported once.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -11,39 +15,39 @@ use std::time::SystemTime;
 
 use super::files::{File, Identity, TlsError, show};
 
-/// Files that make a configuration together.
+/// Files that make up a configuration together.
 pub(super) trait Files: Debug + Send + Sync + 'static {
-    /// What is made of them; cheap to clone.
+    /// The configuration; cheap to clone.
     type Config: Clone + Debug + Send + Sync;
 
     fn paths(&self) -> Vec<(File, PathBuf)>;
 
-    /// `contents` are in the order of `paths`.
+    /// Makes the configuration. `contents` are in the order of `paths`.
     fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<Identity>), TlsError>;
 }
 
-/// Something that can be looked at again.
+/// Files that can be checked for changes.
 pub trait Material: Debug + Send + Sync {
-    /// Reads the files. Blocks as reading does.
+    /// Reads the files and uses them if they have changed. Blocks.
     fn refresh(&self) -> Refreshed;
 
-    /// Until when the certificate that is in use is valid; `None` if there is none, only authorities.
+    /// Returns when the certificate in use expires, or `None` if there are only authorities.
     fn not_after(&self) -> Option<SystemTime>;
 
-    /// The same as text, such as `2027-01-31T12:00:00Z`.
+    /// Returns the same as text, such as `2027-01-31T12:00:00Z`.
     fn valid_until(&self) -> Option<String> {
         self.not_after().map(show)
     }
 }
 
-/// What a look at the files found.
+/// The result of checking the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refreshed {
-    /// What was there before, good or bad.
+    /// The contents have not changed, good or bad.
     Same,
-    /// Something new, which is in use from now on for new connections.
+    /// The contents have changed and are used for new connections from now on.
     Replaced,
-    /// Something that is no good. What was in use stays so.
+    /// The contents have changed and are not usable. The previous configuration stays in use.
     Refused(TlsError),
 }
 
@@ -60,12 +64,12 @@ struct Current<C> {
     not_after: Option<SystemTime>,
 }
 
-/// What the last look found, to tell whether the next one finds anything new.
+/// The result of the last read, to tell whether the next one differs.
 struct Seen(Result<Vec<Vec<u8>>, TlsError>);
 
 impl Debug for Seen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // There is a key among them.
+        // One of them is a key.
         f.debug_tuple("Seen").field(&self.0.as_ref().map(Vec::len)).finish()
     }
 }

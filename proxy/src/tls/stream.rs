@@ -1,7 +1,11 @@
 //! A connection in clear text or in TLS.
 //!
-//! An enum, so that clear text costs one comparison and no more. What must stay true: it is known whether any byte of a
-//! request has been handed to the kernel, also where TLS has buffered it; that decides whether it may be sent again.
+//! An enum, so that clear text costs one comparison and no more.
+//!
+//! # Invariants
+//!
+//! * It is known whether any byte of a request has been handed to the kernel, even where TLS buffers. That decides
+//!   whether the request may be sent again.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -19,21 +23,21 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::alpn::HTTP2;
 
-/// Where the kernel cannot say that the other side has closed its direction, it says that both are.
+/// The event that the peer has closed its direction. Other systems than Linux report only that both are closed.
 #[cfg(target_os = "linux")]
 const CLOSED: PollFlags = PollFlags::RDHUP;
 #[cfg(not(target_os = "linux"))]
 const CLOSED: PollFlags = PollFlags::HUP;
 
-/// What is read at most of what somebody sends who was refused.
-const DISCARDED: usize = 64 << 10;
+/// Bytes that are read at most from a refused client.
+const MAX_DISCARDED_BYTES: usize = 64 << 10;
 
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<Counted>>),
 }
 
-/// A socket below TLS that counts what it has taken.
+/// A socket below TLS that counts the bytes that the kernel has taken.
 pub(crate) struct Counted {
     io: TcpStream,
     sent: u64,
@@ -44,11 +48,11 @@ impl Counted {
         Counted { io, sent: 0 }
     }
 
-    /// Ends a connection whose client may still be sending: were it closed with something unread, the kernel would send
-    /// a reset, which may overtake what the client was told.
+    /// Ends a connection whose client may still be sending. Closed with unread bytes, the kernel would send a reset,
+    /// which may overtake the alert.
     pub(super) async fn close_gently(mut self) {
         if self.io.shutdown().await.is_ok() {
-            let _ = tokio::io::copy(&mut self.io.take(DISCARDED as u64), &mut tokio::io::sink()).await;
+            let _ = tokio::io::copy(&mut self.io.take(MAX_DISCARDED_BYTES as u64), &mut tokio::io::sink()).await;
         }
     }
 }
@@ -62,7 +66,7 @@ impl Stream {
         matches!(self, Stream::Tls(_))
     }
 
-    /// What the two sides have agreed on: `None` if they have not.
+    /// Returns whether ALPN selected HTTP/2, or `None` if no protocol was selected.
     pub(crate) fn agreed_on_http2(&self) -> Option<bool> {
         match self {
             Stream::Plain(_) => None,
@@ -70,7 +74,7 @@ impl Stream {
         }
     }
 
-    /// How many bytes the kernel has taken; only of a connection in TLS.
+    /// Returns how many bytes the kernel has taken; 0 in clear text.
     pub(crate) fn handed_over(&self) -> u64 {
         match self {
             Stream::Plain(_) => 0,
@@ -78,32 +82,33 @@ impl Stream {
         }
     }
 
-    /// Whether nothing has arrived, no end either, as far as events have told. Mostly without a system call.
+    /// Returns whether nothing has arrived, and no end either, as far as events have shown. Usually takes no system
+    /// call.
     pub(crate) fn is_quiet(&mut self) -> bool {
         match self {
             Stream::Plain(stream) => would_block(stream.try_read(&mut [0])),
             Stream::Tls(stream) => {
                 let mut byte = [0];
-                // Read through TLS, which keeps what is its own, such as session tickets.
+                // Reading through TLS consumes its own records, such as session tickets.
                 let mut context = Context::from_waker(Waker::noop());
                 Pin::new(stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte)).is_pending()
             }
         }
     }
 
-    /// Whether nothing lies in the kernel's buffer.
+    /// Returns whether the kernel's receive buffer is empty.
     pub(crate) fn is_silent(&self) -> bool {
         would_block(socket2::SockRef::from(self.socket()).peek(&mut [MaybeUninit::uninit()]))
     }
 
-    /// Whether the other side has closed its direction, as far as the kernel knows.
+    /// Returns whether the peer has closed its direction, as far as the kernel knows.
     pub(crate) fn is_closed_by_peer(&self) -> bool {
         let mut asked = [PollFd::new(self.socket(), CLOSED)];
-        // Errors and hang-ups are told unasked.
+        // Errors and hang-ups are always reported.
         rustix::event::poll(&mut asked, Some(&Timespec::default())).is_ok_and(|told| told > 0)
     }
 
-    /// Writes as much as takes no waiting.
+    /// Writes as much as possible without waiting.
     pub(crate) fn write_now(&mut self, bytes: &[u8]) {
         match self {
             Stream::Plain(stream) => drop(stream.try_write(bytes)),
@@ -117,7 +122,7 @@ impl Stream {
         }
     }
 
-    /// Lets the kernel throw away what it has not sent when the connection is closed, which ends with a reset then.
+    /// Makes closing the connection discard what the kernel has not sent, and end with a reset.
     pub(crate) fn throw_away(&self) {
         // Fails only for a socket that is gone.
         let _ = socket2::SockRef::from(self.socket()).set_linger(Some(Duration::ZERO));
@@ -148,21 +153,21 @@ fn would_block<T>(result: io::Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// The half that reads.
+/// The half for reading.
 pub(crate) type ReadHalf = Either<OwnedReadHalf, tokio::io::ReadHalf<Box<TlsStream<Counted>>>>;
 
-/// The half that writes.
+/// The half for writing.
 pub(crate) type WriteHalf = Either<OwnedWriteHalf, tokio::io::WriteHalf<Box<TlsStream<Counted>>>>;
 
-/// Lets go of a half and leaves the other one as it is. In clear text, a half that is dropped is shut down.
+/// Drops a half without touching the other one. In clear text, dropping it otherwise shuts it down.
 pub(crate) fn forget(half: WriteHalf) {
     if let Either::Left(half) = half {
         half.forget();
     }
 }
 
-/// Closes a half, and in clear text has the kernel throw away what it has not sent. Below TLS the socket is out of reach;
-/// what it has not sent there is no whole request.
+/// Closes a half, and in clear text makes the kernel discard what it has not sent. Below TLS the socket is out of
+/// reach; what is unsent there is no whole request.
 pub(crate) fn throw_away(half: WriteHalf) {
     if let Either::Left(half) = &half {
         let stream: &TcpStream = half.as_ref();
@@ -170,8 +175,8 @@ pub(crate) fn throw_away(half: WriteHalf) {
     }
 }
 
-/// Whether the other side has said that it does not accept this side's certificate. It says so before it looks at anything
-/// that is sent once the handshake is over.
+/// Returns whether the peer has rejected this side's certificate. It does so before it reads anything that is sent
+/// after the handshake.
 pub(crate) fn refuses_certificate(error: &io::Error) -> bool {
     use rustls::AlertDescription as Alert;
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
@@ -293,7 +298,7 @@ mod tests {
     use super::super::{ClientFiles, ClientTls, Offer, ServerFiles, ServerTls};
     use super::*;
 
-    /// A connection in TLS, from both sides.
+    /// Returns both sides of a connection in TLS.
     async fn pair() -> (Stream, Stream) {
         let folder = tempfile::TempDir::new().unwrap();
         let authority = Authority::new(folder.path(), "ours");
@@ -311,7 +316,7 @@ mod tests {
         tokio::join!(connected, accepted)
     }
 
-    /// Ends it with a reset.
+    /// Closes the connection with a reset.
     fn reset(stream: Stream) {
         let Stream::Tls(stream) = stream else { panic!("in clear text") };
         socket2::SockRef::from(&stream.get_ref().0.io).set_linger(Some(Duration::ZERO)).unwrap();
@@ -341,11 +346,11 @@ mod tests {
     #[tokio::test]
     async fn tickets_are_not_taken_for_an_answer_and_an_end_is_noticed() {
         let (mut ours, mut theirs) = pair().await;
-        // With TLS 1.3 they come once the handshake is over.
+        // TLS 1.3 sends tickets after the handshake.
         while ours.is_silent() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // Looking at it takes them out of the way.
+        // `is_quiet` consumes them.
         while !ours.is_silent() {
             assert!(ours.is_quiet(), "a ticket is taken for an answer");
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,12 +1,12 @@
-//! When a pod that cannot be reached is tried again.
+//! Decides when a pod that cannot be reached is tried again.
 //!
-//! Each of its partitions would try on its own, and each request of a partition that is being flushed. So a worker lets one
-//! try at a time, and between two of them time passes: longer each time, and not the same everywhere, or all routers
-//! would come back together.
+//! Otherwise each of its partitions would try on its own, and so would each request of a flush. A worker makes one
+//! attempt at a time, and pauses between two of them: longer each time, and with jitter, so that routers do not come
+//! back all together.
 //!
 //! # Invariants
 //!
-//! * The first failure after a success is noticed as such.
+//! * The first failure after a success is reported as such.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ use tokio::time::Instant;
 
 use crate::routing::table::POD_RETRY;
 
-/// What is known of the ways to a pod that failed since one succeeded.
+/// The failures to connect to a pod since the last success.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct ConnectRetry {
     failures: u32,
     not_before: Option<Instant>,
-    /// Somebody is trying; others do only if nothing is heard of him until then.
+    /// When an attempt that is being made is given up on; until then no other is made.
     trying_until: Option<Instant>,
 }
 
 impl ConnectRetry {
-    /// Whether it is time to try; who is told so is the only one for a while. `jitter`: from 0 to 1.
+    /// Returns whether to try now. If so, other attempts have to wait for a while. `jitter`: from 0 to 1.
     pub(super) fn may_try(&mut self, now: Instant, jitter: f64) -> bool {
         let Some(not_before) = self.not_before else { return true };
         let may = now >= not_before && self.trying_until.is_none_or(|until| now >= until);
@@ -34,11 +34,11 @@ impl ConnectRetry {
         may
     }
 
-    /// It has failed. True: for the first time.
+    /// Records a failure. Returns whether it is the first since the last success.
     pub(super) fn failed(&mut self, now: Instant, jitter: f64) -> bool {
         let was_trying = self.trying_until.take().is_some();
         if !was_trying && self.not_before.is_some_and(|at| now < at) {
-            // One of many that began before it was known.
+            // This attempt is one of many that began before the first failure.
             return false;
         }
         self.failures = self.failures.saturating_add(1);

@@ -26,7 +26,7 @@ impl<C: Idle> Pool<C> {
         Pool { idle: RefCell::default(), max_idle, watch }
     }
 
-    /// A connection that is open, as far as can be told.
+    /// Returns a connection that is open, as far as can be told.
     pub(super) fn take(&self) -> Option<C> {
         let now = self.watch.now();
         let mut idle = self.idle.borrow_mut();
@@ -40,13 +40,13 @@ impl<C: Idle> Pool<C> {
         }
     }
 
-    /// Closes what has grown old or was closed by the pod.
+    /// Closes connections that have grown too old or that the pod has closed.
     pub(super) fn sweep(&self) {
         let now = self.watch.now();
         self.idle.borrow_mut().retain_mut(|connection| connection.is_open(now));
     }
 
-    /// Closes all of them; how many those were.
+    /// Closes all connections. Returns their number.
     pub(super) fn clear(&self) -> usize {
         std::mem::take(&mut *self.idle.borrow_mut()).len()
     }

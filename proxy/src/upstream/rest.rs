@@ -1,12 +1,13 @@
-//! What is left of a request whose answer has begun: it goes on by itself, so that neither direction waits for the other.
+//! The rest of a request whose response has begun. It is sent on in a task of its own, so that neither direction waits
+//! for the other.
 //!
 //! Not here: how bytes are written (`http1`, `http2`).
 //!
 //! # Invariants
 //!
-//! * While any of it is still to be sent, the exchange is in flight, whether its answer has been read or not.
-//! * Once the answer has been read, a client that is slower than it may be ends it, as before the answer.
-//! * Once broken off, nothing more of it is written.
+//! * While any of it is still to be sent, the exchange is in flight, whether its response has been read or not.
+//! * Once the response has been read, a client that is slower than allowed ends it, as before the response.
+//! * Once it is broken off, nothing more of it is written.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,38 +23,38 @@ use crate::tls::ReadHalf;
 
 /// A request that is still being sent.
 pub(crate) trait Remaining {
-    /// Sends on. Ready when nothing more will be sent.
+    /// Sends more of it. Ready when nothing more will be sent.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
-    /// How many bytes have been sent.
+    /// Returns the number of bytes sent.
     fn sent(&self) -> u64;
 
-    /// Until when more of it has to arrive for its client to be fast enough.
+    /// Returns when more of it has to have arrived for its client to be fast enough.
     fn upload_due(&self) -> Option<Instant>;
 
-    /// The answer has been read; this is the side of the connection on which it came.
+    /// Takes the reading side of the connection, once the response has been read from it.
     fn answered(&mut self, _: ReadHalf) {}
 
-    /// Breaks it off.
+    /// Breaks the request off.
     fn abort(self: Box<Self>);
 }
 
-/// What counts an exchange until it is over.
+/// Counts an exchange until it is dropped.
 pub(crate) trait Counted: 'static {
     /// Returns when the client wants to have all of the response, if it has said so.
     fn deadline(&self) -> Option<Instant>;
 
-    /// Returns how long nothing may be sent before the exchange ends.
+    /// Returns how long the exchange may be silent before it ends.
     fn idle_timeout(&self) -> Duration;
 
     /// Returns the token that is cancelled when the partition is severed from its pod.
     fn sever_token(&self) -> CancellationToken;
 
-    /// Returns where work goes on that nobody waits for.
+    /// Returns what runs work that no request waits for.
     fn background(&self) -> &Background;
 }
 
-/// The rest of a request. Dropped before [`finish`](Self::finish), it is broken off.
+/// The rest of a request. Dropping it before [`finish`](Self::finish) breaks it off.
 pub(crate) struct Rest(Option<Rc<Inner>>);
 
 struct Inner {
@@ -64,7 +65,7 @@ struct Inner {
 struct State {
     /// `None` once over.
     remaining: Option<Box<dyn Remaining>>,
-    /// The answer has been read, and this is what still counts.
+    /// Set once the response has been read: keeps the exchange counted.
     counted: Option<Box<dyn Counted>>,
     waker: Option<Waker>,
 }
@@ -78,7 +79,7 @@ impl Rest {
         Rest(Some(inner))
     }
 
-    /// The answer has been read. The exchange is over when the request has been sent, too.
+    /// Notes that the response has been read. The exchange is over when the request has been sent, too.
     pub(crate) fn finish(mut self, read: Option<ReadHalf>, counted: Box<impl Counted>) {
         let Some(inner) = self.0.take() else { return };
         let (background, severed) = (counted.background().clone(), counted.sever_token());
@@ -160,7 +161,7 @@ impl Inner {
         if let Some(remaining) = remaining {
             remaining.abort();
         }
-        // Only now does it leave the gate.
+        // The exchange leaves the gate only now.
         drop(counted);
         if let Some(waker) = waker {
             waker.wake();

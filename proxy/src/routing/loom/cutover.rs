@@ -1,4 +1,5 @@
-//! Requests that come while a partition moves: they wait, give up, hang up or pass, and nobody is forgotten.
+//! Requests that arrive while a partition moves: each one waits, gives up, disconnects or passes, and none is
+//! forgotten.
 
 use super::*;
 
@@ -16,7 +17,7 @@ fn everyone_gets_through_to_one_owner_at_a_time() {
     });
 }
 
-/// One worker and the control side alone; the second request finds what the first has left.
+/// One worker and the control side alone; the second request finds the state that the first has left.
 #[test]
 fn one_after_the_other_gets_through() {
     explore("cutover::one_after_the_other_gets_through", Some(4), || {
@@ -44,8 +45,8 @@ fn a_cancelled_cutover_opens_again() {
     });
 }
 
-/// A request's time is up at the very moment at which it is let in: it passes or is refused, and either way the next of
-/// its key goes on.
+/// A request's time is up at the moment of its grant. It passes or is refused, and either way the next of its key
+/// starts.
 #[test]
 fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
     explore("cutover::giving_up_at_the_moment_of_the_grant_leaves_nothing_behind", Some(3), || {
@@ -68,7 +69,7 @@ fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
     });
 }
 
-/// A client hangs up at any moment; the request behind it gets in all the same.
+/// A client disconnects at any moment; the request behind it is admitted all the same.
 #[test]
 fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
     explore("cutover::hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind", Some(4), || {
@@ -90,7 +91,7 @@ fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
     });
 }
 
-/// The router ends while requests wait, come and come back: each is let in or refused, none waits for ever.
+/// The router shuts down while requests wait, arrive and come back: each is admitted or refused, none waits for ever.
 #[test]
 fn nobody_waits_once_the_router_ends() {
     explore("cutover::nobody_waits_once_the_router_ends", Some(3), || {

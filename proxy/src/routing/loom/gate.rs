@@ -27,7 +27,8 @@ impl Site {
     }
 }
 
-/// Who is inside reads one owner, however often it looks, and the closer changes it only when nobody is.
+/// A request inside reads one owner, however often it looks. The closer changes the owner only when no request is
+/// inside.
 #[test]
 fn whoever_got_in_is_counted_or_the_closer_is_seen() {
     explore("gate::whoever_got_in_is_counted_or_the_closer_is_seen", None, || {
@@ -50,7 +51,7 @@ fn whoever_got_in_is_counted_or_the_closer_is_seen() {
     });
 }
 
-/// Who gets in through a gate that was opened anew reads the new owner.
+/// A request that enters a reopened gate reads the new owner.
 #[test]
 fn an_opened_gate_shows_where_it_leads() {
     explore("gate::an_opened_gate_shows_where_it_leads", None, || {
@@ -72,8 +73,8 @@ fn an_opened_gate_shows_where_it_leads() {
     });
 }
 
-/// Of those who leave while the gate is closed, the last one finds it draining and the counters at zero, or the closer
-/// found them there.
+/// Either the last request to leave a closed gate finds it draining and the counters at zero, or the closer found them
+/// at zero.
 #[test]
 fn somebody_notices_that_the_last_one_has_left() {
     explore("gate::somebody_notices_that_the_last_one_has_left", None, || {

@@ -1,8 +1,8 @@
-//! Partitions that come into being while requests arrive, and a lease that ends and is confirmed again.
+//! Partitions that are added while requests arrive, and a lease that ends and is confirmed again.
 
 use super::*;
 
-/// Whoever sees a partition in the count finds it made.
+/// A thread that sees a partition in the count finds it made.
 #[test]
 fn a_partition_that_counts_is_there() {
     explore("growing::a_partition_that_counts_is_there", None, || {
@@ -19,7 +19,7 @@ fn a_partition_that_counts_is_there() {
     });
 }
 
-/// The router's lease is over: whoever comes closes the gate, waits, and goes on once the lease is confirmed.
+/// The router's lease is over: a request that arrives closes the gate, waits, and starts once the lease is confirmed.
 #[test]
 fn a_lease_that_is_confirmed_again_lets_everyone_go_on() {
     explore("growing::a_lease_that_is_confirmed_again_lets_everyone_go_on", Some(1), || {

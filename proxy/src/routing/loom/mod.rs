@@ -1,27 +1,30 @@
 //! The concurrent mechanisms in all interleavings that loom knows of: `make loom`.
 //!
-//! Each model is a few threads that do to a gate or to a whole [`Table`] what workers and the control side do, and loom
-//! runs them in every order, with the values that a weak memory could show. A wake-up that is lost is a deadlock, which
-//! loom reports; everything else is asserted. All but the smallest are bounded to a number of preemptions
-//! (switches away from a thread that could have gone on), as each says.
+//! In each model a few threads act on a gate or on a whole [`Table`] as workers and the control side do, and loom runs them
+//! in every order, with the values that weak memory could show. A lost wake-up is a deadlock, which loom reports;
+//! everything else is asserted. All but the smallest models are bounded to a number of preemptions (switches away from a
+//! thread that could have gone on), given with each.
 //!
-//! What loom does not explore: what is inside tokio's tokens and notices, and the map and list of pods (steps that happen at
-//! once here), the passing of time (a timer is due at once or never), and a load that shows a store which comes later in
-//! the same run. So it cannot tell that [`leave`](crate::routing::gate::Gate::leave) needs its release half: made `Relaxed`, no
-//! model fails. Nor does any model switch a gate that is not empty; `tests/table.rs` does.
+//! Not explored:
 //!
-//! What was broken once, and which models failed:
+//! * The insides of tokio's tokens and notices, and of the map and list of pods. Their steps are atomic here.
+//! * The passing of time: a timer is due at once or never.
+//! * A load that sees a store which comes later in the same run. So no model fails if the release half of
+//!   [`leave`](crate::routing::gate::Gate::leave) is made `Relaxed`, although it is needed.
+//! * Switching a gate that is not empty; `tests/table.rs` does that.
 //!
-//! | broken | failed |
+//! Faults that were put in, and the models that failed:
+//!
+//! | fault | failed |
 //! | --- | --- |
 //! | `enter` reads the word with `Acquire`, `count` reads with `Acquire` | `gate::whoever_got_in_…`, `cutover::one_after_…` |
 //! | `leave` reads the word with `Acquire`, or before it counts the caller out | `gate::somebody_notices_…`, `cutover::one_after_…` |
 //! | `set` stores with `Relaxed` | `gate::an_opened_gate_…`, `cutover::one_after_…` |
 //! | settling without a notice, or without the lock | `cutover::everyone_…`, `one_after_…`, both of `severing` |
-//! | a newcomer at a closed gate does not look if it was the last; `wait` does not look again under the lock | `cutover::everyone_…`, `one_after_…` |
-//! | the gate opens although someone waits | `cutover::everyone_…`, `giving_up_…`, `hanging_up_…` |
-//! | a grant that its ticket no longer takes stays counted, or is not given back | `cutover::hanging_up_…` |
-//! | coming back although the router ends | `cutover::nobody_waits_…` |
+//! | a newcomer at a closed gate does not check whether it was the last; `wait` does not check again under the lock | `cutover::everyone_…`, `one_after_…` |
+//! | the gate opens although a request waits | `cutover::everyone_…`, `giving_up_…`, `hanging_up_…` |
+//! | a grant that its permit no longer takes stays counted, or is not given back | `cutover::hanging_up_…` |
+//! | a request comes back although the router shuts down | `cutover::nobody_waits_…` |
 //! | severing cancels the tokens before it counts itself | both of `severing` |
 //! | a refused request is placed by its return | `returning::refused_requests_…` |
 //! | the count of partitions is read with `Relaxed` | `growing::a_partition_that_counts_is_there` |
@@ -54,7 +57,7 @@ const PARTITION: PartitionId = PartitionId::new(0);
 /// The only key.
 const KEY: Option<u64> = Some(7);
 
-/// Runs a model in all interleavings with at most so many preemptions (`None`: all there are).
+/// Runs a model in all interleavings with at most so many preemptions (`None`: no bound).
 #[expect(clippy::print_stdout, reason = "`make loom` adds these lines up")]
 fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let executions = Arc::new(AtomicU64::new(0));
@@ -69,22 +72,22 @@ fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Syn
     println!("loom: model={name} executions={}", executions.load(SeqCst));
 }
 
-/// What is true of the requests, beside what the table believes. Not seen by loom: it costs no interleavings.
+/// The actual state of the requests, kept apart from the table's. Loom does not see it, so it costs no interleavings.
 #[derive(Default)]
 struct Witness {
-    /// How many requests hold a pass, by epoch.
+    /// Number of requests that hold a permit, by epoch.
     inside: [AtomicU32; 4],
-    /// The requests that a pod has acted on, in that order.
+    /// The requests that a pod has acted on, in order.
     acted: std::sync::Mutex<Vec<u32>>,
 }
 
-/// One router: a table with one partition, its workers as threads, the control side as the model's own thread.
+/// One router: a table with one partition, workers as threads, and the model's own thread as control side.
 struct World {
     table: Arc<Table>,
     notices: UnboundedReceiver<PartitionId>,
     witness: Arc<Witness>,
     ended: (UnboundedSender<()>, UnboundedReceiver<()>),
-    /// Before all requests.
+    /// A time before all requests.
     began: Instant,
 }
 
@@ -103,14 +106,14 @@ impl World {
         World { table, notices, witness: Arc::default(), ended: unbounded_channel(), began }
     }
 
-    /// One whose partition is there, and held.
+    /// Returns a world whose partition exists and is held.
     fn held(workers: usize, max_wait: Duration) -> Self {
         let world = World::new(workers, max_wait);
         world.table.set_partitions(1);
         world
     }
 
-    /// One whose partition is open at epoch 1.
+    /// Returns a world whose partition is open at epoch 1.
     fn open(workers: usize) -> Self {
         let world = World::held(workers, Duration::from_secs(3600));
         world.switch(1);
@@ -142,14 +145,14 @@ impl World {
         self.table.position(PARTITION).position
     }
 
-    /// Waits until the gate is there, looking again only when told to.
+    /// Waits until the gate is in this state. Checks again only after a notice.
     fn until(&mut self, position: GateState) {
         while self.position() != position {
             block_on(self.notices.recv());
         }
     }
 
-    /// The rest of a handoff that has been stopped: drain, switch, flush.
+    /// Performs the rest of a handoff that has been stopped: drain, switch, flush.
     fn move_to(&mut self, epoch: u64) {
         self.until(GateState::Held);
         self.assert_empty();
@@ -181,7 +184,7 @@ impl World {
         assert_eq!(inside, 0, "the gate is held with requests inside");
     }
 
-    /// Nothing is left behind, and the gate is where it should be.
+    /// Asserts that nothing is left behind and the gate is in this state.
     fn assert_at_rest(&self, position: GateState) {
         self.assert_empty();
         assert_eq!(self.table.in_flight(PARTITION), 0);
@@ -203,7 +206,7 @@ struct Client {
     began: Instant,
 }
 
-/// A request that has passed, as the witness knows it.
+/// A request that has passed, and its epoch in the witness.
 struct Passed {
     permit: Permit,
     epoch: u64,
@@ -211,7 +214,7 @@ struct Passed {
 }
 
 impl Client {
-    /// The `number`-th request of all comes to the gate.
+    /// Takes the request with this number to the gate.
     fn enter(&self, number: u32) -> Result<Admission, Refusal> {
         self.worker.enter(PARTITION, KEY, 1, self.began + Duration::from_secs(number.into()))
     }
@@ -225,7 +228,7 @@ impl Client {
         self.saw(permit)
     }
 
-    /// Checks where the pass leads against all others that are held.
+    /// Checks the permit's destination against those of all other permits.
     fn saw(&self, permit: Permit) -> Passed {
         let epoch = permit.epoch().get();
         assert_eq!(permit.pod().name, epoch.to_string(), "the pod of one epoch, the number of another");
@@ -237,14 +240,14 @@ impl Client {
 }
 
 impl Passed {
-    /// The pod acts on the request and answers.
+    /// Has the pod act on the request and respond.
     fn served(mut self, number: u32) {
         self.witness.acted.lock().unwrap().push(number);
         self.permit.delivered();
         drop(self.left());
     }
 
-    /// It counts no longer; what follows is its pass's end.
+    /// Removes the request from the witness. What follows is the end of its permit.
     fn left(self) -> Permit {
         self.witness.inside[self.epoch as usize].fetch_sub(1, SeqCst);
         self.permit

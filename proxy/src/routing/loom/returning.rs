@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Two requests of one key have passed the open gate and come back in the other order, while the partition moves and a
-/// newcomer arrives: they leave in the order in which they came, and the newcomer behind them if it had to wait.
+/// Two requests of one key have passed the open gate and come back in reverse order, while the partition moves and a
+/// newcomer arrives. They leave in the order in which they arrived, and the newcomer behind them if it had to wait.
 #[test]
 fn refused_requests_keep_their_order() {
     explore("returning::refused_requests_keep_their_order", Some(1), || {
@@ -50,14 +50,14 @@ fn refused_requests_keep_their_order() {
     });
 }
 
-/// One that waited is refused and comes back while the control side stops the partition and leads it elsewhere: it is
+/// A held request is refused and comes back while the control side stops the partition and leads it elsewhere: it is
 /// served once.
 #[test]
 fn coming_back_races_a_cutover() {
     explore("returning::coming_back_races_a_cutover", Some(3), || coming_back(1));
 }
 
-/// The same with a newcomer of its key.
+/// The same with a newcomer of the same key.
 #[test]
 fn coming_back_races_a_cutover_and_a_newcomer() {
     explore("returning::coming_back_races_a_cutover_and_a_newcomer", Some(1), || coming_back(2));
@@ -87,7 +87,7 @@ fn coming_back(requests: usize) {
     assert!(acted.into_iter().eq(0..requests as u32));
 }
 
-/// One that comes back gives up or hangs up at once, at the moment at which it would be let in again.
+/// A request that comes back gives up or disconnects at the moment at which it would be admitted again.
 #[test]
 fn coming_back_and_leaving_at_once() {
     explore("returning::coming_back_and_leaving_at_once", Some(2), || {

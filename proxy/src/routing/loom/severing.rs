@@ -1,4 +1,4 @@
-//! Severing against requests that come, last and ask for their token at any moment.
+//! Severing against requests that arrive, last and ask for their token at any moment.
 
 use super::*;
 
@@ -16,7 +16,8 @@ impl Client {
     }
 }
 
-/// A request that was in flight when its partition was severed is told, whenever it asks; one that comes later is not.
+/// A request that was in flight when its partition was severed has its token cancelled, whenever it asks for it. A
+/// later request does not.
 #[test]
 fn severing_reaches_who_is_inside_and_nobody_else() {
     explore("severing::severing_reaches_who_is_inside_and_nobody_else", Some(2), || {
@@ -30,7 +31,7 @@ fn severing_reaches_who_is_inside_and_nobody_else() {
     });
 }
 
-/// One that was let in from the stash is severed as well, even if it has not noticed yet that it was let in.
+/// A request that was admitted from the stash is severed as well, even if it has not noticed its admission yet.
 #[test]
 fn severing_reaches_who_was_just_let_in() {
     explore("severing::severing_reaches_who_was_just_let_in", Some(3), || {

@@ -1,6 +1,6 @@
 //! Finds the partition that a request is for, and the order that it must keep, from its head alone.
 //!
-//! Pure. Not here: whether the partition has an owner, and what the client is told
+//! Pure. Not here: whether the partition has an owner, and the response to a request that names no partition
 //! ([`local_reply`](crate::message::local_reply)).
 //!
 //! # Invariants

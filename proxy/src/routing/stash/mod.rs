@@ -135,8 +135,7 @@ impl<W> Stash<W> {
     /// One at a time per key cannot go on for ever: a key whose requests arrive faster than they are served one after
     /// the other would never leave the stash. So the strict order, and the number of places, hold for twice the
     /// requests that wait now and a few more. What is left then is released: it starts at once, in order of arrival. A
-    /// key that has a request here now keeps its order until that request, and as many again of its own, have been
-    /// started.
+    /// key that has requests here now keeps its order until those, and as many again of its own, have been started.
     pub fn begin_flush(&mut self, concurrency: usize) {
         let concurrency = concurrency.max(1);
         let in_order_left = 2 * self.waiting + concurrency;

@@ -10,7 +10,7 @@ use segue_protocol::back_off::BackOff;
 use segue_protocol::handoff::router::HoldCause;
 use tokio::time::Instant;
 
-use super::refusals::{MAX_TRIES, Refusals};
+use super::refusals::{Refusals, TRIES};
 use super::route::Route;
 use crate::routing::stash::Stash;
 use crate::routing::sync::oneshot;
@@ -95,13 +95,13 @@ impl Closed {
     }
 
     /// Begins to start the waiting requests. A pod that has refused gets one request, and more once it has accepted
-    /// one. After [`MAX_TRIES`], every other probe takes the newest request, so that requests which are refused for
+    /// one. After [`TRIES`], every other probe takes the newest request, so that requests which are refused for
     /// what they are cannot keep the others from being tried.
     pub(super) fn begin_flush(&mut self, concurrency: usize) {
         self.stash.begin_flush(concurrency);
         self.places = 1;
         if self.is_refused() {
-            self.stash.probe(self.bounces >= MAX_TRIES && self.bounces % 2 == 1);
+            self.stash.probe(self.bounces >= TRIES && self.bounces % 2 == 1);
         }
     }
 

@@ -1,9 +1,12 @@
-//! The head of an HTTP/1.1 answer, from bytes.
+//! Parses the head of an HTTP/1.1 response.
 //!
-//! Pure. Each line is looked at once, as it is read: what is about the connection, or frames the body, is understood and
-//! left out there and then.
-//! What must stay true: an answer whose length can be read in two ways is refused; nothing that is about the connection
-//! goes on to the client.
+//! Pure. Each line is looked at once, as it is read: lines that concern the connection or frame the body are
+//! interpreted and left out at once.
+//!
+//! # Invariants
+//!
+//! * A response whose length can be read in two ways is refused.
+//! * Nothing that concerns the connection goes on to the client.
 
 use std::time::Duration;
 
@@ -15,12 +18,12 @@ use crate::message::header_names::{KEEP_ALIVE, SEGUE_REASON, is_hop_by_hop};
 use crate::message::headers::options;
 use crate::message::local_reply::is_pods_reason;
 
-/// Most headers of an answer.
+/// Most headers of a response.
 const MAX_HEADERS: usize = 128;
-/// Largest head of an answer. Generous: pods are trusted more than clients, but not without bound.
+/// Largest head of a response. Generous, because pods are trusted more than clients, but bounded.
 pub(crate) const MAX_HEAD_BYTES: usize = 256 << 10;
 
-/// How the body of an answer is delimited.
+/// How the body of a response is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AnswerFraming {
     Length(u64),
@@ -28,23 +31,24 @@ pub(crate) enum AnswerFraming {
     UntilClose,
 }
 
-/// The head of an answer.
+/// The head of a response.
 #[derive(Debug)]
 pub(crate) struct ResponseHead {
     pub(crate) status: StatusCode,
-    /// What goes on to the client; of what was about the connection only `Upgrade`, if it switches protocols.
+    /// The headers that go on to the client. Of those that concern the connection only `Upgrade`, if it switches
+    /// protocols.
     pub(crate) headers: HeaderMap,
     pub(crate) framing: AnswerFraming,
-    /// The connection may serve another request after this one.
+    /// Whether the connection may serve another request after this one.
     pub(crate) keep_alive: bool,
-    /// How long it may be idle before that, as the pod says.
+    /// How long the connection may be idle before that, if the pod states it.
     pub(crate) keep_for: Option<Duration>,
-    /// The answer has no body, whatever its head says. A pod that gets this wrong sends one all the same.
+    /// Whether the response has no body, whatever its head declares. A pod that gets this wrong sends one all the same.
     pub(crate) is_bodiless: bool,
     pub(crate) reason: Option<Bytes>,
 }
 
-/// Why bytes are no answer.
+/// Why bytes are not a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HeadError {
     #[error("the pod's answer is not HTTP/1")]
@@ -57,8 +61,8 @@ pub(crate) enum HeadError {
     Coding,
 }
 
-/// Takes the head of an answer off the front of `buffer`. `Ok(None)`: it has not all arrived. Informational answers come
-/// back like any other. `to_head`: the request was a HEAD.
+/// Takes the head of a response off the front of `buffer`. Returns `None` if it has not all arrived. Informational
+/// responses are returned like any other. `to_head`: the request was a HEAD.
 pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Option<ResponseHead>, HeadError> {
     let mut slots = [const { std::mem::MaybeUninit::uninit() }; MAX_HEADERS];
     let mut places = [(0u32, 0u32, 0u32, 0u32); MAX_HEADERS];
@@ -66,7 +70,7 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Optio
     let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut answer, buffer, &mut slots);
     let length = match parsed {
         Ok(httparse::Status::Complete(length)) if length <= MAX_HEAD_BYTES => length,
-        // Also where it came in one piece: what a bound refuses must not depend on how bytes arrive.
+        // Also if it came in one piece: what a bound refuses must not depend on how bytes arrive.
         Ok(httparse::Status::Complete(_)) => return Err(HeadError::TooLarge),
         Ok(httparse::Status::Partial) if buffer.len() > MAX_HEAD_BYTES => return Err(HeadError::TooLarge),
         Ok(httparse::Status::Partial) => return Ok(None),
@@ -107,22 +111,22 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Optio
     Ok(Some(ResponseHead { status, headers, framing, keep_alive, keep_for: said.keep_for, is_bodiless, reason }))
 }
 
-/// What the lines of an answer say about its connection and its length.
+/// What the lines of a response declare about its connection and its length.
 #[derive(Default)]
 struct Said {
     close: bool,
     keep_alive: bool,
     keep_for: Option<Duration>,
-    /// Further lines that are about the connection.
+    /// Further headers that concern the connection.
     declared: Vec<HeaderName>,
     chunked: bool,
     length: Option<u64>,
-    /// How many lines have said it.
+    /// Number of lines that state the length.
     lengths: usize,
 }
 
 impl Said {
-    /// Takes a line in; whether it goes on to the client.
+    /// Interprets a line. Returns whether it goes on to the client.
     fn passes(
         &mut self,
         version: Version,
@@ -141,8 +145,8 @@ impl Said {
         }
         if *name == TRANSFER_ENCODING {
             // Any other coding is refused: pods were not told that one is understood here, and without its header the
-            // client would take the coded bytes for the content. HTTP/1.0 has none, so who sent one there meant something
-            // else or nothing.
+            // client would take the coded bytes for the content. HTTP/1.0 has no codings, so the meaning of one there
+            // is unknown.
             let plain = version == Version::HTTP_11 && value.as_bytes().eq_ignore_ascii_case(b"chunked");
             if !plain || self.chunked {
                 return Err(HeadError::Coding);
@@ -172,7 +176,7 @@ impl Said {
         }
     }
 
-    /// What could not be seen line by line.
+    /// Removes what could not be recognised line by line.
     fn clean(&self, headers: &mut HeaderMap) {
         if let (Some(length), true) = (self.length, self.lengths > 1) {
             headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
@@ -182,9 +186,9 @@ impl Said {
         }
     }
 
-    /// How long the answer's body is, and whether one can go on trusting the connection.
+    /// Returns how the body is delimited, and whether the connection can still be trusted.
     fn framing(&self, headers: &mut HeaderMap, status: StatusCode, to_head: bool) -> (AnswerFraming, bool) {
-        // In the answer to a HEAD, and in a 304, both are those of what is not sent.
+        // In the response to a HEAD, and in a 304, length and coding describe what is not sent.
         if to_head {
             return (AnswerFraming::Length(0), true);
         }
@@ -199,7 +203,7 @@ impl Said {
             return (AnswerFraming::Length(0), !self.chunked && self.length.unwrap_or(0) == 0);
         }
         if self.chunked {
-            // Both at once: the coding counts, the length is a lie, and what follows on this connection may be one too.
+            // Both at once: the coding counts, the length is wrong, and so may be what follows on this connection.
             headers.remove(CONTENT_LENGTH);
             return (AnswerFraming::Chunked, self.length.is_none());
         }
@@ -211,7 +215,7 @@ impl Said {
     }
 }
 
-/// How long a connection may be idle whose pod says `timeout=`: a second less, for what is on its way meanwhile.
+/// Returns how long a connection may be idle whose pod sent `timeout=`: a second less, for what is in transit.
 fn keep_for(value: &HeaderValue) -> Option<Duration> {
     let seconds = options(value).find_map(|option| {
         let (name, seconds) = std::str::from_utf8(option).ok()?.split_once('=')?;
@@ -308,7 +312,7 @@ mod tests {
         for lengths in ["content-length: 5\r\ncontent-length: 6", "content-length: 5, 5", "content-length: +5"] {
             let text = format!("HTTP/1.1 200 OK\r\n{lengths}\r\n\r\n");
             assert_eq!(answer(&text, Method::GET).unwrap_err(), HeadError::Length);
-            // Nothing follows the answer to a HEAD, but its client would get the contradiction.
+            // Nothing follows the response to a HEAD, but its client would get the contradiction.
             assert_eq!(answer(&text, Method::HEAD).unwrap_err(), HeadError::Length);
         }
     }
@@ -323,7 +327,7 @@ mod tests {
         };
         let names_of = |names: &[&str]| names.iter().map(ToString::to_string).collect();
         assert_eq!(names("200 OK"), names_of(&["content-length", "x-end"]));
-        // What it has switched to its client has to know.
+        // The client has to know the protocol that was switched to.
         assert_eq!(names("101 Switching Protocols"), names_of(&["upgrade", "x-end"]));
     }
 

@@ -1,6 +1,10 @@
-//! The body of an answer, out of the bytes that follow its head.
+//! Decodes the body of a response from the bytes that follow its head.
 //!
-//! Pure. What must stay true: an answer that ends before its end is an error, never a shorter answer.
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * A response that ends early is an error, never a shorter response.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
@@ -8,11 +12,11 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use super::answer_head::AnswerFraming;
 
 /// Longest line of a chunk's size with its extensions, and longest block of trailers.
-const MAX_CHUNK_LINE: usize = 16 << 10;
-const MAX_TRAILERS: usize = 64 << 10;
+const MAX_CHUNK_LINE_BYTES: usize = 16 << 10;
+const MAX_TRAILERS_BYTES: usize = 64 << 10;
 const MAX_TRAILER_LINES: usize = 64;
 
-/// Where in the body one is.
+/// The position in the body.
 #[derive(Debug)]
 pub(super) enum Decoder {
     Length(u64),
@@ -24,18 +28,18 @@ pub(super) enum Decoder {
     Done,
 }
 
-/// What came out.
+/// What was decoded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Decoded {
     Data(Bytes),
     Trailers(HeaderMap),
     /// More bytes are needed.
     Starved,
-    /// That was all.
+    /// The body has ended.
     End,
 }
 
-/// The body is not what its framing says.
+/// The body does not match its framing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the body of the pod's answer is broken")]
 pub(super) struct Garbled;
@@ -54,7 +58,7 @@ impl Decoder {
         matches!(self, Decoder::Done)
     }
 
-    /// What is left of a body whose length is known.
+    /// Returns what is left of a body whose length is known.
     pub(super) fn left(&self) -> Option<u64> {
         match self {
             Decoder::Length(left) => Some(*left),
@@ -63,7 +67,7 @@ impl Decoder {
         }
     }
 
-    /// The next piece of the body from the front of `buffer`.
+    /// Returns the next piece of the body from the front of `buffer`.
     pub(super) fn decode(&mut self, buffer: &mut BytesMut) -> Result<Decoded, Garbled> {
         loop {
             match self {
@@ -94,28 +98,32 @@ impl Decoder {
                     buffer.advance(2);
                     *self = Decoder::ChunkSize;
                 }
-                // httparse takes a line without a digit for a size of 0, and the body for ended.
+                // httparse would take a line without a digit for a size of 0, and so for the end of the body.
                 Decoder::ChunkSize if !buffer[0].is_ascii_hexdigit() => return Err(Garbled),
                 Decoder::ChunkSize => match httparse::parse_chunk_size(buffer) {
-                    // The bounds hold also for what came in one piece.
+                    // The bounds also hold for what came in one piece.
                     Ok(httparse::Status::Complete((line, size)))
-                        if line <= MAX_CHUNK_LINE && !has_bare_lf(&buffer[..line]) =>
+                        if line <= MAX_CHUNK_LINE_BYTES && !has_bare_lf(&buffer[..line]) =>
                     {
                         buffer.advance(line);
                         *self = if size == 0 { Decoder::Trailers } else { Decoder::Chunk(size) };
                     }
-                    Ok(httparse::Status::Partial) if buffer.len() <= MAX_CHUNK_LINE => return Ok(Decoded::Starved),
+                    Ok(httparse::Status::Partial) if buffer.len() <= MAX_CHUNK_LINE_BYTES => {
+                        return Ok(Decoded::Starved);
+                    }
                     _ => return Err(Garbled),
                 },
                 Decoder::Trailers => {
                     let mut slots = [httparse::EMPTY_HEADER; MAX_TRAILER_LINES];
                     let (length, trailers) = match httparse::parse_headers(buffer, &mut slots) {
                         Ok(httparse::Status::Complete((length, lines)))
-                            if length <= MAX_TRAILERS && !has_bare_lf(&buffer[..length]) =>
+                            if length <= MAX_TRAILERS_BYTES && !has_bare_lf(&buffer[..length]) =>
                         {
                             (length, trailers(lines)?)
                         }
-                        Ok(httparse::Status::Partial) if buffer.len() <= MAX_TRAILERS => return Ok(Decoded::Starved),
+                        Ok(httparse::Status::Partial) if buffer.len() <= MAX_TRAILERS_BYTES => {
+                            return Ok(Decoded::Starved);
+                        }
                         _ => return Err(Garbled),
                     };
                     buffer.advance(length);
@@ -128,7 +136,7 @@ impl Decoder {
         }
     }
 
-    /// The pod has closed the connection.
+    /// Notes that the pod has closed the connection. Fails if the body is incomplete.
     pub(super) fn end_of_input(&mut self) -> Result<(), Garbled> {
         match self {
             Decoder::Done | Decoder::UntilClose => {
@@ -140,7 +148,8 @@ impl Decoder {
     }
 }
 
-/// httparse lets a bare LF pass, where others do not end a line, or end one where httparse does not.
+/// Returns whether there is a LF without a CR. httparse accepts it, but other parsers do not end a line there, or end
+/// one where httparse does not.
 fn has_bare_lf(lines: &[u8]) -> bool {
     let mut before = 0;
     lines.iter().any(|byte| std::mem::replace(&mut before, *byte) != b'\r' && *byte == b'\n')
@@ -165,7 +174,7 @@ fn trailers(lines: &[httparse::Header<'_>]) -> Result<HeaderMap, Garbled> {
 mod tests {
     use super::*;
 
-    /// Decodes a chunked body that arrives in pieces; the data, the trailers, and what is left over.
+    /// Decodes a chunked body that arrives in pieces. Returns the data, the trailers, and what is left over.
     fn chunked(pieces: &[&[u8]]) -> Result<(Vec<u8>, HeaderMap, Vec<u8>), Garbled> {
         let mut decoder = Decoder::new(AnswerFraming::Chunked);
         let (mut buffer, mut data, mut trailers) = (BytesMut::new(), Vec::new(), HeaderMap::new());
@@ -227,8 +236,8 @@ mod tests {
 
     #[test]
     fn a_bound_holds_however_the_bytes_arrive() {
-        let extension = format!("5;{}\r\nhello\r\n0\r\n\r\n", "x".repeat(MAX_CHUNK_LINE));
-        let trailers = format!("0\r\nx: {}\r\n\r\n", "x".repeat(MAX_TRAILERS));
+        let extension = format!("5;{}\r\nhello\r\n0\r\n\r\n", "x".repeat(MAX_CHUNK_LINE_BYTES));
+        let trailers = format!("0\r\nx: {}\r\n\r\n", "x".repeat(MAX_TRAILERS_BYTES));
         for text in [extension.as_bytes(), trailers.as_bytes()] {
             assert_eq!(chunked(&[text]).unwrap_err(), Garbled);
             assert_eq!(chunked(&text.chunks(1000).collect::<Vec<_>>()).unwrap_err(), Garbled);

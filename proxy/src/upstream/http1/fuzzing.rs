@@ -1,7 +1,10 @@
-//! The way in for `tests/fuzz`: an answer out of the bytes of a connection, without the connection.
+//! The entry point for `tests/fuzz`: a response from the bytes of a connection, without the connection. For no other
+//! use.
 //!
-//! For nobody else. What must stay true: the steps are those of [`Exchange::poll_answer`](super::Exchange) and of
-//! [`Reader`](super::Reader), so that what holds here holds there.
+//! # Invariants
+//!
+//! * The steps are those of [`Exchange::poll_answer`](super::Exchange) and of [`Reader`](super::Reader), so that what
+//!   holds here holds there.
 
 use bytes::BytesMut;
 use http::{HeaderMap, Method};
@@ -9,29 +12,29 @@ use http::{HeaderMap, Method};
 use super::answer_head::parse_answer;
 use super::decoder::{Decoded, Decoder};
 
-/// An answer whose head was accepted.
+/// A response whose head was accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Of the final head.
+    /// The status of the final head.
     pub status: u16,
-    /// Of the final head, less what its framing overrides.
+    /// The headers of the final head, without what its framing overrides.
     pub headers: HeaderMap,
-    /// What came of the body before its end.
+    /// The body that arrived before the end.
     pub body: Vec<u8>,
-    /// What came behind a chunked body.
+    /// The trailers of a chunked body.
     pub trailers: Option<HeaderMap>,
-    /// How it ended.
+    /// How the response ended.
     pub end: End,
-    /// What followed it.
+    /// The bytes that followed the response.
     pub left: Vec<u8>,
-    /// Whether its connection would be used again.
+    /// Whether the connection would be used again.
     pub reusable: bool,
 }
 
-/// How an answer ended.
+/// How a response ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// As its framing says.
+    /// As its framing declares.
     Whole,
     /// The connection ended first.
     CutOff,
@@ -39,7 +42,7 @@ pub enum End {
     Garbled,
 }
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoAnswer {
     /// The head was refused.
@@ -48,7 +51,7 @@ pub enum NoAnswer {
     Unfinished,
 }
 
-/// Reads the answer to a request of this method from a connection on which these pieces arrive and that then closes.
+/// Reads the response to a request of this method from a connection on which these pieces arrive and that then closes.
 pub fn read_answer(pieces: &[&[u8]], method: &Method) -> Result<Answer, NoAnswer> {
     let mut pieces = pieces.iter();
     let mut buffer = BytesMut::new();

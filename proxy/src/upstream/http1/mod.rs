@@ -1,11 +1,15 @@
-//! One exchange over one HTTP/1.1 connection to a pod.
+//! An exchange over an HTTP/1.1 connection to a pod.
 //!
-//! Written out here instead of using hyper's client because the exchange then runs inside the request's own future, on
-//! the request's own head: no task, no channel and no copy of the headers, and it is known exactly whether
-//! a byte of the request can have reached the pod.
-//! What must stay true: a connection goes back to its pool only between two exchanges, with nothing unread;
-//! [`SendError::NotSent`] is said only if nothing was written.
+//! Written here instead of using hyper's client because the exchange then runs inside the request's own future, on the
+//! request's own head. It needs no task, no channel and no copy of the headers, and it is known exactly whether a byte
+//! of the request can have reached the pod.
+//!
 //! Elsewhere: which connection ([`upstream`](super)), how long it may take ([`forward`](crate::forward)).
+//!
+//! # Invariants
+//!
+//! * A connection goes back to its pool only between two exchanges, with nothing unread.
+//! * [`SendError::NotSent`] is returned only if nothing was written.
 
 mod answer_head;
 mod connection;
@@ -46,33 +50,33 @@ use crate::message::headers::RoutingHeaders;
 use crate::message::request_body::Attempt;
 use crate::tls::{self, Stream};
 
-/// How long a pod that was told `Expect: 100-continue` may stay silent before the body is sent all the same (RFC 9110
-/// wants a client not to wait for ever; curl waits a second).
-const CONTINUE_WAIT: Duration = Duration::from_secs(1);
+/// Time that a pod may take to respond to `Expect: 100-continue` before the body is sent all the same. RFC 9110 wants a
+/// client not to wait for ever; curl waits a second.
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a pod answered.
+/// A pod's response.
 pub(crate) enum Answer {
     /// A head, a body to be read, and the rest of the request if it is still being sent.
     Response(ResponseHead, Reader, Option<Box<dyn Remaining>>),
-    /// It has switched protocols: the bare connection, and what had been read of it.
+    /// The pod switched protocols: the bare connection, and what had been read of it.
     Switched(ResponseHead, Stream, BytesMut),
 }
 
-/// A request being sent, until the head of its answer is there.
+/// A request that is being sent, until the head of its response is there.
 pub(crate) struct Exchange {
     /// `None` once over.
     live: Option<Live>,
-    /// The request is a HEAD.
+    /// Whether the request is a HEAD.
     to_head: bool,
     pool: Rc<Pool<Connection>>,
     upgrade: bool,
-    /// Runs while the pod has not said that it wants the body.
+    /// Runs while the pod has not asked for the body.
     continue_timer: Option<Pin<Box<Sleep>>>,
 }
 
 struct Live {
     stream: Stream,
-    /// How much the kernel had taken when the exchange began.
+    /// Number of bytes that the kernel had taken when the exchange began.
     begun_at: u64,
     read: BytesMut,
     upload: Upload,
@@ -84,7 +88,7 @@ struct Live {
 enum Progress {
     AwaitResponse,
     Sent,
-    /// The pod takes no more of the request. It may have answered it all the same.
+    /// The pod reads no more of the request. It may have responded all the same.
     Refused,
 }
 
@@ -126,12 +130,12 @@ impl Exchange {
             to_head: head.method == Method::HEAD,
             pool,
             upgrade,
-            continue_timer: expects.then(|| Box::pin(tokio::time::sleep(CONTINUE_WAIT))),
+            continue_timer: expects.then(|| Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT))),
         }
     }
 
-    /// Sends and waits for the head of the answer. What the pod says before it, and is not about the request's body, goes to
-    /// `interim`.
+    /// Sends the request and waits for the head of the response. `interim` gets the informational responses, except
+    /// those about the request's body.
     pub(crate) fn poll_answer(
         &mut self,
         context: &mut Context<'_>,
@@ -166,14 +170,14 @@ impl Exchange {
                 }
                 Poll::Ready(Ok(head)) if head.status.is_informational() => {
                     interim(&head);
-                    // The answer may be here already: this one has to be written before.
+                    // The response may be here already, and the informational one has to be written before it.
                     context.waker().wake_by_ref();
                     return Poll::Pending;
                 }
                 Poll::Ready(Ok(head)) => break Ok(head),
             }
         };
-        // A failed exchange is broken off when this is dropped.
+        // Dropping a failed exchange breaks it off.
         let head = match result {
             Ok(head) => head,
             Err(error) => return Poll::Ready(Err(error)),
@@ -209,8 +213,8 @@ impl Live {
         Ok(())
     }
 
-    /// Whether a byte of the request may have left. TLS takes bytes that it keeps, and keeps silent about some that it has
-    /// sent when it fails later.
+    /// Returns whether a byte of the request may have been sent. TLS buffers bytes, and if it fails later it does not
+    /// report some that it has sent.
     fn anything_left(&self) -> bool {
         if self.stream.is_secure() { self.stream.handed_over() > self.begun_at } else { self.upload.written > 0 }
     }
@@ -239,11 +243,12 @@ impl Live {
         }
     }
 
-    /// The pod may answer before it has the whole request. The rest goes on then: the pod may want it all the same.
+    /// Splits off the reader of the response. The pod may respond before it has the whole request; the rest is still
+    /// sent then, because the pod may want it.
     fn into_reader(self, head: &ResponseHead, pool: Rc<Pool<Connection>>) -> (Reader, Option<Box<dyn Remaining>>) {
         match self.progress {
             Progress::Sent => (Reader::new(self.stream, self.read, self.upload.out, head, Some(pool)), None),
-            // A client that was never told to go on has sent nothing, and the pod has its answer ready.
+            // A client that never got `100 Continue` has sent nothing, and the pod has its response ready.
             Progress::AwaitResponse if !self.upload.withheld => {
                 let (read, write) = self.stream.into_split();
                 let rest = RestOfRequest::new(self.upload, write);

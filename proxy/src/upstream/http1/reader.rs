@@ -1,7 +1,9 @@
-//! Reads the body of an answer and gives its connection back.
+//! Reads the body of a response and gives its connection back.
 //!
-//! What must stay true: the connection goes back only if the answer was read to its end, the request was sent to its end,
-//! and nothing is left over; dropped before that, it is closed.
+//! # Invariants
+//!
+//! * The connection is given back only if the response was read to its end, the request was sent to its end, and
+//!   nothing is left over. Dropping the reader before that closes it.
 
 use std::io;
 use std::pin::Pin;
@@ -20,33 +22,33 @@ use crate::tls::{ReadHalf, Stream};
 use crate::upstream::error::Broken;
 use crate::upstream::pool::Pool;
 
-/// The room for one read grows up to this while reads fill it.
-const LARGE_READ: usize = 64 << 10;
-const LEAST_ROOM: usize = 1 << 10;
+/// Bounds of the room for one read, which grows while reads fill it.
+const MAX_ROOM_BYTES: usize = 64 << 10;
+const MIN_ROOM_BYTES: usize = 1 << 10;
 
-/// The body of an answer.
+/// The body of a response.
 pub(crate) struct Reader {
     side: Side,
     read: BytesMut,
     decoder: Decoder,
-    /// Room for the next read.
+    /// Bytes of room for the next read.
     room: usize,
-    /// Of the connection, once it is idle.
+    /// How long the connection may be idle afterwards.
     keep_for: Duration,
     is_doubtful: bool,
 }
 
 enum Side {
-    /// The whole connection, with the buffer for its next request and where it goes afterwards.
+    /// The whole connection, with the buffer for its next request and the pool that gets it afterwards.
     Whole(Stream, BytesMut, Option<Rc<Pool<Connection>>>),
-    /// The request is still being sent by itself.
+    /// The reading half, while the request is still being sent.
     Half(ReadHalf),
-    /// Given back.
+    /// The connection has been given back or closed.
     Gone,
 }
 
 impl Reader {
-    /// `pool`: where the connection goes afterwards, if it can be used again.
+    /// `pool` gets the connection afterwards, if it can be used again.
     pub(super) fn new(
         stream: Stream,
         read: BytesMut,
@@ -77,7 +79,7 @@ impl Reader {
         }
     }
 
-    /// The side that was read, if the other one is still being written to.
+    /// Returns the half that was read, if the other one is still being written to.
     pub(crate) fn into_half(self) -> Option<ReadHalf> {
         match self.side {
             Side::Half(stream) => Some(stream),
@@ -85,17 +87,17 @@ impl Reader {
         }
     }
 
-    /// Everything has been read.
+    /// Returns whether everything has been read.
     pub(crate) fn is_done(&self) -> bool {
         self.decoder.is_done()
     }
 
-    /// What is left, where it is known.
+    /// Returns how much is left, where that is known.
     pub(crate) fn left(&self) -> Option<u64> {
         self.decoder.left()
     }
 
-    /// The whole body, if it is here already and its length is known. The connection is free then.
+    /// Returns the whole body if it has arrived and its length is known. That frees the connection.
     pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
         let left = usize::try_from(self.decoder.left()?).ok()?;
         if left > self.read.len() {
@@ -132,7 +134,7 @@ impl Reader {
                         return Poll::Ready(Some(Err(Broken::Closed)));
                     }
                 }
-                Poll::Ready(Ok(read)) if read >= self.room => self.room = (2 * self.room).min(LARGE_READ),
+                Poll::Ready(Ok(read)) if read >= self.room => self.room = (2 * self.room).min(MAX_ROOM_BYTES),
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(_)) => return Poll::Ready(Some(Err(Broken::Closed))),
             }
@@ -157,15 +159,15 @@ impl Reader {
     }
 }
 
-/// Reads once, at most `room` bytes if there is less room than is worth a system call.
+/// Reads once. Makes room for `room` bytes if there is too little left to be worth a system call.
 pub(super) fn poll_fill<R: AsyncRead + Unpin>(
     io: &mut R,
     buffer: &mut BytesMut,
     room: usize,
     context: &mut Context<'_>,
 ) -> Poll<io::Result<usize>> {
-    if buffer.capacity() - buffer.len() < LEAST_ROOM.max(room / 2) {
-        // What has been handed out is free by now in most cases, and this takes it back instead of allocating.
+    if buffer.capacity() - buffer.len() < MIN_ROOM_BYTES.max(room / 2) {
+        // Most of what was handed out is free by now, and this reclaims it instead of allocating.
         buffer.reserve(room);
     }
     tokio_util::io::poll_read_buf(Pin::new(io), context, buffer)

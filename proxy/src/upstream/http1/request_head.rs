@@ -1,7 +1,10 @@
-//! The head of an HTTP/1.1 request, as bytes.
+//! Writes the head of an HTTP/1.1 request.
 //!
 //! Pure. The request's own head is read in place, so it costs no copy and is still there for another attempt.
-//! What must stay true: the framing that is written is the framing of the body that follows.
+//!
+//! # Invariants
+//!
+//! * The framing that is written is the framing of the body that follows.
 
 use bytes::{BufMut, BytesMut};
 use http::Method;
@@ -21,7 +24,7 @@ pub(crate) enum Framing {
     Chunked,
 }
 
-/// Writes the head of a request; `upgrade`: it asks for another protocol.
+/// Writes the head of a request. `upgrade`: it asks for another protocol.
 pub(crate) fn encode_request(
     out: &mut BytesMut,
     head: &Parts,
@@ -50,7 +53,7 @@ fn request_line(out: &mut BytesMut, head: &Parts) {
     if path.starts_with('?') {
         out.put_u8(b'/');
     }
-    // What asks about the host as a whole is written as `*`, which the URI has as its path.
+    // A request about the host as a whole has the target `*`, which the URI has as its path.
     out.put_slice(path.as_bytes());
     out.put_slice(b" HTTP/1.1\r\n");
 }
@@ -62,20 +65,20 @@ fn host(head: &Parts) -> &[u8] {
             let host = authority.as_str();
             host.rsplit_once('@').map_or(host, |(_, host)| host).as_bytes()
         }
-        // Nearly always among the first, where going along costs less than looking it up.
+        // Nearly always among the first headers, where iterating costs less than a lookup.
         None => head.headers.iter().find(|(name, _)| **name == HOST).map_or(&b""[..], |(_, value)| value.as_bytes()),
     }
 }
 
-/// What the client has said that decides about later lines.
+/// Which of the client's headers decide about later lines.
 struct Said {
-    /// `x-forwarded-proto`, which was passed on.
+    /// Whether there was an `x-forwarded-proto`; it was passed on.
     proto: bool,
-    /// `content-length`, which was not.
+    /// Whether there was a `content-length`; it was not passed on.
     length: bool,
 }
 
-/// Writes the client's lines that pass to the pod.
+/// Writes the client's headers that pass to the pod.
 #[inline]
 fn client_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> Said {
     let declared = Declared::of(&head.headers, scan);
@@ -85,9 +88,9 @@ fn client_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &Ro
         if *name == CONTENT_LENGTH {
             said.length = true;
         } else if *name == GRPC_TIMEOUT && routing.grpc_timeout.is_some() {
-            // The router says how much of it is left.
+            // The router writes what is left of it.
         } else if !passes_to_pod(name, scan, &declared, routing.reserved) {
-            // Not the client's to say.
+            // Clients may not send this one to pods.
         } else if scan.cookies && *name == COOKIE {
             cookies = true;
         } else {
@@ -101,7 +104,7 @@ fn client_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &Ro
     said
 }
 
-/// Writes the router's lines. `has_proto`: the client's `x-forwarded-proto` has been passed on.
+/// Writes the router's headers. `has_proto`: the client's `x-forwarded-proto` has been passed on.
 #[inline]
 fn routing_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>, has_proto: bool) {
     let mut digits = itoa::Buffer::new();
@@ -136,7 +139,7 @@ fn connection_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, upgrade:
     }
 }
 
-/// `said_length`: the client has sent a `content-length`.
+/// Writes `content-length` or `transfer-encoding`. `said_length`: the client sent a `content-length`.
 #[inline]
 fn framing_line(out: &mut BytesMut, head: &Parts, framing: Framing, said_length: bool) {
     match framing {
@@ -158,7 +161,7 @@ fn line(out: &mut BytesMut, name: &[u8], value: &[&[u8]]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Joins what a client by HTTP/2 may have split (RFC 9113, 8.2.3).
+/// Joins the cookies that an HTTP/2 client may have split (RFC 9113, 8.2.3).
 fn one_line_of_cookies(out: &mut BytesMut, head: &Parts) {
     out.extend_from_slice(b"cookie: ");
     for (index, value) in head.headers.get_all(COOKIE).iter().enumerate() {
@@ -170,7 +173,7 @@ fn one_line_of_cookies(out: &mut BytesMut, head: &Parts) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Continues a list; `begun`: the head has a line of it.
+/// Writes a list with `last` at its end. `begun`: the client's values come first.
 fn list(out: &mut BytesMut, head: &Parts, begun: bool, name: &HeaderName, last: &[u8]) {
     out.extend_from_slice(name.as_str().as_bytes());
     out.extend_from_slice(b": ");

@@ -1,6 +1,8 @@
-//! The rest of a request by HTTP/1.1 whose answer has begun.
+//! The rest of an HTTP/1.1 request whose response has begun.
 //!
-//! What must stay true: a request that does not go on is never ended as if it were complete.
+//! # Invariants
+//!
+//! * A request that is cut off is never ended as if it were complete.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -16,7 +18,7 @@ pub(super) struct RestOfRequest {
     upload: Upload,
     /// `None` once over.
     write: Option<WriteHalf>,
-    /// Once the answer has been read: to notice that the pod closes the connection.
+    /// Set once the response has been read, to notice when the pod closes the connection.
     read: Option<ReadHalf>,
     is_closing: bool,
 }
@@ -33,19 +35,19 @@ impl Remaining for RestOfRequest {
         if let Some(read) = &mut self.read
             && Pin::new(read).poll_read(context, &mut ReadBuf::new(&mut [0])).is_ready()
         {
-            // The end, or something that nobody asked for: the pod wants no more.
+            // The end, or unexpected bytes: the pod wants no more.
             self.write.take().into_iter().for_each(tls::throw_away);
             return Poll::Ready(());
         }
         if !self.is_closing {
             if ready!(self.upload.poll(context, write)).is_ok() {
-                // The pod may still be answering, and would take a half that closes for a hang-up.
+                // The pod may still be responding, and would take a closed half for a disconnect.
                 self.write.take().into_iter().for_each(tls::forget);
                 return Poll::Ready(());
             }
             self.is_closing = true;
         }
-        // Closed, so that what was sent cannot be taken for all of it.
+        // Closed, so that what was sent cannot be taken for the whole request.
         let _ = ready!(Pin::new(write).poll_shutdown(context));
         Poll::Ready(())
     }

@@ -1,7 +1,11 @@
-//! Writes a request: its head, then its body as it comes.
+//! Writes a request: its head, then its body as it arrives.
 //!
-//! Small bodies leave in one system call with their head; large frames are not copied. What must stay true: a body
-//! that its client cut off is never ended as if it were complete; whether a single byte may have left is known.
+//! Small bodies leave in one system call with their head; large frames are not copied.
+//!
+//! # Invariants
+//!
+//! * A body that its client cut off is never ended as if it were complete.
+//! * It is known whether a single byte may have been sent.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -16,34 +20,34 @@ use tokio::time::Instant;
 use super::request_head::Framing;
 use crate::message::request_body::Attempt;
 
-/// Frames up to this size are copied behind what is written already; above, the copy costs more than a second slice.
-const COPIED: usize = 4 << 10;
-/// How much is gathered before it is written.
-const GATHERED: usize = 16 << 10;
+/// Frames up to this size are copied behind what waits to be written. Above it, a copy costs more than a second slice.
+const MAX_COPIED_BYTES: usize = 4 << 10;
+/// Bytes that are gathered before they are written.
+const MAX_GATHERED_BYTES: usize = 16 << 10;
 
-/// A request on its way out.
+/// A request that is being sent.
 pub(super) struct Upload {
     attempt: Attempt,
     framing: Framing,
-    /// What is to be written next: the head, small frames, chunk sizes.
+    /// What is written next: the head, small frames, chunk sizes.
     pub(super) out: BytesMut,
-    /// A large frame, to be written after `out`.
+    /// A large frame, written after `out`.
     large: Bytes,
-    /// The chunk that `large` is wants its line end.
+    /// Whether the chunk in `large` still needs its line end.
     line_end_due: bool,
     ended: bool,
-    /// The client waits to be told to go on.
+    /// Whether the client waits for `100 Continue`.
     pub(super) withheld: bool,
-    /// How many bytes have been written.
+    /// Number of bytes written.
     pub(super) written: u64,
 }
 
 /// Why a request could not be written.
 #[derive(Debug)]
 pub(super) enum UploadError {
-    /// The body does not go on.
+    /// The body was cut off.
     Body,
-    /// The pod takes no more.
+    /// The pod reads no more.
     Io(io::Error),
 }
 
@@ -68,12 +72,12 @@ impl Upload {
         }
     }
 
-    /// Until when more of the body has to arrive for its client to be fast enough.
+    /// Returns when more of the body has to have arrived for its client to be fast enough.
     pub(super) fn due(&self) -> Option<Instant> {
         self.attempt.upload_due()
     }
 
-    /// Writes as much as can be written. Ready when all of it is.
+    /// Writes as much as can be written. Ready when everything has been.
     pub(super) fn poll<W: AsyncWrite + Unpin>(
         &mut self,
         context: &mut Context<'_>,
@@ -96,7 +100,7 @@ impl Upload {
                 self.out.advance(of_out);
                 self.large.advance(written - of_out);
             }
-            // TLS may have taken it without having sent it.
+            // TLS may have taken the bytes without having sent them.
             ready!(Pin::new(&mut *io).poll_flush(context))?;
             if self.ended {
                 return Poll::Ready(Ok(()));
@@ -107,16 +111,16 @@ impl Upload {
         }
     }
 
-    /// Takes frames of the body until there is enough to write. True if there was no more to take.
+    /// Takes frames of the body until there is enough to write. Returns whether no further frame is available now.
     fn gather(&mut self, context: &mut Context<'_>) -> Result<bool, UploadError> {
-        while !self.ended && self.large.is_empty() && self.out.len() < GATHERED {
+        while !self.ended && self.large.is_empty() && self.out.len() < MAX_GATHERED_BYTES {
             if std::mem::take(&mut self.line_end_due) {
                 self.out.extend_from_slice(b"\r\n");
             }
             if self.withheld {
                 return Ok(true);
             }
-            // The pod has all of it now, whatever its client still says by HTTP/2.
+            // The pod has the whole body now, whatever an HTTP/2 client still sends.
             if self.framing == Framing::Length(0) {
                 self.end(None)?;
                 break;
@@ -155,7 +159,7 @@ impl Upload {
             }
         }
         let chunked = self.framing == Framing::Chunked;
-        if data.len() <= COPIED {
+        if data.len() <= MAX_COPIED_BYTES {
             self.out.extend_from_slice(&data);
             if chunked {
                 self.out.extend_from_slice(b"\r\n");
@@ -169,7 +173,7 @@ impl Upload {
 
     fn end(&mut self, trailers: Option<&HeaderMap>) -> Result<(), UploadError> {
         match self.framing {
-            // The client's own length was not reached: hyper refuses that, and so would the pod.
+            // The client's declared length was not reached: hyper refuses that, and so would the pod.
             Framing::Length(left) if left > 0 => return Err(UploadError::Body),
             Framing::Chunked => {
                 self.out.extend_from_slice(b"0\r\n");
@@ -188,7 +192,7 @@ impl Upload {
     }
 }
 
-/// `1f\r\n`.
+/// Returns the size line of a chunk, such as `1f\r\n`.
 fn chunk_size(bytes: usize, text: &mut [u8; 18]) -> &[u8] {
     let digits = (usize::BITS - bytes.leading_zeros()).div_ceil(4).max(1) as usize;
     for (index, byte) in text[..digits].iter_mut().enumerate() {

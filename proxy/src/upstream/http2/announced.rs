@@ -1,17 +1,18 @@
 //! The bound on heads that a pod announces in its first SETTINGS.
 //!
-//! `h2` keeps it to itself. It matters because many servers end the whole connection over a head that is somewhat larger:
-//! Netty, and so gRPC for Java, announces 8 KiB and does that beyond 10 KiB.
+//! `h2` does not expose it. It matters because many servers end the whole connection over a head that is somewhat
+//! larger: Netty, and so gRPC for Java, announces 8 KiB and does that beyond 10 KiB.
+//!
 //! Not here: SETTINGS that a pod sends later; none is known to lower its bound.
 
 /// The header of a frame (RFC 9113, 4.1).
-const HEADER: usize = 9;
+const HEADER_BYTES: usize = 9;
 const SETTINGS: u8 = 4;
 /// A setting: its identifier and its value (6.5.1).
-const SETTING: usize = 6;
+const SETTING_BYTES: usize = 6;
 const MAX_HEADER_LIST_SIZE: u16 = 6;
-/// More settings than there are.
-const MOST: usize = HEADER + 32 * SETTING;
+/// Longest SETTINGS frame that is read, with more settings than HTTP/2 defines.
+const MAX_FRAME_BYTES: usize = HEADER_BYTES + 32 * SETTING_BYTES;
 
 /// Reads the first frame as it arrives.
 #[derive(Debug, Default)]
@@ -20,12 +21,12 @@ pub(super) enum Announced {
     Nothing,
     /// The beginning of the frame.
     Some(Vec<u8>),
-    /// The frame has arrived, or something that is none.
+    /// The frame has arrived, or something else.
     All,
 }
 
 impl Announced {
-    /// Takes what has arrived, and returns the bound once it is there.
+    /// Reads what has arrived. Returns the bound once it is there.
     pub(super) fn read(&mut self, arrived: &[u8]) -> Option<usize> {
         if matches!(self, Announced::All) {
             return None;
@@ -34,15 +35,15 @@ impl Announced {
             Announced::Some(frame) => frame,
             Announced::Nothing | Announced::All => Vec::new(),
         };
-        frame.extend_from_slice(&arrived[..arrived.len().min(MOST - frame.len())]);
+        frame.extend_from_slice(&arrived[..arrived.len().min(MAX_FRAME_BYTES - frame.len())]);
         let Some(&[first, second, third, kind]) = frame.first_chunk() else {
             *self = Announced::Some(frame);
             return None;
         };
-        let length = HEADER + u32::from_be_bytes([0, first, second, third]) as usize;
-        if kind != SETTINGS || length > MOST {
+        let length = HEADER_BYTES + u32::from_be_bytes([0, first, second, third]) as usize;
+        if kind != SETTINGS || length > MAX_FRAME_BYTES {
             *self = Announced::All;
-        } else if let Some(settings) = frame.get(HEADER..length) {
+        } else if let Some(settings) = frame.get(HEADER_BYTES..length) {
             *self = Announced::All;
             return bound(settings);
         } else {
@@ -53,7 +54,7 @@ impl Announced {
 }
 
 fn bound(settings: &[u8]) -> Option<usize> {
-    let (settings, _) = settings.as_chunks::<SETTING>();
+    let (settings, _) = settings.as_chunks::<SETTING_BYTES>();
     let bounds = settings.iter().filter(|[high, low, ..]| u16::from_be_bytes([*high, *low]) == MAX_HEADER_LIST_SIZE);
     let last = bounds.map(|[_, _, value @ ..]| u32::from_be_bytes(*value)).next_back()?;
     usize::try_from(last).ok()
@@ -63,7 +64,7 @@ fn bound(settings: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// SETTINGS of three: concurrent streams, a bound of 8 KiB on heads, a window.
+    /// A SETTINGS frame with three settings: concurrent streams, a bound of 8 KiB on heads, a window.
     const FRAME: &[u8] = b"\0\0\x12\x04\0\0\0\0\0\0\x03\0\0\0\x64\0\x06\0\0\x20\0\0\x04\0\0\xff\xff";
 
     #[test]

@@ -1,6 +1,10 @@
-//! The head of a request by HTTP/2.
+//! The head of an HTTP/2 request.
 //!
-//! Pure. What must stay true: a head that its pod might answer by ending the connection is refused here.
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * A head to which a pod might respond by ending the connection is refused here.
 
 use http::header::{CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TE, VIA};
 use http::request::Parts;
@@ -15,10 +19,11 @@ use crate::message::header_scan::HeaderScan;
 use crate::message::headers::{Declared, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
 use crate::message::local_reply::LocalReply;
 
-/// Bytes that HTTP/2 counts for each line beside its text (RFC 9113, 6.5.2).
-const EACH: usize = 32;
+/// Bytes that HTTP/2 counts for each header beside its text (RFC 9113, 6.5.2).
+const BYTES_PER_HEADER: usize = 32;
 
-/// The head for the pod; `length`: of the body, where it is known. Refused if it is larger than `most` as HTTP/2 counts.
+/// Returns the head for the pod. `length` is that of the body, where it is known. Fails if the head is larger than
+/// `most` as HTTP/2 counts.
 pub(super) fn request(
     head: &Parts,
     scan: HeaderScan,
@@ -42,19 +47,19 @@ pub(super) fn request(
     let target = uri.scheme_str().map_or(0, str::len)
         + uri.authority().map_or(0, |authority| authority.as_str().len())
         + uri.path_and_query().map_or(0, |path| path.as_str().len());
-    let pseudo = ":method:scheme:authority:path".len() + 4 * EACH + head.method.as_str().len();
+    let pseudo = ":method:scheme:authority:path".len() + 4 * BYTES_PER_HEADER + head.method.as_str().len();
     if pseudo + target + list_size(request.headers()) > most {
         return Err(LocalReply::HeadTooLarge);
     }
     Ok(request)
 }
 
-/// How much lines are, as HTTP/2 counts.
+/// Returns the size of headers as HTTP/2 counts it.
 pub(super) fn list_size(headers: &HeaderMap) -> usize {
-    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + EACH).sum()
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + BYTES_PER_HEADER).sum()
 }
 
-/// HTTP/2 wants scheme and authority in the target.
+/// Returns the target with scheme and authority, as HTTP/2 requires. `None` if the client's host is not valid.
 fn target(head: &Parts, secure: bool) -> Option<Uri> {
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(if secure { Scheme::HTTPS } else { Scheme::HTTP });
@@ -113,7 +118,7 @@ fn list(head: &Parts, name: &HeaderName, last: &HeaderValue) -> HeaderValue {
     let mut text = Vec::new();
     continued(&head.headers, name).for_each(|part| text.extend_from_slice(part));
     text.extend_from_slice(last.as_bytes());
-    // Values that were valid, and commas.
+    // Made of valid values and commas.
     HeaderValue::from_maybe_shared(bytes::Bytes::from(text)).unwrap_or_else(|_| last.clone())
 }
 

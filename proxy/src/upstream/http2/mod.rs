@@ -1,9 +1,14 @@
 //! Exchanges with a pod by HTTP/2.
 //!
-//! `h2` does the framing, and the exchange runs inside the request's own future, as by HTTP/1.1: no task and no channel, and
-//! it can be broken off at any moment. What must stay true: a request is called not sent only if it was not given to `h2`,
-//! or the pod itself says that it did not process it (`REFUSED_STREAM`, or a `GOAWAY` below its stream).
+//! `h2` does the framing, and the exchange runs inside the request's own future, as by HTTP/1.1: no task and no
+//! channel, and it can be broken off at any moment.
+//!
 //! Elsewhere: which connection ([`sessions`]).
+//!
+//! # Invariants
+//!
+//! * A request is reported as not sent only if it was not given to `h2`, or the pod itself reports that it did not
+//!   process it (`REFUSED_STREAM`, or a `GOAWAY` below its stream).
 
 mod announced;
 mod head;
@@ -35,7 +40,7 @@ pub(crate) use session::{CONNECTION_WINDOW, Lease};
 pub(super) use sessions::{Agreed, Leased, Sessions, UPLOADING, WHOLE};
 use upload::{End, Upload};
 
-/// A request being sent, until the head of its answer is there. Dropped before, it is broken off.
+/// A request that is being sent, until the head of its response is there. Dropping it before that breaks it off.
 pub(crate) struct Exchange {
     /// `None` once over.
     live: Option<Live>,
@@ -49,12 +54,12 @@ struct Live {
     is_sending: bool,
 }
 
-/// What a pod answered, and the upload if it goes on.
+/// A pod's response, and the upload if it goes on.
 pub(crate) type Answer = (Response<Reader>, Option<Box<dyn Remaining>>);
 
 impl Exchange {
-    /// Begins to send, unless the head is larger than `most` as HTTP/2 counts, or than its pod has announced to take. The
-    /// same bound holds for trailers.
+    /// Begins to send, unless the head is larger than `most`, or than the pod has announced to accept, as HTTP/2
+    /// counts. The same bound holds for trailers.
     pub(super) fn new(
         lease: Lease,
         head: &Parts,
@@ -66,7 +71,7 @@ impl Exchange {
         let most = lease.session().most_head(most);
         let request = head::request(head, scan, routing, attempt.left(), lease.session().secure, most)?;
         let ended = attempt.is_end_stream();
-        // A handle of its own: one that is shared remembers a stream that waits to be opened, and refuses others meanwhile.
+        // A handle of its own: a shared one remembers a stream that waits to be opened, and refuses others meanwhile.
         let mut sender = lease.session().sender.clone();
         Ok(match sender.send_request(request, ended) {
             Ok((response, stream)) => {
@@ -95,7 +100,7 @@ impl Exchange {
             };
             live.is_sending = false;
             if let Some(broken) = broken {
-                // Dropped, it is reset.
+                // Dropping the exchange resets it.
                 return Poll::Ready(Err(SendError::Failed(broken)));
             }
         }
@@ -122,7 +127,7 @@ impl Drop for Exchange {
 impl Live {
     fn answered(self, answer: Response<h2::RecvStream>) -> Answer {
         let (head, stream) = answer.into_parts();
-        // `h2` has made sure that there is only one.
+        // `h2` has checked that there is only one.
         let length = head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let lease = self.upload.lease.clone();
         let (sent, rest) = match self.is_sending {
@@ -144,16 +149,16 @@ fn why(error: h2::Error) -> SendError {
     }
 }
 
-/// How a pod has said that it did not process a request at all.
+/// How a pod has reported that it did not process a request at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unprocessed {
     Alone,
-    /// The pod has ended the connection because of an error, and this request may be its cause.
+    /// The pod has ended the connection because of an error, possibly because of this request.
     WithItsConnection,
 }
 
 fn unprocessed(error: &h2::Error) -> Option<Unprocessed> {
-    // h2 gives a remote GOAWAY only to streams above the last one that it names.
+    // h2 passes a remote GOAWAY only to streams above the last one that it names.
     if !error.is_remote() {
         None
     } else if error.is_go_away() {
@@ -164,7 +169,7 @@ fn unprocessed(error: &h2::Error) -> Option<Unprocessed> {
     }
 }
 
-/// The pod says that it has not processed the request at all.
+/// Returns whether the pod reports that it has not processed the request at all.
 pub(crate) fn says_unprocessed(error: &hyper::Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
     cause.is_some_and(|cause| unprocessed(cause).is_some())

@@ -1,7 +1,9 @@
-//! Reads the body of an answer from its stream.
+//! Reads the body of a response from its stream.
 //!
-//! What must stay true: an answer whose stream was reset before its end is an error; dropped before its end, the exchange is
-//! broken off.
+//! # Invariants
+//!
+//! * A response whose stream was reset before its end is an error.
+//! * Dropping the reader before the end breaks the exchange off.
 
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -14,14 +16,14 @@ use super::session::Lease;
 use super::upload::Upload;
 use crate::upstream::error::Broken;
 
-/// The body of an answer.
+/// The body of a response.
 pub(crate) struct Reader {
     stream: RecvStream,
-    /// What is left of it, where its length is known.
+    /// What is left of the body, where its length is known.
     left: Option<u64>,
     data_ended: bool,
     over: bool,
-    /// To break the exchange off with; none if the request was still being sent when the answer began.
+    /// Breaks the exchange off. `None` if the request was still being sent when the response began.
     sent: Option<Upload>,
     lease: Rc<Lease>,
 }
@@ -31,12 +33,12 @@ impl Reader {
         Reader { stream, left: length, data_ended: false, over: false, sent, lease }
     }
 
-    /// Everything has been read.
+    /// Returns whether everything has been read.
     pub(crate) fn is_done(&self) -> bool {
         self.over || self.stream.is_end_stream()
     }
 
-    /// What is left, where it is known.
+    /// Returns how much is left, where that is known.
     pub(crate) fn left(&self) -> Option<u64> {
         self.left
     }
@@ -64,7 +66,8 @@ impl Reader {
         }
     }
 
-    /// A pod that has answered whole and wants no more of the request resets with `NO_ERROR` (RFC 9113, 8.1).
+    /// Returns how a reset ends the body. A pod whose response is complete and that wants no more of the request resets
+    /// with `NO_ERROR` (RFC 9113, 8.1).
     fn broken(&mut self, error: &h2::Error) -> Option<Result<Frame<Bytes>, Broken>> {
         self.over = true;
         let whole = error.is_remote() && error.reason() == Some(Reason::NO_ERROR) && self.left.unwrap_or(0) == 0;
@@ -79,7 +82,8 @@ impl Drop for Reader {
         }
         match &mut self.sent {
             Some(upload) => upload.reset(),
-            // The rest of the request has gone or was broken off, so `h2` resets the stream along with its last handle.
+            // The rest of the request has been sent or broken off, so `h2` resets the stream along with its last
+            // handle.
             None => self.lease.note_reset(),
         }
     }

@@ -1,7 +1,10 @@
 //! Sends the body of a request on its stream, as the pod's windows allow.
 //!
-//! What must stay true: a body that its client cut off is never ended as if it were complete; no more is given to `h2`
-//! than it may send at once, so that breaking off leaves nothing behind that would still be sent.
+//! # Invariants
+//!
+//! * A body that its client cut off is never ended as if it were complete.
+//! * `h2` is never given more than it may send at once, so that breaking off leaves nothing behind that would still be
+//!   sent.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -17,18 +20,19 @@ use super::session::Lease;
 use crate::message::request_body::Attempt;
 use crate::upstream::rest::Remaining;
 
-/// How much room is asked for at a time.
-const ROOM: usize = 16 << 10;
+/// Bytes of send capacity that are reserved at a time.
+const RESERVED_BYTES: usize = 16 << 10;
 
-/// A request's body on its way out.
+/// A request's body that is being sent.
 pub(super) struct Upload {
     attempt: Attempt,
     stream: SendStream<Bytes>,
     pub(super) lease: Rc<Lease>,
-    /// Taken from the body and not sent yet; whether the body ends with it.
+    /// Data that was taken from the body and not sent yet.
     waiting: Bytes,
+    /// Whether the body ends with that data.
     is_last: bool,
-    /// As HTTP/2 counts.
+    /// Bound on the trailers, as HTTP/2 counts their size.
     most_trailers: usize,
     sent: u64,
 }
@@ -37,11 +41,11 @@ pub(super) struct Upload {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Sent,
-    /// The pod takes no more. It may have answered all the same.
+    /// The pod reads no more. It may have responded all the same.
     Refused,
     /// The client did not send all of it.
     CutOff,
-    /// Its trailers are larger than pods take.
+    /// The trailers are larger than the pod accepts.
     TooLarge,
 }
 
@@ -70,11 +74,11 @@ impl Upload {
                 if ends {
                     return Poll::Ready(End::Sent);
                 }
-                self.stream.reserve_capacity(self.waiting.len().min(ROOM));
+                self.stream.reserve_capacity(self.waiting.len().min(RESERVED_BYTES));
                 continue;
             }
             let Poll::Ready(frame) = Pin::new(&mut self.attempt).poll_frame(context) else {
-                // A reset by the pod has to wake this too.
+                // Registers for a reset by the pod, which has to wake this task too.
                 return self.stream.poll_reset(context).map(|_| End::Refused);
             };
             let sent = match frame {
@@ -87,7 +91,7 @@ impl Upload {
                             continue;
                         }
                         if !data.is_empty() {
-                            self.stream.reserve_capacity(data.len().min(ROOM));
+                            self.stream.reserve_capacity(data.len().min(RESERVED_BYTES));
                             self.waiting = data;
                             continue;
                         }
@@ -107,7 +111,7 @@ impl Upload {
         }
     }
 
-    /// Breaks the exchange off. What `h2` has not written of it is thrown away.
+    /// Breaks the exchange off. What `h2` has not written of it is discarded.
     pub(super) fn reset(&mut self) {
         self.stream.send_reset(Reason::CANCEL);
         self.lease.note_reset();
