@@ -14,6 +14,7 @@ pub mod key_hash;
 #[cfg(all(test, segue_loom))]
 mod loom;
 pub mod partition_key;
+pub mod partition_state;
 pub mod permit;
 mod segmented_vec;
 pub mod stash;

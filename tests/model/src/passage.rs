@@ -1,12 +1,17 @@
 //! Requests on their way through a router: the gate, the stash, and what becomes of an exchange.
 //!
-//! The gate's moves and the stash are production's; what drives them mirrors `Table` of `segue-proxy`. What must stay
-//! true: a request leaves for a pod only through an open gate or out of the stash.
+//! The partition's state machine is production's own. This file does around it what the table does: counts what is in
+//! flight, and sends what may start.
+//!
+//! # Invariants
+//!
+//! * A request leaves for a pod only through an open gate or out of the stash.
 
 use std::sync::Arc;
 
 use segue_proxy::routing::gate::GateState;
-use segue_proxy::routing::stash::{Arrival, QueuePosition, Stash};
+use segue_proxy::routing::partition_state::PartitionState;
+use segue_proxy::routing::stash::{Arrival, QueuePosition};
 
 use crate::cluster::Cluster;
 use crate::rules::Rule;
@@ -20,7 +25,11 @@ const LAST: Arrival = Arrival { at: u64::MAX, worker: 0 };
 
 impl Gate {
     pub(crate) fn closed() -> Self {
-        Gate { position: GateState::Held, target: None, stash: Arc::new(Stash::default()), backing_off: false }
+        Gate { position: GateState::Held, target: None, waiting: Arc::default(), backing_off: false }
+    }
+
+    fn state(&mut self) -> &mut PartitionState<u8> {
+        Arc::make_mut(&mut self.waiting)
     }
 
     fn settle(&mut self, inside: u32) {
@@ -64,8 +73,8 @@ impl Cluster {
     pub(crate) fn stop(&self, state: &mut State, router: u8, partition: u8) {
         let inside = Self::inside(state, router, partition, self);
         let gate = state.gate(router, partition);
-        if let Some(stopped) = gate.position.stopped() {
-            Arc::make_mut(&mut gate.stash).end_flush();
+        let position = gate.position;
+        if let Some(stopped) = gate.state().stop(position) {
             gate.position = stopped;
             gate.settle(inside);
         }
@@ -77,12 +86,12 @@ impl Cluster {
         if ignores_drain && gate.position == GateState::Draining {
             gate.position = GateState::Held;
         }
-        if let Some(switched) = gate.position.switched(gate.target == Some(target)) {
+        let (position, leads_there) = (gate.position, gate.target == Some(target));
+        if let Some(switched) = gate.state().switch(position, leads_there, FLUSH_CONCURRENCY) {
             gate.target = Some(target);
             gate.backing_off = false;
-            Arc::make_mut(&mut gate.stash).begin_flush(FLUSH_CONCURRENCY);
             gate.position = switched;
-            if gate.stash.waiting() > 0 {
+            if gate.waiting.stash().waiting() > 0 {
                 self.reach(Reached::Flushed);
             }
             self.flush(state, router, partition);
@@ -100,14 +109,15 @@ impl Cluster {
                 gate.position = GateState::Open;
                 return;
             }
-            match (Arc::make_mut(&mut gate.stash).start_next(), gate.target) {
+            let (position, target) = (gate.position, gate.target);
+            match (gate.state().start_next(position), target) {
                 (Some((_, request)), Some(target)) => self.send(state, router, request, target, true),
                 _ => break,
             }
         }
         let gate = state.gate(router, partition);
-        if let Some(open) = gate.position.flushed(gate.stash.is_flushed()) {
-            Arc::make_mut(&mut gate.stash).end_flush();
+        let position = gate.position;
+        if let Some(open) = gate.state().open(position) {
             gate.position = open;
         }
     }
@@ -119,7 +129,7 @@ impl Cluster {
         match (gate.position, gate.target) {
             (GateState::Open, Some(target)) => self.send(state, planned.router, request, target, false),
             _ => {
-                Arc::make_mut(&mut gate.stash).insert(self.place_of(request), 1, request);
+                gate.state().stash_mut().insert(self.place_of(request), 1, request);
                 state.requests[usize::from(request)] = Request::Held;
                 self.flush(state, planned.router, planned.partition);
             }
@@ -197,7 +207,7 @@ impl Cluster {
         }
         let (router, partition) = (exchange.router, self.partition_of(exchange.request));
         if exchange.is_tried {
-            Arc::make_mut(&mut state.gate(router, partition).stash).done(self.place_of(exchange.request));
+            state.gate(router, partition).state().finish(self.place_of(exchange.request));
             self.flush(state, router, partition);
         }
         self.settle(state, router, partition);
@@ -225,14 +235,15 @@ impl Cluster {
         self.stop(state, router, partition);
         let gate = state.gate(router, partition);
         gate.backing_off |= was_passing;
-        let place = match self.without(Rule::PutBack) {
-            true => QueuePosition::new(Some(self.scenario.requests[usize::from(request)].key), LAST),
-            false => self.place_of(request),
-        };
-        // In this order: ending the try first could let the next of the line start.
-        Arc::make_mut(&mut gate.stash).insert(place, 1, request);
-        if exchange.is_tried {
-            Arc::make_mut(&mut gate.stash).done(self.place_of(request));
+        let key = self.scenario.requests[usize::from(request)].key;
+        match self.without(Rule::PutBack) {
+            true => {
+                gate.state().stash_mut().insert(QueuePosition::new(Some(key), LAST), 1, request);
+                if exchange.is_tried {
+                    gate.state().finish(self.place_of(request));
+                }
+            }
+            false => gate.state().put_back(self.place_of(request), 0, 1, Some(request), exchange.is_tried),
         }
         state.requests[usize::from(request)] = Request::Held;
         self.reach(Reached::PutBack);
@@ -252,7 +263,7 @@ impl Cluster {
     /// A request that waits no longer.
     pub(crate) fn give_up(&self, state: &mut State, request: u8) {
         let planned = self.scenario.requests[usize::from(request)];
-        Arc::make_mut(&mut state.gate(planned.router, planned.partition).stash).remove(self.place_of(request));
+        state.gate(planned.router, planned.partition).state().stash_mut().remove(self.place_of(request));
         state.requests[usize::from(request)] = Request::Failed;
         self.flush(state, planned.router, planned.partition);
     }

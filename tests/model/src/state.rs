@@ -10,7 +10,7 @@ use segue_protocol::handoff::epoch_fence::Door;
 use segue_protocol::handoff::pod_reconcile::Done;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
 use segue_proxy::routing::gate::GateState;
-use segue_proxy::routing::stash::Stash;
+use segue_proxy::routing::partition_state::PartitionState;
 
 use crate::action::Process;
 use crate::store::{StoreRef, TxnRef};
@@ -73,7 +73,7 @@ pub(crate) struct Target {
 pub(crate) struct Gate {
     pub(crate) position: GateState,
     pub(crate) target: Option<Target>,
-    pub(crate) stash: Arc<Stash<u8>>,
+    pub(crate) waiting: Arc<PartitionState<u8>>,
     /// Its pod has just refused.
     pub(crate) backing_off: bool,
 }

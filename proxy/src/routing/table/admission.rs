@@ -108,9 +108,10 @@ impl Table {
             self.close(partition, cell, &mut guard, HoldCause::Fenced);
         }
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
-        if cell.gate.position() == GateState::Flushing
+        let position = cell.gate.position();
+        if position == GateState::Flushing
             && self.may_pass(cell.slot.load(Relaxed), now)
-            && closed.stash.start_at_once(place)
+            && closed.state.start_at_once(position, place)
         {
             cell.gate.admit(self.inside(worker, partition));
             let way = cell.way(cell.gate.severs());
@@ -119,7 +120,9 @@ impl Table {
             return Ok(Turn::First(way));
         }
         let limits = &self.limits;
-        if closed.stash.waiting() >= limits.max_requests || closed.stash.bytes() + bytes > limits.max_bytes {
+        if closed.state.stash().waiting() >= limits.max_requests
+            || closed.state.stash().bytes() + bytes > limits.max_bytes
+        {
             return Err(Refusal::Full);
         }
         if self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes > limits.max_total_bytes {
@@ -127,7 +130,7 @@ impl Table {
             return Err(Refusal::Full);
         }
         let (granted, grant) = oneshot::channel();
-        closed.stash.insert(place, bytes, Waiter { worker, refusals: None, granted });
+        closed.state.stash_mut().insert(place, bytes, Waiter { worker, refusals: None, granted });
         closed.stashed += 1;
         self.flush(partition, cell, closed);
         Ok(Turn::Later(grant))
@@ -137,8 +140,8 @@ impl Table {
     pub(crate) fn grow(&self, partition: PartitionId, place: QueuePosition, bytes: usize) -> Result<(), Refusal> {
         let mut guard = Self::lock(self.cell(partition));
         let Some(closed) = guard.as_mut() else { return Ok(()) };
-        let before = closed.stash.bytes();
-        if !closed.stash.grow(place, bytes) {
+        let before = closed.state.stash().bytes();
+        if !closed.state.stash_mut().grow(place, bytes) {
             return Ok(());
         }
         // Counted also where it is refused: it is taken out with all that it weighs.
@@ -171,17 +174,14 @@ impl Table {
                 closed.back_off();
             }
         }
-        // Once nobody waits any more, the sender is dropped, which refuses it.
-        if !self.shutting_down.load(Relaxed) {
-            // Limits do not apply: it was let in before.
+        let rank = refusals.map_or(0, |refusals| refusals.rank());
+        // Once no request may wait any more, the sender is dropped, which refuses it.
+        let waiter = (!self.shutting_down.load(Relaxed)).then_some(Waiter { worker, refusals, granted });
+        if waiter.is_some() {
+            // Limits do not apply: the request was admitted before.
             self.stashed_bytes.fetch_add(bytes, Relaxed);
-            let rank = refusals.map_or(0, |refusals| refusals.rank());
-            closed.stash.insert_ranked(place, rank, bytes, Waiter { worker, refusals, granted });
         }
-        if is_tried {
-            // Not earlier: ending the try first could let the next of the line start.
-            closed.stash.done(place);
-        }
+        closed.state.put_back(place, rank, bytes, waiter, is_tried);
         drop(guard);
         self.leave(worker, partition);
         self.notify(partition);
@@ -193,7 +193,7 @@ impl Table {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut() {
-            closed.stash.done(place);
+            closed.state.finish(place);
             if taken {
                 closed.took(self.limits.flush_concurrency);
             }
@@ -208,7 +208,7 @@ impl Table {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut()
-            && closed.stash.give_way(place)
+            && closed.state.stash_mut().give_way(place)
         {
             closed.was_not_refused_at_once(self.limits.flush_concurrency);
             self.flush(partition, cell, closed);
@@ -220,9 +220,9 @@ impl Table {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         let closed = guard.as_mut()?;
-        let before = closed.stash.bytes();
-        closed.stash.remove(place)?;
-        self.stashed_bytes.fetch_sub(before - closed.stash.bytes(), Relaxed);
+        let before = closed.state.stash().bytes();
+        closed.state.stash_mut().remove(place)?;
+        self.stashed_bytes.fetch_sub(before - closed.state.stash().bytes(), Relaxed);
         let cause = closed.cause;
         self.flush(partition, cell, closed);
         Some(cause)

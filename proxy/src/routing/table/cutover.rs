@@ -49,13 +49,15 @@ impl Table {
         cause: HoldCause,
     ) {
         let was = cell.gate.position();
-        let Some(stopped) = was.stopped() else {
+        if was.stopped().is_none() {
             return;
-        };
+        }
         let closed = closed.get_or_insert_with(|| Box::new(Closed::new(cause)));
         closed.cause = cause;
-        closed.closed(was == GateState::Open);
-        cell.gate.set(stopped);
+        closed.stops(was == GateState::Open);
+        if let Some(stopped) = closed.state.stop(was) {
+            cell.gate.set(stopped);
+        }
         self.settle(partition, cell, closed);
     }
 
@@ -74,9 +76,10 @@ impl Table {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         let leads_there = cell.slot.load(Relaxed) == slot && cell.epoch.load(Relaxed) == epoch.get();
-        let Some(switched) = cell.gate.position().switched(leads_there) else {
+        let position = cell.gate.position();
+        if position.switched(leads_there).is_none() {
             return;
-        };
+        }
         cell.slot.store(slot, Relaxed);
         cell.epoch.store(epoch.get(), Relaxed);
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
@@ -86,21 +89,23 @@ impl Table {
         closed.switched_at.get_or_insert(now);
         if !leads_there {
             closed.forgive();
-            closed.stash.forget_ranks();
         }
-        closed.begin_flush(self.limits.flush_concurrency);
-        cell.gate.set(switched);
+        if let Some(switched) = closed.state.switch(position, leads_there, self.limits.flush_concurrency) {
+            closed.try_pod();
+            cell.gate.set(switched);
+        }
         self.flush(partition, cell, closed);
     }
 
     /// Starts the requests that may start, and opens the gate once none waits.
     pub(super) fn flush(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
-        if cell.gate.position() != GateState::Flushing {
+        let position = cell.gate.position();
+        if position != GateState::Flushing {
             return;
         }
-        let before = closed.stash.bytes();
+        let before = closed.state.stash().bytes();
         let mut way = cell.way(cell.gate.severs());
-        while let Some((place, waiter)) = closed.stash.start_next() {
+        while let Some((place, waiter)) = closed.state.start_next(position) {
             let inside = self.inside(waiter.worker, partition);
             cell.gate.admit(inside);
             way.last_try =
@@ -108,12 +113,15 @@ impl Table {
             if waiter.granted.send(way).is_err() {
                 // The request has just given up. The gate is not draining, so leaving cannot empty it.
                 let _ = cell.gate.leave(inside);
-                closed.stash.done(place);
+                closed.state.finish(place);
             }
         }
-        self.stashed_bytes.fetch_sub(before - closed.stash.bytes(), Relaxed);
-        let opens = cell.gate.position().flushed(closed.stash.is_flushed());
-        let begins_to_flow = if opens.is_some() { closed.opened() } else { closed.begins_to_flow() };
+        self.stashed_bytes.fetch_sub(before - closed.state.stash().bytes(), Relaxed);
+        if closed.state.stash().is_flushed() {
+            closed.forgive();
+        }
+        let begins_to_flow = closed.begins_to_flow();
+        let opens = closed.state.open(position);
         if let Some(open) = opens {
             cell.gate.set(open);
         }
@@ -133,7 +141,7 @@ impl Table {
 
     /// Frees what is kept for a closed gate, once it is open and nothing needs it.
     pub(super) fn forget(cell: &Cell, closed: &mut Option<Box<Closed>>) {
-        let over = |closed: &Closed| closed.times.is_none() && closed.stash.is_idle();
+        let over = |closed: &Closed| closed.times.is_none() && closed.state.stash().is_idle();
         if cell.gate.position() == GateState::Open && closed.as_deref().is_some_and(over) {
             *closed = None;
         }
@@ -167,9 +175,9 @@ impl Table {
         self.shutting_down.store(true, Relaxed);
         for partition in PartitionId::all(self.partitions()) {
             if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
-                self.stashed_bytes.fetch_sub(closed.stash.bytes(), Relaxed);
+                self.stashed_bytes.fetch_sub(closed.state.stash().bytes(), Relaxed);
                 // A request that waits sees that its sender is gone.
-                drop(closed.stash.take_all());
+                drop(closed.state.stash_mut().take_all());
             }
         }
     }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::refusals::{Refusals, TRIES};
 use super::route::Route;
-use crate::routing::stash::Stash;
+use crate::routing::partition_state::PartitionState;
 use crate::routing::sync::oneshot;
 
 /// Wait before a pod is tried again that refused a partition or could not be reached. The same for both, so that
@@ -22,7 +22,7 @@ pub(crate) const POD_RETRY: BackOff = BackOff { first: Duration::from_millis(5),
 /// The state of a partition whose gate is closed, or was until just now.
 #[derive(Debug)]
 pub(super) struct Closed {
-    pub(super) stash: Stash<Waiter>,
+    pub(super) state: PartitionState<Waiter>,
     pub(super) cause: HoldCause,
     pub(super) stopped_at: Instant,
     pub(super) drained_at: Option<Instant>,
@@ -53,7 +53,7 @@ pub(super) struct Waiter {
 impl Closed {
     pub(super) fn new(cause: HoldCause) -> Self {
         Closed {
-            stash: Stash::default(),
+            state: PartitionState::default(),
             cause,
             stopped_at: Instant::now(),
             drained_at: None,
@@ -90,18 +90,17 @@ impl Closed {
         self.taken = self.taken.saturating_add(1);
         if self.is_refused() {
             self.forgive();
-            self.stash.limit_flush(flush_concurrency);
+            self.state.stash_mut().limit_flush(flush_concurrency);
         }
     }
 
-    /// Begins to start the waiting requests. A pod that has refused gets one request, and more once it has accepted
+    /// Bounds the flush that begins now. A pod that has refused gets one request, and more once it has accepted
     /// one. After [`TRIES`], every other probe takes the newest request, so that requests which are refused for
     /// what they are cannot keep the others from being tried.
-    pub(super) fn begin_flush(&mut self, concurrency: usize) {
-        self.stash.begin_flush(concurrency);
+    pub(super) fn try_pod(&mut self) {
         self.places = 1;
         if self.is_refused() {
-            self.stash.probe(self.bounces >= TRIES && self.bounces % 2 == 1);
+            self.state.stash_mut().probe(self.bounces >= TRIES && self.bounces % 2 == 1);
         }
     }
 
@@ -110,7 +109,7 @@ impl Closed {
     pub(super) fn was_not_refused_at_once(&mut self, flush_concurrency: usize) {
         if self.is_refused() {
             self.places = (4 * self.places).min(flush_concurrency);
-            self.stash.limit_flush(self.places);
+            self.state.stash_mut().limit_flush(self.places);
         }
     }
 
@@ -120,7 +119,7 @@ impl Closed {
 
     /// Records that requests flow if they do. Returns whether that has just begun.
     pub(super) fn begins_to_flow(&mut self) -> bool {
-        let begins = !self.flows && !self.is_refused() && self.stash.is_under_way();
+        let begins = !self.flows && !self.is_refused() && self.state.stash().is_under_way();
         if begins {
             self.flows = true;
             self.times = Some(self.times_until(Instant::now()));
@@ -128,16 +127,8 @@ impl Closed {
         begins
     }
 
-    /// Records that the gate has opened. Returns whether requests did not flow before.
-    pub(super) fn opened(&mut self) -> bool {
-        self.forgive();
-        let begins = self.begins_to_flow();
-        self.stash.end_flush();
-        begins
-    }
-
-    /// Records that the gate has been closed: from open if `was_open`, otherwise in the middle of a flush.
-    pub(super) fn closed(&mut self, was_open: bool) {
+    /// Records that the gate is about to close: from open if `was_open`, otherwise in the middle of a flush.
+    pub(super) fn stops(&mut self, was_open: bool) {
         if was_open || self.flows {
             self.restart();
         } else {
@@ -145,7 +136,6 @@ impl Closed {
             self.switched_at = None;
         }
         self.flows = false;
-        self.stash.end_flush();
     }
 
     /// Begins a new pause.

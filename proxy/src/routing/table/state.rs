@@ -207,7 +207,7 @@ impl Table {
     pub fn stashed(&self, partition: PartitionId) -> (usize, usize) {
         Self::lock(self.cell(partition))
             .as_ref()
-            .map_or((0, 0), |closed| (closed.stash.waiting(), closed.stash.bytes()))
+            .map_or((0, 0), |closed| (closed.state.stash().waiting(), closed.state.stash().bytes()))
     }
 
     /// Returns the partition's state.
