@@ -37,7 +37,7 @@ const MAX_TURNED_AWAY: usize = 16;
 /// How long a request's head may take, and so the pause between two requests; also how long a client may read nothing.
 const IO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest life of a connection, whatever it does.
-const MAX_CONNECTION_AGE: Duration = Duration::from_secs(60);
+const MAX_LIFETIME: Duration = Duration::from_secs(60);
 /// Pause of the accept loop after an error, such as no file descriptors left.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Age, in multiples of the time it took to make, at which a page is made again, but at the latest after [`OLDEST`].
@@ -159,7 +159,7 @@ async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = async { tokio::select! { () = end.cancelled() => {}, () = tokio::time::sleep(MAX_CONNECTION_AGE) => {} } } => {
+        () = async { tokio::select! { () = end.cancelled() => {}, () = tokio::time::sleep(MAX_LIFETIME) => {} } } => {
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(IO_TIMEOUT, connection).await.unwrap_or(Ok(()))
         }

@@ -76,7 +76,8 @@ impl SocketPath {
     }
 }
 
-/// Connects to the running process, or returns `None` if no process listens: there is no file, or a crash left it behind.
+/// Connects to the running process, or returns `None` if no process listens: there is no file, or a crash left it
+/// behind.
 pub(super) async fn connect(path: &Path) -> anyhow::Result<Option<Channel>> {
     ensure_free_or_socket(path)?;
     match UnixStream::connect(path).await {

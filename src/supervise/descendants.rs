@@ -1,4 +1,4 @@
-//! Ends all descendants of a process that is their subreaper, so that orphans become its children instead of `init`'s.
+//! Ends all descendants of a subreaper process. Orphans among them become children of the subreaper instead of `init`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
