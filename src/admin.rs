@@ -1,11 +1,12 @@
 //! The admin endpoint: `/health`, `/ready`, `/metrics`, `/status`.
 //!
-//! It shows what the process's parts say of themselves and decides nothing. It has a thread of its own, so that whatever
-//! is asked of it takes nothing from the threads that renew leases.
+//! The endpoint shows what the process's parts report and decides nothing. It has a thread of its own, so that requests
+//! to it take nothing from the threads that renew leases.
 //!
 //! # Invariants
-//! * A bounded number of connections is open, and none stays that says or takes nothing.
-//! * Readers share a page: asking more often makes no more of them, however many partitions they list.
+//!
+//! * The number of open connections is bounded, and idle or stuck ones are closed.
+//! * Readers share a page: frequent requests make no more pages, however many partitions these list.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -30,29 +31,29 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections at a time. A few of those that come on top are told so, the others are closed without a word.
-const CONNECTIONS: usize = 64;
-const TURNED_AWAY: usize = 16;
-/// How long a request's head may take, and so a pause between two requests; how long a client may read nothing.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a connection may last, whatever it does.
-const LIFE: Duration = Duration::from_secs(60);
-/// How long accepting rests after an error, such as no files left.
-const REST: Duration = Duration::from_millis(50);
-/// A page is made again once it is this many times as old as it took to make, but at the latest after the second: making
-/// pages takes at most a twentieth of the thread's time.
-const SHARE: u32 = 20;
+/// Most connections at a time. A few of those above the limit are told so; the others are closed without a response.
+const MAX_CONNECTIONS: usize = 64;
+const MAX_TURNED_AWAY: usize = 16;
+/// How long a request's head may take, and so the pause between two requests; also how long a client may read nothing.
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest life of a connection, whatever it does.
+const MAX_LIFETIME: Duration = Duration::from_secs(60);
+/// Pause of the accept loop after an error, such as no file descriptors left.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// Age, in multiples of the time it took to make, at which a page is made again, but at the latest after [`OLDEST`].
+/// Making pages takes at most a twentieth of the thread's time.
+const PAGE_AGE_FACTOR: u32 = 20;
 const OLDEST: Duration = Duration::from_secs(1);
 
 /// A role of this process, as the admin endpoint sees it.
 pub trait Part: Send + Sync + 'static {
-    /// What it is called in `/status`: the name of its section of the file.
+    /// Returns the part's name in `/status`: the name of its section of the file.
     fn name(&self) -> &'static str;
-    /// Whether it can do its work; else why not, in words.
+    /// Returns whether the part can do its work; otherwise the reason in words.
     fn ready(&self) -> Result<(), String>;
-    /// What it does just now.
+    /// Returns the part's present state.
     fn status(&self) -> Value;
-    /// Brings gauges up to date that nothing else does.
+    /// Updates gauges that nothing else updates.
     fn refresh(&self) {}
 }
 
@@ -70,7 +71,8 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds the address, so that one in use is found before anything is started; or takes over a listener that has it.
+    /// Binds the address, so that one in use is found before anything is started. With `taken_over`, adopts that
+    /// listener instead.
     pub fn bind(address: SocketAddr, taken_over: Option<StdListener>) -> anyhow::Result<Self> {
         let bind = || StdListener::bind(address).with_context(|| format!("admin.listen: cannot listen on {address}"));
         let listener = taken_over.map_or_else(bind, Ok)?;
@@ -78,17 +80,17 @@ impl Admin {
         Ok(Admin { listener })
     }
 
-    /// The listener once more, for a process that is to take it over.
+    /// Returns a duplicate of the listener, for a process that takes it over.
     pub fn duplicate(&self) -> io::Result<StdListener> {
         self.listener.try_clone()
     }
 
-    /// The address that it listens on.
+    /// Returns the listener's address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves, on a thread of its own, until `shutdown`, or until this is dropped.
+    /// Serves, on a thread of its own, until `shutdown` or until this is dropped.
     pub async fn serve(
         self,
         parts: Vec<Arc<dyn Part>>,
@@ -113,10 +115,10 @@ impl Admin {
     }
 }
 
-/// Accepts until the end, and then waits for those who are being answered.
+/// Accepts until the end, then waits for requests in progress.
 async fn accept(listener: StdListener, routes: Router, end: CancellationToken) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
-    let (places, turned_away) = (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Semaphore::new(TURNED_AWAY)));
+    let (places, turned_away) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), Arc::new(Semaphore::new(MAX_TURNED_AWAY)));
     let clients = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
@@ -124,7 +126,7 @@ async fn accept(listener: StdListener, routes: Router, end: CancellationToken) -
             () = end.cancelled() => break,
         };
         let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(REST).await;
+            tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
             continue;
         };
         if let Ok(place) = places.clone().try_acquire_owned() {
@@ -147,19 +149,19 @@ async fn accept(listener: StdListener, routes: Router, end: CancellationToken) -
 }
 
 async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
-    // Of a client that reads nothing only the kernel knows.
+    // Only the kernel notices a client that reads nothing.
     #[cfg(target_os = "linux")]
-    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, PATIENCE.as_millis() as u32);
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, IO_TIMEOUT.as_millis() as u32);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(IO_TIMEOUT)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = async { tokio::select! { () = end.cancelled() => {}, () = tokio::time::sleep(LIFE) => {} } } => {
+        () = async { tokio::select! { () = end.cancelled() => {}, () = tokio::time::sleep(MAX_LIFETIME) => {} } } => {
             connection.as_mut().graceful_shutdown();
-            tokio::time::timeout(PATIENCE, connection).await.unwrap_or(Ok(()))
+            tokio::time::timeout(IO_TIMEOUT, connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(error) = ended {
@@ -167,7 +169,7 @@ async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
     }
 }
 
-/// Says that there is no room, and waits until that can have been read.
+/// Responds that there is no room, and waits until that can have been read.
 async fn turn_away(mut stream: TcpStream) -> io::Result<()> {
     let answer = "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n";
     stream.write_all(answer.as_bytes()).await?;
@@ -177,7 +179,7 @@ async fn turn_away(mut stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A page that was made for one reader and serves the next ones while it is fresh.
+/// A page that is made for one reader and serves the next ones while it is fresh.
 #[derive(Default)]
 struct Page(Mutex<Option<Made>>);
 
@@ -190,7 +192,7 @@ struct Made {
 impl Page {
     fn get(&self, make: impl FnOnce() -> Vec<u8>) -> Bytes {
         let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(made) = made.as_ref().filter(|made| made.at.elapsed() < (made.took * SHARE).min(OLDEST)) {
+        if let Some(made) = made.as_ref().filter(|made| made.at.elapsed() < (made.took * PAGE_AGE_FACTOR).min(OLDEST)) {
             return made.body.clone();
         }
         let began = Instant::now();
@@ -216,7 +218,7 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     let body = shared.metrics.get(|| {
         shared.parts.iter().for_each(|part| part.refresh());
         let mut text = String::new();
-        // Only a collector of ours could fail, and writing to a string does not.
+        // Only a custom collector could fail, and writing to a string does not.
         let _ = prometheus_client::encoding::text::encode(&mut text, &shared.registry);
         text.into_bytes()
     });
@@ -289,7 +291,7 @@ mod tests {
         let answers = readers.join_all().await;
         let served = answers.iter().filter(|answer| answer.starts_with("HTTP/1.1 200")).count();
         let made = part.made.load(SeqCst);
-        assert!(served >= CONNECTIONS, "{served} were served");
+        assert!(served >= MAX_CONNECTIONS, "{served} were served");
         assert!(made <= 1 + began.elapsed().as_secs() as usize, "{made} pages were made for {served} readers");
         assert_eq!(part.elsewhere.load(SeqCst), 0);
     }
@@ -298,15 +300,15 @@ mod tests {
     async fn one_connection_too_many_is_told_so_and_idle_ones_make_room() {
         let (address, _, serving, end) = start();
         let mut idle = Vec::new();
-        for _ in 0..CONNECTIONS {
+        for _ in 0..MAX_CONNECTIONS {
             idle.push(TcpStream::connect(address).await.unwrap());
         }
-        // Accepted in the order of arrival, so all of those have places.
+        // Connections are accepted in the order of arrival, so all of those have places.
         let refused = ask(address, "/health").await.unwrap();
         assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
         let mut first = idle.swap_remove(0);
-        tokio::time::timeout(2 * PATIENCE, first.read_u8()).await.expect("an idle connection is closed").unwrap_err();
-        let answer = tokio::time::timeout(PATIENCE, async {
+        tokio::time::timeout(2 * IO_TIMEOUT, first.read_u8()).await.expect("an idle connection is closed").unwrap_err();
+        let answer = tokio::time::timeout(IO_TIMEOUT, async {
             loop {
                 match ask(address, "/health").await {
                     Ok(answer) if answer.starts_with("HTTP/1.1 200") => break answer,

@@ -1,8 +1,12 @@
-//! The certificates of a process: loaded before anything is bound, and looked at again while it runs.
+//! The certificates of a process: loaded before any address is bound, and reloaded when their files change.
 //!
-//! Not for: what is done with them (`segue_proxy::tls`; those of the store are loaded here to be checked and watched, and
-//! read once more by the store itself when it connects). What must stay true: whatever cannot be used is named with the
-//! key of the configuration that names the file; a look never takes away a certificate that is in use.
+//! Not for: their use (`segue_proxy::tls`). Those of the store are loaded here to be checked and watched; the store
+//! reads them once more when it connects.
+//!
+//! # Invariants
+//!
+//! * A problem names the configuration key of the unusable file.
+//! * A reload never removes a certificate that is in use.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,10 +22,10 @@ use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
-/// How often the files are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Time between two checks of the files.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// All certificates of a process, by where they are used.
+/// All certificates of a process, by their use.
 #[derive(Debug, Clone, Default)]
 pub struct Certificates {
     /// `router.tls`.
@@ -44,7 +48,7 @@ impl Certificates {
     ///
     /// # Errors
     ///
-    /// Every file that cannot be used, by the place in the configuration where it is named.
+    /// A problem for every unusable file, at the place in the configuration that names it.
     pub fn load(located: &Located) -> Result<Self, Vec<Problem>> {
         let Config { store, router, pod, .. } = &located.config;
         let server = |files: &ServerFiles| ServerTls::load(files.clone());
@@ -68,7 +72,8 @@ impl Certificates {
         if faults.is_empty() { Ok(loaded) } else { Err(faults.into_iter().map(problem).collect()) }
     }
 
-    /// Certificates whose time is over. A process starts with them all the same: they may be renewed any moment.
+    /// Returns a problem for each expired certificate. A process starts with them all the same: they may be renewed at
+    /// any moment.
     pub fn expired(&self, located: &Located, now: SystemTime) -> Vec<Problem> {
         let expired = self.all().into_iter().filter(|(_, material)| is_over(material.as_ref(), now));
         let problem = |(section, material): (&str, Arc<dyn Material>)| {
@@ -90,7 +95,7 @@ impl Certificates {
         all.into_iter().flatten().collect()
     }
 
-    /// Looks at the files every now and then, and when told to.
+    /// Checks the files periodically and on request.
     pub fn watch(&self, registry: &mut Registry) -> Watching {
         let watch = Watch { all: self.all(), ends: Family::default() };
         registry.register(
@@ -106,10 +111,10 @@ impl Certificates {
             loop {
                 tokio::select! {
                     () = told.notified() => {}
-                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                    () = tokio::time::sleep(CHECK_INTERVAL) => {}
                 }
                 let watch = watch.clone();
-                // Files may be on a disk that is far away.
+                // The files may be on a slow disk.
                 let _ = tokio::task::spawn_blocking(move || watch.look()).await;
             }
         });
@@ -117,7 +122,7 @@ impl Certificates {
     }
 }
 
-/// What was loaded; a fault goes to the others.
+/// Returns the loaded certificate, or adds its error to `faults`.
 fn keep<T>(
     section: &'static str,
     loaded: Option<Result<T, TlsError>>,
@@ -130,12 +135,12 @@ fn is_over(material: &dyn Material, now: SystemTime) -> bool {
     material.not_after().is_some_and(|end| end <= now)
 }
 
-/// For commands that are given an authority's file and nothing else.
+/// Returns the client of a command that is given an authority's file and nothing else.
 pub(crate) fn trusting(ca: &Path) -> Result<ClientTls, TlsError> {
     ClientTls::load(ClientFiles { ca: ca.to_owned(), identity: None, server_name: None })
 }
 
-/// The files are watched for as long as this lives.
+/// A watch of the files. Dropping it ends the watch.
 #[derive(Debug)]
 pub struct Watching {
     now: Arc<Notify>,
@@ -143,7 +148,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Has them looked at at once.
+    /// Checks the files at once.
     pub fn look(&self) {
         self.now.notify_one();
     }

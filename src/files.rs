@@ -1,8 +1,8 @@
-//! How many files the process may open, and how many clients a router takes for it.
+//! The limit of open files, and the number of clients that a router accepts under it.
 //!
-//! Everything that a router connects to is an open file: each client, and for each client up to one pod. One that runs out
-//! can neither let clients in nor reach pods, its store or its admin endpoint, so it takes fewer clients instead.
-//! Not here: what happens when files run out all the same (`segue_proxy::server`).
+//! Every connection of a router is an open file: each client, and for each client up to one pod. A router without free
+//! files can neither accept clients nor reach pods, its store or its admin endpoint, so it accepts fewer clients
+//! instead. Not here: the behaviour when files run out all the same (`segue_proxy::server`).
 
 use std::sync::OnceLock;
 
@@ -10,19 +10,19 @@ use anyhow::ensure;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use segue_config::{Config, Located, Problem, Router};
 
-/// Logs, the store's connections, certificates being read, a hot restart.
-const PROCESS: usize = 64;
-/// A listener, and what the runtime has.
-const WORKER: usize = 4;
-/// Connections to pods that no client's request is on.
-const PODS: usize = 64;
-/// Connections of the admin endpoint, and its listener.
-const ADMIN: usize = 88;
+/// Reserve for logs, the store's connections, certificates being read, and a hot restart.
+const PROCESS_FILES: usize = 64;
+/// Reserve per worker, for a listener and the runtime.
+const FILES_PER_WORKER: usize = 4;
+/// Reserve for idle connections to pods.
+const POD_FILES: usize = 64;
+/// Reserve for the connections of the admin endpoint and its listener.
+const ADMIN_FILES: usize = 88;
 
 const MAX_CONNECTIONS: &str = "router.limits.max_connections";
 
-/// Raises the soft limit to the hard one: the soft one protects programs that cannot count beyond 1,024. Returns how many
-/// files may be open.
+/// Raises the soft limit to the hard one: the soft one protects programs that cannot handle descriptors above 1,024.
+/// Returns how many files may be open.
 pub fn raise_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let _ = FOUND.set(limit.current);
@@ -35,8 +35,8 @@ pub fn raise_limit() -> usize {
     files(getrlimit(Resource::Nofile).current)
 }
 
-/// Returns the soft limit that this process was started with, which the programs that it starts are to have, unless that
-/// was unlimited or [`raise_limit`] was never called.
+/// Returns the soft limit that this process was started with, for the programs that it starts. `None` if that was
+/// unlimited or [`raise_limit`] was never called.
 pub fn found() -> Option<u64> {
     FOUND.get().copied().flatten()
 }
@@ -47,12 +47,12 @@ fn files(limit: Option<u64>) -> usize {
     limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// Returns how many of these files a router may count on, or a pod: half of them if both are in one process.
+/// Returns how many of these files a router, or a pod, may use: half of them if both are in one process.
 pub fn share(config: &Config, files: usize) -> usize {
     if config.router.is_some() && config.pod.is_some() { files / 2 } else { files }
 }
 
-/// Lowers `max_connections` to what so many open files allow.
+/// Lowers `max_connections` to what this many open files allow.
 pub fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
     let has_admin = config.admin.is_some();
     let files = share(config, files);
@@ -79,7 +79,7 @@ pub fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the doubt that `segue check` tells of: the machine that it runs on may not be the one that will run the file.
+/// Returns the warning of `segue check`: the machine it runs on may not be the one that will run the file.
 pub fn doubt(located: &Located) -> Option<Problem> {
     let router = located.config.router.as_ref()?;
     let (wanted, files) = (router.limits.max_connections, files(getrlimit(Resource::Nofile).maximum));
@@ -94,17 +94,17 @@ pub fn doubt(located: &Located) -> Option<Problem> {
     })
 }
 
-/// Whether it does not fit even without a reserve.
+/// Returns whether the connections exceed the files even without a reserve.
 fn is_far_too_much(connections: usize, files: usize) -> bool {
     connections.saturating_mul(2) > files
 }
 
 fn reserve(router: &Router, has_admin: bool) -> usize {
     let workers = router.workers.or(std::thread::available_parallelism().ok()).map_or(1, usize::from);
-    PROCESS + PODS + WORKER * workers + if has_admin { ADMIN } else { 0 }
+    PROCESS_FILES + POD_FILES + FILES_PER_WORKER * workers + if has_admin { ADMIN_FILES } else { 0 }
 }
 
-/// How many clients so many files allow: one for each, and one for the pod that its request goes to.
+/// Returns how many clients this many files allow: a file for each, and one for the pod that its request goes to.
 fn clients(files: usize, reserve: usize) -> usize {
     files.saturating_sub(reserve) / 2
 }
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_reserve_is_left_for_all_that_is_no_client() {
-        let reserve = PROCESS + PODS + ADMIN + 2 * WORKER;
+        let reserve = PROCESS_FILES + POD_FILES + ADMIN_FILES + 2 * FILES_PER_WORKER;
         assert_eq!(fitted(10_000, 20_000 + reserve), Some(10_000));
         assert_eq!(fitted(10_000, 20_000 + reserve - 2), Some(9_999));
         assert_eq!(fitted(10_000, usize::MAX), Some(10_000));

@@ -1,4 +1,4 @@
-//! The keyspace as `/status` shows it: followed beside the roles, so that looking at it costs them nothing.
+//! The keyspace as `/status` shows it: followed separately from the roles, so that reading it costs them nothing.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct KeyspacePart {
 }
 
 impl KeyspacePart {
-    /// Begins to follow.
+    /// Starts to follow a keyspace.
     pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         let view = Arc::new(Mutex::new(View::empty(keys.clone())));
         let shared = view.clone();

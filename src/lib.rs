@@ -1,6 +1,6 @@
-//! What the `segue` binary is made of: its commands, and the roles that it joins from the crates.
+//! The parts of the `segue` binary: its commands, and the roles that it assembles from the crates.
 //!
-//! A library so that tests can run a command within their own process.
+//! A library, so that tests can run a command within their own process.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,7 +1,7 @@
-//! The `segue` command: reads its arguments, runs one command, says what went wrong in one line.
+//! The `segue` command: reads its arguments, runs one command, and reports a failure in one line.
 //!
-//! Exit codes: 0 done, 1 the work failed, 2 bad input, 3 nobody reached; a sidecar whose supervised service ends has the
-//! service's.
+//! Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no process reached. A sidecar whose supervised service ends
+//! exits with the service's code.
 
 use std::process::ExitCode;
 

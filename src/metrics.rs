@@ -1,7 +1,7 @@
 //! The metrics of the control side: what routers and coordinators did, as Prometheus series.
 //!
-//! Every series is there from the start, at zero, so that a rate can be taken of the first event. The names are fixed
-//! (`segue_` and the documented ones); the request path has its own ([`segue_proxy::metrics`]).
+//! Every series exists from the start, at zero, so that a rate can be taken of the first event. The names are fixed
+//! (`segue_` and the documented ones). The request path has its own metrics ([`segue_proxy::metrics`]).
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -25,11 +25,12 @@ use segue_protocol::planning::RoundCause;
 use segue_protocol::records::Phase;
 use segue_protocol::view::View;
 
-/// From a pause that nobody can notice to one that everybody does; half of them below 50 ms, where cutovers are.
-const PAUSES: [f64; 17] =
+/// Buckets from an imperceptible pause to an obvious one; half of them below 50 ms, where cutovers are.
+const PAUSE_BUCKETS: [f64; 17] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.008, 0.015, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
-/// A phase may last as long as a warm-up.
-const PHASES: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0];
+/// Buckets of phases, which may last as long as a warm-up.
+const PHASE_BUCKETS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WaitLabel {
@@ -63,21 +64,21 @@ struct PodLabel {
     pod: String,
 }
 
-/// Registers `build_info{version,revision}`. The revision is what `SEGUE_REVISION` was when this was built.
+/// Registers `build_info{version,revision}`. The revision is the value of `SEGUE_REVISION` at build time.
 pub fn register_build_info(registry: &mut Registry) {
     let revision = option_env!("SEGUE_REVISION").unwrap_or("unknown");
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("revision", revision)];
     registry.register("build", "The build of this process", Info::new(labels));
 }
 
-/// Registers `store_resyncs_total{cause}`, which every participant that follows the store counts.
+/// Registers `store_resyncs_total{cause}`, which every participant that follows the store increments.
 #[derive(Debug, Clone, Default)]
 pub struct ResyncMetrics {
     resyncs: Family<CauseLabel, Counter>,
 }
 
 impl ResyncMetrics {
-    /// Makes the series and registers them.
+    /// Creates and registers the series.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = ResyncMetrics::default();
         for cause in ["unavailable", "compacted", "refused"] {
@@ -104,7 +105,7 @@ pub struct HotRestartMetrics {
 }
 
 impl HotRestartMetrics {
-    /// Makes the series and registers them.
+    /// Creates and registers the series.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = HotRestartMetrics::default();
         for result in ["taken", "failed", "refused"] {
@@ -116,17 +117,17 @@ impl HotRestartMetrics {
         metrics
     }
 
-    /// This process took over from another.
+    /// Counts that this process took over from another.
     pub fn taken(&self) {
         self.count("taken");
     }
 
-    /// A new process did not become ready.
+    /// Counts that a new process did not become ready.
     pub fn failed(&self) {
         self.count("failed");
     }
 
-    /// A new process came at the wrong moment.
+    /// Counts that a new process came at the wrong moment.
     pub fn refused(&self) {
         self.count("refused");
     }
@@ -136,7 +137,7 @@ impl HotRestartMetrics {
     }
 }
 
-/// What a router's cutovers cost.
+/// The costs of a router's cutovers.
 #[derive(Debug)]
 pub struct RouterMetrics {
     cutovers: Family<ResultLabel, Counter>,
@@ -149,13 +150,13 @@ pub struct RouterMetrics {
 }
 
 impl RouterMetrics {
-    /// Makes the series and registers them.
+    /// Creates and registers the series.
     pub fn new(registry: &mut Registry, resyncs: ResyncMetrics) -> Self {
         let metrics = RouterMetrics {
             cutovers: Family::default(),
-            pause: Histogram::new(PAUSES),
-            drain: Histogram::new(PAUSES),
-            flush: Histogram::new(PAUSES),
+            pause: Histogram::new(PAUSE_BUCKETS),
+            drain: Histogram::new(PAUSE_BUCKETS),
+            flush: Histogram::new(PAUSE_BUCKETS),
             exchanges_severed: Counter::default(),
             lease_trusted_until: Gauge::default(),
             resyncs,
@@ -209,8 +210,8 @@ impl RouterObserver for RouterMetrics {
     }
 }
 
-/// A gauge for each of a set of things that come and go. What stays is never missing, not even for a moment: another
-/// thread reads the series meanwhile.
+/// Gauges for a changing set of things. A gauge that stays is never missing, not even for a moment: another thread
+/// reads the series meanwhile.
 #[derive(Debug)]
 struct Listing<Label: Clone + Hash + Eq> {
     series: Family<Label, Gauge>,
@@ -234,7 +235,7 @@ impl<Label: Clone + Hash + Eq> Listing<Label> {
     }
 }
 
-/// What a coordinator does while it leads.
+/// The work of a leading coordinator.
 #[derive(Debug)]
 pub struct CoordinatorMetrics {
     handoffs: Family<ResultLabel, Counter>,
@@ -251,11 +252,11 @@ pub struct CoordinatorMetrics {
 }
 
 impl CoordinatorMetrics {
-    /// Makes the series and registers them.
+    /// Creates and registers the series.
     pub fn new(registry: &mut Registry, resyncs: ResyncMetrics) -> Self {
         let metrics = CoordinatorMetrics {
             handoffs: Family::default(),
-            phases: Family::new_with_constructor(|| Histogram::new(PHASES)),
+            phases: Family::new_with_constructor(|| Histogram::new(PHASE_BUCKETS)),
             in_flight: Family::default(),
             waits: Listing::new(),
             oldest: Gauge::default(),
@@ -303,7 +304,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
     fn leads(&self, leads: bool) {
         self.leader.set(i64::from(leads));
         if !leads {
-            // Another one knows now.
+            // Another coordinator knows these numbers now.
             Phase::ALL.into_iter().for_each(|phase| self.set_in_flight(phase, 0));
             self.partitions.set(HashMap::new());
             self.waits.set(HashMap::new());

@@ -1,4 +1,5 @@
-//! A keyspace at a glance: what `segue status` and the admin endpoint's `/status` show, from one view of the store.
+//! A keyspace at a glance: the content of `segue status` and of the admin endpoint's `/status`, from one view of the
+//! store.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,70 +15,70 @@ use serde::Serialize;
 /// The keyspace at one revision.
 #[derive(Debug, Clone, Serialize)]
 pub struct Overview {
-    /// The revision of the store that this shows.
+    /// The revision of the store.
     pub revision: Revision,
-    /// The coordinator that leads.
+    /// The leading coordinator.
     pub leader: Option<String>,
-    /// How many partitions there are; 0 before a leader has said so.
+    /// Number of partitions; 0 before a leader has written it.
     pub partitions: u32,
     /// The pods.
     pub pods: Vec<PodLine>,
     /// The names of the routers.
     pub routers: Vec<String>,
-    /// How many partitions nobody alive owns.
+    /// Number of partitions without a live owner.
     pub unowned: usize,
-    /// What moves.
+    /// The handoffs in progress.
     pub handoffs: Vec<HandoffLine>,
-    /// How far the promise reaches with these pods.
+    /// The guarantee that these pods allow.
     pub assurance: Option<String>,
     /// Keys that cannot be read, with the reason.
     pub malformed: Vec<(String, String)>,
-    /// Registrations that stand without a lease, which never end by themselves.
+    /// Registrations without a lease, which never expire.
     pub leaseless: Vec<String>,
-    /// The commands that delete registrations which cannot be read or have no lease, for one whose process is gone.
+    /// The commands that delete registrations which cannot be read or have no lease, once their process is gone.
     pub repairs: Vec<String>,
 }
 
 /// A pod in an [`Overview`].
 #[derive(Debug, Clone, Serialize)]
 pub struct PodLine {
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// Which life of it.
+    /// The life of the pod.
     pub incarnation: Incarnation,
-    /// Where routers reach it.
+    /// The address that routers connect to.
     pub address: String,
-    /// Whether it takes partitions.
+    /// Whether the pod accepts partitions.
     pub status: PodStatus,
-    /// How many partitions it owns.
+    /// Number of partitions that the pod owns.
     pub partitions: usize,
-    /// What it can do in a handoff.
+    /// The pod's capabilities in a handoff.
     pub capabilities: Vec<String>,
 }
 
 /// A handoff in an [`Overview`].
 #[derive(Debug, Clone, Serialize)]
 pub struct HandoffLine {
-    /// Which partition.
+    /// The partition.
     pub partition: PartitionId,
-    /// Who gives it up.
+    /// The pod that gives the partition up.
     pub from: Option<String>,
-    /// Who gets it.
+    /// The pod that gets it.
     pub to: String,
-    /// Where the move is.
+    /// The phase of the move.
     pub phase: Phase,
     /// How routers cut over.
     pub mode: Mode,
-    /// How long the phase lasts, by the clocks of two machines: for people.
+    /// How long the phase has lasted, by the clocks of two machines. Informational.
     pub phase_age_ms: u64,
-    /// Who is being waited for.
+    /// What the handoff waits for.
     pub waiting_for: String,
-    /// Why it was planned.
+    /// Why the move was planned.
     pub reason: String,
 }
 
 impl Overview {
-    /// What `view` shows. `now`: Unix milliseconds.
+    /// Returns the overview of `view`. `now` is in Unix milliseconds.
     pub fn of(view: &View, now: u64) -> Self {
         let owned = |pod: &str, incarnation| {
             let is_owner = |at: &&_| {
@@ -171,7 +172,7 @@ impl fmt::Display for Overview {
     }
 }
 
-/// The command that deletes this registration.
+/// Returns the command that deletes this registration.
 fn repair(view: &View, key: &str) -> Option<String> {
     match view.keys().parse(key)? {
         KeyName::Pod(name) => Some(format!("segue forget pod {name}")),

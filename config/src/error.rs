@@ -1,20 +1,22 @@
-//! What is wrong with a configuration, and where.
+//! The problems of a configuration and their places.
 //!
-//! For: the one form in which a mistake is shown, `file:line:column: key: what was wrong; what was expected; did you
-//! mean …`, with the variable's name in the place of `file:line:column` for a value from the environment. Not for:
-//! finding mistakes.
+//! For: the single form in which a mistake is shown, `file:line:column: key: what was wrong; what was expected; did you
+//! mean …`. For a value from the environment the variable's name replaces `file:line:column`. Not for: finding
+//! mistakes.
 //!
-//! What must stay true: a problem is one line, whatever bytes the file had; problems come in the order of the file,
-//! those of variables last.
+//! # Invariants
+//!
+//! * A problem is one line, whatever bytes the file contains.
+//! * Problems are in the order of the file; those of variables come last.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Where a key or a value was written.
+/// The place of a key or a value.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
-    /// In the file; line and column count from 1, the column in characters.
+    /// In the file. Line and column count from 1, the column in characters.
     File { file: Arc<str>, line: usize, column: usize },
     /// In the environment.
     Variable(String),
@@ -24,20 +26,20 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { file, line, column } => write!(f, "{file}:{line}:{column}"),
-            // Anyone may set a variable: its name must not break the line.
+            // Any process may set a variable: its name must not break the line.
             Self::Variable(name) => name.escape_debug().fmt(f),
         }
     }
 }
 
-/// What is wrong with a value, before it is known where the value stands.
+/// A problem of a value whose place is not known yet.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wrong {
-    /// The fact.
+    /// What is wrong.
     pub(crate) fact: String,
     /// What to do instead: `expected …`, `use …`.
     pub(crate) remedy: String,
-    /// What was probably meant.
+    /// The name that was probably meant.
     pub(crate) nearest: Option<String>,
 }
 
@@ -52,7 +54,7 @@ impl Wrong {
     }
 }
 
-/// One mistake: where, in which key, what was wrong, what was expected and what was probably meant.
+/// One mistake: its place and key, what was wrong, what was expected and what was probably meant.
 ///
 /// Its `Display` is one line.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,7 +69,7 @@ impl Problem {
         Self { place, key: key.into(), wrong }
     }
 
-    /// Whether it stands in the file above `before`.
+    /// Returns whether the problem's place in the file is above line `before`.
     pub(crate) fn is_before(&self, before: usize) -> bool {
         matches!(self.place, Place::File { line, .. } if line < before)
     }
@@ -84,7 +86,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Every mistake of one configuration; never empty. Its `Display` is a line for each.
+/// All mistakes of one configuration; never empty. Its `Display` has a line for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Errors(Vec<Problem>);
 
@@ -95,7 +97,7 @@ impl Errors {
         Self(problems)
     }
 
-    /// The mistakes in the order of the file, those of variables last.
+    /// Returns the mistakes in the order of the file; those of variables come last.
     pub fn iter(&self) -> std::slice::Iter<'_, Problem> {
         self.0.iter()
     }
@@ -127,20 +129,20 @@ impl std::error::Error for Errors {}
 /// Why a configuration could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The file is not there, may not be read, or is not UTF-8.
+    /// The file does not exist, cannot be read, or is not UTF-8.
     #[error("{}: cannot be read: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file was read and says something wrong.
+    /// The file was read and contains mistakes.
     #[error(transparent)]
     Invalid(#[from] Errors),
 }
 
-/// `text` in quotes, on one line and of bounded length.
+/// Returns `text` in quotes, on one line and of bounded length.
 pub(crate) fn quoted(text: &str) -> String {
     const LONGEST: usize = 60;
     match text.char_indices().nth(LONGEST) {
@@ -149,14 +151,14 @@ pub(crate) fn quoted(text: &str) -> String {
     }
 }
 
-/// The same without the quotes, for what had none in the file.
+/// Returns the same without the quotes, for text that had none in the file.
 pub(crate) fn bare(text: &str) -> String {
     quoted(text).replace('"', "")
 }
 
-/// The known name that `given` most likely stands for, if one is near enough.
+/// Returns the known name that `given` most likely stands for, if one is close enough.
 pub(crate) fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Longer than any name there is: comparing would only cost time.
+    // Longer than any known name: comparing would only cost time.
     const LONGEST: usize = 80;
     if given.len() > LONGEST {
         return None;

@@ -1,43 +1,45 @@
-//! The names that a file may use.
+//! The keys of a configuration file.
 //!
-//! For: telling a known key from an unknown one, and what an unknown one was probably meant to be. Not for: the keys
-//! themselves, their types and defaults, which `validate` has where it reads them.
+//! For: distinguishing known from unknown keys, and suggesting what an unknown one was meant to be. Not for: types and
+//! defaults, which `validate` contains where it reads the keys.
 //!
-//! What must stay true: every key of `validate::KEYS` is read there and explained in `segue.example.toml` (tests check both).
-//! No key contains a double underscore, so a variable names one key only.
+//! # Invariants
+//!
+//! * Every key of `validate::KEYS` is read there and explained in `segue.example.toml` (tests check both).
+//! * No key contains a double underscore, so a variable names one key only.
 
 use crate::error::nearest;
 
-/// The keys of a file by their paths, section by section, in the order in which problems name them.
+/// The keys of a file by their paths, section by section, in the order in which problems list them.
 #[derive(Debug)]
 pub(crate) struct Keys(pub(crate) &'static [&'static [&'static str]]);
 
-/// Keys of earlier versions, each with its name today. They are errors like unknown keys.
+/// Keys of earlier versions, each with its present name. Like unknown keys, they are errors.
 const RENAMED: &[(&str, &str)] = &[("router.handover", "router.hot_restart_socket")];
 
-/// The sections that make a process do something; only the file can ask for one.
+/// The sections that start a role. Only the file can contain them.
 pub(crate) const ROLES: [&str; 3] = ["router", "coordinator", "pod"];
 
-/// What the name of a variable of ours begins with.
+/// The prefix of Segue's variables.
 pub(crate) const VARIABLE_PREFIX: &str = "SEGUE__";
 
 impl Keys {
-    /// Every key.
+    /// Returns every key.
     pub(crate) fn all(&self) -> impl Iterator<Item = &'static str> + Clone + use<> {
         self.0.iter().copied().flatten().copied()
     }
 
-    /// The key as this table writes it.
+    /// Returns the key as this table spells it.
     pub(crate) fn known(&self, path: &str) -> Option<&'static str> {
         self.all().find(|key| *key == path)
     }
 
-    /// Whether keys or sections lie under `path`.
+    /// Returns whether there are keys or sections below `path`.
     pub(crate) fn is_section(&self, path: &str) -> bool {
         self.all().any(|key| within(key, path).is_some_and(|rest| !rest.is_empty()))
     }
 
-    /// The names directly under a section; the empty path is the file itself.
+    /// Returns the names directly below a section. The empty path is the file itself.
     pub(crate) fn children(&self, section: &str) -> Vec<&'static str> {
         let mut names = Vec::new();
         for name in self.all().filter_map(|key| within(key, section)?.split('.').next()) {
@@ -48,8 +50,8 @@ impl Keys {
         names
     }
 
-    /// What an unknown `name` in `section` was probably meant to be: a name of that section, or else the same name where it
-    /// does belong.
+    /// Returns what an unknown `name` in `section` was probably meant to be: a name of that section, or otherwise the
+    /// same name in its proper section.
     pub(crate) fn nearest_key(&self, section: &str, name: &str) -> Option<String> {
         let here = || nearest(name, self.children(section)).map(str::to_owned);
         let elsewhere = || {
@@ -60,17 +62,17 @@ impl Keys {
     }
 }
 
-/// Returns the name today of a key that had another one.
+/// Returns the present name of a renamed key.
 pub(crate) fn renamed(path: &str) -> Option<&'static str> {
     RENAMED.iter().find(|(old, _)| *old == path).map(|(_, new)| *new)
 }
 
-/// The name of the variable that overrides `key`, behind the prefix.
+/// Returns the name, without the prefix, of the variable that overrides `key`.
 pub(crate) fn variable(key: &str) -> String {
     key.replace('.', "__").to_uppercase()
 }
 
-/// What is left of `path` below `section`.
+/// Returns the rest of `path` below `section`.
 pub(crate) fn within<'a>(path: &'a str, section: &str) -> Option<&'a str> {
     if section.is_empty() {
         return Some(path);
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
     use crate::validate::KEYS;
 
-    /// The keys that the example shows, commented out or not, by their paths.
+    /// Returns the paths of the keys in the example, commented out or not.
     fn shown() -> BTreeSet<String> {
         let mut section = "";
         let mut shown = BTreeSet::new();

@@ -1,17 +1,20 @@
 //! Segue's TOML file as types, and every mistake in it by line and column.
 //!
-//! For: turning a file, the `SEGUE__SECTION__KEY` variables and the host's name into one [`Config`], checked as a whole
-//! before anything is bound or connected. Not for: carrying settings out, reading the files that settings name, or
-//! watching the file for changes.
+//! For: turning a file, the `SEGUE__SECTION__KEY` variables and the host's name into one [`Config`], which is checked
+//! as a whole before any address is bound or connected. Not for: carrying settings out, reading the files that settings
+//! name, or watching the file for changes.
 //!
 //! ```text
 //! text + variables ──(raw, keys)──► values with their places ──(reader, units)──► types ──(validate)──► Config
 //!                        └─────────────────────┴── problems, all of them ──────────────────┴──► Errors
 //! ```
 //!
-//! What must stay true: [`parse`] is pure and panics on no input; it reports all mistakes of one reading together; a
-//! setting is refused or obeyed, never ignored. Settings have the types of the crates that obey them, and their defaults.
-//! `segue.example.toml` beside this crate explains each key and shows its default; a test keeps the two equal.
+//! # Invariants
+//!
+//! * [`parse`] is pure, panics on no input, and reports all mistakes together.
+//! * A setting is refused or obeyed, never ignored.
+//! * Settings have the types and defaults of the crates that obey them.
+//! * `segue.example.toml` beside this crate explains each key and shows its default; a test keeps the two equal.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -35,15 +38,15 @@ use std::path::Path;
 
 use error::{Place, Wrong};
 
-/// Checks `text` and the variables among `env` that begin with `SEGUE__`.
+/// Checks `text` and the variables in `env` that begin with `SEGUE__`.
 ///
-/// `file_name` is only used in the places of problems. `hostname` names the roles that the file leaves without a name.
+/// `file_name` is used only in the places of problems. `hostname` is the name of roles that have none in the file.
 ///
 /// # Errors
 ///
-/// Every mistake of the text, of the variables and of the relations between settings, in the order of the file. After a
-/// mistake that leaves the rest of the file in doubt, such as a section header without its `]`, only the single
-/// values in front of it are judged.
+/// All mistakes of the text, of the variables and of the relations between settings, in the order of the file. After a
+/// mistake that leaves the rest of the file in doubt, such as a section header without its `]`, only the single values
+/// before it are checked.
 pub fn parse(
     file_name: &str,
     text: &str,
@@ -69,23 +72,22 @@ fn locate(
     Ok(Located { config, places: raw.values.into_iter().map(|(key, given)| (key, given.value_place)).collect(), file })
 }
 
-/// Reads the file at `path`, with this process's environment and this host's name, and checks it as [`parse`] does.
+/// Reads the file at `path`, with this process's environment and this host's name, and checks it like [`parse`].
 ///
 /// # Errors
 ///
-/// The file cannot be read or is not UTF-8, or it says something wrong.
+/// The file cannot be read, is not UTF-8, or contains mistakes.
 pub fn load(path: impl AsRef<Path>) -> Result<Located, LoadError> {
     let path = path.as_ref();
     let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
-    // Lossy, because a variable of ours that is not UTF-8 should be reported like any other bad value, and
-    // `std::env::vars` panics on a foreign one.
+    // Lossy: a variable of Segue that is not UTF-8 is reported like any other bad value, and `std::env::vars` would
+    // panic on an unrelated one.
     let env = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     Ok(locate(&path.display().to_string(), &text, env, &hostname())?)
 }
 
-/// A good configuration that knows where its values were written, for whoever finds fault with what they lead to, such
-/// as a file that is not there.
+/// A valid configuration with the places of its values, for later problems such as a file that does not exist.
 #[derive(Debug, Clone)]
 pub struct Located {
     /// The configuration.
@@ -95,23 +97,23 @@ pub struct Located {
 }
 
 impl Located {
-    /// Whether the file or a variable says anything of `key`.
+    /// Returns whether the file or a variable sets `key`.
     pub fn is_given(&self, key: &str) -> bool {
         self.places.contains_key(key)
     }
 
-    /// A problem of the value of `key`, which is a path such as `router.tls.cert`.
+    /// Returns a problem of the value of `key`, which is a path such as `router.tls.cert`.
     pub fn problem(&self, key: &str, fact: impl Into<String>, remedy: impl Into<String>) -> Problem {
         let place = self.places.get(key).unwrap_or(&self.file).clone();
         Problem::new(place, key, Wrong::new(fact, remedy))
     }
 
-    /// Where the value of `key` was written, or that it was not.
+    /// Returns where the value of `key` was written, or that it is the default.
     fn origin(&self, key: &str) -> String {
         self.places.get(key).map_or_else(|| format!("the default in {}", self.file()), ToString::to_string)
     }
 
-    /// The name of the file.
+    /// Returns the name of the file.
     fn file(&self) -> String {
         match &self.file {
             Place::File { file, .. } => file.to_string(),
@@ -119,7 +121,7 @@ impl Located {
         }
     }
 
-    /// The same, unless there are problems.
+    /// Returns the configuration, unless there are problems.
     ///
     /// # Errors
     ///
@@ -129,13 +131,13 @@ impl Located {
     }
 }
 
-/// The host's name; empty if there is none, which only matters to a role without a name of its own.
+/// Returns the host's name. Empty if there is none, which only matters to a role without a name of its own.
 fn hostname() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
     name.unwrap_or_default().trim().to_owned()
 }
 
-/// A duration as the file has them (`"250ms"`, `"10s"`, `"5m"`), for command lines.
+/// Parses a duration as in the file (`"250ms"`, `"10s"`, `"5m"`), for command lines.
 ///
 /// # Errors
 ///

@@ -1,13 +1,16 @@
-//! What the file and the variables say, as written.
+//! The file and the variables as written.
 //!
-//! For: every known key with its value and its place, and a problem for everything else: bad TOML, unknown keys, unknown
-//! variables, keys of the wrong shape. Not for: what a value means (`reader`) and whether values fit together
+//! For: every known key with its value and its place, and a problem for everything else: bad TOML, unknown keys,
+//! unknown variables, keys of the wrong shape. Not for: the meaning of a value (`reader`) and relations between values
 //! (`validate`).
 //!
-//! The document is walked instead of deserialized with serde, because serde ends at the first mistake.
+//! The document is traversed instead of deserialized with serde, because serde stops at the first mistake.
 //!
-//! What must stay true: each key of the file ends up either in the values or in a problem. A variable overrides a key but
-//! never starts a role: a setting meant for another process must not make this one, say, a pod.
+//! # Invariants
+//!
+//! * Each key of the file ends up either in the values or in a problem.
+//! * A variable overrides a key but never starts a role: a setting meant for another process must not turn this one
+//!   into a pod, for instance.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,9 +29,9 @@ pub(crate) enum Value {
     Float(f64),
     Boolean(bool),
     List(Vec<Value>),
-    /// Of no use to any key; with how to call it in a message.
+    /// A value of a type that no key has, with its name for messages.
     Other(String),
-    /// From a variable: text, or TOML where the key wants another type.
+    /// From a variable: text, or TOML where the key has another type.
     Variable(String),
 }
 
@@ -51,7 +54,7 @@ impl Value {
         }
     }
 
-    /// Reads TOML, as variables may hold it for a number or a list.
+    /// Reads TOML from a variable, for a number or a list.
     pub(crate) fn from_toml(text: &str) -> Option<Self> {
         DeValue::parse(text.trim()).ok().map(|value| Self::new(value.get_ref()))
     }
@@ -72,7 +75,7 @@ pub(crate) struct Section {
     pub(crate) is_empty: bool,
 }
 
-/// Everything known that was given.
+/// All known keys and sections that were given.
 #[derive(Debug)]
 pub(crate) struct Raw {
     pub(crate) keys: &'static Keys,
@@ -144,7 +147,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The line from which on the document is in doubt after this error; none if the parser is sure to have recovered.
+    /// Returns the line from which on the document is in doubt after this error. `None` if the parser is known to have
+    /// recovered.
     fn doubtful_after(&self, error: &toml::de::Error) -> Option<usize> {
         match (Syntax::of(error), self.lines.place(error.span().unwrap_or_default())) {
             (Syntax::Other, Place::File { line, .. }) => Some(line),
@@ -183,10 +187,10 @@ impl Walk<'_> {
     }
 }
 
-/// What kind of bad TOML it is.
+/// The kinds of bad TOML.
 #[derive(Debug, PartialEq)]
 enum Syntax {
-    /// A bare word where a string should be; the parser goes on as if it had quotes.
+    /// A bare word in place of a string; the parser continues as if it had quotes.
     Unquoted,
     /// A key given twice; the parser keeps the first.
     Duplicate,
@@ -195,7 +199,7 @@ enum Syntax {
 }
 
 impl Syntax {
-    /// The parser tells only by its words; a test notices if a new version of it chooses others.
+    /// Recognises the kind by the parser's message. A test notices if a new version of the parser changes it.
     fn of(error: &toml::de::Error) -> Self {
         match error.message() {
             "duplicate key" => Self::Duplicate,
@@ -224,18 +228,18 @@ fn syntax_problem(lines: &Lines<'_>, error: &toml::de::Error) -> Problem {
     Problem::new(place, "syntax", wrong)
 }
 
-/// `section.name`, the name quoted if it could not stand bare: a dot in it must not make it pass for a path.
+/// Returns `section.name`, with the name quoted unless it is a bare key: a dot in it must not make it look like a path.
 fn join(section: &str, name: &str) -> String {
     let is_bare = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
     let name = if is_bare { name.to_owned() } else { quoted(name) };
     if section.is_empty() { name } else { format!("{section}.{name}") }
 }
 
-/// Finds lines and columns.
+/// Converts positions to lines and columns.
 struct Lines<'a> {
     file: Arc<str>,
     text: &'a str,
-    /// Where each line begins, in bytes.
+    /// The start of each line, in bytes.
     starts: Vec<usize>,
 }
 

@@ -1,9 +1,12 @@
-//! Reads one key at a time as the type that the program wants.
+//! Reads one key at a time as the type that the program needs.
 //!
-//! For: value, or default, or a problem at the value's place; and the checks that two keys share. Not for: knowing keys.
+//! For: the value, or the default, or a problem at the value's place; and the checks that two keys share. Not for:
+//! knowing keys.
 //!
-//! What must stay true: a value that was refused stands as its default from then on, so that reading goes on and finds
-//! the other mistakes; no relation that it takes part in is reported. Such a value never leaves [`crate::parse`].
+//! # Invariants
+//!
+//! * A refused value is replaced by its default, so that reading continues and finds the other mistakes. No relation
+//!   that involves it is reported. Such a default never leaves [`crate::parse`].
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,8 +20,8 @@ use crate::keys;
 use crate::raw::{Raw, Value};
 use crate::units;
 
-/// The longest name: as long as a host's can be.
-const LONGEST_NAME: usize = 253;
+/// Longest name, in bytes: as long as a host's can be.
+const MAX_NAME_BYTES: usize = 253;
 
 pub(crate) struct Reader<'a> {
     raw: &'a Raw,
@@ -44,44 +47,44 @@ impl<'a> Reader<'a> {
         self.raw.values.contains_key(key)
     }
 
-    /// Whether the value was given and could not be read.
+    /// Returns whether the value was given and could not be read.
     pub(crate) fn is_refused(&self, key: &str) -> bool {
         self.refused.contains(key)
     }
 
-    /// Whether anything stands in `section`, from the file or from variables; with its place.
+    /// Returns the place of `section`, or of a key in it, if the file or a variable contains one.
     pub(crate) fn anything_in(&self, section: &str) -> Option<Place> {
         let header = self.raw.sections.get(section).map(|section| section.place.clone());
         let value = || self.raw.values.iter().find(|(key, _)| keys::within(key, section).is_some());
         header.or_else(|| value().map(|(_, given)| given.key_place.clone()))
     }
 
-    /// The place of a section that the file has with nothing in it.
+    /// Returns the place of an empty section of the file.
     pub(crate) fn empty_section(&self, section: &str) -> Option<Place> {
         let section = self.raw.sections.get(section)?;
         section.is_empty.then(|| section.place.clone())
     }
 
-    /// Where a key was written, for the text of a problem.
+    /// Returns where a key was written, for the text of a problem.
     pub(crate) fn origin(&self, key: &str) -> String {
         self.raw.values.get(key).map_or("the default".to_owned(), |given| given.key_place.to_string())
     }
 
-    /// A problem of the key itself.
+    /// Reports a problem of the key itself.
     pub(crate) fn report_key(&mut self, key: &'static str, wrong: Wrong) {
         let place = self.raw.values.get(key).map(|given| given.key_place.clone());
         self.report(place, key, wrong);
     }
 
-    /// A problem of the key's value.
+    /// Reports a problem of the key's value.
     pub(crate) fn report_value(&mut self, key: &'static str, wrong: Wrong) {
         let place = self.raw.values.get(key).map(|given| given.value_place.clone());
         self.report(place, key, wrong);
     }
 
-    /// A problem at `place`, or at the section of `key`, or at the file's beginning.
+    /// Reports a problem at `place`, or else at the section of `key`, or else at the start of the file.
     ///
-    /// Dropped if a part of the file was not understood: what seems to be missing may stand there.
+    /// The problem is dropped if a part of the file was not understood: a key that seems to be missing may be there.
     pub(crate) fn report(&mut self, place: Option<Place>, key: &str, wrong: Wrong) {
         if self.raw.doubtful_from.is_some() {
             return;
@@ -95,7 +98,7 @@ impl<'a> Reader<'a> {
         self.problems.push(Problem::new(place, key, wrong));
     }
 
-    /// The value of `key` as `parse` understands it; none if it is absent or refused.
+    /// Returns the value of `key` as `parse` reads it. `None` if it is absent or refused.
     pub(crate) fn read<T>(&mut self, key: &'static str, parse: impl FnOnce(&Value) -> Result<T, Wrong>) -> Option<T> {
         debug_assert!(self.raw.keys.known(key).is_some(), "{key} is missing in the table of keys");
         let given = self.raw.values.get(key)?;
@@ -124,7 +127,7 @@ impl<'a> Reader<'a> {
         self.read(key, duration).unwrap_or(default)
     }
 
-    /// etcd grants whole seconds, and a second alone leaves no room to renew in.
+    /// Returns the TTL of a lease. etcd grants whole seconds, and a single second leaves no time to renew.
     pub(crate) fn lease(&mut self, key: &'static str, default: Duration) -> Duration {
         let read = self.read(key, |value| match duration(value)? {
             ttl if ttl < Duration::from_secs(2) => Err(Wrong::new(
@@ -145,7 +148,7 @@ impl<'a> Reader<'a> {
         self.size_if_given(key).unwrap_or(default)
     }
 
-    /// A size above zero; none by default.
+    /// Returns a size above zero; `None` by default.
     pub(crate) fn size_if_given(&mut self, key: &'static str) -> Option<usize> {
         self.read(key, |value| match size(value)? {
             0 => Err(Wrong::new("zero", "expected more than that")),
@@ -157,7 +160,7 @@ impl<'a> Reader<'a> {
         self.read(key, size).unwrap_or(default)
     }
 
-    /// A whole number within `range`.
+    /// Returns a whole number within `range`.
     pub(crate) fn integer<T: TryFrom<i64>>(&mut self, key: &'static str, range: RangeInclusive<i64>, default: T) -> T {
         let expected = match (range.start(), range.end()) {
             (start, &i64::MAX) => format!("expected a whole number of at least {start}"),
@@ -175,7 +178,7 @@ impl<'a> Reader<'a> {
         read.unwrap_or(default)
     }
 
-    /// A finite number above zero.
+    /// Returns a finite number above zero.
     pub(crate) fn weight(&mut self, key: &'static str, default: f64) -> f64 {
         let read = self.read(key, |value| {
             #[allow(clippy::cast_precision_loss, reason = "a weight of 2^53 is as good as its neighbour")]
@@ -191,7 +194,7 @@ impl<'a> Reader<'a> {
         read.unwrap_or(default)
     }
 
-    /// One of the names in `choices`.
+    /// Returns one of `choices`, by its name.
     pub(crate) fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)], default: T) -> T {
         self.read(key, |value| choice(value, choices)).unwrap_or(default)
     }
@@ -220,7 +223,7 @@ impl<'a> Reader<'a> {
         read.unwrap_or(default)
     }
 
-    /// Text that is not empty.
+    /// Returns text that is not empty.
     pub(crate) fn text(&mut self, key: &'static str) -> Option<String> {
         const EXPECTED: &str = "expected text that is not empty";
         self.read(key, |value| match text(value, EXPECTED)? {
@@ -229,12 +232,12 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A name that becomes part of keys in the store.
+    /// Returns a name that becomes part of keys in the store.
     pub(crate) fn name(&mut self, key: &'static str) -> Option<String> {
         self.read(key, |value| name(text(value, EXPECTED_NAME)?))
     }
 
-    /// A role's name: given, or the host's.
+    /// Returns a role's name: the given one, or the host's.
     pub(crate) fn role_name(&mut self, key: &'static str) -> String {
         if self.is_given(key) {
             return self.name(key).unwrap_or_default();
@@ -255,8 +258,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// `low` must not exceed `high`, or, if `strictly`, must stay below it. Points at the one that was given; at `low` if
-    /// both were.
+    /// Checks that `low` does not exceed `high` or, if `strictly`, is below it. The problem points at the one that was
+    /// given, or at `low` if both were.
     pub(crate) fn ordered<T: PartialOrd + Copy>(
         &mut self,
         (low_key, low): (&'static str, T),
@@ -285,7 +288,7 @@ const EXPECTED_NAME: &str = "expected letters, digits, '.', '_' and '-', 253 at 
 
 fn name(text: &str) -> Result<String, Wrong> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if text.is_empty() || text.len() > LONGEST_NAME || !text.chars().all(allowed) {
+    if text.is_empty() || text.len() > MAX_NAME_BYTES || !text.chars().all(allowed) {
         return Err(Wrong::new(format!("{} cannot be a name", quoted(text)), EXPECTED_NAME));
     }
     Ok(text.to_owned())
@@ -316,7 +319,7 @@ pub(crate) fn text<'v>(value: &'v Value, expected: &str) -> Result<&'v str, Wron
     }
 }
 
-/// The strings of a list; a variable may hold TOML or items between commas.
+/// Returns the strings of a list. A variable may contain TOML, or items separated by commas.
 pub(crate) fn list(value: &Value, expected: &str) -> Result<Vec<String>, Wrong> {
     let parsed = match value {
         Value::Variable(written) if !written.trim_start().starts_with('[') => {
@@ -343,7 +346,7 @@ fn without_unit(number: i64, unit: &str, expected: &str) -> Wrong {
     Wrong::new(format!("{number} has no unit"), expected).did_you_mean(near)
 }
 
-/// What a variable holds, for a key whose type is not text.
+/// Parses a variable's content, for a key whose type is not text.
 fn toml(value: &Value) -> Option<Value> {
     match value {
         Value::Variable(text) => Value::from_toml(text),
@@ -351,7 +354,7 @@ fn toml(value: &Value) -> Option<Value> {
     }
 }
 
-/// A value as a problem names it.
+/// Returns a value as a problem names it.
 fn show(value: &Value) -> String {
     match value {
         Value::Text(text) | Value::Variable(text) => quoted(text),

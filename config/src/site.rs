@@ -1,7 +1,7 @@
-//! Relations between the files of one site.
+//! Relations between the files of one deployment.
 //!
-//! For: relations between processes that each have a file of their own, which no process could find by itself. Files are
-//! of one site if they name the same prefix and keyspace. Not for: what one file must satisfy (`validate`).
+//! For: relations between processes with a file each, which no process could check by itself. Files belong together if
+//! they name the same prefix and keyspace. Not for: the rules of a single file (`validate`).
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use crate::units::show_duration;
 use crate::validated::{Coordinator, Pod, Router};
 use crate::{Located, Problem};
 
-/// The findings of a comparison.
+/// The result of a comparison.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Settings that cannot work together.
     pub problems: Vec<Problem>,
-    /// Settings that work together with a consequence that is hardly wanted.
+    /// Settings that work together with a probably unwanted consequence.
     pub warnings: Vec<Problem>,
 }
 
-/// Compares files, each of which is good by itself.
+/// Compares files, each of which is valid by itself.
 pub fn compare(files: &[Located]) -> Findings {
     let mut found = Findings::default();
     for (i, one) in files.iter().enumerate() {
@@ -49,7 +49,7 @@ fn are_one_site(one: &Located, other: &Located) -> bool {
     one.keyspace == other.keyspace && one.store.prefix == other.store.prefix
 }
 
-/// Where the header with the number stands makes no difference to what the number means.
+/// Returns whether both map alike. The name of the header with the number makes no difference.
 fn map_alike(one: &PartitionSource, other: &PartitionSource) -> bool {
     match (one, other) {
         (PartitionSource::Number { .. }, PartitionSource::Number { .. }) => true,
@@ -64,7 +64,7 @@ impl Findings {
         const MAX_WAIT: &str = "router.stash.max_wait";
         let (drain, phase) = (router.1.drain.timeout, coordinator.1.policy.phase_timeout);
         let (phase_text, its_origin) = (show_duration(phase), coordinator.0.origin(PHASE));
-        // Of one file this is a problem already.
+        // Within one file this is already a problem.
         if drain >= phase && !is_same_file {
             let fact = format!("{} is not below {PHASE}, which is {phase_text} ({its_origin})", show_duration(drain));
             self.problems.push(router.0.problem(DRAIN, fact, format!("expected less than {phase_text}")));
@@ -132,7 +132,7 @@ impl Findings {
         }
     }
 
-    /// Requests of one key would go to two partitions.
+    /// Checks that two routers map alike: otherwise requests of one key would go to two partitions.
     fn routers_agree(&mut self, one: &Located, other: &Located) {
         let (Some(first), Some(second)) = (&one.config.router, &other.config.router) else { return };
         if !map_alike(&first.partition, &second.partition) {

@@ -1,10 +1,13 @@
-//! Durations and sizes as people write them.
+//! Durations and sizes in text form.
 //!
-//! For: `"250ms"`, `"10s"`, `"5m"`, `"1h"`, and `"512B"`, `"64KiB"`, `"64MiB"`, `"1GiB"`, both ways. Not for: bounds that
-//! one key has and another has not.
+//! For: `"250ms"`, `"10s"`, `"5m"`, `"1h"`, and `"512B"`, `"64KiB"`, `"64MiB"`, `"1GiB"`, in both directions. Not for:
+//! the limits of single keys.
 //!
-//! What must stay true: one whole number and one unit, nothing else; what is shown parses to the same value. No duration
-//! is so long that adding it to a clock could overflow.
+//! # Invariants
+//!
+//! * The text is one whole number and one unit, nothing else.
+//! * The shown text parses to the same value.
+//! * No duration is so long that adding it to a clock could overflow.
 
 use std::time::Duration;
 
@@ -16,9 +19,9 @@ const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 
 /// A year: far above any sensible setting, far below what a clock can add.
-const LONGEST: u64 = 365 * 24 * HOUR;
+const MAX_MILLISECONDS: u64 = 365 * 24 * HOUR;
 
-/// Units with what others call them, in lower case; the smallest comes first.
+/// Units with their common other names, in lower case; the smallest comes first.
 type Units = [(&'static str, u64, &'static [&'static str])];
 
 const DURATIONS: &Units = &[
@@ -40,7 +43,7 @@ pub(crate) const EXPECTED_SIZE: &str = r#"expected a size such as "512B", "64KiB
 
 pub(crate) fn duration(text: &str) -> Result<Duration, Wrong> {
     match amount(text, DURATIONS, "a duration", EXPECTED_DURATION)? {
-        Some(millis) if millis <= LONGEST => Ok(Duration::from_millis(millis)),
+        Some(millis) if millis <= MAX_MILLISECONDS => Ok(Duration::from_millis(millis)),
         _ => Err(Wrong::new(format!("{} is too long", quoted(text)), "expected at most a year, \"8760h\"")),
     }
 }
@@ -51,17 +54,17 @@ pub(crate) fn size(text: &str) -> Result<usize, Wrong> {
     bytes.ok_or_else(|| Wrong::new(format!("{} is too large", quoted(text)), EXPECTED_SIZE))
 }
 
-/// A duration in the largest unit that divides it.
+/// Returns a duration in the largest unit that divides it.
 pub(crate) fn show_duration(duration: Duration) -> String {
     show(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), DURATIONS)
 }
 
-/// A size in the largest unit that divides it.
+/// Returns a size in the largest unit that divides it.
 pub(crate) fn show_size(bytes: usize) -> String {
     show(u64::try_from(bytes).unwrap_or(u64::MAX), SIZES)
 }
 
-/// The amount in the smallest unit; none if it does not fit.
+/// Returns the amount in the smallest unit. An error if it does not fit.
 fn amount(text: &str, units: &Units, what: &str, expected: &str) -> Result<Option<u64>, Wrong> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
@@ -123,7 +126,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_parses_to_the_same(millis in 0..=LONGEST, bytes: usize) {
+        fn what_is_shown_parses_to_the_same(millis in 0..=MAX_MILLISECONDS, bytes: usize) {
             let length = Duration::from_millis(millis);
             prop_assert_eq!(duration(&show_duration(length)), Ok(length));
             prop_assert_eq!(size(&show_size(bytes)), Ok(bytes));

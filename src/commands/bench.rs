@@ -1,4 +1,4 @@
-//! `segue bench`: the demo's load and its checks, against any URL.
+//! `segue bench`: the demo's load and checks, against any URL.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -78,6 +78,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let text = if args.json { report.to_json() } else { report.to_string() };
     writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
-    // The report has said what went wrong.
+    // The report has already said what went wrong.
     if report.sound { Ok(()) } else { Err(Failure::Told) }
 }

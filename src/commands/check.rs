@@ -1,4 +1,4 @@
-//! `segue check`: are configuration files good, by themselves and together?
+//! `segue check`: validates configuration files, each by itself and together.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub(super) fn check(args: &Args) -> Result<(), Failure> {
         let lines: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
         return Err(Failure::BadInput(lines.join("\n")));
     }
-    // One file is no site.
+    // A single file has nothing to be compared with.
     if files.len() > 1 {
         let mut out = std::io::stdout().lock();
         writeln!(out, "{}", assurance(&files)?).context("cannot write to standard output")?;
@@ -64,7 +64,7 @@ fn text(failure: Failure) -> Result<String, Failure> {
     }
 }
 
-/// How far the promise reaches with the pods of these files.
+/// Returns the guarantee that the pods of these files allow, in words.
 fn assurance(files: &[Located]) -> anyhow::Result<String> {
     let pods = files.iter().filter_map(|file| file.config.pod.as_ref());
     let capabilities = pods.map(capabilities).collect::<anyhow::Result<Vec<_>>>()?;

@@ -1,7 +1,7 @@
 //! `segue forget`: deletes a registration that does not end by itself.
 //!
-//! It is the operator's word that the process is gone and its work is over, which nothing here can check. A registration
-//! that stands with a lease needs no such word: it ends with the lease.
+//! With it the operator declares that the process is gone and its work is over, which cannot be checked here. A
+//! registration with a lease needs no such declaration: it ends with the lease.
 
 use std::io::Write as _;
 
@@ -41,7 +41,7 @@ enum Kind {
     Router,
 }
 
-/// A registration that is deleted, and the partitions that its pod owned.
+/// A deleted registration, and the partitions that its pod owned.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Forgotten {
     kind: Kind,
@@ -81,7 +81,7 @@ fn unreachable(error: StoreError) -> Failure {
     }
 }
 
-/// The key, when it was last written, and what its deletion means; or why it is not deleted.
+/// Returns the key, when it was last written, and the consequence of its deletion; or why it is not deleted.
 fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<(String, u64, Forgotten), String> {
     let (key, standing) = match kind {
         Kind::Pod => (view.keys().pod(name), view.pod_key(name)),

@@ -1,4 +1,4 @@
-//! The command line: one file per command, and what they share.
+//! The command line: one file per command, and their common parts.
 
 mod bench;
 mod check;
@@ -73,18 +73,18 @@ enum Command {
     },
 }
 
-/// Why a command did not succeed.
+/// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// What the user gave cannot be used; the text says where and what was expected.
+    /// The user's input cannot be used. The text says where, and what was expected.
     BadInput(String),
     /// The work failed.
     Work(anyhow::Error),
-    /// No process that could have done it was reached.
+    /// No process that could have done the work was reached.
     Unreachable(anyhow::Error),
-    /// The work failed, and the command has said so itself.
+    /// The work failed, and the command has already reported it.
     Told,
-    /// It ends with this code, and has said why.
+    /// The process exits with this code, and the reason has already been reported.
     Exit(ExitCode),
 }
 
@@ -112,12 +112,12 @@ impl Cli {
     }
 }
 
-/// A file's configuration; its problems are bad input.
+/// Returns the configuration of a file. Its problems are bad input.
 fn load(path: &std::path::Path) -> Result<Located, Failure> {
     segue_config::load(path).map_err(|error| Failure::BadInput(error.to_string()))
 }
 
-/// The same, with the certificates that it names.
+/// Returns the configuration of a file and the certificates that it names.
 fn load_with_certificates(path: &std::path::Path) -> Result<(Located, Certificates), Failure> {
     let located = load(path)?;
     match Certificates::load(&located) {
@@ -126,13 +126,13 @@ fn load_with_certificates(path: &std::path::Path) -> Result<(Located, Certificat
     }
 }
 
-/// The problems of a configuration as one text.
+/// Returns the problems of a configuration as one text.
 fn bad(located: Located, problems: Vec<Problem>) -> Failure {
     let errors = located.unless(problems).err();
     Failure::BadInput(errors.map(|errors| errors.to_string()).unwrap_or_default())
 }
 
-/// A runtime for commands that are not hot.
+/// Returns a runtime for commands that are not performance-critical.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.map_err(|error| Failure::Work(anyhow::Error::new(error).context("cannot start the runtime")))

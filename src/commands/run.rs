@@ -1,4 +1,4 @@
-//! `segue run`: starts the roles of a file, waits for a signal, ends them in the order that loses nothing.
+//! `segue run`: starts the roles of a file, waits for a signal, and ends the roles in the order that loses nothing.
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ async fn serve(
     args: &Args,
     level: &LevelHandle,
 ) -> anyhow::Result<u8> {
-    // What can be refused is refused before anything runs.
+    // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config).await?;
     let admin = match &config.admin {
         Some(section) => Some(Admin::bind(section.listen, startup.admin_listener())?),
@@ -137,7 +137,7 @@ async fn serve(
             None
         }
     };
-    // Also closes its duplicates of the sockets: as long as one is open, clients can connect.
+    // This also closes the duplicates of the sockets: clients can connect while one is open.
     match exit {
         None => hot_restart.shutdown(),
         Some(_) => {
@@ -146,7 +146,7 @@ async fn serve(
             end_admin.cancel();
         }
     }
-    // A pod hands over while routers and coordinator still run; a router is waited for until its last request is done.
+    // A pod hands over while routers and coordinator still run. A router is waited for until its last request is done.
     if let Some(pod) = pod {
         info!("handing partitions over");
         pod.stop(service.is_some()).await;
@@ -160,8 +160,8 @@ async fn serve(
     }
     end_admin.cancel();
     if let Some(admin) = admin {
-        // A client that leaves its question or its answer half-way is not waited for.
-        if let Ok(ended) = tokio::time::timeout(ADMIN_ENDS, admin).await {
+        // A client that stops in the middle of its request or response is not waited for.
+        if let Ok(ended) = tokio::time::timeout(ADMIN_END_TIMEOUT, admin).await {
             ended.context("the admin endpoint failed")??;
         }
     }
@@ -175,9 +175,9 @@ async fn serve(
 }
 
 /// How long the admin endpoint may take to end.
-const ADMIN_ENDS: Duration = Duration::from_secs(5);
+const ADMIN_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Lets clients in; where another process still serves them, once this one could.
+/// Starts to accept clients. If another process still serves them, waits until this one could.
 async fn let_in(
     router: JoiningRouter,
     startup: &mut Startup,
@@ -197,7 +197,7 @@ async fn let_in(
     }
 }
 
-/// Ends the process at the so-manyth signal from here on.
+/// Ends the process at the `number`th signal from now on.
 fn cut_off_at_signal(number: usize) {
     tokio::spawn(async move {
         let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
@@ -234,7 +234,7 @@ impl Signals {
         })
     }
 
-    /// Returns when the process is to end gracefully. A second signal then ends it at once.
+    /// Returns when the process has to end gracefully. A second signal then ends it at once.
     async fn ending(&mut self, args: &Args, level: &LevelHandle, certificates: &Watching) {
         loop {
             tokio::select! {
@@ -251,7 +251,7 @@ impl Signals {
     }
 }
 
-/// Takes over what can change in the file while running: the log level. A file that is not good changes nothing.
+/// Applies the changes of the file that are possible while running: the log level. An invalid file changes nothing.
 fn reload(args: &Args, level: &LevelHandle) {
     match segue_config::load(&args.config) {
         Ok(located) => {
@@ -284,7 +284,7 @@ fn start_logging(config: &Config) -> LevelHandle {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json().boxed(),
     };
-    // The filter is the innermost layer, so it also keeps libraries' chatter at its level.
+    // The filter is the innermost layer, so it also limits the logs of libraries.
     tracing_subscriber::registry().with(filter).with(layer).init();
     handle
 }

@@ -51,7 +51,7 @@ async fn show(args: &Args) -> Result<(), Failure> {
             view.apply(batch);
         }
         print(&view, args, true)?;
-        // More often nobody can read.
+        // Faster changes could not be read.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -62,7 +62,7 @@ fn print(view: &View, args: &Args, repaint: bool) -> anyhow::Result<()> {
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&overview)?)?;
     } else {
-        // Clear the screen and go to its top.
+        // Clears the screen and moves the cursor to its top.
         let clear = if repaint { "\x1b[2J\x1b[H" } else { "" };
         write!(out, "{clear}{overview}")?;
     }

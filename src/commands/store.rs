@@ -1,4 +1,4 @@
-//! Which store a command talks to: given by a configuration file, or by `--etcd` and `--keyspace`.
+//! The store that a command uses: given by a configuration file, or by `--etcd` and `--keyspace`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(super) struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// Connects; and which keyspace.
+    /// Connects to the store. Returns it and the keyspace.
     pub(super) async fn connect(&self) -> Result<(Arc<dyn Store>, Keyspace), Failure> {
         if let Some(path) = &self.config {
             let config = load(path)?.config;
@@ -62,7 +62,7 @@ impl StoreArgs {
     }
 }
 
-/// The store and the keyspace of a configuration.
+/// Returns the store and the keyspace of a configuration.
 pub(super) fn open(config: &segue_config::Config) -> anyhow::Result<(Arc<dyn Store>, Keyspace)> {
     let keys = Keyspace::new(&config.store.prefix, &config.keyspace);
     if config.store.kind == StoreKind::Memory {

@@ -1,11 +1,11 @@
-//! What a new process makes of what the old one offers: the name to register with, and the use of each socket.
+//! Decides how a new process uses what the old one offers: the name to register with, and the use of each socket.
 
 use std::net::SocketAddr;
 
 /// No configured name contains this, so the name of a new process never belongs to another router.
 const NEXT: &str = "~next";
 
-/// Returns the name to register with beside the old process: two routers of one name cannot be registered.
+/// Returns the name to register with beside the old process: two routers of the same name cannot be registered.
 pub(super) fn name(configured: &str, predecessor: &str) -> String {
     if predecessor == configured { format!("{configured}{NEXT}") } else { configured.to_owned() }
 }
@@ -17,8 +17,8 @@ pub(super) struct AdoptedSockets<T> {
     pub(super) admin: Option<T>,
 }
 
-/// Assigns sockets by the addresses of this process's configuration. A socket of an address that is no longer configured
-/// is dropped.
+/// Assigns sockets by the addresses of this process's configuration. A socket whose address is no longer configured is
+/// dropped.
 pub(super) fn adopt<T>(
     offered: impl IntoIterator<Item = (SocketAddr, T)>,
     router: SocketAddr,

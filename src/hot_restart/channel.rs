@@ -1,6 +1,7 @@
 //! The connection between the old and the new process: a Unix socket that carries messages, and sockets beside them.
 //!
 //! # Invariants
+//!
 //! * Only processes of this user and of root take part.
 //! * A partly read line survives when reading is cancelled.
 
@@ -19,9 +20,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::message::{MAX_LINE, Message};
+use super::message::{MAX_LINE_BYTES, Message};
 
-/// How long the other process may take for a step that needs no preparation.
+/// How long the other process may take for a step without preparation.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -54,7 +55,7 @@ impl Channel {
             .with_context(|| format!("process {} is gone", self.pid))
     }
 
-    /// Returns the next message, or `None` if the other process has closed the connection. Waits without a bound.
+    /// Returns the next message, or `None` if the other process has closed the connection. Waits without a limit.
     pub(super) async fn receive(&mut self) -> anyhow::Result<Option<Message>> {
         loop {
             // Byte by byte: a socket arrives with the byte after a line, and a plain read of that byte would lose it.
@@ -63,11 +64,11 @@ impl Channel {
                 Ok(byte) => self.partial.push(byte),
                 Err(_) => return Ok(None),
             }
-            ensure!(self.partial.len() < MAX_LINE, "process {} sent what is not a hot restart message", self.pid);
+            ensure!(self.partial.len() < MAX_LINE_BYTES, "process {} sent what is not a hot restart message", self.pid);
         }
     }
 
-    /// As [`receive`](Self::receive), for a message that is due at once.
+    /// Like [`receive`](Self::receive), for a message that is due at once.
     pub(super) async fn receive_soon(&mut self) -> anyhow::Result<Option<Message>> {
         timeout(STEP_TIMEOUT, self.receive()).await.with_context(|| format!("process {} sends nothing", self.pid))?
     }
@@ -92,8 +93,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives so many sockets, or `None` if the other process has closed the connection. An error if one of them does not
-    /// listen.
+    /// Receives this many sockets, or `None` if the other process has closed the connection. An error if one of them
+    /// does not listen.
     pub(super) async fn receive_sockets(&self, count: usize) -> anyhow::Result<Option<Vec<TcpListener>>> {
         let all = async {
             let mut sockets = Vec::new();

@@ -1,7 +1,7 @@
 //! The messages of a hot restart, one line of JSON each.
 //!
-//! Every line carries the protocol version, so an incompatible process is told apart from garbage. The sockets are not
-//! here: they follow an [`Offer`](Message::Offer) as ancillary data.
+//! Every line carries the protocol version, so that an incompatible process can be distinguished from garbage. The
+//! sockets are not here: they follow an [`Offer`](Message::Offer) as ancillary data.
 
 use anyhow::{bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 /// The version of the protocol. A change in the meaning of any message increments it.
 const VERSION: u32 = 1;
 /// The longest line that is accepted, in bytes.
-pub(super) const MAX_LINE: usize = 4 << 10;
+pub(super) const MAX_LINE_BYTES: usize = 4 << 10;
 
-/// In the order in which they are sent.
+/// The messages, in the order in which they are sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(super) enum Message {
-    /// New process: asks for the sockets. It is ready within this time or gives up.
+    /// New process: requests the sockets. It becomes ready within this time or gives up.
     Hello { patience_ms: u64 },
-    /// Old process: so many sockets follow. The name is that of its registration.
+    /// Old process: this many sockets follow. The name is that of its registration.
     Offer { name: String, sockets: usize },
     /// New process: accepts from now on.
     Ready,
-    /// Old process: accepts no longer.
+    /// Old process: no longer accepts.
     Leaving,
     /// Old process: its last request is done and its registration gone.
     Ended,

@@ -12,9 +12,10 @@
 //! ```
 //!
 //! # Invariants
+//!
 //! * Until `ready` the old process serves as if nothing had happened, whatever the new one does.
-//! * After `ready` the new process serves, whatever becomes of the old one.
-//! * One hot restart at a time, and every wait has a bound.
+//! * After `ready` the new process serves, whatever happens to the old one.
+//! * There is one hot restart at a time, and every wait is bounded.
 //!
 //! Elsewhere: how a server drains (`segue_proxy::server`), and in which order roles start and end (`commands::run`).
 
@@ -43,16 +44,16 @@ use crate::metrics::HotRestartMetrics;
 
 pub use self::server::{Exit, Server, Successor};
 
-/// How often the running process may vanish just as it is asked.
+/// Most attempts to reach a running process that vanishes just as it is asked.
 const MAX_ATTEMPTS: usize = 20;
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// How long the store may take, beyond the leases that have to end, before a new process gives up.
 const STORE_MARGIN: Duration = Duration::from_secs(20);
 
-/// A process that starts, perhaps as the successor of a running one.
+/// A starting process, possibly the successor of a running one.
 #[derive(Debug)]
 pub struct Startup {
-    /// `None`: this process takes part in no hot restart.
+    /// `None` if this process takes part in no hot restart.
     path: Option<PathBuf>,
     /// How long this process may take to become ready.
     patience: Duration,
@@ -60,13 +61,13 @@ pub struct Startup {
     predecessor: Option<Channel>,
     socket: Option<SocketPath>,
     listeners: AdoptedSockets<TcpListener>,
-    /// What `/status` shows.
+    /// The text in `/status`.
     status: watch::Sender<Option<String>>,
 }
 
 impl Startup {
-    /// Looks for a running process. If there is one, receives its sockets and gives the router of the configuration a name
-    /// that can be registered beside it.
+    /// Looks for a running process. If there is one, receives its sockets and gives the router of the configuration a
+    /// name that can be registered beside it.
     pub async fn begin(config: &mut Config) -> anyhow::Result<Self> {
         let admin = config.admin.as_ref().map(|admin| admin.listen);
         let mut startup = Startup {
@@ -113,8 +114,8 @@ impl Startup {
         self.listeners.admin.take()
     }
 
-    /// Opens the socket through which this process can be asked, unless its predecessor still has it. To be called once the
-    /// addresses are bound: the process that has those also owns the path.
+    /// Opens the socket for hot restarts of this process, unless its predecessor still has it. Must be called once the
+    /// addresses are bound: the process that has them also owns the path.
     pub fn open_socket(&mut self) -> anyhow::Result<()> {
         if let (Some(path), None) = (&self.path, &self.predecessor) {
             self.socket = Some(SocketPath::claim(path)?);
@@ -122,19 +123,19 @@ impl Startup {
         Ok(())
     }
 
-    /// Returns what `/status` shows of the hot restart.
+    /// Returns the text about the hot restart in `/status`.
     pub fn status(&self) -> watch::Receiver<Option<String>> {
         self.status.subscribe()
     }
 
-    /// Waits, if another process still serves, until this one is ready to. After an error it must not serve.
+    /// Waits until this process is ready, if another one still serves. After an error it must not serve.
     pub async fn until(&mut self, ready: impl Future<Output = ()>) -> anyhow::Result<()> {
         let Some(predecessor) = &mut self.predecessor else { return Ok(()) };
         let pid = predecessor.pid;
         tokio::select! {
             biased;
             message = predecessor.receive() => match message? {
-                // Nobody serves: clients had better wait in this router's stash than in the kernel.
+                // No process serves: clients had better wait in this router's stash than in the kernel.
                 None => {
                     info!(pid, "hot restart: the old process is gone; starting without it");
                     self.predecessor = None;
@@ -151,7 +152,7 @@ impl Startup {
         }
     }
 
-    /// Announces that this process accepts. From here on another process can take over `sockets` from it.
+    /// Announces that this process accepts. From now on another process can take over `sockets` from it.
     pub async fn serving(mut self, sockets: Vec<TcpListener>, metrics: HotRestartMetrics) -> Server {
         if let Some(predecessor) = &mut self.predecessor {
             metrics.taken();
@@ -163,7 +164,7 @@ impl Startup {
     }
 }
 
-/// What a running process offers.
+/// The offer of a running process.
 struct Offer {
     channel: Channel,
     name: String,
@@ -188,7 +189,7 @@ async fn request_sockets(path: &Path, patience: Duration) -> anyhow::Result<Opti
             Some(other) => bail!("cannot take over from process {pid}, which sent {other:?} out of turn"),
             None => {}
         }
-        // It has just ended, or has just been replaced.
+        // The process has just ended, or has just been replaced.
         tokio::time::sleep(RETRY_DELAY).await;
     }
     bail!("cannot take over: the process at {} closes every connection", path.display())

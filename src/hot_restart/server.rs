@@ -1,8 +1,9 @@
-//! A serving process, its predecessor while that finishes, and the processes that ask to take over from it.
+//! A serving process, its predecessor while that finishes, and the processes that ask to take over.
 //!
 //! # Invariants
+//!
 //! * Its socket is at the path only once no other process can be asked there.
-//! * Whatever a new process sends or fails to send before `ready` costs no more than a line in the log.
+//! * Nothing that a new process sends or fails to send before `ready` costs more than a log line.
 
 use std::future::Future;
 use std::net::TcpListener;
@@ -44,9 +45,9 @@ pub struct Successor {
 }
 
 impl Successor {
-    /// Tells it that this process is done.
+    /// Tells the successor that this process is done.
     pub async fn ended(mut self) {
-        // If it is gone, nobody needs to know.
+        // A successor that is gone need not be told.
         let _ = self.channel.send(&Message::Ended).await;
     }
 }
@@ -55,7 +56,7 @@ type Preparing = Pin<Box<dyn Future<Output = anyhow::Result<Successor>> + Send>>
 
 /// The hot restart side of a serving process.
 pub struct Server {
-    /// `None`: no process can take over from this one.
+    /// `None` if no process can take over from this one.
     path: Option<PathBuf>,
     name: String,
     /// `None` while the predecessor has it.
@@ -77,12 +78,12 @@ impl std::fmt::Debug for Server {
 impl Server {
     pub(super) fn new(startup: Startup, listeners: Vec<TcpListener>, metrics: HotRestartMetrics) -> Self {
         let Startup { path, name, socket, predecessor, status, .. } = startup;
-        // Listeners that nobody can ask for would only have to be closed in time.
+        // Listeners that no process can ask for would only have to be closed in time.
         let listeners = Arc::new(if path.is_some() { listeners } else { Vec::new() });
         Server { path, name, socket, predecessor, listeners, preparing: None, status, metrics }
     }
 
-    /// Answers other processes until this one has to leave. May be cancelled and called again.
+    /// Responds to other processes until this one has to leave. Cancel-safe: it may be called again.
     pub async fn run(&mut self) -> Exit {
         loop {
             tokio::select! {
@@ -95,7 +96,7 @@ impl Server {
                     Ok(channel) => self.on_request(channel),
                     Err(error) => {
                         warn!("hot restart: cannot accept a connection; retrying: {error:#}");
-                        // No file descriptors left, perhaps: that does not change at once.
+                        // The cause may be a lack of file descriptors, which does not change at once.
                         tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                     }
                 },
@@ -119,9 +120,9 @@ impl Server {
         }
     }
 
-    /// Ends without a successor. A process that prepares to take over learns of it, and starts alone.
+    /// Ends without a successor. A process that is preparing to take over notices, and starts alone.
     pub fn shutdown(self) {
-        // Before the new process learns of the end, because it then puts its own socket there.
+        // Released before the new process learns of the end, because it then puts its own socket there.
         if let Some(socket) = self.socket {
             socket.release();
         }
@@ -151,7 +152,7 @@ impl Server {
         }
     }
 
-    /// Returns the reason if this process must not go on.
+    /// Returns the reason if this process must not continue.
     fn on_predecessor(&mut self, message: anyhow::Result<Option<Message>>) -> Option<String> {
         let pid = self.predecessor.as_ref().map_or(0, |predecessor| predecessor.pid);
         match message {
@@ -209,7 +210,8 @@ async fn prepare(mut channel: Channel, name: String, sockets: Arc<Vec<TcpListene
     let pid = channel.pid;
     let refused = match offer(&mut channel, name, &sockets).await {
         Ok(()) => {
-            // If the new process has died since, what it accepted is lost with it, but this process still accepts.
+            // If the new process has died since, the connections that it accepted are lost with it, but this process
+            // still accepts.
             channel.send(&Message::Leaving).await?;
             return Ok(Successor { channel });
         }

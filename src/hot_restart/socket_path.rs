@@ -1,6 +1,7 @@
 //! The Unix socket through which a running process can be asked for a hot restart.
 //!
 //! # Invariants
+//!
 //! * The file belongs to one process, and a process removes only its own.
 //! * Only the user of the process can connect to it, at any moment.
 //! * It is replaced in one step, so there is always a process that can be asked.
@@ -18,7 +19,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::channel::Channel;
 
-/// New processes that may wait to be accepted.
+/// Most new processes that wait to be accepted.
 const BACKLOG: i32 = 16;
 
 /// This process's socket, at its path.
@@ -48,7 +49,7 @@ impl SocketPath {
         // Linux creates the file with the mode of the socket, so it never has another one.
         fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         bind(&socket, &SocketAddrUnix::new(&temporary)?)?;
-        // Nobody can connect before it listens, and nobody finds it before it is renamed.
+        // The socket cannot be connected to before it listens, nor found before it is renamed.
         let placed = || -> anyhow::Result<Self> {
             let mode = fs::symlink_metadata(&temporary)?.mode();
             ensure!(mode & 0o077 == 0, "other users could connect to it: its mode is {:o}", mode & 0o777);
@@ -75,7 +76,8 @@ impl SocketPath {
     }
 }
 
-/// Connects to the running process, or returns `None` if no process listens: there is no file, or a crash left it behind.
+/// Connects to the running process, or returns `None` if no process listens: there is no file, or a crash left it
+/// behind.
 pub(super) async fn connect(path: &Path) -> anyhow::Result<Option<Channel>> {
     ensure_free_or_socket(path)?;
     match UnixStream::connect(path).await {
@@ -100,8 +102,8 @@ fn ensure_free_or_socket(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Refuses a folder whose owner could replace the socket. Others who may write to it can only get in the way, because both
-/// sides of a hot restart ask the kernel who the other one is.
+/// Refuses a folder whose owner could replace the socket. Other users who may write to it can only interfere, because
+/// both sides of a hot restart ask the kernel for the identity of the other.
 fn ensure_folder_is_trusted(path: &Path) -> anyhow::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // A missing folder fails later, with an error of its own.

@@ -1,4 +1,4 @@
-//! The protocol, where real processes would take too long to show it: bounds, and messages out of turn.
+//! The protocol where real processes would take too long to show it: limits, and messages out of turn.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ async fn a_new_process_that_falls_silent_is_given_up_and_the_next_one_gets_the_s
         }
     };
     assert_eq!(tokio::join!(new_processes, old_process).0, Some(Message::Ended));
-    // Its successor puts its own there.
+    // Its successor puts its own socket there.
     drop(server);
     assert!(path.exists());
 }

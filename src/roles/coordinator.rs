@@ -1,4 +1,4 @@
-//! The coordinator's role: the shell of `segue-coordination` with its metrics and its face at the admin endpoint.
+//! The coordinator's role: the shell of `segue-coordination` with its metrics and its part of the admin endpoint.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct CoordinatorRole {
 }
 
 impl CoordinatorRole {
-    /// Starts it.
+    /// Starts the coordinator.
     pub fn start(
         store: Arc<dyn Store>,
         keys: Keyspace,
@@ -44,7 +44,7 @@ impl CoordinatorRole {
         CoordinatorRole { status, shutdown, task }
     }
 
-    /// What the admin endpoint shows of it.
+    /// Returns the coordinator's part of the admin endpoint.
     pub fn part(&self) -> Arc<dyn Part> {
         Arc::new(CoordinatorPart { status: self.status.clone() })
     }
@@ -52,7 +52,7 @@ impl CoordinatorRole {
     /// Resigns and ends.
     pub async fn stop(self) {
         self.shutdown.cancel();
-        // It ends by itself now; a panic in it has been reported by the runtime.
+        // The task ends by itself now. The runtime has reported any panic in it.
         let _ = self.task.await;
     }
 }
@@ -67,7 +67,7 @@ impl Part for CoordinatorPart {
     }
 
     fn ready(&self) -> Result<(), String> {
-        // A standby is ready: it waits for its turn.
+        // A standby is ready: it waits for its election.
         self.status.borrow().not_ready.clone().map_or(Ok(()), Err)
     }
 

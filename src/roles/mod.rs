@@ -1,4 +1,4 @@
-//! The roles that a process can have, each joined from its parts: what `segue run` starts and the admin endpoint shows.
+//! The roles of a process, each assembled from its parts: `segue run` starts them and the admin endpoint shows them.
 
 pub mod coordinator;
 pub mod pod;

@@ -1,4 +1,4 @@
-//! The router's role: the server and its table, and the shell of `segue-coordination` that moves them.
+//! The router's role: the server and its table, and the shell of `segue-coordination` that controls them.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::admin::Part;
 use crate::certificates::Certificates;
 use crate::metrics::{ResyncMetrics, RouterMetrics};
 
-/// A router that has its sockets and does not run yet.
+/// A router with bound sockets that does not run yet.
 #[derive(Debug)]
 pub struct BoundRouter {
     server: Server,
@@ -39,7 +39,7 @@ pub struct BoundRouter {
     pods: Option<ClientTls>,
 }
 
-/// A router that takes part and has no clients yet.
+/// A router that takes part in the protocol and has no clients yet.
 #[derive(Debug)]
 pub struct JoiningRouter {
     server: Server,
@@ -59,7 +59,7 @@ pub struct RouterRole {
     drain_timeout: Duration,
 }
 
-/// Its side of the protocol.
+/// The router's side of the protocol.
 #[derive(Debug)]
 struct Control {
     shutdown: CancellationToken,
@@ -70,14 +70,14 @@ impl Control {
     /// Deregisters.
     async fn end(self) {
         self.shutdown.cancel();
-        // It ends by itself now; a panic in it has been reported by the runtime.
+        // The task ends by itself now. The runtime has reported any panic in it.
         let _ = self.shell.await;
     }
 }
 
 impl BoundRouter {
-    /// Binds the address that clients connect to, or takes over listeners that have it. `admin`: where others reach this
-    /// process's admin endpoint.
+    /// Binds the address that clients connect to, or adopts listeners that have it. `admin` is the address that others
+    /// use for this process's admin endpoint.
     pub fn bind(
         section: &config::Router,
         admin: Option<String>,
@@ -97,12 +97,12 @@ impl BoundRouter {
         })
     }
 
-    /// Its listeners once more, for a process that is to take them over.
+    /// Returns duplicates of the listeners, for a process that takes them over.
     pub fn duplicates(&self) -> std::io::Result<Vec<TcpListener>> {
         self.server.duplicates()
     }
 
-    /// Starts its side of the protocol. `hot_restart`: what its status says of one.
+    /// Starts the router's side of the protocol. `hot_restart` is the text about a hot restart in its status.
     pub fn start(
         self,
         store: Arc<dyn Store>,
@@ -146,19 +146,19 @@ impl BoundRouter {
 }
 
 impl JoiningRouter {
-    /// Waits until it could serve: it is registered, has seen the keyspace since, and its routes are open.
+    /// Waits until the router could serve: it is registered, has seen the keyspace since, and its routes are open.
     pub async fn ready(&self) {
         while self.part.ready().is_err() {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 
-    /// Why it could not serve now.
+    /// Returns why the router could not serve now.
     pub fn not_ready(&self) -> Option<String> {
         self.part.ready().err()
     }
 
-    /// Lets clients in. What comes before it is ready waits.
+    /// Accepts clients. Requests that arrive before the router is ready wait.
     pub async fn accept(self) -> anyhow::Result<RouterRole> {
         match self.server.start(&self.forward, &self.part.table, &self.forwarded) {
             Ok(server) => {
@@ -171,32 +171,32 @@ impl JoiningRouter {
         }
     }
 
-    /// Takes no part any more.
+    /// Ends without having served.
     pub async fn give_up(self) {
         self.control.end().await;
     }
 }
 
-/// How often it is looked whether a router could serve.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// Time between two checks whether a router could serve.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Who serves its clients from now on.
+/// The process that serves the router's clients from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leaving {
-    /// Nobody: connections on which nothing is asked are closed.
+    /// None: idle connections are closed.
     Ends,
-    /// Another process, which has the listeners: nobody is sent there before his next answer.
+    /// Another process, which has the listeners: a connection is closed with its next response, not before.
     Replaced,
 }
 
 impl RouterRole {
-    /// What the admin endpoint shows of it.
+    /// Returns the router's part of the admin endpoint.
     pub fn part(&self) -> Arc<dyn Part> {
         self.part.clone()
     }
 
-    /// Stops accepting, lets what is under way end, refuses what still waits, and only then deregisters: until the last
-    /// request is done, handoffs must wait for this router.
+    /// Stops accepting, finishes the requests in progress, refuses those that are still held, and only then
+    /// deregisters. Handoffs must wait for this router until its last request is done.
     pub async fn stop(self, leaving: Leaving) {
         let deadline = Instant::now() + self.drain_timeout;
         let table = self.part.table.clone();

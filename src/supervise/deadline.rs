@@ -1,7 +1,7 @@
-//! The time by which a service must be dead, on the clock that runs on while the machine is suspended.
+//! The time by which a service must be dead, on the clock that includes suspended time.
 //!
-//! Tokio's timers stand still during a suspension, and a descriptor can be registered with its reactor only by unsafe code
-//! or by a deprecated call. A thread blocks on the timer instead.
+//! Tokio's timers stop during a suspension, and registering a descriptor with its reactor requires unsafe code or a
+//! deprecated call. A thread blocks on the timer instead.
 
 use std::io;
 use std::sync::Arc;
@@ -18,25 +18,25 @@ use tokio::sync::oneshot;
 #[derive(Debug)]
 pub(super) struct Deadline(Arc<OwnedFd>);
 
-/// The end of a [`Deadline`].
+/// The notification that a [`Deadline`] has passed.
 #[derive(Debug)]
 pub(super) struct Passed(oneshot::Receiver<()>);
 
 impl Deadline {
-    /// A deadline, and what tells that it has passed.
+    /// Returns a deadline and the notification that it has passed.
     pub(super) fn new() -> io::Result<(Deadline, Passed)> {
         let timer = Arc::new(timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?);
         let (passed, is_passed) = oneshot::channel();
         let blocks = timer.clone();
         thread::Builder::new().name("deadline".to_owned()).spawn(move || {
-            // Returns when the timer expires. A timer that cannot be read has to count as one that has expired.
+            // Returns when the timer expires. A timer that cannot be read has to count as expired.
             let _ = retry_on_intr(|| read(&*blocks, &mut [0; size_of::<u64>()]));
             let _ = passed.send(());
         })?;
         Ok((Deadline(timer), Passed(is_passed)))
     }
 
-    /// Moves it to `millis` of `CLOCK_BOOTTIME`.
+    /// Moves the deadline to `millis` of `CLOCK_BOOTTIME`.
     pub(super) fn set(&self, millis: u64) -> io::Result<()> {
         // Zero would disarm the timer.
         let millis = millis.max(1);

@@ -1,4 +1,4 @@
-//! The end of all descendants of a process that is their subreaper: orphans become its children instead of `init`'s.
+//! Ends all descendants of a subreaper process. Orphans among them become children of the subreaper instead of `init`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait, waitpid};
 
-/// How long killed processes may take to be gone before they are looked for again.
-pub(super) const AGAIN: Duration = Duration::from_millis(2);
+/// Pause before killed processes are looked for again.
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(2);
 
-/// From here on orphaned descendants become children of this process.
+/// Makes this process the parent of orphaned descendants from now on.
 pub(super) fn adopt() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Reaps the children that have ended and tells `of` each. Returns whether any child is left.
+/// Reaps the children that have ended and passes each to `of`. Returns whether any child is left.
 pub(super) fn reap(mut of: impl FnMut(Pid, WaitStatus)) -> bool {
     loop {
         match wait(WaitOptions::NOHANG) {
@@ -50,7 +50,7 @@ pub(super) async fn kill_all(mut of: impl FnMut(Pid, WaitStatus)) {
         if !reap(&mut of) {
             return;
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_PAUSE).await;
     }
 }
 
@@ -74,7 +74,7 @@ fn descendants(of: i32) -> BTreeSet<i32> {
     found
 }
 
-/// The parent in `/proc/PID/stat`: the second word behind the name, which stands in parentheses and may hold any.
+/// Returns the parent in `/proc/PID/stat`: the second word after the name, which is in parentheses and may contain any.
 fn parent(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! The sidecar's end of supervision: starts the service, prolongs its deadline, ends it.
+//! The sidecar's side of supervision: it starts the service, extends its deadline, and ends it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
@@ -20,18 +20,18 @@ use super::descendants;
 use crate::files;
 
 /// How long a supervisor may take to kill a service before its sidecar does.
-const KILL_WITHIN: Duration = Duration::from_secs(1);
-/// The code of a service that was killed.
-const KILLED: u8 = 128 + 9;
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The exit code of a killed service.
+const KILLED_CODE: u8 = 128 + 9;
 
-/// The end of a service that was not asked to end.
+/// The unrequested end of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Its exit code, as shells say it.
+    /// The exit code, as shells report it.
     pub code: u8,
 }
 
-/// A supervised service, which may be started again and again.
+/// A supervised service, which may be started repeatedly.
 #[derive(Debug)]
 pub struct Supervisor {
     command: Vec<String>,
@@ -46,20 +46,20 @@ struct Running {
     process: Child,
 }
 
-/// The state of the service, as far as it is known.
+/// The known state of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Not started, or killed on purpose.
     Stopped,
     Runs,
-    /// It ended by itself.
+    /// Ended by itself.
     Ended(u8),
 }
 
 impl Supervisor {
-    /// The supervisor of a service that runs `command`. It is started by [`start`](Self::start).
+    /// Returns the supervisor of a service that runs `command`. [`start`](Self::start) starts it.
     pub fn new(command: Vec<String>) -> anyhow::Result<Self> {
-        // The descendants of a supervisor that dies fall to this process.
+        // The descendants of a dead supervisor become children of this process.
         descendants::adopt().context("cannot become the subreaper of the service")?;
         Ok(Supervisor {
             command,
@@ -69,7 +69,7 @@ impl Supervisor {
         })
     }
 
-    /// Starts the service, unless it runs. One that has ended by itself is not started again.
+    /// Starts the service, unless it runs. A service that has ended by itself is not started again.
     pub async fn start(self: &std::sync::Arc<Self>) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
         if *self.state.borrow() != State::Stopped {
@@ -111,7 +111,7 @@ impl Supervisor {
         self.order(&format!("signal {number}\n"));
     }
 
-    /// Returns once the service does not run.
+    /// Returns once the service is not running.
     pub async fn stopped(&self) {
         let _ = self.state.subscribe().wait_for(|state| *state != State::Runs).await;
     }
@@ -127,7 +127,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends the service: asks it to until `by`, then kills it. Returns once all its processes are dead.
+    /// Ends the service: asks it to end until `by`, then kills it. Returns once all its processes are dead.
     pub async fn end(&self, by: Instant) {
         if *self.state.borrow() == State::Runs && by > Instant::now() {
             self.signal(rustix::process::Signal::TERM.as_raw());
@@ -137,7 +137,7 @@ impl Supervisor {
             return;
         }
         self.order("kill\n");
-        if timeout(KILL_WITHIN, self.stopped()).await.is_err() {
+        if timeout(KILL_TIMEOUT, self.stopped()).await.is_err() {
             error!("the service's supervisor does not answer: killing it and the service");
             let mut running = self.running.lock().await;
             kill_descendants().await;
@@ -146,34 +146,34 @@ impl Supervisor {
         }
     }
 
-    /// The supervisor with this process id has said its last word, or is gone without one.
+    /// Handles the last message of the supervisor with this process id, or its end without one.
     async fn ended_with(&self, id: u32, answer: Option<&str>) {
         let mut running = self.running.lock().await;
-        // It may have been killed and succeeded by another one meanwhile.
+        // The supervisor may have been killed and replaced by another one meanwhile.
         let Some(Running { mut process }) = running.take_if(|running| running.process.id() == id) else { return };
         let state = match answer {
             Some("killed") => State::Stopped,
             Some(answer) => {
-                let code = answer.strip_prefix("ended ").and_then(|code| code.parse().ok()).unwrap_or(KILLED);
+                let code = answer.strip_prefix("ended ").and_then(|code| code.parse().ok()).unwrap_or(KILLED_CODE);
                 warn!(code, "the service has ended");
                 State::Ended(code)
             }
             None => {
                 error!("the service's supervisor is gone: killing the service");
-                State::Ended(KILLED)
+                State::Ended(KILLED_CODE)
             }
         };
         if answer.is_none() {
             kill_descendants().await;
         } else {
-            // It ends now.
+            // The process ends now.
             let _ = tokio::task::spawn_blocking(move || process.wait()).await;
         }
         *self.orders() = None;
         self.state.send_replace(state);
     }
 
-    /// Without a wait: a supervisor that does not read is one that does not live.
+    /// Does not wait: a supervisor that does not read is one that does not live.
     fn order(&self, order: &str) {
         if let Some(orders) = &*self.orders()
             && let Err(error) = orders.try_write(order.as_bytes())
@@ -187,8 +187,8 @@ impl Supervisor {
     }
 }
 
-/// Kills what a supervisor has left behind, and it. Names what does not die: nothing else shows why the pod keeps its
-/// registration.
+/// Kills the processes that a supervisor has left behind, and the supervisor. Logs those that do not die: nothing else
+/// shows why the pod keeps its registration.
 async fn kill_descendants() {
     let mut warned = Instant::now();
     loop {
@@ -197,10 +197,10 @@ async fn kill_descendants() {
         if left.is_empty() {
             return;
         }
-        if warned.elapsed() >= KILL_WITHIN {
+        if warned.elapsed() >= KILL_TIMEOUT {
             warned = Instant::now();
             error!(pids = ?left, "processes of the service cannot be killed; trying again");
         }
-        sleep(descendants::AGAIN).await;
+        sleep(descendants::RETRY_PAUSE).await;
     }
 }

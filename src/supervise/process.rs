@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::deadline::Deadline;
 use super::descendants;
 
-/// As shells say it: the program cannot be run, or is not there.
+/// The exit codes of shells for a program that cannot be run, or does not exist.
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
@@ -29,17 +29,17 @@ enum Kill {
     SidecarGone,
 }
 
-/// Supervises `command` until it has ended. Must be called on the main thread: the service's parent-death signal follows
-/// the thread that forked.
+/// Supervises `command` until it has ended. Must be called on the main thread: the service's parent-death signal
+/// follows the thread that forked.
 pub(crate) fn supervise(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode> {
-    // The runtime has this one thread.
+    // The runtime has only this thread.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(command, files))
 }
 
 async fn run(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode> {
     descendants::adopt().context("cannot become the subreaper of the service's children")?;
-    // A signal to a whole group or session is meant for the sidecar, which passes on what the service is to get.
+    // A signal to a whole group or session is meant for the sidecar, which forwards those for the service.
     let ignored = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
     let _ignored = ignored.map(signal).into_iter().collect::<io::Result<Vec<_>>>()?;
     let mut children = signal(SignalKind::child())?;
@@ -77,7 +77,7 @@ async fn run(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode>
             () = passed.wait() => break Some(Kill::Deadline),
         }
     };
-    // At once, in one call, also where /proc cannot be read.
+    // Kills the group at once, in one call, even where /proc cannot be read.
     let _ = kill_process_group(service, Signal::KILL);
     descendants::kill_all(|pid, status| {
         if pid == service && code.is_none() {
@@ -85,7 +85,7 @@ async fn run(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode>
         }
     })
     .await;
-    // Only now: standard error may be a pipe that nobody reads any more, on which a write blocks or fails.
+    // Logged only now: standard error may be a pipe without a reader, on which a write blocks or fails.
     match kill {
         Some(Kill::Deadline) => say("the lease may have ended: the service was killed"),
         Some(Kill::SidecarGone) => say("the sidecar is gone: the service was killed"),
@@ -99,31 +99,31 @@ async fn run(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-/// Unlike `eprintln!`, does not panic where nothing can be written.
+/// Unlike `eprintln!`, does not panic if nothing can be written.
 fn say(what: &str) {
     let _ = writeln!(io::stderr(), "segue: {what}");
 }
 
 fn forward(service: Pid, number: &str) {
     if let Some(signal) = number.parse().ok().and_then(Signal::from_named_raw) {
-        // The service itself, as an init does: what its children get is its own affair.
+        // Only the service itself gets the signal, as from an init: it forwards signals to its children as it likes.
         let _ = rustix::process::kill_process(service, signal);
     }
 }
 
-/// As shells say it.
+/// Returns the exit code as shells report it.
 fn exit_code(status: WaitStatus) -> u8 {
     let signal = || status.terminating_signal().map(|signal| 128 + signal);
     status.exit_status().or_else(signal).map_or(u8::MAX, |code| code as u8)
 }
 
-/// Becomes the service: dies with the supervisor, leads a session of its own, and runs `command` in its place. Returns only
-/// if that cannot be. `files`: the soft limit of open files that the sidecar had before it raised it; programs that cannot
-/// count beyond 1,024 rely on it.
+/// Becomes the service: dies with the supervisor, leads a session of its own, and runs `command` in its place. Returns
+/// only if that fails. `files` is the soft limit of open files that the sidecar had before it raised it, for programs
+/// that cannot handle descriptors above 1,024.
 pub(crate) fn become_service(supervisor: i32, command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot have the service die with its supervisor")?;
     if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(supervisor) {
-        // It died before the signal was asked for.
+        // The supervisor died before the signal was requested.
         return Ok(ExitCode::FAILURE);
     }
     setsid().context("cannot lead a session")?;

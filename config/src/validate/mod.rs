@@ -1,10 +1,13 @@
-//! From values to a [`Config`]: every key, and every rule about one section or several.
+//! Turns values into a [`Config`]: every key, and every rule within a section or between sections.
 //!
-//! For: what a whole configuration must satisfy. Not for: rules of the router's section (`validate/router.rs`), how one
-//! value is read (`reader`), and the defaults of settings that another crate owns, which are those of its `Default`.
+//! For: the rules of a whole configuration. Not for: the rules of the router's section (`validate/router.rs`), the
+//! reading of single values (`reader`), and the defaults of settings that another crate owns, which are those of its
+//! `Default`.
 //!
-//! What must stay true: a combination that cannot work is refused here, before anything is bound; what is parsed but not
-//! built yet is refused as well and says so.
+//! # Invariants
+//!
+//! * A combination that cannot work is refused here, before any address is bound.
+//! * A setting that can be parsed but is not implemented yet is refused as well, with that reason.
 
 mod router;
 mod tls;
@@ -27,11 +30,11 @@ use crate::validated::{
     Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Pod, Store, StoreKind,
 };
 
-/// Every key that a file may have. Each section's stand where it is read.
+/// Every key that a file may have. Each section's keys are listed where they are read.
 pub(crate) static KEYS: Keys =
     Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, ADMIN_KEYS, LOG_KEYS]);
 
-/// The configuration, which only counts if there are no problems.
+/// Returns the configuration, which is valid only if there are no problems.
 pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     let mut reader = Reader::new(raw, hostname);
     let r = &mut reader;
@@ -58,7 +61,7 @@ fn a_role_is_there(r: &mut Reader<'_>) {
     }
 }
 
-/// A drain that may outlast the phase it belongs to would always end in a cancelled handoff.
+/// Refuses a drain that may outlast the phase it belongs to: its handoff would always be cancelled.
 fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
     if let (Some(router), Some(coordinator)) = (&config.router, &config.coordinator) {
         let drain = ("router.drain.timeout", router.drain.timeout);
@@ -66,7 +69,7 @@ fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
     }
 }
 
-/// A hot restart passes on the sockets of clients, and nothing else that a process has.
+/// Refuses a hot restart of a process with more than its clients' sockets: nothing else can be passed on.
 fn hot_restart_is_possible(r: &mut Reader<'_>, config: &Config) {
     if !r.is_given(router::HOT_RESTART_SOCKET) {
         return;
@@ -97,7 +100,7 @@ fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
             if !collide || r.is_refused(a_key) || r.is_refused(b_key) {
                 continue;
             }
-            // Points at what was given; of two, at the later section.
+            // Points at the key that was given or, if both were, at the later section.
             let (key, other) = if r.is_given(b_key) { (b_key, a_key) } else { (a_key, b_key) };
             let fact = format!("the same address as {other} ({})", r.origin(other));
             r.report_value(key, Wrong::new(fact, "expected an address of its own"));
@@ -105,7 +108,7 @@ fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
     }
 }
 
-/// Whether two listeners cannot both be bound. Port 0 is another free port each time.
+/// Returns whether two listeners cannot both be bound. Port 0 is another free port each time.
 fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let covers = |a: IpAddr, b: IpAddr| a == b || (a.is_unspecified() && (a.is_ipv6() || b.is_ipv4()));
     a.port() == b.port() && a.port() != 0 && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
@@ -301,7 +304,7 @@ fn health(r: &mut Reader<'_>) -> Checks {
     }
 }
 
-/// A command line: the program and its arguments.
+/// Reads a command line: the program and its arguments.
 fn command(value: &Value) -> Result<Vec<String>, Wrong> {
     const EXPECTED: &str = "expected a list of words, such as [\"/usr/bin/service\", \"--port\", \"8182\"]";
     let words = reader::list(value, EXPECTED)?;
@@ -328,7 +331,7 @@ const TLS: tls::ServerKeys =
 
 const EXPECTED_ADDRESS: &str = "expected a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"";
 
-/// An address to connect to: a name or an IP address, and a port above zero.
+/// Reads an address to connect to: a name or an IP address, and a port above zero.
 fn host_and_port(value: &Value) -> Result<String, Wrong> {
     let text = text(value, EXPECTED_ADDRESS)?;
     let is_address = match text.parse::<SocketAddr>() {
@@ -341,7 +344,7 @@ fn host_and_port(value: &Value) -> Result<String, Wrong> {
     is_address.then(|| text.to_owned()).ok_or_else(wrong)
 }
 
-/// An address that `who` can connect to.
+/// Reads an address that `who` can connect to.
 fn reachable(value: &Value, who: &str) -> Result<String, Wrong> {
     let address = host_and_port(value)?;
     match address.parse() {
@@ -414,7 +417,7 @@ fn local(port: u16) -> SocketAddr {
 mod tests {
     use super::*;
 
-    /// A date suits no key, so a key that draws no problem is never read.
+    /// A date suits no key, so a key without a problem is never read.
     #[test]
     fn every_known_key_is_read() {
         for key in KEYS.all() {

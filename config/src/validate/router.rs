@@ -1,9 +1,11 @@
 //! The router's section.
 //!
 //! For: its keys and the rules within it, above all that a request's partition comes from one source. Not for: rules
-//! that join it to other sections.
+//! between it and other sections.
 //!
-//! What must stay true: of two sources neither is preferred; the file must choose.
+//! # Invariants
+//!
+//! * Of two sources neither is preferred; the file must choose.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -106,18 +108,18 @@ const UPSTREAM_TLS: tls::ClientKeys = tls::ClientKeys {
 
 pub(super) const HOT_RESTART_SOCKET: &str = "router.hot_restart_socket";
 const EXPECTED_SOCKET: &str = "expected the path of a Unix socket, such as \"/run/segue/router-0.sock\"";
-/// The system takes 107 bytes, and a socket has a longer name until it is in place.
-const LONGEST_SOCKET: usize = 90;
+/// Longest path of the socket, in bytes. The system accepts 107, and the socket has a longer name until it is in place.
+const MAX_SOCKET_PATH_BYTES: usize = 90;
 
 fn socket_path(text: &str) -> Result<PathBuf, Wrong> {
     let wrong = |why: &str| Err(Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_SOCKET));
     let path = Path::new(text);
-    // Both processes must mean the same, wherever they were started.
+    // Both processes must find the same file, from any working directory.
     if !path.is_absolute() {
         return wrong("does not begin with '/'");
     }
-    if text.len() > LONGEST_SOCKET {
-        return wrong(&format!("is longer than {LONGEST_SOCKET} bytes"));
+    if text.len() > MAX_SOCKET_PATH_BYTES {
+        return wrong(&format!("is longer than {MAX_SOCKET_PATH_BYTES} bytes"));
     }
     if text.ends_with('/') || path.file_name().is_none() || text.contains('\0') {
         return wrong("names no file");
@@ -139,7 +141,7 @@ fn partition(r: &mut Reader<'_>) -> PartitionSource {
     let order_by = r.header(ORDER_BY);
     let hash = r.choice(HASH, KeyHash::NAMES, KeyHash::default());
     let ambiguous = r.choice(AMBIGUOUS_PATHS, AmbiguousPaths::NAMES, AmbiguousPaths::default());
-    // Each is read, so that a mistake in any is found, before it is asked whether there are too many.
+    // Each is read before the number of sources is checked, so that a mistake in any is found.
     let keys = [
         r.header(KEY_HEADER).map(KeySource::Header),
         r.read(KEY_PATH, |value| path_template(text(value, EXPECTED_TEMPLATE)?, ambiguous)).map(KeySource::Path),
@@ -170,7 +172,7 @@ fn one_source(r: &mut Reader<'_>) {
             r.report(Some(place), &section, Wrong::new("empty", expected));
         }
     }
-    // With two sources it is not known which one the file will keep.
+    // With two sources it is unknown which one the file will keep.
     if given.len() > 1 {
         return;
     }
@@ -199,7 +201,7 @@ fn cookie(r: &mut Reader<'_>) -> Option<String> {
     const EXPECTED: &str = "expected the name of a cookie, such as \"sid\"";
     r.read(KEY_COOKIE, |value| {
         let text = text(value, EXPECTED)?;
-        // Cookies and headers are named by the same characters, but a cookie's name keeps its case.
+        // Cookies and headers allow the same characters, but a cookie's name is case-sensitive.
         let is_name = HeaderName::try_from(text).is_ok();
         let wrong = || Wrong::new(format!("{} is not the name of a cookie", quoted(text)), EXPECTED);
         is_name.then(|| text.to_owned()).ok_or_else(wrong)
@@ -220,8 +222,8 @@ fn stash(r: &mut Reader<'_>) -> StashLimits {
     stash
 }
 
-/// The requests that are held first must outlast a drain that is ended by force, or they are refused just before they could
-/// go.
+/// Reads the drain's settings. The oldest held requests must outlast a severed drain: otherwise they would be refused
+/// just before they could be sent.
 fn drain(r: &mut Reader<'_>, stash: &StashLimits) -> DrainSettings {
     const TIMEOUT: &str = "router.drain.timeout";
     let default = DrainSettings::default();
@@ -235,8 +237,8 @@ fn drain(r: &mut Reader<'_>, stash: &StashLimits) -> DrainSettings {
 
 const CONNECT_TIMEOUT: &str = "router.upstream.connect_timeout";
 
-/// A connection that a request waits for must not come up after the router's lease may have ended: trust in it ends a third
-/// of its TTL earlier.
+/// Refuses a timeout that is not below a third of the lease's TTL. A connection that a request waits for must not be
+/// established after the router's lease may have ended, and trust in the lease ends a third of its TTL earlier.
 fn connects_within_a_third_of_the_lease(r: &mut Reader<'_>, timeout: Duration, lease_ttl: Duration) {
     const LEASE_TTL: &str = "router.lease_ttl";
     if !r.is_given(CONNECT_TIMEOUT) || r.is_refused(LEASE_TTL) || timeout * 3 < lease_ttl {

@@ -1,9 +1,11 @@
-//! TLS: which files a section names.
+//! The TLS files of a section.
 //!
-//! For: that what belongs together is given together, and that URLs and files agree on whether TLS is spoken. Not for:
-//! what is in the files, which nobody here opens.
+//! For: checking that settings which belong together are given together, and that URLs and files agree on whether TLS
+//! is used. Not for: the contents of the files, which are not opened here.
 //!
-//! What must stay true: a section that is there turns TLS on or is refused; no half of one leaves traffic in clear text.
+//! # Invariants
+//!
+//! * A TLS section turns TLS on or is refused: an incomplete one never leaves traffic in clear text.
 
 use std::net::IpAddr;
 
@@ -13,7 +15,7 @@ use super::{EXPECTED_URL, is_host_name};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 
-/// The keys of a section about the clients of a listener.
+/// The keys of a section for a listener.
 pub(super) struct ServerKeys {
     pub(super) section: &'static str,
     pub(super) cert: &'static str,
@@ -21,7 +23,7 @@ pub(super) struct ServerKeys {
     pub(super) client_ca: &'static str,
 }
 
-/// The keys of a section about servers that are connected to.
+/// The keys of a section for outgoing connections.
 pub(super) struct ClientKeys {
     pub(super) section: &'static str,
     pub(super) ca: &'static str,
@@ -38,7 +40,7 @@ pub(super) const STORE: ClientKeys = ClientKeys {
     server_name: None,
 };
 
-/// What a listener shows its clients, and asks of them.
+/// Reads the certificates of a listener, and what it requires of its clients.
 pub(super) fn server(r: &mut Reader<'_>, keys: &ServerKeys) -> Option<ServerFiles> {
     let (cert, key, client_ca) = (r.text(keys.cert), r.text(keys.key), r.text(keys.client_ca));
     let place = r.anything_in(keys.section)?;
@@ -49,7 +51,7 @@ pub(super) fn server(r: &mut Reader<'_>, keys: &ServerKeys) -> Option<ServerFile
     Some(ServerFiles { cert: cert?.into(), key: key?.into(), client_ca: client_ca.map(Into::into) })
 }
 
-/// Whom a client trusts, and what it shows.
+/// Reads the authorities that a client trusts, and its own certificate.
 pub(super) fn client(r: &mut Reader<'_>, keys: &ClientKeys) -> Option<ClientFiles> {
     let (ca, cert, key) = (r.text(keys.ca), r.text(keys.cert), r.text(keys.key));
     let server_name = keys.server_name.and_then(|name| r.read(name, |value| server_name(text(value, EXPECTED_NAME)?)));
@@ -67,7 +69,7 @@ pub(super) fn client(r: &mut Reader<'_>, keys: &ClientKeys) -> Option<ClientFile
     Some(ClientFiles { ca: ca?.into(), identity, server_name })
 }
 
-/// A client of etcd speaks TLS to all members or to none.
+/// Checks that the endpoints of etcd use TLS all or none.
 pub(super) fn endpoints_agree(r: &mut Reader<'_>, endpoints: &[String]) {
     let secure = endpoints.iter().filter(|endpoint| endpoint.starts_with("https://")).count();
     match r.anything_in(STORE.section) {
@@ -102,7 +104,7 @@ fn server_name(text: &str) -> Result<String, Wrong> {
     })
 }
 
-/// A hook is called on the service's own machine, in clear text.
+/// Refuses `https://` for a hook, which is called on the service's own machine in clear text.
 pub(super) fn no_secure_hook(text: &str) -> Result<(), Wrong> {
     if !text.starts_with("https://") {
         return Ok(());

@@ -1,5 +1,5 @@
-//! The answers that the layer gives itself: what a router reads as "not mine, nothing was done", and what tells that the
-//! work was stopped half-way. The only place where a refusal becomes a status.
+//! The layer's local replies: what a router reads as "not mine, not processed", and what says that the work was stopped
+//! half-way. No other place turns a refusal into a status.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -12,12 +12,12 @@ use crate::local_reply::Cause;
 
 const MISDIRECTED: HeaderName = HeaderName::from_static(headers::SEGUE_MISDIRECTED);
 
-/// Returns whether the request wants its response as gRPC.
+/// Returns whether the client expects a gRPC response.
 pub(super) fn is_grpc(request: &HeaderMap) -> bool {
     request.get(CONTENT_TYPE).is_some_and(|kind| headers::is_grpc(kind.as_bytes()))
 }
 
-/// `421`: nothing was done.
+/// Returns the `421` of a request that was not processed.
 pub(super) fn refused(why: Refusal, partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
     let message = match why {
         Refusal::Unstamped => {
@@ -35,16 +35,16 @@ pub(super) fn refused(why: Refusal, partition: Option<PartitionId>, grpc: bool) 
     answer
 }
 
-/// A `421` of the service's own is for its client, and must not look to the router as if nothing had been done. A
-/// service that knows the mark says itself what it means.
+/// Marks a `421` of the service's own, which is meant for its client: to the router it must not look like an
+/// unprocessed request. A service that sets the mark itself is left alone.
 pub(super) fn mark_own<B>(response: &mut Response<B>) {
     if response.status() == StatusCode::MISDIRECTED_REQUEST {
         response.headers_mut().entry(MISDIRECTED).or_insert(HeaderValue::from_static("0"));
     }
 }
 
-/// `500`: the lease ran out while the request was worked on. Part of it may have been done, so never `421`, and no
-/// status either that invites a client to send it again.
+/// Returns the `500` of a request that was in progress when the lease ran out. Part of it may have taken effect, so the
+/// status is never `421`, and none that invites a client to retry.
 pub(super) fn lost(partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
     let message = "the pod lost its lease while it worked on the request, which may have been applied or not";
     // 2 is UNKNOWN.

@@ -1,4 +1,4 @@
-//! The body of a response that went through the layer: the inner one, counted as in flight until its end and cut off
+//! The body of a response that passes the layer: the service's body, counted as in flight until its end and cut off
 //! when the lease is over; or the layer's own.
 
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use super::ownership::InFlight;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The response was cut off: the pod lost its lease. The connection, or the stream, has to be reset.
+/// The response was cut off because the pod lost its lease. The connection, or the stream, has to be reset.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("the pod lost its lease while it answered")]
 pub struct LeaseLost;
@@ -29,7 +29,7 @@ pub struct OwnedBody<R> {
 #[pin_project(project = KindProjection)]
 #[derive(Debug)]
 enum Kind<R> {
-    /// What is dropped first stands first.
+    /// Fields are dropped in this order.
     Passing {
         #[pin]
         inner: R,
@@ -67,10 +67,10 @@ where
             KindProjection::Passing { inner, lost, in_flight } => (inner, lost, in_flight),
         };
         let Some(held) = in_flight else {
-            // It has ended: this says so once more.
+            // The body has ended: its end is repeated.
             return inner.poll_frame(context).map_err(Into::into);
         };
-        // The clock is looked at before and after: this thread, too, can have been stopped for long.
+        // The clock is checked before and after: this thread, too, may have been stopped for long.
         let frame = match held.is_lost() {
             true => None,
             false => match inner.as_mut().poll_frame(context) {

@@ -1,8 +1,8 @@
 //! One request inside the service: its future, and the guard that counts it until it has ended.
 //!
-//! Dropped before its end, because the caller went away, it goes on in a task of its own: what it has begun may take effect
-//! whether somebody waits for the answer or not, and only its end tells that it has. It is dropped for good when the lease
-//! is over.
+//! An exchange that is dropped before its end, because the client disconnected, continues in a task of its own. Its
+//! work may take effect without a client to read the response, and only its end shows that it has. It is dropped for
+//! good when the lease is over.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,10 +15,10 @@ use super::ownership::InFlight;
 
 #[derive(Debug)]
 pub(super) struct Exchange<F: Future + Send + 'static> {
-    // In a box, so that it can move to a task of its own.
+    // Boxed, so that it can move to a task of its own.
     future: Option<Pin<Box<F>>>,
     in_flight: Option<InFlight>,
-    /// Tells the service that nobody waits for it any more.
+    /// Tells the service that the client has gone.
     abandoned: CancellationToken,
 }
 
@@ -34,14 +34,14 @@ impl<F: Future + Send + 'static> Exchange<F> {
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<F::Output> {
         let Some(mut future) = self.future.take() else { return Poll::Pending };
         let answer = future.as_mut().poll(context);
-        // One that panicked is not put back: it has ended.
+        // A future that panicked is not put back: it has ended.
         if answer.is_pending() {
             self.future = Some(future);
         }
         answer
     }
 
-    /// Ends it for good, whether it has an answer or not.
+    /// Ends the exchange for good, with or without a response.
     pub(super) fn end(&mut self) -> Option<InFlight> {
         self.future = None;
         self.in_flight.take()
@@ -52,7 +52,7 @@ impl<F: Future + Send + 'static> Drop for Exchange<F> {
     fn drop(&mut self) {
         let (Some(future), Some(in_flight)) = (self.future.take(), self.in_flight.take()) else { return };
         self.abandoned.cancel();
-        // Without a runtime, or with one that ends, the process ends too.
+        // Without a runtime, or when it shuts down, the process ends too.
         if let Ok(runtime) = Handle::try_current()
             && !in_flight.is_lost()
         {
@@ -62,7 +62,7 @@ impl<F: Future + Send + 'static> Drop for Exchange<F> {
 }
 
 async fn finish<F: Future>(future: Pin<Box<F>>, in_flight: InFlight) {
-    // Dropped before `in_flight` is, in either case.
+    // In either case the future is dropped before `in_flight`.
     tokio::select! {
         biased;
         () = in_flight.lost() => {}

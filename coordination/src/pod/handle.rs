@@ -1,4 +1,4 @@
-//! What a service holds of its running pod.
+//! The service's handle to its running pod.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::shell::{NOT_REGISTERED, Shell, Wish};
 use super::{HandoffHandler, PodSettings, PodState};
 use crate::store::Store;
 
-/// A running pod. Clones are the same pod; when the last is dropped it ends as by [`crash`](Self::crash).
+/// A running pod. Clones refer to the same pod. When the last one is dropped the pod ends as by [`crash`](Self::crash).
 #[derive(Debug, Clone)]
 pub struct PodHandle {
     inner: Arc<Inner>,
@@ -32,8 +32,8 @@ struct Inner {
 }
 
 impl PodHandle {
-    /// Starts a pod of the keyspace called `keyspace`, whose keys are `keys`. It registers as soon as the store answers
-    /// and no earlier life of its name stands, and goes on until it is shut down.
+    /// Starts a pod of the keyspace `keyspace`, whose keys are `keys`. It registers as soon as the store answers and no
+    /// earlier life of its name exists, and runs until it is shut down.
     pub fn start(
         store: Arc<dyn Store>,
         keyspace: &str,
@@ -44,7 +44,7 @@ impl PodHandle {
         Self::start_before(store, keyspace, keys, settings, handler, Arc::new(Within))
     }
 
-    /// As [`start`](Self::start), for a pod that vouches for a service in another process.
+    /// Like [`start`](Self::start), for a pod that vouches for a service in another process.
     pub fn start_before(
         store: Arc<dyn Store>,
         keyspace: &str,
@@ -58,7 +58,7 @@ impl PodHandle {
         handle
     }
 
-    /// As [`start`](Self::start), for who runs the pod's future himself; it ends with the pod.
+    /// Like [`start`](Self::start), for a caller that runs the pod's future itself. The pod ends with that future.
     pub fn prepare(
         store: Arc<dyn Store>,
         keyspace: &str,
@@ -87,22 +87,22 @@ impl PodHandle {
         (handle, run.map(|_| ()))
     }
 
-    /// The layer that belongs in front of the service.
+    /// Returns the layer to put in front of the service.
     pub fn layer(&self) -> OwnershipLayer {
         OwnershipLayer::new(self.inner.ownership.clone())
     }
 
-    /// What is accepted and in flight.
+    /// Returns the accepted partitions and the requests in flight.
     pub fn ownership(&self) -> &Arc<Ownership> {
         &self.inner.ownership
     }
 
-    /// What may be known about the pod, with a channel that tells of changes. The channel closes when the pod has ended.
+    /// Returns a channel with the pod's public state. It closes when the pod has ended.
     pub fn status(&self) -> watch::Receiver<PodState> {
         self.inner.state.clone()
     }
 
-    /// Has the pod give up what it has and get no more. It goes on serving until others have taken over.
+    /// Makes the pod give up its partitions and accept no more. It continues to serve until other pods have taken over.
     pub fn set_draining(&self) {
         self.inner.wish.send_if_modified(|wish| {
             let serves = *wish == Wish::Serve;
@@ -113,23 +113,24 @@ impl PodHandle {
         });
     }
 
-    /// Returns once the pod owns nothing and nothing is being handed from it, or it has ended. Follows
+    /// Returns once the pod owns nothing and hands nothing over, or has ended. Use after
     /// [`set_draining`](Self::set_draining).
     pub async fn emptied(&self) {
-        // An error means that it has ended.
+        // An error means that the pod has ended.
         let _ = self.status().wait_for(|state| state.emptied).await;
     }
 
-    /// Ends the pod: drains, waits until it is emptied, refuses what is left, lets it end, deregisters. Takes no longer
-    /// than `at_most`, and a moment for the store's answer; the first four fifths of it are for handing over.
+    /// Ends the pod: drains, waits until it is emptied, refuses what is left, lets its work end, and deregisters. Takes
+    /// no longer than `at_most`, plus a moment for the store's response. The first four fifths of it are for handing
+    /// over.
     pub async fn shutdown(&self, at_most: Duration) {
         let now = Instant::now();
         self.inner.wish.send_replace(Wish::End { hand_over_until: now + at_most / 5 * 4, until: now + at_most });
         let _ = self.status().wait_for(|_| false).await;
     }
 
-    /// Ends the pod at once, the way a crash does: nothing is handed over, nobody is told, the registration goes when its
-    /// lease ends. What was accepted is stopped.
+    /// Ends the pod at once, as a crash does: nothing is handed over or announced, and the registration ends with its
+    /// lease. Accepted work is stopped.
     pub fn crash(&self) {
         self.inner.crash();
     }

@@ -1,12 +1,17 @@
-//! The tower layer in front of a writer's service: no request passes that this pod does not own at the request's epoch.
+//! The tower layer in front of a writer's service: a request passes only if this pod owns its partition at its epoch.
 //!
-//! It reads the router's stamps, has [`Ownership`] decide, counts the request until its response has ended, and stops it
-//! when the lease is over. Not here: the decision itself. What must stay true: a `421` is answered before the inner
-//! service is called and without a look at the body; after the lease's end nothing that the inner service says gets out.
-//! A request whose connection dies is worked on to its answer all the same, in the background and counted: its write may
-//! be on its way to the log already, and `drained` must not be said before it is there ([`Exchange`]). An answer that
-//! nobody reads any more ends. Work that outlives the inner future and body is the service's to report
-//! ([`Owned::hold`](super::Owned::hold)) or to end in `drain`.
+//! The layer reads the router's headers, calls [`Ownership`] for the decision, counts the request until its response
+//! has ended, and stops it when the lease is over. Work that outlives the inner future and body has to be reported by
+//! the service ([`Owned::hold`](super::Owned::hold)) or ended in `drain`.
+//!
+//! # Invariants
+//!
+//! * A `421` is sent before the inner service is called, and without reading the body.
+//! * Nothing that the inner service sends gets out after the end of the lease.
+//! * A request whose connection closes is still processed to its response, in the background and counted
+//!   ([`Exchange`]). Its write may already be on its way to the log, and `drained` must not be acknowledged before it
+//!   is there.
+//! * A response body that is dropped ends the work behind it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -35,14 +40,14 @@ const PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
 const EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
 const KEYSPACE: HeaderName = HeaderName::from_static(headers::SEGUE_KEYSPACE);
 
-/// Puts [`OwnershipService`] in front of a service. Made by [`PodHandle::layer`](super::PodHandle::layer).
+/// Puts [`OwnershipService`] in front of a service. Created by [`PodHandle::layer`](super::PodHandle::layer).
 #[derive(Debug, Clone)]
 pub struct OwnershipLayer {
     ownership: Arc<Ownership>,
 }
 
 impl OwnershipLayer {
-    /// The layer that asks `ownership`.
+    /// Returns the layer that calls `ownership`.
     pub fn new(ownership: Arc<Ownership>) -> Self {
         OwnershipLayer { ownership }
     }
@@ -56,7 +61,7 @@ impl<S> Layer<S> for OwnershipLayer {
     }
 }
 
-/// Passes on the requests of partitions that this pod owns, with an [`Owned`](super::Owned) among their extensions.
+/// Forwards the requests of partitions that this pod owns, with an [`Owned`](super::Owned) among their extensions.
 #[derive(Debug, Clone)]
 pub struct OwnershipService<S> {
     inner: S,
@@ -104,7 +109,7 @@ where
     }
 }
 
-/// The answer of [`OwnershipService`].
+/// The response future of [`OwnershipService`].
 #[pin_project]
 #[expect(missing_debug_implementations, reason = "it holds the inner service's future")]
 pub struct OwnershipFuture<S, B>
@@ -126,13 +131,13 @@ where
     S: Service<Request<B>>,
     S::Future: Send + 'static,
 {
-    /// For this pod's view to catch up.
+    /// Waiting for this pod's view to catch up.
     Waiting {
         wait: Entering,
         call: Option<(S, Request<B>)>,
         ownership: Arc<Ownership>,
     },
-    /// For the inner service.
+    /// Waiting for the inner service.
     Running {
         exchange: Exchange<S::Future>,
         #[pin]
@@ -180,7 +185,7 @@ where
                     }
                 },
                 StateProjection::Running { exchange, lost } => {
-                    // The clock is looked at before and after: this thread, too, can have been stopped for long.
+                    // The clock is checked before and after: this thread, too, may have been stopped for long.
                     let response = match exchange.is_lost() {
                         true => None,
                         false => match exchange.poll(context) {
@@ -216,7 +221,8 @@ where
     }
 }
 
-/// What the router stamped. `None`: a stamp is absent, doubled or unreadable, or another keyspace's.
+/// Returns the router's partition and epoch. `None` if a header is absent, doubled or unreadable, or names another
+/// keyspace.
 fn stamps(headers: &HeaderMap, keyspace: &str) -> Option<(PartitionId, Epoch)> {
     if headers.get(KEYSPACE).is_some_and(|stamp| stamp.as_bytes() != keyspace.as_bytes()) {
         return None;

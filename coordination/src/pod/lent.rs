@@ -1,9 +1,11 @@
-//! The lease that a sidecar lends to its service: the service is told until when it may write, and stops by itself when it
-//! is not told again. So its writes end with the lease even if the sidecar dies, or is stopped.
+//! The lease that a sidecar lends to its service. The service is told until when it may write, and stops by itself
+//! unless it is told again. Its writes therefore end with the lease even if the sidecar dies or is stopped.
 //!
 //! # Invariants
-//! * What a service was told, or may have been told, counts until it has run out or the service has confirmed its end. What
-//!   it has not answered counts until it has run out: it may be read after the end was confirmed.
+//!
+//! * A moment that the service was told, or may have been told, counts until it has passed or the service has confirmed
+//!   its end. A moment that the service has not confirmed counts until it has passed: the service may read it after it
+//!   has confirmed the end.
 //! * Nothing is lent beyond the moment at which the pod's own work would have to end.
 
 use std::sync::Arc;
@@ -18,12 +20,12 @@ use tracing::{info, warn};
 use super::sidecar::{HookError, post};
 use crate::participant::{boottime, lease_now, wakes_at};
 
-/// How long the service may take to confirm what it is told.
-const ANSWER: Duration = Duration::from_secs(1);
-/// The time between two attempts to tell it.
-const AGAIN: Duration = Duration::from_millis(100);
+/// How long the service may take to confirm a lease.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause between two attempts to reach the service.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// A lease lent to a service, told for as long as this exists.
+/// A lease lent to a service. The service is told for as long as this exists.
 #[derive(Debug)]
 pub struct LentLease {
     wish: Arc<watch::Sender<Wish>>,
@@ -31,29 +33,29 @@ pub struct LentLease {
     _task: AbortOnDropHandle<()>,
 }
 
-/// The lease that the service is to be told.
+/// The lease that the service should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wish {
     Until(Instant),
-    /// It must not write.
+    /// The service must not write.
     Nothing,
-    /// It must not write, and nothing is lent before [`LentLease::ready`].
+    /// The service must not write, and nothing is lent before [`LentLease::ready`].
     Ended,
 }
 
-/// The lease that the service has been told.
+/// The lease that the service was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Told {
-    /// The latest moment that it may have been told.
+    /// The latest moment that the service may have been told.
     until: Option<Instant>,
-    /// The latest moment that it has confirmed.
+    /// The latest moment that the service has confirmed.
     confirmed: Option<Instant>,
-    /// It has confirmed that it may not write.
+    /// The service has confirmed that it may not write.
     stopped: bool,
 }
 
 impl LentLease {
-    /// A lease that is told to the service by `POST` to `url`.
+    /// Returns a lease that the service is told by `POST` to `url`.
     pub fn new(url: Uri) -> Self {
         let (wish, wishes) = watch::channel(Wish::Ended);
         let (sender, told) = watch::channel(Told::default());
@@ -61,13 +63,14 @@ impl LentLease {
         LentLease { wish: Arc::new(wish), told, _task: task }
     }
 
-    /// Returns once the service has confirmed that it does not write: one that was lent time by an earlier sidecar stops.
+    /// Returns once the service has confirmed that it does not write. A service that was lent time by an earlier
+    /// sidecar stops.
     pub async fn ready(&self) {
         self.wish.send_replace(Wish::Nothing);
         self.until(|told| told.stopped).await;
     }
 
-    /// The service may write until then. Without effect after [`end`](Self::end).
+    /// Lets the service write until this moment. Has no effect after [`end`](Self::end).
     pub fn lend(&self, until: Instant) {
         self.wish.send_if_modified(|wish| {
             let later = match wish {
@@ -82,20 +85,20 @@ impl LentLease {
         });
     }
 
-    /// The latest moment until which the service has confirmed that it may write.
+    /// Returns the latest moment until which the service has confirmed that it may write.
     pub fn confirmed(&self) -> Option<Instant> {
         self.told.borrow().confirmed
     }
 
-    /// Returns once what the service has confirmed is over: it may not write although it was to. A service that has confirmed
-    /// nothing has as long as it was lent first.
+    /// Returns once the confirmed lease has run out, so that the service may not write although it should. A service
+    /// that has confirmed nothing has as long as it was lent first.
     pub async fn ran_out(&self) {
         let mut first = None;
         loop {
             let told = *self.told.borrow();
             let over = match (told.confirmed, told.until) {
                 (Some(confirmed), _) => confirmed,
-                // Lending again and again must not put the end off.
+                // Repeated lending must not postpone the end.
                 (None, Some(until)) if !told.stopped => *first.get_or_insert(until),
                 // Nothing is lent.
                 (None, _) => {
@@ -110,8 +113,8 @@ impl LentLease {
         }
     }
 
-    /// Lends no more. Returns once the service has confirmed that and has answered all that it was told before, or what it was
-    /// told has run out.
+    /// Lends no more. Returns once the service has confirmed that and has responded to all earlier calls, or once what
+    /// it was told has run out.
     pub async fn end(&self) {
         self.wish.send_replace(Wish::Ended);
         loop {
@@ -133,12 +136,12 @@ impl LentLease {
 
 async fn tell(url: Uri, mut wishes: watch::Receiver<Wish>, told: watch::Sender<Told>) {
     let mut failing = false;
-    // The latest moment of those that were told without an answer: they may be read later than what is told after them.
+    // The latest moment sent without a response: the service may read it after a later call.
     let mut unanswered: Option<Instant> = None;
     loop {
         let wish = {
             let wish = wishes.borrow_and_update();
-            // Noted before the wish can change: `end` must not miss what is about to be told.
+            // Recorded before the wish can change: `end` must not miss what is about to be sent.
             if let Wish::Until(until) = *wish {
                 told.send_modify(|told| *told = Told { until: told.until.max(Some(until)), stopped: false, ..*told });
             }
@@ -146,7 +149,7 @@ async fn tell(url: Uri, mut wishes: watch::Receiver<Wish>, told: watch::Sender<T
         };
         let lent = match wish {
             Wish::Until(until) => Some(until),
-            // Nothing was lent, and nobody waits for a word of it.
+            // Nothing was lent, so the service need not be told.
             Wish::Ended if told.borrow().until.is_none() => {
                 if wishes.changed().await.is_err() {
                     return;
@@ -160,7 +163,7 @@ async fn tell(url: Uri, mut wishes: watch::Receiver<Wish>, told: watch::Sender<T
             "ttl_ms": left.as_millis() as u64,
             "until_boottime_ms": lent.map_or(0, boottime_millis),
         });
-        match post(&url, &body, ANSWER).await {
+        match post(&url, &body, RESPONSE_TIMEOUT).await {
             Ok(()) => {
                 if std::mem::take(&mut failing) {
                     info!(%url, "the service confirms its lease again");
@@ -180,7 +183,7 @@ async fn tell(url: Uri, mut wishes: watch::Receiver<Wish>, told: watch::Sender<T
                 if !std::mem::replace(&mut failing, true) {
                     warn!(%error, "cannot tell the service its lease; trying again");
                 }
-                sleep(AGAIN).await;
+                sleep(RETRY_PAUSE).await;
                 if wish == Wish::Ended && told.borrow().until.is_some_and(|until| until <= lease_now()) {
                     told.send_replace(Told::default());
                 }
@@ -193,10 +196,10 @@ fn is_ahead(at: &Instant) -> bool {
     *at > lease_now()
 }
 
-/// A moment of a lease as milliseconds of `CLOCK_BOOTTIME`, which processes of one host share and which counts suspended
-/// time.
+/// Returns a moment of a lease in milliseconds of `CLOCK_BOOTTIME`, which all processes of a host share and which
+/// includes suspended time.
 pub fn boottime_millis(at: Instant) -> u64 {
-    // Read first: what passes between the two readings makes the moment earlier, never later.
+    // Read first: time between the two readings makes the moment earlier, never later.
     let now = boottime();
     (now + at.saturating_duration_since(lease_now())).as_millis() as u64
 }

@@ -1,9 +1,9 @@
-//! A pod's own registration: how it is made, kept as its process wants it, and given up.
+//! A pod's own registration: its creation, maintenance and end.
 //!
 //! # Invariants
 //!
-//! * A status that was written with the pod's own lease is an operator's wish, and kept.
-//! * A record that another hand has put is put back under the pod's lease.
+//! * A status that was written with the pod's own lease is an operator's request, and kept.
+//! * A record that another writer has put is restored under the pod's lease.
 
 use std::pin::pin;
 
@@ -20,8 +20,8 @@ use super::shell::{Shell, Wish};
 use crate::participant::{Claim, OwnKey, Registration, register, unix_millis};
 
 impl Shell {
-    /// Registers, and meanwhile lets go of what an earlier life has left. `ended`: this process's earlier life. `None`: ends
-    /// instead.
+    /// Registers, and meanwhile releases what an earlier life has left. `ended` is this process's earlier life. Returns
+    /// `None` if the pod ends instead.
     pub(super) async fn registered(&mut self, ended: Incarnation) -> Option<Registration> {
         let (store, key, ttl) = (self.store.clone(), self.keys.pod(&self.settings.name), self.settings.lease_ttl);
         let (settings, draining) = (self.settings.clone(), self.is_draining());
@@ -54,13 +54,13 @@ impl Shell {
         }
     }
 
-    /// Returns `false` if the registration is gone or another life's.
+    /// Keeps this pod's key. Returns `false` if the registration is gone or another life's.
     pub(super) fn keep_key(&self, own_key: &mut OwnKey) -> bool {
         let mut own = record(&self.settings, self.is_draining());
         let key = self.view.pod_key(&self.settings.name);
         let is_attached = key.as_ref().is_some_and(|key| key.lease == self.lease);
         let seen = self.view.live_pod(&self.settings.name, self.incarnation);
-        // A status that was written with the lease is an operator's wish, and obeyed.
+        // A status that was written with the lease is an operator's request, and obeyed.
         if let Some(seen) = seen.filter(|_| is_attached) {
             own.status = seen.status;
         }
@@ -68,7 +68,7 @@ impl Shell {
         own_key.keep(key.as_ref(), intact, self.view.revision, || encode(&timed(own)))
     }
 
-    /// Whether this pod's own record stands and cannot be read for the moment.
+    /// Returns whether this pod's own record exists and cannot be read at the moment.
     pub(super) fn is_unreadable(&self) -> bool {
         self.view.live_pod(&self.settings.name, self.incarnation).is_none()
             && self.incarnation != Incarnation::NONE
@@ -97,7 +97,7 @@ impl Shell {
     }
 }
 
-/// A pod's registration, without the times in it.
+/// Returns a pod's registration with its times unset.
 fn record(settings: &PodSettings, draining: bool) -> PodRecord {
     PodRecord {
         pod_name: settings.name.clone(),
@@ -120,12 +120,12 @@ fn timed(record: PodRecord) -> PodRecord {
     PodRecord { registered_at: now, last_heartbeat: now, ..record }
 }
 
-/// The record without what its writer does not compare.
+/// Returns the record without the fields that its writer does not compare.
 fn untimed(record: &PodRecord) -> PodRecord {
     PodRecord { registered_at: 0, last_heartbeat: 0, load: None, ..record.clone() }
 }
 
-/// Rounded up: a bound must not end early.
+/// Returns a bound in milliseconds, rounded up: it must not end early.
 fn millis(bound: Duration) -> u64 {
     u64::try_from(bound.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

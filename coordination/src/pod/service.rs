@@ -1,10 +1,11 @@
 //! The service behind a pod, which the pod vouches for.
 //!
-//! A service within the process ends with it and is told of the lease's end by the layer; nothing here concerns it. One in a
-//! process of its own can fail alone, and can go on alone.
+//! A service within the process ends with it, and the layer tells it of the lease's end; nothing here concerns it. A
+//! service in a process of its own can fail alone, and can continue alone.
 //!
 //! # Invariants
-//! * A registration is given up only after [`Service::settle`] has returned, unless it is gone already.
+//!
+//! * A registration is given up only after [`Service::settle`] has returned, unless it is already gone.
 
 use async_trait::async_trait;
 use tokio::time::Instant;
@@ -12,19 +13,19 @@ use tokio::time::Instant;
 /// The service behind a pod.
 #[async_trait]
 pub trait Service: Send + Sync + 'static {
-    /// Returns once the service takes requests. The pod registers only then.
+    /// Returns once the service accepts requests. The pod registers only then.
     async fn up(&self) {}
 
-    /// Returns once the service no longer takes requests.
+    /// Returns once the service no longer accepts requests.
     async fn down(&self) {
         std::future::pending().await
     }
 
-    /// The lease stands: work may take effect until then. Said again whenever the lease is confirmed.
+    /// Lets the service's work take effect until this moment. Called whenever the lease is confirmed.
     fn lend(&self, _until: Instant) {}
 
-    /// No request is let in any more. Has the service end its work, which it may do by itself until `by`, and returns once
-    /// nothing that it was given can take effect any more.
+    /// Ends the service's work. No more requests are admitted. The work may end by itself until `by`. Returns once
+    /// nothing that the service was given can take effect any more.
     async fn settle(&self, _by: Instant) {}
 }
 

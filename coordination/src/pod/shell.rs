@@ -1,8 +1,12 @@
-//! The pod as a shell: registers, follows the store, and has each partition looked at when something changed.
+//! The pod as a shell: it registers, follows the store, and reconsiders each partition when something has changed.
 //!
-//! One task owns the view and all that is known of the partitions; callbacks and writes run beside it (`work`). What must
-//! stay true: it registers, then takes its snapshot, then accepts; it fences before it gives its registration up; and a
-//! callback that hangs never keeps it from coming round, since its lease stands for that.
+//! One task owns the view and the state of all partitions. Callbacks and writes run beside it (`work`).
+//!
+//! # Invariants
+//!
+//! * A pod registers, then takes its snapshot, then accepts requests.
+//! * It fences before it gives its registration up.
+//! * A callback that hangs never blocks the loop, whose progress keeps the lease alive.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,15 +23,15 @@ use tracing::{info, warn};
 use super::ownership::Ownership;
 use super::service::Service;
 use super::term::ends_at;
-use super::work::{Said, WRITE_AGAIN, Work};
+use super::work::{Said, WRITE_RETRY_PAUSE, Work};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
 use crate::participant::{Follow, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, wakes_at};
 use crate::store::Store;
 
-/// Why a pod accepts nothing before it has registered.
+/// The reason why an unregistered pod accepts nothing.
 pub(super) const NOT_REGISTERED: &str = "not registered";
 
-/// What the service wants of its pod.
+/// The service's request to its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wish {
     Serve,
@@ -45,13 +49,14 @@ enum End {
 /// The state of the service, by the event that is awaited next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Watched {
-    /// It takes requests, until it is down.
+    /// The service accepts requests. Awaits its end.
     Up,
-    /// The service is down. The pod cannot vouch for the end of its work, so it stays and hands over until the service is up.
+    /// The service is down. The pod cannot vouch for the end of its work, so it stays registered and hands over until
+    /// the service is up.
     Sick,
-    /// The service is down, and has to end its work.
+    /// The service is down. Awaits the end of its work.
     Settling,
-    /// It has to end its work, since the pod ends.
+    /// The pod is ending. Awaits the end of the service's work.
     Parting,
 }
 
@@ -65,22 +70,22 @@ pub(super) struct Shell {
     pub(super) state: watch::Sender<PodState>,
     pub(super) wish: watch::Receiver<Wish>,
     pub(super) view: View,
-    /// 0: not registered, and the view is empty.
+    /// 0 while the pod is not registered; the view is empty then.
     pub(super) incarnation: Incarnation,
     pub(super) lease: Option<LeaseId>,
-    /// The view is a snapshot of after the registration, and what came after it.
+    /// The view includes a snapshot from after the registration.
     pub(super) synced: bool,
-    /// Hands nothing over any more: what is left is refused.
+    /// Nothing is handed over any more: the remaining partitions are refused.
     pub(super) ending: bool,
-    /// The service is down: no request is let in.
+    /// The service is down: no request is admitted.
     pub(super) refusing: bool,
-    /// The own record says `Draining` only because the service is down.
+    /// The own record is `Draining` only because the service is down.
     pub(super) drains_for_service: bool,
     pub(super) work: HashMap<PartitionId, Work>,
     pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
     pub(super) running: HashMap<task::Id, PartitionId>,
     pub(super) said: Outbox<Said>,
-    /// When to look at a partition again; without one, at the own record.
+    /// When to reconsider a partition or, without one, the own record.
     pub(super) timers: BTreeSet<(Instant, Option<PartitionId>)>,
 }
 
@@ -96,7 +101,7 @@ impl Shell {
     ) -> Self {
         Shell {
             view: View::empty(keys.clone()),
-            said: Outbox::new(store.clone(), WRITE_AGAIN),
+            said: Outbox::new(store.clone(), WRITE_RETRY_PAUSE),
             store,
             keys,
             settings,
@@ -130,9 +135,9 @@ impl Shell {
                     break;
                 }
                 End::RegistrationGone => {
-                    // Fenced already. The next life vouches for nothing that was begun in this one.
+                    // The pod has fenced. Its next life vouches for no work of this one.
                     self.service.settle(Instant::now()).await;
-                    // The old key is gone or ends by itself: this process lets its lease go.
+                    // The old key is gone or expires: this process drops its lease.
                     self.deregister(registration).await;
                 }
                 End::ServiceDown => self.deregister(registration).await,
@@ -157,7 +162,8 @@ impl Shell {
         self.refusing = false;
         let mut lent = None;
         loop {
-            // One that cannot see does not act: were its lease kept alive all the same, every handoff would wait for it.
+            // A pod without sight of the store does not act. With its lease kept alive, every handoff would wait for
+            // it.
             if sighted {
                 lease.made_progress();
             }
@@ -209,7 +215,7 @@ impl Shell {
                     }
                     Update::Batch(batch) if self.synced => {
                         let mut touched = self.view.apply(batch);
-                        // Whatever has arrived meanwhile is seen in one go.
+                        // Applies everything that has arrived meanwhile at once.
                         while let Some(batch) = follow.try_next_batch() {
                             let more = self.view.apply(batch);
                             touched.partitions.extend(more.partitions);
@@ -261,7 +267,8 @@ impl Shell {
         }
     }
 
-    /// When this pod may end, if it was told to. Moves from handing over to refusing what is left.
+    /// Returns when this pod may end, if it was told to. Once it is emptied or its time for handing over is up, the
+    /// remaining partitions are refused.
     fn may_end(&mut self, now: Instant) -> Option<Instant> {
         let Wish::End { hand_over_until, until } = *self.wish.borrow() else {
             return None;
@@ -288,7 +295,7 @@ impl Shell {
         self.reconcile_all();
     }
 
-    /// Until when what is left may end by itself.
+    /// Returns until when the remaining work may end by itself.
     fn ends_by(&self) -> Instant {
         match *self.wish.borrow() {
             Wish::End { until, .. } => until,
@@ -298,7 +305,7 @@ impl Shell {
 
     fn registration_gone(&mut self, why: &str) -> End {
         warn!(why, "fencing, and registering again");
-        // The order matters: nothing may be accepted, or acknowledged, once the registration is given up.
+        // The order matters: nothing may be accepted or acknowledged once the registration is given up.
         self.ownership.fence();
         (self.incarnation, self.lease, self.synced) = (Incarnation::NONE, None, false);
         self.view = View::empty(self.keys.clone());
@@ -360,7 +367,7 @@ impl Shell {
             let before = facts(state);
             state.not_ready = not_ready.map(str::to_owned);
             state.incarnation = incarnation;
-            // What an operator wrote is kept over a lost registration.
+            // An operator's status survives a lost registration.
             state.draining = own.map_or(state.draining, |own| own.status == PodStatus::Draining);
             state.emptied = emptied;
             state.trusted_until = lease.map(|lease| lease.trusted_until);

@@ -1,9 +1,10 @@
-//! The handler of the sidecar: a service that knows nothing of Segue is told by HTTP what comes and goes.
+//! The handler of the sidecar: it tells a service that knows nothing of Segue over HTTP which partitions come and go.
 //!
-//! Each hook is a `POST` with `{"keyspace","partition","epoch","handoff"}`; any 2xx means that it is done, anything else
-//! that it failed and is due again, so a hook must bear being called twice. One without a URL has nothing to do. Not here:
-//! the proxy in front of the service, and `drained`, which the layer can say by itself for a service that answers a
-//! request only when it is done with it. Nor the lease that a service is lent ([`LentLease`](super::LentLease)).
+//! Each hook is a `POST` with `{"keyspace","partition","epoch","handoff"}`. Any 2xx means success. Anything else is a
+//! failure and is retried, so a hook must tolerate being called twice. A hook without a URL has nothing to do.
+//!
+//! Not here: the proxy in front of the service; `drained`, which the layer can acknowledge for a service that responds
+//! only when its work is done; the lease that a service is lent ([`LentLease`](super::LentLease)).
 
 use std::time::Duration;
 
@@ -21,11 +22,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{HandlerError, HandoffHandler, Move};
 
-/// How long one call may take, by what it may have to do: to copy a state, to read a short tail while requests wait, to
-/// let go.
-const WARM: Duration = Duration::from_secs(300);
-const SYNC: Duration = Duration::from_secs(30);
-const RELEASE: Duration = Duration::from_secs(60);
+/// The longest call of each hook: `warm` copies state, `sync` reads a short tail while requests are held, `release`
+/// frees the state.
+const WARM_TIMEOUT: Duration = Duration::from_secs(300);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The hooks of a service.
 #[derive(Debug, Clone, Default)]
@@ -35,48 +36,48 @@ pub struct Hooks {
     release: Option<Uri>,
 }
 
-/// Why a hook was not carried out, or cannot be called at all.
+/// Why a hook failed, or cannot be called at all.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
     /// A URL that cannot be called.
     #[error("{0} is no hook: it has to begin with http:// and a host")]
     Url(Uri),
-    /// The service did not answer in time.
+    /// The service did not respond in time.
     #[error("{url} did not answer within {limit:?}")]
     Timeout {
-        /// What was called.
+        /// The hook's URL.
         url: Uri,
-        /// How long it was waited for.
+        /// The time that was waited.
         limit: Duration,
     },
     /// The service could not be reached.
     #[error("{url} cannot be reached: {source}")]
     Connect {
-        /// What was called.
+        /// The hook's URL.
         url: Uri,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// The exchange broke.
     #[error("{url} did not answer: {source}")]
     Exchange {
-        /// What was called.
+        /// The hook's URL.
         url: Uri,
-        /// Why.
+        /// The cause.
         source: hyper::Error,
     },
-    /// The service did not do it.
+    /// The service responded with a failure.
     #[error("{url} answered {status}")]
     Answer {
-        /// What was called.
+        /// The hook's URL.
         url: Uri,
-        /// What it said.
+        /// The status of the response.
         status: StatusCode,
     },
 }
 
 impl Hooks {
-    /// The hooks at these URLs, each plain `http://`.
+    /// Returns the hooks at these URLs, each plain `http://`.
     pub fn new(warm: Option<Uri>, sync: Option<Uri>, release: Option<Uri>) -> Result<Self, HookError> {
         for url in [&warm, &sync, &release].into_iter().flatten() {
             if url.scheme_str() != Some("http") || url.host().is_none() {
@@ -86,8 +87,8 @@ impl Hooks {
         Ok(Hooks { warm, sync, release })
     }
 
-    /// The capabilities of a pod with these hooks: `sync` only if there is a hook for it. `fence`: something ends the service's work
-    /// in time even if the sidecar is dead.
+    /// Returns the capabilities of a pod with these hooks: `sync` only with a hook for it. `fence` states that
+    /// something ends the service's work in time even if the sidecar is dead.
     pub fn capabilities(&self, fence: bool) -> Capabilities {
         Capabilities { sync: self.sync.is_some(), fence, ..Capabilities::ALL }
     }
@@ -96,15 +97,15 @@ impl Hooks {
 #[async_trait]
 impl HandoffHandler for Hooks {
     async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
-        call(self.warm.as_ref(), part, WARM).await
+        call(self.warm.as_ref(), part, WARM_TIMEOUT).await
     }
 
     async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
-        call(self.sync.as_ref(), part, SYNC).await
+        call(self.sync.as_ref(), part, SYNC_TIMEOUT).await
     }
 
     async fn release(&self, part: &Move) -> Result<(), HandlerError> {
-        call(self.release.as_ref(), part, RELEASE).await
+        call(self.release.as_ref(), part, RELEASE_TIMEOUT).await
     }
 }
 
@@ -117,7 +118,7 @@ async fn call(url: Option<&Uri>, part: &Move, limit: Duration) -> Result<(), Han
     Ok(post(url, &body, limit).await?)
 }
 
-/// Has the service do what `url` stands for.
+/// Calls the hook at `url`.
 pub(super) async fn post(url: &Uri, body: &serde_json::Value, limit: Duration) -> Result<(), HookError> {
     let status = timeout(limit, exchange(url, body)).await;
     let status = status.map_err(|_| HookError::Timeout { url: url.clone(), limit })??;
@@ -127,7 +128,8 @@ pub(super) async fn post(url: &Uri, body: &serde_json::Value, limit: Duration) -
     Ok(())
 }
 
-/// On a connection of its own: hooks are rare, and a fresh one is not one that the service has just closed.
+/// Sends the request on a connection of its own. Hooks are rare, and the service may just have closed an older
+/// connection.
 async fn exchange(url: &Uri, body: &serde_json::Value) -> Result<StatusCode, HookError> {
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
     let stream = TcpStream::connect((host, url.port_u16().unwrap_or(80))).await;
@@ -143,6 +145,6 @@ async fn exchange(url: &Uri, body: &serde_json::Value) -> Result<StatusCode, Hoo
     let Ok(request) = request else {
         return Err(HookError::Url(url.clone()));
     };
-    // The status is all that counts; the rest of the answer goes with the connection.
+    // Only the status counts; the rest of the response is dropped with the connection.
     Ok(sender.send_request(request).await.map_err(broke)?.status())
 }

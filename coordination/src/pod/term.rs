@@ -1,10 +1,10 @@
-//! A stretch of time in which a pod's lease is trusted, as every request sees it: two moments on the local clock, read
-//! with each request and at each step of its work, so that a process that was stopped and resumed slips nothing through,
-//! and a machine that was suspended neither.
+//! A period in which a pod's lease is trusted, as every request sees it: two moments on the local clock. They are read
+//! with each request and at each step of its work, so that neither a stopped and resumed process nor a suspended
+//! machine lets anything slip through.
 //!
-//! New work is accepted until two thirds of the TTL, and what was accepted is stopped at five sixths. That leaves a sixth
-//! for clocks that run at different speeds: by a clock that is a tenth too slow, five sixths of the TTL have passed after 93 %
-//! of it, and 7 % are left to stop in. A term that is over never comes back; trust regained is a new one.
+//! New work is accepted until two thirds of the TTL, and accepted work is stopped at five sixths. That leaves a sixth
+//! for clocks that run at different speeds: by a clock that is a tenth too slow, five sixths of the TTL have passed
+//! after 93 % of it, and 7 % remain for stopping. A term that is over never returns; regained trust is a new term.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -17,35 +17,36 @@ use tracing::warn;
 use super::sync::AtomicU64;
 use crate::participant::{LeaseState, lease_now, wakes_at};
 
-/// How often it is looked whether a term is over.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Longest time between two checks whether a term is over.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Term {
     base: Instant,
-    /// Microseconds after `base`, on the clock of [`lease_now`]. 0: over.
+    /// Microseconds after `base`, on the clock of [`lease_now`]. 0 once the term is over.
     trusted_until: AtomicU64,
-    /// When accepted work is stopped. 0: over.
+    /// When accepted work is stopped. 0 once the term is over.
     ends_at: AtomicU64,
     ended: CancellationToken,
 }
 
 impl Term {
-    /// The term of a pod that is not registered.
+    /// Returns the term of a pod that is not registered.
     pub(super) fn over() -> Arc<Self> {
         let ended = CancellationToken::new();
         ended.cancel();
         Arc::new(Term { base: lease_now(), trusted_until: AtomicU64::new(0), ends_at: AtomicU64::new(0), ended })
     }
 
-    /// A term of this lease, and the task that ends it when its time is over. `None`: it is not to be trusted.
+    /// Returns a term of this lease, with a task that ends it when its time is over. `None` if the lease is not to be
+    /// trusted.
     pub(super) fn begin(state: LeaseState) -> Option<Arc<Self>> {
         let term = Arc::new(Term::new(state)?);
         tokio::spawn(term.clone().run());
         Some(term)
     }
 
-    /// A term of this lease that nobody ends when its time is over.
+    /// Returns a term of this lease without a task that ends it.
     pub(super) fn new(state: LeaseState) -> Option<Self> {
         let now = lease_now();
         if state.lost || now >= state.trusted_until {
@@ -59,7 +60,7 @@ impl Term {
         })
     }
 
-    /// The lease was confirmed, or not: `false` if this term is over.
+    /// Extends the term to the confirmed lease. Returns `false` if the term is over.
     pub(super) fn extend(&self, state: LeaseState) -> bool {
         let extend = |at: &AtomicU64, until| {
             let later = micros(self.base, until);
@@ -68,12 +69,12 @@ impl Term {
         extend(&self.ends_at, ends_at(state)) && extend(&self.trusted_until, state.trusted_until)
     }
 
-    /// Whether new work may begin.
+    /// Returns whether new work may begin.
     pub(super) fn is_trusted(&self, now: Instant) -> bool {
         micros(self.base, now) < self.trusted_until.load(SeqCst)
     }
 
-    /// Whether all work must have stopped.
+    /// Returns whether all work must have stopped.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         micros(self.base, now) >= self.ends_at.load(SeqCst)
     }
@@ -83,9 +84,9 @@ impl Term {
         self.ended.clone().cancelled_owned()
     }
 
-    /// Ends it now, for good.
+    /// Ends the term now, for good.
     pub(super) fn end(&self) {
-        // Swaps, so that loom too sees them take their turn among the updates of `extend`.
+        // Swaps, so that loom too orders them with the updates of `extend`.
         self.trusted_until.swap(0, SeqCst);
         self.ends_at.swap(0, SeqCst);
         self.ended.cancel();
@@ -95,13 +96,13 @@ impl Term {
         loop {
             let until = self.base + Duration::from_micros(self.ends_at.load(SeqCst));
             // A timer does not count the time of a suspension.
-            let look_again = Instant::now() + LOOK_AGAIN;
+            let look_again = Instant::now() + CHECK_INTERVAL;
             tokio::select! {
                 biased;
                 () = self.ended.cancelled() => return,
                 () = sleep_until(wakes_at(until).min(look_again)) => {}
             }
-            // It may have been extended meanwhile.
+            // The term may have been extended meanwhile.
             if self.is_over(lease_now()) {
                 warn!("the lease may end any moment and the store has not confirmed it: stopping all work");
                 return self.end();
@@ -110,7 +111,7 @@ impl Term {
     }
 }
 
-/// When accepted work is stopped: half-way through the last third of the TTL.
+/// Returns when accepted work is stopped: half-way through the last third of the TTL.
 pub(super) fn ends_at(state: LeaseState) -> Instant {
     let last_third = state.stands_until.saturating_duration_since(state.trusted_until);
     state.trusted_until + last_third / 2
@@ -152,6 +153,6 @@ mod tests {
         suspend(TTL);
         assert!(!term.is_trusted(lease_now()) && term.is_over(lease_now()), "before any timer has fired");
         term.ended().await;
-        assert!(resumed.elapsed() <= LOOK_AGAIN, "{:?}", resumed.elapsed());
+        assert!(resumed.elapsed() <= CHECK_INTERVAL, "{:?}", resumed.elapsed());
     }
 }

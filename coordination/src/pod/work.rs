@@ -1,9 +1,13 @@
-//! What the shell does about one partition: makes the callbacks that run, the epoch that is accepted and the words that
-//! are written agree with its duty.
+//! The shell's work on one partition: it makes the running callbacks, the accepted epoch and the written
+//! acknowledgements agree with the pod's duty.
 //!
-//! What to do is decided in [`pod_reconcile`](segue_protocol::handoff::pod_reconcile); this starts it, stops it, and
-//! tries it again when it failed. What must stay true: a partition is closed before anything is begun that needs it
-//! closed; one callback at a time, and the next begins only when the one before it has really ended.
+//! [`pod_reconcile`](segue_protocol::handoff::pod_reconcile) decides what to do. This module starts it, stops it, and
+//! retries it when it failed.
+//!
+//! # Invariants
+//!
+//! * A partition is closed before anything begins that requires it closed.
+//! * One callback runs at a time, and the next begins only when the one before it has really ended.
 
 use std::time::Duration;
 
@@ -22,15 +26,15 @@ use super::shell::{Shell, Wish};
 use super::{HandlerError, Move};
 use crate::participant::{Answers, StoreRetry, unix_millis};
 
-/// How long a write that was refused or failed waits for its next try.
-pub(super) const WRITE_AGAIN: Duration = Duration::from_millis(100);
+/// How long a write rests after it was refused or failed.
+pub(super) const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is done and being done about a partition.
+/// The state of the work on a partition.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     done: Done,
     running: Option<Running>,
-    /// The task that failed last, and when it is tried again.
+    /// The task that failed last, and when it is retried.
     failed: Option<(Task, Instant)>,
     back_off: StoreRetry,
 }
@@ -43,13 +47,13 @@ struct Running {
 }
 
 impl Work {
-    /// The ownership that the state was for is lost.
+    /// Records that the ownership the state was for is lost.
     pub(super) fn leave(&mut self) {
         self.done.leave();
     }
 }
 
-/// Something that is written to the store.
+/// A write of the pod to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Said {
     Word(PartitionId, HandoffId, Word),
@@ -66,7 +70,7 @@ impl Said {
 }
 
 impl Shell {
-    /// Makes what is done about a partition agree with what is to be done.
+    /// Makes the work on a partition agree with the pod's duty.
     pub(super) fn reconcile(&mut self, partition: PartitionId) {
         let duty = self.duty(partition);
         let work = self.work.entry(partition).or_default();
@@ -78,7 +82,7 @@ impl Shell {
             work.done.reopen();
         }
         if let Some(running) = &work.running {
-            // The next begins when this one has ended.
+            // The next callback begins when this one has ended.
             if act != Some(Act::Run(running.task)) {
                 running.abort.abort();
             }
@@ -94,11 +98,11 @@ impl Shell {
 
     fn duty(&self, partition: PartitionId) -> Duty {
         if self.view.is_malformed(partition) || self.is_unreadable() {
-            // Whose it is cannot be read now: accept nothing, and lose nothing either.
+            // The owner cannot be read at the moment: accept nothing, and release nothing.
             return Duty::Stand { handoff: HandoffId::NONE, epoch: Epoch::default() };
         }
         match duty(&self.view, &self.settings.name, self.incarnation, partition) {
-            // At its end a pod only gives.
+            // At its end a pod only gives partitions up.
             duty if self.ending && !matches!(duty, Duty::Drain { .. } | Duty::Release { .. }) => Duty::Idle,
             duty => duty,
         }
@@ -157,7 +161,7 @@ impl Shell {
         work.running = Some(Running { task, since: now, abort });
     }
 
-    /// A callback has ended, in whatever way.
+    /// Handles the end of a callback: success, failure, panic or abort.
     pub(super) fn ended(&mut self, ended: Result<(task::Id, Result<(), HandlerError>), JoinError>) {
         let (id, result) = match ended {
             Ok((id, result)) => (id, Some(result)),
@@ -207,11 +211,11 @@ impl Shell {
         self.view.pod_ack(partition, &self.settings.name, kind, handoff).is_some()
     }
 
-    /// Has the own record say whether the pod is draining.
+    /// Makes the own record state whether the pod is draining.
     pub(super) fn keep_record(&mut self) {
         let own = self.view.live_pod(&self.settings.name, self.incarnation);
         if own.is_some_and(|own| own.status == PodStatus::Ready) {
-            // Also if an operator has just undone a drain: what makes it drain now is the service.
+            // This also applies if an operator has just undone a drain: the cause of the drain is now the service.
             self.drains_for_service = self.is_sick();
         }
         if self.status_change().is_some() {
@@ -232,14 +236,15 @@ impl Shell {
         };
         let value = PodRecord { status, last_heartbeat: unix_millis(), ..own.value.clone() };
         Some(Txn {
-            // Implies that it is this life's, and that nothing that an operator has written is undone.
+            // The guard implies that the record is this life's, and that no operator's change is undone.
             when: vec![Compare::unchanged_since(key.clone(), own.mod_revision)],
             then: vec![Op::Put { key, value: encode(&value), lease: self.lease }],
             otherwise: None,
         })
     }
 
-    /// The service is down, and the pod cannot vouch for the end of its work: its partitions must be handed over.
+    /// Returns whether the service is down and the pod cannot vouch for the end of its work. Its partitions must be
+    /// handed over then.
     pub(super) fn is_sick(&self) -> bool {
         self.refusing && !self.settings.capabilities.fence
     }

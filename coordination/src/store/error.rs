@@ -1,17 +1,17 @@
-//! Why the store did not do what it was asked.
+//! The errors of a store.
 
 use segue_protocol::ids::Revision;
 
 /// Why the store did not do what it was asked.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// It could not be reached or did not answer in time. Whether a write took effect is unknown.
+    /// The store could not be reached or did not respond in time. It is unknown whether a write took effect.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// The revision asked for has been compacted away: take a new snapshot.
+    /// The requested revision has been compacted away: take a new snapshot.
     #[error("revision {requested} of the store is compacted; the oldest that is left is {oldest}")]
     Compacted {
-        /// Where the watch was to begin.
+        /// The revision that the watch should have begun at.
         requested: Revision,
         /// The oldest revision that a watch can begin at.
         oldest: Revision,

@@ -1,8 +1,8 @@
-//! The store: the part of etcd v3 that the protocol needs, with etcd's own meaning.
+//! The store: the part of etcd v3 that the protocol needs, with etcd's semantics.
 //!
-//! Its data and key names are pure and in `segue-protocol` ([`txn`](segue_protocol::txn), [`keys`](segue_protocol::keys));
-//! here are the trait and its two implementations. A site that outgrows one machine runs an etcd cluster; nothing of our
-//! own replicates anything.
+//! Its data and key names are pure and in `segue-protocol` ([`txn`](segue_protocol::txn),
+//! [`keys`](segue_protocol::keys)). This module contains the trait and its two implementations. A deployment that
+//! outgrows one machine runs an etcd cluster; Segue itself replicates nothing.
 
 mod client;
 mod error;

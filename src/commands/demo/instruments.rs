@@ -1,4 +1,4 @@
-//! The metrics of a demo and its admin endpoint: all routers and coordinators of the process together.
+//! The metrics and the admin endpoint of a demo, for all routers and coordinators of the process together.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -72,6 +72,6 @@ pub(super) fn demo(args: &Args) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let text = if args.json { report.to_json() } else { report.to_string() };
     writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
-    // The report has said what went wrong.
+    // The report has already said what went wrong.
     if report.sound { Ok(()) } else { Err(Failure::Told) }
 }

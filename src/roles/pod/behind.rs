@@ -1,9 +1,11 @@
-//! The service behind a sidecar, as its pod sees it: whether it takes requests, and what ends its work.
+//! The service behind a sidecar, as its pod sees it: whether it accepts requests, and what ends its work.
 //!
 //! # Invariants
+//!
 //! * A pod has the capability `fence` only if something ends the service's work in time even when this process is dead.
-//! * [`Service::settle`] returns only once one of these is so: all processes of the service are dead; the service has
-//!   confirmed that it does not write, or what it was lent has run out; its work has ended, by what it declares.
+//! * [`Service::settle`] returns only when one of these holds: all processes of the service are dead; the service has
+//!   confirmed that it does not write, or the lease it was lent has run out; the bound that the service declares on its
+//!   work has passed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +21,11 @@ use tracing::{error, warn};
 use crate::supervise::{Ended, Supervisor};
 
 /// How long a service that was told to end may take, if its pod's time allows for more.
-const END_WITHIN: Duration = Duration::from_secs(10);
-/// The time between two attempts to start a service.
-const START_AGAIN: Duration = Duration::from_secs(1);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between two attempts to start a service.
+const START_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// The signals that are passed on to a supervised service. Those that end this process end the service later.
+/// The signals that are passed on to a supervised service. The signals that end this process end the service later.
 const PASSED_ON: [SignalKind; 4] =
     [SignalKind::hangup(), SignalKind::user_defined1(), SignalKind::user_defined2(), SignalKind::window_change()];
 
@@ -36,7 +38,7 @@ pub(super) struct Behind {
 }
 
 impl Behind {
-    /// Needs a runtime.
+    /// Requires a runtime.
     pub(super) fn new(section: &config::Pod, upstream: Upstream) -> anyhow::Result<Self> {
         let supervisor = section.exec.clone().map(Supervisor::new).transpose()?.map(Arc::new);
         if let Some(supervisor) = &supervisor {
@@ -57,7 +59,7 @@ impl Behind {
         })
     }
 
-    /// Names, for people, the means by which the service's work ends in time even if this process is dead.
+    /// Returns in words what ends the service's work in time even if this process is dead.
     pub(super) fn vouches(section: &config::Pod) -> Option<&'static str> {
         let ways = [
             (section.exec.is_some(), "exec"),
@@ -67,7 +69,7 @@ impl Behind {
         ways.into_iter().find(|(is_there, _)| *is_there).map(|(_, way)| way)
     }
 
-    /// Why the service takes no requests.
+    /// Returns why the service accepts no requests.
     pub(super) fn not_ready(&self) -> Option<String> {
         (!self.health.is_up()).then(|| format!("the service at {} is down", self.upstream.address))
     }
@@ -87,7 +89,7 @@ impl Service for Behind {
         if let Some(supervisor) = &self.supervisor {
             while let Err(error) = supervisor.start().await {
                 error!(%error, "cannot start the service; trying again");
-                sleep(START_AGAIN).await;
+                sleep(START_RETRY_PAUSE).await;
             }
         }
         self.health.up().await;
@@ -127,7 +129,7 @@ impl Service for Behind {
 
     async fn settle(&self, by: Instant) {
         if let Some(supervisor) = &self.supervisor {
-            supervisor.end(by.min(Instant::now() + END_WITHIN)).await;
+            supervisor.end(by.min(Instant::now() + END_TIMEOUT)).await;
             self.health.forget();
         }
         if let Some(lent) = &self.lent

@@ -1,4 +1,4 @@
-//! The role of the sidecar in front of a writer pod: registration and handoffs, and the proxy that fences.
+//! The role of the sidecar in front of a writer pod: registration and handoffs, and the fencing proxy.
 
 mod behind;
 
@@ -29,10 +29,10 @@ pub fn capabilities(section: &config::Pod) -> anyhow::Result<Capabilities> {
     Ok(Hooks::new(hooks.warm, hooks.sync, hooks.release)?.capabilities(Behind::vouches(section).is_some()))
 }
 
-/// How long requests that are under way may take to end once nothing is owned any more.
+/// How long requests in progress may take to end once no partition is owned any more.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A pod's sidecar that has its socket and does not run yet.
+/// A pod's sidecar with a bound socket that does not run yet.
 #[derive(Debug)]
 pub struct BoundPod {
     sidecar: Sidecar,
@@ -52,7 +52,8 @@ pub struct PodRole {
 }
 
 impl BoundPod {
-    /// Binds the address that routers reach. `files`: how many it may have open. `admin`: where others reach this process's admin endpoint.
+    /// Binds the address that routers connect to. `files` is the number of files it may open. `admin` is the address
+    /// that others use for this process's admin endpoint.
     pub async fn bind(
         section: &config::Pod,
         files: usize,
@@ -64,7 +65,7 @@ impl BoundPod {
         Ok(BoundPod { sidecar, section: section.clone(), admin })
     }
 
-    /// Starts it.
+    /// Starts the sidecar.
     pub fn start(self, store: Arc<dyn Store>, keyspace: &str, keys: Keyspace) -> anyhow::Result<PodRole> {
         let section = self.section;
         let vouches = Behind::vouches(&section);
@@ -100,7 +101,7 @@ impl BoundPod {
 }
 
 impl PodRole {
-    /// Returns its part of the admin endpoint's pages.
+    /// Returns the sidecar's part of the admin endpoint.
     pub fn part(&self) -> Arc<dyn Part> {
         let (handle, state) = (self.handle.clone(), self.handle.status());
         Arc::new(PodPart { handle, behind: self.behind.clone(), vouches: self.vouches, state })
@@ -111,24 +112,25 @@ impl PodRole {
         self.behind.ended().await
     }
 
-    /// Hands its partitions over, then stops serving, then deregisters. `ended`: there is no service any more, so nothing
-    /// can be handed over.
+    /// Hands its partitions over, then stops serving, then deregisters. `ended` states that there is no service any
+    /// more, so nothing can be handed over.
     pub async fn stop(self, ended: bool) {
         self.handle.shutdown(if ended { Duration::ZERO } else { self.shutdown_timeout }).await;
         self.shutdown.cancel();
-        // It ends by itself now; a panic in it has been reported by the runtime.
+        // The task ends by itself now. The runtime has reported any panic in it.
         let _ = self.server.await;
     }
 }
 
-/// Each may need another one to the service; the store, the admin endpoint and hooks need some as well.
+/// Returns how many connections this many files allow. Each may need another one to the service, and the store, the
+/// admin endpoint and hooks need some as well.
 fn max_connections(files: usize) -> usize {
-    files.min(MOST_FILES).saturating_sub(RESERVED_FILES).max(2) / 2
+    files.min(MAX_FILES).saturating_sub(RESERVED_FILES).max(2) / 2
 }
 
-/// More connections than this are no use to one service.
-const MOST_FILES: usize = 1 << 20;
-/// Descriptors that are left to everything but routers.
+/// Most files that are taken into account. More connections are no use to one service.
+const MAX_FILES: usize = 1 << 20;
+/// File descriptors reserved for everything but routers.
 const RESERVED_FILES: usize = 64;
 
 struct PodPart {

@@ -77,11 +77,11 @@ impl OnStoreLoss {
 /// How far the router may act on its view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Trust {
-    /// Its lease is valid.
+    /// The router's lease is valid.
     Held,
-    /// Its lease clock has run out: the store is unreachable and the view may be stale.
+    /// The lease clock has run out: the store is unreachable and the view may be stale.
     RunOut(OnStoreLoss),
-    /// Its registration is gone or replaced.
+    /// The router's registration is gone or replaced.
     Gone,
 }
 

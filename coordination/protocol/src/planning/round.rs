@@ -1,6 +1,6 @@
 //! Decides when a round of planning is due: after changes have settled, at a minimum distance, and periodically.
 //!
-//! It knows times and membership, but nothing of placement.
+//! Rounds depend on times and membership, not on placement.
 //!
 //! # Invariants
 //!

@@ -1,23 +1,24 @@
-//! The pod's door in all interleavings that loom knows of: `make loom`.
+//! The pod's admission of requests in all interleavings that loom knows of: `make loom`.
 //!
-//! Requests that enter and leave, the shell that closes, opens and waits until nobody is inside, a lease that ends. A
-//! wake-up that is lost is a deadlock, which loom reports. Notices, and the making of waits for them, are steps of their
-//! own (`pod/sync/modelled.rs`); what is inside tokio's tokens is a step that happens at once here, and time stands still.
+//! The models cover requests that enter and leave, the shell that closes, opens and waits until no request is inside,
+//! and a lease that ends. A lost wake-up is a deadlock, which loom reports. Notifications, and the creation of waits
+//! for them, are steps of their own (`pod/sync/modelled.rs`). The insides of tokio's tokens count as one step, and time
+//! does not pass.
 //!
-//! What was broken once, and which models failed:
+//! Each of these defects was introduced once; these models failed:
 //!
-//! | broken | failed |
+//! | defect | failed |
 //! | --- | --- |
 //! | a request is counted after the lock is dropped | `a_closed_partition_…`, `nobody_enters_…` |
-//! | the last one leaves without a notice, or looks at the door before it counts itself out | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
-//! | `idle` looks and only then makes its wait | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
-//! | the door changes without a notice; a wait for that is made after the lock is dropped | both of `…_is_not_forgotten` |
-//! | a new partition comes without a notice; a wait for it is made after the table is let go | `a_request_for_a_partition_…` |
-//! | work is held in a second lock, or after the partition was given up | `work_that_is_held_…` |
-//! | the fence looks who is in flight before it closes, or does not close | `nobody_enters_…` |
-//! | whoever comes with the last epoch is let in whatever the door says | `a_closed_partition_…`, `nobody_enters_…` |
+//! | the last request leaves without notifying, or checks the door before it is subtracted | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
+//! | `idle` checks before it creates its wait | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
+//! | the door changes without notifying; a wait for that is created after the lock is dropped | both of `…_is_not_forgotten` |
+//! | a new partition is added without notifying; a wait for it is created after the table is unlocked | `a_request_for_a_partition_…` |
+//! | work is held under a second lock, or after the partition was given up | `work_that_is_held_…` |
+//! | the fence checks what is in flight before it closes, or does not close | `nobody_enters_…` |
+//! | a request with the last epoch is admitted whatever the door's state | `a_closed_partition_…`, `nobody_enters_…` |
 //! | a term is extended in two steps | `a_term_that_is_over_…` |
-//! | the notice of a new partition comes before its epoch | none: whoever it wakes too early waits for the epoch itself |
+//! | the notification of a new partition precedes its epoch | none: a waiter that wakes too early waits for the epoch itself |
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -32,10 +33,10 @@ const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);
 
 const PARTITION: PartitionId = PartitionId::new(0);
-/// A partition that the pod does not see at first.
+/// A partition that the pod does not know at first.
 const OTHER_PARTITION: PartitionId = PartitionId::new(1);
 
-/// Runs a model in all interleavings with at most so many preemptions (`None`: all there are).
+/// Runs a model in all interleavings with at most this many preemptions (`None` for all of them).
 #[expect(clippy::print_stdout, reason = "`make loom` adds these lines up")]
 fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     // Counters that loom does not see cost no interleavings.
@@ -51,7 +52,7 @@ fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Syn
     println!("loom: model={name} executions={}", executions.load(SeqCst));
 }
 
-/// A pod with a lease that stands, and what is true of the requests in it.
+/// A pod with a valid lease, and the expected state of the requests in it.
 #[derive(Clone)]
 struct Pod {
     ownership: Arc<Ownership>,
@@ -78,7 +79,7 @@ impl Pod {
         spawn(move || run(pod))
     }
 
-    /// A request comes; if it is accepted, it works and leaves.
+    /// Sends a request. If it is accepted, it works and leaves.
     fn request(&self) {
         if let Entry::In(in_flight) = self.ownership.try_enter(PARTITION, E1, lease_now()) {
             self.work(in_flight);
@@ -101,7 +102,7 @@ impl Pod {
     }
 }
 
-/// Once a closed partition was seen idle, nobody is inside and nobody comes, and the wait for it ends.
+/// Once a closed partition was seen idle, no request is inside and none enters, and the wait for it ends.
 #[test]
 fn a_closed_partition_gets_idle_and_stays_so() {
     explore("ownership::a_closed_partition_gets_idle_and_stays_so", Some(4), || {
@@ -116,7 +117,7 @@ fn a_closed_partition_gets_idle_and_stays_so() {
     });
 }
 
-/// After the fence nobody enters, whoever had looked before; what was inside is told, and is waited for.
+/// After the fence no request enters, even one that had checked before. Requests inside are notified and waited for.
 #[test]
 fn nobody_enters_after_the_fence() {
     explore("ownership::nobody_enters_after_the_fence", Some(4), || {
@@ -134,7 +135,7 @@ fn nobody_enters_after_the_fence() {
     });
 }
 
-/// Work that outlives its request keeps the partition busy: whoever got a hold is waited for, and none is given once the
+/// Work that outlives its request keeps the partition busy: a granted hold is waited for, and none is granted once the
 /// partition was seen idle.
 #[test]
 fn work_that_is_held_is_waited_for() {
@@ -159,7 +160,7 @@ fn work_that_is_held_is_waited_for() {
     });
 }
 
-/// A request of an epoch that this pod does not know yet is let in as soon as it does, at whatever moment that is.
+/// A request with an epoch that this pod does not know yet is admitted as soon as it does, whenever that is.
 #[test]
 fn a_request_that_is_ahead_of_the_view_is_not_forgotten() {
     explore("ownership::a_request_that_is_ahead_of_the_view_is_not_forgotten", None, || {
@@ -180,7 +181,7 @@ fn a_request_that_is_ahead_of_the_view_is_not_forgotten() {
     });
 }
 
-/// The same, for a partition that is seen for the first time.
+/// The same, for a partition that is not known yet.
 #[test]
 fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() {
     explore("ownership::a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten", None, || {
@@ -199,7 +200,7 @@ fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() {
     });
 }
 
-/// A lease that is confirmed at the moment at which the term ends does not bring it back.
+/// A lease that is confirmed at the moment at which the term ends does not revive it.
 #[test]
 fn a_term_that_is_over_stays_over() {
     explore("ownership::a_term_that_is_over_stays_over", None, || {

@@ -1,9 +1,13 @@
-//! Which partitions this pod accepts requests for, under which epoch, and what is in flight for each.
+//! The partitions that this pod accepts requests for, under which epoch, and the requests in flight for each.
 //!
-//! A mechanism: the shell says what is accepted, every request asks, neither waits for the other. Until when anything at
-//! all is accepted is the lease clock's word ([`Term`]). What must stay true: whether a request is accepted and that it
-//! is counted is one decision under the partition's lock, so once the shell has closed a partition and seen nothing in
-//! flight there, nothing comes after. The lock is held for a few instructions and never across an await.
+//! A mechanism: the shell sets what is accepted, every request checks, and neither waits for the other. The lease clock
+//! decides until when anything is accepted at all ([`Term`]).
+//!
+//! # Invariants
+//!
+//! * Accepting a request and counting it is one decision under the partition's lock. Once the shell has closed a
+//!   partition and seen nothing in flight there, nothing follows.
+//! * The lock is held for a few instructions and never across an await.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,30 +23,30 @@ use super::sync::{Mutex, MutexGuard, Notify, OwnedNotified, RwLock, RwLockReadGu
 use super::term::Term;
 use crate::participant::{LeaseState, lease_now};
 
-/// How long a request whose epoch is above the one known waits for this pod's view to catch up.
-const CATCH_UP: Duration = Duration::from_millis(250);
-/// How long the state of a lost ownership waits for requests that were told to end and have not been dropped yet: one
-/// whose client reads nothing is not looked at by its connection.
-const LOST_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a request whose epoch is above the known one waits for this pod's view to catch up.
+const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(250);
+/// How long the state of a lost ownership waits for requests that were told to end and have not been dropped yet. A
+/// connection does not poll a response whose client reads nothing.
+const LOST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a request was refused. Nothing was done then.
+/// Why a request was refused. It was not processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// It names no partition or epoch that can be read, or another keyspace: it did not come through a router.
+    /// The request has no readable partition or epoch, or names another keyspace: it did not come through a router.
     Unstamped,
     /// This pod has no registration that it may trust.
     Fenced,
-    /// Its epoch is over, or is just ending here.
+    /// The request's epoch is over, or is just ending on this pod.
     Stale,
-    /// Its epoch is not this pod's.
+    /// The request's epoch is not this pod's.
     NotOwner,
 }
 
 impl Refusal {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Refusal; 4] = [Refusal::Unstamped, Refusal::Fenced, Refusal::Stale, Refusal::NotOwner];
 
-    /// The name in answers and metrics.
+    /// Returns the reason's name in responses and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Refusal::Unstamped => "unstamped",
@@ -58,7 +62,7 @@ impl Refusal {
 pub struct Ownership {
     keyspace: String,
     table: RwLock<Table>,
-    /// A partition was seen for the first time.
+    /// Notifies of a partition that was not known before.
     grown: Arc<Notify>,
     refused: [AtomicU64; Refusal::ALL.len()],
 }
@@ -67,7 +71,7 @@ pub struct Ownership {
 struct Table {
     term: Arc<Term>,
     slots: BTreeMap<PartitionId, Arc<Slot>>,
-    /// What was in flight when an ownership was lost, until its state has been let go.
+    /// The requests in flight when an ownership was lost, until its state has been released.
     lost: BTreeMap<PartitionId, Arc<Slot>>,
     /// Nothing is ever accepted again.
     closed: bool,
@@ -76,7 +80,7 @@ struct Table {
 #[derive(Debug, Default)]
 struct Slot {
     state: Mutex<SlotState>,
-    /// Another epoch is accepted or known, or the last request of a closed partition has left.
+    /// Notifies that another epoch is accepted or known, or that the last request of a closed partition has left.
     changed: Arc<Notify>,
 }
 
@@ -86,12 +90,12 @@ struct SlotState {
     in_flight: u64,
 }
 
-/// What became of a request at the door.
+/// The verdict on a request.
 #[derive(Debug)]
 pub(super) enum Entry {
     /// Accepted and counted.
     In(InFlight),
-    /// To be asked again after this.
+    /// To be retried after this notice.
     Wait(OwnedNotified),
     /// Refused.
     Refused(Refusal),
@@ -112,23 +116,23 @@ impl Ownership {
         }
     }
 
-    /// The keyspace that the partitions are of.
+    /// Returns the keyspace of the partitions.
     pub fn keyspace(&self) -> &str {
         &self.keyspace
     }
 
-    /// How many requests of a partition are in flight.
+    /// Returns the number of a partition's requests in flight.
     pub fn in_flight(&self, partition: PartitionId) -> u64 {
         self.slot(partition).map_or(0, |slot| slot.lock().in_flight)
     }
 
-    /// How many requests are in flight.
+    /// Returns the number of requests in flight.
     pub fn total_in_flight(&self) -> u64 {
         let table = self.read();
         table.slots.values().map(|slot| slot.lock().in_flight).sum()
     }
 
-    /// How many requests were refused for this reason.
+    /// Returns the number of requests refused for this reason.
     pub fn refused(&self, why: Refusal) -> u64 {
         self.refused[why as usize].load(Relaxed)
     }
@@ -137,7 +141,7 @@ impl Ownership {
         self.refused[why as usize].fetch_add(1, Relaxed);
     }
 
-    /// Asks once. `now`: of [`lease_now`].
+    /// Decides about a request once. `now` is on the clock of [`lease_now`].
     pub(super) fn try_enter(&self, partition: PartitionId, epoch: Epoch, now: Instant) -> Entry {
         let (term, slot) = {
             let table = self.read();
@@ -159,14 +163,14 @@ impl Ownership {
                 drop(state);
                 Entry::In(InFlight { slot, term, epoch })
             }
-            // Made under the lock, so that no change between this look and the wait is missed.
+            // Created under the lock, so that no change between this check and the wait is missed.
             Answer::Wait => Entry::Wait(slot.changed.clone().notified_owned()),
             Answer::Stale => Entry::Refused(Refusal::Stale),
             Answer::NotOwner => Entry::Refused(Refusal::NotOwner),
         }
     }
 
-    /// Asks again after each `change`, until this pod's view has caught up with the request or may take no longer.
+    /// Retries after each `change`, until this pod's view has caught up with the request or the time for that is up.
     pub(super) async fn enter(
         self: Arc<Self>,
         partition: PartitionId,
@@ -174,7 +178,7 @@ impl Ownership {
         mut change: OwnedNotified,
         arrived: Instant,
     ) -> Result<InFlight, Refusal> {
-        let deadline = arrived + CATCH_UP;
+        let deadline = arrived + CATCH_UP_TIMEOUT;
         while timeout_at(deadline, change).await.is_ok() {
             match self.try_enter(partition, epoch, lease_now()) {
                 Entry::In(in_flight) => return Ok(in_flight),
@@ -185,7 +189,7 @@ impl Ownership {
         Err(Refusal::NotOwner)
     }
 
-    /// Accepts one epoch of a partition, or none. `known`: the newest epoch that the view shows.
+    /// Accepts one epoch of a partition, or none. `known` is the newest epoch that the view shows.
     pub(super) fn set(&self, partition: PartitionId, accepted: Option<Epoch>, known: Epoch) {
         let (slot, is_new) = match self.slot(partition) {
             Some(slot) => (slot, false),
@@ -197,7 +201,7 @@ impl Ownership {
         }
     }
 
-    /// The lease stands as `state` says.
+    /// Adopts the state of the lease.
     pub(super) fn trust(&self, state: LeaseState) {
         if self.read().term.extend(state) {
             return;
@@ -210,13 +214,13 @@ impl Ownership {
         }
     }
 
-    /// [`fence`](Self::fence), for good.
+    /// Fences for good ([`fence`](Self::fence)).
     pub(super) fn close(&self) {
         self.write().closed = true;
         self.fence();
     }
 
-    /// Refuses everything from here on and has all that was accepted end, answered as failed.
+    /// Refuses everything from now on, and ends all accepted requests with a failure.
     pub(super) fn fence(&self) {
         let slots = {
             let mut table = self.write();
@@ -230,11 +234,11 @@ impl Ownership {
         self.grown.notify_waiters();
     }
 
-    /// Returns once nothing of a closed partition is in flight.
+    /// Returns once no request of a closed partition is in flight.
     pub(super) async fn idle(&self, partition: PartitionId) {
         let lost = self.read().lost.get(&partition).cloned();
         if let Some(slot) = lost {
-            let _ = timeout(LOST_PATIENCE, slot.idle()).await;
+            let _ = timeout(LOST_TIMEOUT, slot.idle()).await;
             self.write().lost.remove(&partition);
         }
         if let Some(slot) = self.slot(partition) {
@@ -287,7 +291,7 @@ impl Slot {
     }
 }
 
-/// One request, or other work, that is in flight until this is dropped.
+/// A request, or other work, that is in flight until this is dropped.
 #[derive(Debug)]
 pub struct InFlight {
     slot: Arc<Slot>,
@@ -296,13 +300,13 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// Whether the lease that this was accepted under is over, or so near its end that the work must stop: nothing of
-    /// it may take effect or be acknowledged.
+    /// Returns whether the lease that this was accepted under is over, or so near its end that the work must stop.
+    /// Nothing of it may take effect or be acknowledged then.
     pub fn is_lost(&self) -> bool {
         self.term.is_over(lease_now())
     }
 
-    /// Returns when [`is_lost`](Self::is_lost) comes true.
+    /// Completes when [`is_lost`](Self::is_lost) becomes true.
     pub fn lost(&self) -> WaitForCancellationFutureOwned {
         self.term.ended()
     }
@@ -318,8 +322,8 @@ impl Drop for InFlight {
     }
 }
 
-/// What a request was accepted for; an extension of every request that passes the layer. A service that writes to a log
-/// puts the epoch into its writes.
+/// The ownership under which a request was accepted; an extension of every request that passes the layer. A service
+/// that writes to a log adds the epoch to its writes.
 #[derive(Debug, Clone)]
 pub struct Owned {
     /// The partition.
@@ -332,13 +336,13 @@ pub struct Owned {
 }
 
 impl Owned {
-    /// Returns once nobody waits for the answer any more, if that is before it has begun.
+    /// Completes when the client has gone, if that happens before the response has begun.
     pub fn abandoned(&self) -> WaitForCancellationFutureOwned {
         self.abandoned.clone().cancelled_owned()
     }
 
-    /// Keeps the partition in flight beyond the response: for an upgraded connection, or for work that a request began
-    /// and that outlives it. `None`: too late, the partition is given up already.
+    /// Keeps the partition in flight beyond the response: for an upgraded connection, or for work that outlives the
+    /// request that began it. `None` if the partition has already been given up.
     pub fn hold(&self) -> Option<InFlight> {
         let mut state = self.slot.lock();
         let stands = state.door.last == self.epoch && (state.door.accepted.is_some() || state.in_flight > 0);

@@ -1,4 +1,4 @@
-//! The ownership under contention, and over the end of a lease.
+//! The ownership under contention, and at the end of a lease.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -53,7 +53,7 @@ async fn nothing_gets_in_after_a_closed_partition_was_seen_idle() {
         ownership.idle(P0).await;
         for _ in 0..20 {
             assert_eq!(inside.load(SeqCst), 0);
-            // Time for one that was on its way in.
+            // Time for a request that was about to enter.
             std::thread::yield_now();
         }
     }
@@ -74,7 +74,7 @@ async fn state_that_was_lost_does_not_wait_for_ever_for_requests_that_nobody_dro
     ownership.idle(P0).await;
     ownership.trust(trusted());
     ownership.set(P0, None, E1);
-    // The next life counts its own requests only.
+    // The next life counts only its own requests.
     ownership.idle(P0).await;
     drop(stuck);
     assert_eq!(ownership.total_in_flight(), 0);

@@ -1,7 +1,7 @@
-//! The primitives under [`ownership`](super::ownership) and [`term`](super::term): the real ones, or those that loom sees.
+//! The primitives under [`ownership`](super::ownership) and [`term`](super::term): the real ones, or loom's.
 //!
-//! What two threads hand each other there goes through these, so that the models (`make loom`) see every race. Loom takes
-//! `SeqCst` for `AcqRel`; that is enough here, since nobody writes one word and then reads another's.
+//! All data shared between threads there goes through these, so that the models (`make loom`) see every race. Loom
+//! treats `SeqCst` as `AcqRel`. That is enough here: no thread writes one word and then reads another's.
 
 #[cfg(segue_loom)]
 mod modelled;

@@ -1,8 +1,8 @@
-//! A notice to all who wait, as loom sees it.
+//! A notification of all waiters, as loom sees it.
 //!
-//! tokio's `Notify` is none of loom's: making a wait and giving notice would be no steps, and nothing could happen between
-//! a look and the wait that follows it. Here each is one step under a lock, and says what tokio's documentation promises:
-//! a wait ends with the first notice after it was *made*, polled or not.
+//! tokio's `Notify` is none of loom's primitives: creating a wait and notifying would be no steps, and nothing could
+//! happen between a check and the wait that follows it. Here each is one step under a lock, and guarantees what tokio
+//! documents: a wait ends with the first notification after its *creation*, polled or not.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ struct State {
 #[derive(Debug, Default)]
 pub(in crate::pod) struct Notify(Mutex<State>);
 
-/// A wait for the notice after so many.
+/// A wait for the notification after this many.
 #[derive(Debug)]
 pub(in crate::pod) struct OwnedNotified {
     notify: Arc<Notify>,

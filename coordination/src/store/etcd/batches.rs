@@ -1,27 +1,34 @@
-//! Which transactions go to etcd in one request.
+//! Groups transactions into requests to etcd.
 //!
-//! Pure. Must stay true: order is kept, nothing is left out, and etcd takes every batch that is more than one transaction:
-//! at most 128 operations, those of the longest nested one included, and 1.5 MiB.
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * Order is kept, and no transaction is left out.
+//! * etcd accepts every batch of more than one transaction: at most 128 operations, including those of the longest
+//!   nested one, and 1.5 MiB.
 
 use segue_protocol::txn::{Field, Keys, Op, Txn};
 
-/// etcd's `--max-txn-ops`: what the batch and the longest of its transactions may have together.
+/// etcd's `--max-txn-ops`: the limit of a batch and its longest transaction together.
 const MAX_OPS: usize = 128;
-/// Far below etcd's `--max-request-bytes`, as this is an estimate.
-const MAX_BYTES: usize = 512 << 10;
-/// What a guard or an operation takes beyond its key and value, at most.
-const OVERHEAD: usize = 32;
-/// Larger ones would keep etcd's other clients waiting.
+/// Far below etcd's `--max-request-bytes`, because sizes are estimates.
+const MAX_BATCH_BYTES: usize = 512 << 10;
+/// Upper bound of what a guard or an operation takes beyond its key and value.
+const OVERHEAD_BYTES: usize = 32;
+/// Most transactions in a batch. Larger batches would block etcd's other clients.
 const MAX_TXNS: usize = 64;
 
-/// Puts transactions that were due together into batches.
+/// Groups transactions that are due together into batches.
 pub(super) fn batches(txns: Vec<Txn>) -> Vec<Vec<Txn>> {
     let mut batches: Vec<Vec<Txn>> = Vec::new();
     let (mut ops, mut bytes) = (0, 0);
     for txn in txns {
         let (own_ops, own_bytes) = (self::ops(&txn), self::bytes(&txn));
         let fits = |batch: &Vec<Txn>| {
-            batch.len() < MAX_TXNS && batch.len() + 1 + ops.max(own_ops) <= MAX_OPS && bytes + own_bytes <= MAX_BYTES
+            batch.len() < MAX_TXNS
+                && batch.len() + 1 + ops.max(own_ops) <= MAX_OPS
+                && bytes + own_bytes <= MAX_BATCH_BYTES
         };
         match batches.last_mut().filter(|batch| fits(batch)) {
             Some(batch) => {
@@ -37,7 +44,7 @@ pub(super) fn batches(txns: Vec<Txn>) -> Vec<Vec<Txn>> {
     batches
 }
 
-/// As etcd counts: the longest list of each level.
+/// Counts operations as etcd does: the longest list of each level.
 fn ops(txn: &Txn) -> usize {
     let own = txn.when.len().max(txn.then.len()).max(usize::from(txn.otherwise.is_some()));
     own + txn.otherwise.as_deref().map_or(0, ops)
@@ -57,7 +64,7 @@ fn bytes(txn: &Txn) -> usize {
         Op::Put { key, value, .. } => key.len() + value.len(),
         Op::Delete(deleted) => keys(deleted),
     });
-    let own: usize = compared.chain(written).map(|bytes| bytes + OVERHEAD).sum();
+    let own: usize = compared.chain(written).map(|bytes| bytes + OVERHEAD_BYTES).sum();
     own + txn.otherwise.as_deref().map_or(0, bytes)
 }
 
@@ -85,7 +92,7 @@ mod tests {
     fn a_batch_is_as_large_as_etcd_takes_it_and_no_larger() {
         assert_eq!(sizes(Vec::new()), [0_usize; 0]);
         assert_eq!(sizes((0..130).map(|key| txn(key, 5, 200)).collect()), [64, 64, 2]);
-        // 100 guards, one in the branch of failure: 27 places are left.
+        // 100 guards, one of them in the failure branch: 27 places are left.
         assert_eq!(sizes((0..30).map(|key| txn(key, 100, 200)).collect()), [27, 3]);
         assert_eq!(sizes((0..3).map(|key| txn(key, 1, 100 << 10)).collect()), [2, 1]);
         assert_eq!(sizes((0..2).map(|key| txn(key, 200, 1)).collect()), [1, 1]);

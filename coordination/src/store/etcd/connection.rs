@@ -1,10 +1,13 @@
-//! The way to etcd: one connection at a time, to one of the endpoints, replaced when it is of no use.
+//! The connection to etcd: one at a time, to one of the endpoints, replaced when it fails.
 //!
-//! Not a load balancer. etcd-client's own spreads calls over all endpoints with no regard to which of them answer, so
-//! that one dead member fails every third call for as long as it is dead; here a failure moves all later calls on to
-//! the next endpoint. Must stay true: a call is sent once. Only one of which nothing was sent is tried elsewhere.
-//! (Below here nothing repeats a call either: hyper's HTTP/2 client and tonic's channel have no retry, and etcd-client
-//! repeats one only after etcd refused its token, which it does before it looks at the request.)
+//! This is not a load balancer. etcd-client's own spreads calls over all endpoints, whether or not they respond, so a
+//! dead member fails every third call while it is dead. Here a failure moves all later calls to the next endpoint.
+//!
+//! # Invariants
+//!
+//! * A call is sent once. Only a call of which nothing was sent is retried on another endpoint. (No lower layer repeats
+//!   a call either: hyper's HTTP/2 client and tonic's channel have no retry, and etcd-client repeats a call only after
+//!   etcd refused its token, which it does before it reads the request.)
 
 use std::fmt::Display;
 use std::future::Future;
@@ -21,14 +24,14 @@ use super::EtcdOptions;
 use super::failure::Failure;
 use super::tls::Material;
 
-/// HTTP/2 pings on a quiet connection. Not more often than every 5 s and not without a stream open: etcd's default
-/// (`--grpc-keepalive-min-time`) is to hang up on clients that do.
-const PING_EVERY: Duration = Duration::from_secs(6);
+/// Interval of HTTP/2 pings on a quiet connection. By default (`--grpc-keepalive-min-time`) etcd disconnects clients
+/// that ping more often than every 5 s, or without an open stream.
+const PING_INTERVAL: Duration = Duration::from_secs(6);
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The largest answer that is read. etcd's default limit for a whole database is 2 GiB; tonic's default of 4 MiB is
-/// less than a keyspace of some thousand partitions.
-const MAX_ANSWER: usize = 1 << 30;
+/// Largest response that is read. etcd's default limit for a whole database is 2 GiB. tonic's default of 4 MiB is too
+/// small for a keyspace of some thousand partitions.
+const MAX_RESPONSE_BYTES: usize = 1 << 30;
 
 /// One connection.
 #[derive(Clone)]
@@ -38,12 +41,12 @@ pub(super) struct Connection {
     pub(super) watch: WatchClient,
     pub(super) lease: LeaseClient,
     endpoint: usize,
-    /// Cancelled when it is of no use any more. Watches on it end then: on a dead connection they would just be silent,
-    /// and a lease that is kept over the next connection would stand for a participant that is deaf.
+    /// Cancelled when the connection has become useless. Its watches end then. On a dead connection they would only be
+    /// silent, and a lease that is kept alive over the next connection would keep up a participant that sees nothing.
     pub(super) broken: CancellationToken,
 }
 
-/// All there is to reach etcd.
+/// The current connection to etcd, and what is needed for the next one.
 pub(super) struct Connections {
     pub(super) options: EtcdOptions,
     current: Mutex<Current>,
@@ -52,14 +55,14 @@ pub(super) struct Connections {
 struct Current {
     connection: Option<Arc<Connection>>,
     endpoint: usize,
-    /// The certificates with which the last connection was made.
+    /// The certificates of the last connection.
     material: Option<Material>,
 }
 
 impl Connections {
-    /// For endpoints that have been found to make sense.
+    /// Returns connections to endpoints that have been validated.
     pub(super) fn new(options: EtcdOptions) -> Self {
-        // Spreads clients over the members.
+        // A random start spreads clients over the members.
         let endpoint = rand::random_range(0..options.endpoints.len());
         Connections { options, current: Mutex::new(Current { connection: None, endpoint, material: None }) }
     }
@@ -98,8 +101,8 @@ impl Connections {
                         return Err(self.no_answer());
                     }
                 },
-                // Another call has found out first. To wait for the deadline all the same would cost a participant the
-                // time in which it may be without sight of the store.
+                // Another call has noticed first. Waiting for the deadline would cost a participant time that it has
+                // only for being without the store.
                 () = connection.broken.cancelled() => Failure::Broken("the connection is given up".to_owned()),
             };
             match failure {
@@ -117,7 +120,7 @@ impl Connections {
         Err(self.unavailable(unreachable.join("; ")))
     }
 
-    /// An error that names the endpoints.
+    /// Returns an error that names the endpoints.
     pub(super) fn unavailable(&self, what: impl Display) -> StoreError {
         self.named(StoreError::Unavailable(what.to_string()))
     }
@@ -135,7 +138,7 @@ impl Connections {
         self.unavailable(format_args!("no answer within {:?}", self.options.request_timeout))
     }
 
-    /// The connection in use, or a new one to the next endpoint.
+    /// Returns the current connection, or a new one to the next endpoint.
     async fn connection(&self) -> Result<Arc<Connection>, Failure> {
         let mut current = self.current.lock().await;
         if let Some(connection) = current.connection.take() {
@@ -146,7 +149,7 @@ impl Connections {
             current.endpoint = connection.endpoint + 1;
         }
         let endpoint = current.endpoint % self.options.endpoints.len();
-        // For the case that this fails, or that the caller gives up half-way.
+        // In case this fails, or the caller gives up half-way.
         current.endpoint = endpoint + 1;
         let url = &self.options.endpoints[endpoint];
         let opening = timeout(self.options.connect_timeout, self.connect(url, &mut current.material));
@@ -154,8 +157,8 @@ impl Connections {
             Err(Failure::NotSent(format!("{url} did not answer within {:?}", self.options.connect_timeout)))
         })?;
         let connection = Arc::new(Connection {
-            kv: client.kv_client().max_decoding_message_size(MAX_ANSWER),
-            watch: client.watch_client().max_decoding_message_size(MAX_ANSWER),
+            kv: client.kv_client().max_decoding_message_size(MAX_RESPONSE_BYTES),
+            watch: client.watch_client().max_decoding_message_size(MAX_RESPONSE_BYTES),
             lease: client.lease_client(),
             client,
             endpoint,
@@ -165,7 +168,8 @@ impl Connections {
         Ok(connection)
     }
 
-    /// `last`: what was used last, which is used again if what the files say now is no good.
+    /// Connects with the certificates in the files, or with `last`, the last usable ones, if the files cannot be used
+    /// now.
     async fn connect(&self, url: &str, last: &mut Option<Material>) -> Result<Client, Failure> {
         let Some(tls) = &self.options.tls else {
             return open(url, self.connect_options()).await;
@@ -190,9 +194,9 @@ impl Connections {
     fn connect_options(&self) -> ConnectOptions {
         let options = ConnectOptions::new()
             .with_connect_timeout(self.options.connect_timeout)
-            .with_keep_alive(PING_EVERY, PING_TIMEOUT)
+            .with_keep_alive(PING_INTERVAL, PING_TIMEOUT)
             .with_keep_alive_while_idle(false)
-            // A member that is cut off from its cluster would go on with watches that nothing reaches.
+            // A member that is cut off from its cluster would keep watches open that nothing reaches.
             .with_require_leader(true);
         match &self.options.credentials {
             Some((user, password)) => options.with_user(user, password).with_auto_token_refresh(true),
@@ -201,16 +205,16 @@ impl Connections {
     }
 }
 
-/// A client of a member that has answered. One that hangs lets the kernel accept connections all the same, and what is
-/// asked of it first would be lost time, more than a short lease has.
+/// Returns a client of a member that has responded. The kernel accepts connections for a hanging member too, and its
+/// first call would waste more time than a short lease has.
 async fn open(url: &str, options: ConnectOptions) -> Result<Client, Failure> {
     // Without credentials this sends nothing yet; with them it authenticates.
     let client = Client::connect([url], Some(options)).await.map_err(|error| Failure::of(&error))?;
-    // Answered by the member alone, whatever its cluster is up to.
+    // The member answers this alone, whatever the state of its cluster.
     let own = GetOptions::new().with_serializable().with_count_only();
     match client.kv_client().get("segue", Some(own)).await.map_err(|error| Failure::of(&error)) {
         Ok(_) | Err(Failure::Answered(_)) => Ok(client),
-        // All that was sent is a question without effect.
+        // Nothing was sent but a question without effect.
         Err(Failure::Broken(error) | Failure::NotSent(error)) => Err(Failure::NotSent(error)),
     }
 }

@@ -1,6 +1,10 @@
-//! Segue's data as etcd-client's, and back.
+//! Conversions between Segue's data and etcd-client's.
 //!
-//! Pure. Must stay true: a [`Txn`] means to etcd what it means to us, branch numbers included.
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * A [`Txn`] has the same meaning in etcd and here, branch numbers included.
 
 use etcd_client::{
     Compare as EtcdCompare, CompareOp, DeleteOptions, Event as EtcdEvent, EventType, GetOptions,
@@ -9,7 +13,7 @@ use etcd_client::{
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Compare, Event, Field, KeyValue, Keys, Op, Relation, Txn, TxnOutcome};
 
-/// The key and the options of a range.
+/// Returns the key and the options of a range.
 pub(super) fn range(keys: &Keys) -> (&str, GetOptions) {
     match keys {
         Keys::One(key) => (key, GetOptions::new()),
@@ -17,7 +21,7 @@ pub(super) fn range(keys: &Keys) -> (&str, GetOptions) {
     }
 }
 
-/// The key and the options of a watch.
+/// Returns the key and the options of a watch.
 pub(super) fn watch(keys: &Keys, from: Revision) -> (&str, WatchOptions) {
     // 0 would mean "from now on" to etcd.
     let options = WatchOptions::new().with_start_revision(signed(from.max(Revision::new(1))));
@@ -27,7 +31,7 @@ pub(super) fn watch(keys: &Keys, from: Revision) -> (&str, WatchOptions) {
     }
 }
 
-/// The transaction; `otherwise` becomes a transaction nested in the branch of failure.
+/// Returns the transaction; `otherwise` becomes a transaction nested in the failure branch.
 pub(super) fn txn(txn: Txn) -> EtcdTxn {
     let otherwise = txn.otherwise.map(|otherwise| TxnOp::txn(self::txn(*otherwise)));
     EtcdTxn::new()
@@ -36,17 +40,17 @@ pub(super) fn txn(txn: Txn) -> EtcdTxn {
         .or_else(otherwise.into_iter().collect::<Vec<_>>())
 }
 
-/// Which branch was carried out, and at which revision.
+/// Returns the branch that was applied, and its revision.
 pub(super) fn outcome(response: &TxnResponse) -> TxnOutcome {
     TxnOutcome { revision: revision(response), branch: branch(response) }
 }
 
-/// One transaction without a guard, and each of these nested in it with its own.
+/// Returns one transaction without a guard, in which each of these is nested with its own guards.
 pub(super) fn together(txns: Vec<Txn>) -> EtcdTxn {
     EtcdTxn::new().and_then(txns.into_iter().map(|txn| TxnOp::txn(self::txn(txn))).collect::<Vec<_>>())
 }
 
-/// What became of each.
+/// Returns the results of the nested transactions.
 pub(super) fn outcomes(response: &TxnResponse) -> Vec<TxnOutcome> {
     let revision = revision(response);
     let nested = response.op_responses().into_iter().map(|nested| match nested {
@@ -70,7 +74,7 @@ fn branch(response: &TxnResponse) -> Option<usize> {
     }
 }
 
-/// A key with its value. `None`: its name is not UTF-8, so it is none that this program has written or could know.
+/// Returns a key with its value. `None` if its name is not UTF-8: this program can neither have written nor know it.
 pub(super) fn key_value(entry: &EtcdKeyValue) -> Option<KeyValue> {
     Some(KeyValue {
         key: entry.key_str().ok()?.to_owned(),
@@ -81,7 +85,7 @@ pub(super) fn key_value(entry: &EtcdKeyValue) -> Option<KeyValue> {
     })
 }
 
-/// A change; `None` as above.
+/// Returns a change. `None` as for [`key_value`].
 pub(super) fn event(event: &EtcdEvent) -> Option<Event> {
     let entry = key_value(event.kv()?)?;
     Some(match event.event_type() {
@@ -93,7 +97,7 @@ pub(super) fn event(event: &EtcdEvent) -> Option<Event> {
 fn compare(compare: Compare) -> EtcdCompare {
     let (key, prefix) = match compare.keys {
         Keys::One(key) => (key, false),
-        // Every key: etcd's name for it, which etcd-client writes for ranges but not for compares.
+        // Every key: etcd's name for that, which etcd-client writes for ranges but not for compares.
         Keys::Prefix(prefix) if prefix.is_empty() => ("\0".to_owned(), true),
         Keys::Prefix(prefix) => (prefix, true),
     };
@@ -131,7 +135,7 @@ fn signed(revision: Revision) -> i64 {
     i64::try_from(revision.get()).unwrap_or(i64::MAX)
 }
 
-/// etcd's revisions are signed on the wire, and never negative.
+/// Returns a revision. etcd's are signed on the wire, and never negative.
 pub(super) fn unsigned(revision: i64) -> Revision {
     Revision::new(u64::try_from(revision).unwrap_or(0))
 }

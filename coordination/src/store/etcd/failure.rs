@@ -1,7 +1,11 @@
-//! What an error of etcd or of the way to it means: for the caller, and for the connection it came over.
+//! The meaning of an error of etcd, or of the connection to it, for the caller and for the connection.
 //!
-//! Pure. Must stay true: only what etcd itself answered, and what it answers the same way again, is `Refused`; whatever
-//! leaves open if a write took effect is `Unavailable`.
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * `Refused` is only what etcd itself responded, and would respond again.
+//! * An error that leaves open whether a write took effect is `Unavailable`.
 
 use std::error::Error as StdError;
 
@@ -10,14 +14,14 @@ use tonic::{Code, ConnectError, Status};
 
 use super::super::StoreError;
 
-/// An error, by what is to be done about the connection.
+/// An error, by its consequence for the connection.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// No connection came about, so that nothing was sent: another endpoint may be tried at once.
+    /// No connection was established, so nothing was sent: another endpoint may be tried at once.
     NotSent(String),
-    /// The connection, or the member at its end, is of no use; what was sent may have taken effect.
+    /// The connection, or the member behind it, is useless. What was sent may have taken effect.
     Broken(String),
-    /// etcd answered; the connection is as good as before.
+    /// etcd responded; the connection is still good.
     Answered(StoreError),
 }
 
@@ -25,7 +29,7 @@ impl Failure {
     pub(super) fn of(error: &Error) -> Self {
         match error {
             Error::GRpcStatus(status) => of_status(status),
-            // This is how etcd-client says that the first answer on a stream had no TTL left.
+            // etcd-client reports in this way that the first response on a stream had no TTL left.
             Error::LeaseKeepAliveError(text) if text == "lease not found" => {
                 Failure::Answered(StoreError::LeaseNotFound)
             }
@@ -42,20 +46,20 @@ fn of_status(status: &Status) -> Failure {
     if in_chain::<ConnectError>(status) {
         return Failure::NotSent(text);
     }
-    // tonic keeps the cause of what went wrong on the way; an answer of etcd has none.
+    // tonic keeps the cause of a transport error; a response of etcd has none.
     if status.source().is_some() {
         return Failure::Broken(text);
     }
     let message = status.message();
     match status.code() {
         Code::NotFound if message.contains("lease not found") => Failure::Answered(StoreError::LeaseNotFound),
-        // Said before the request is proposed, by a member that is fine and only busy.
+        // A healthy but busy member responds this before the request is proposed.
         Code::ResourceExhausted if message.contains("too many requests") => {
             Failure::Answered(StoreError::Unavailable(text))
         }
-        // Said by a member that has just heard of the new one: to go to another is to go to the one that died, perhaps.
+        // A member responds this when it has just heard of the new leader. Another member might be the one that died.
         Code::Unavailable if message.contains("leader changed") => Failure::Answered(StoreError::Unavailable(text)),
-        // The token is of an earlier state of etcd's users; a new connection gets a new one.
+        // The token belongs to an earlier state of etcd's users; a new connection gets a new one.
         Code::InvalidArgument if message.contains("revision of auth store is old") => Failure::Broken(text),
         Code::Unauthenticated if message.contains("invalid auth token") => Failure::Broken(text),
         Code::InvalidArgument
@@ -76,12 +80,12 @@ fn in_chain<T: StdError + 'static>(error: &(dyn StdError + 'static)) -> bool {
     causes(Some(error)).any(|error| error.is::<T>())
 }
 
-/// An error and what caused it, as far as that is known.
+/// Returns an error and its causes, as far as they are known.
 fn causes<'a>(first: Option<&'a (dyn StdError + 'static)>) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(first, |&error| error.source())
 }
 
-/// The status's message and the causes that it does not repeat.
+/// Returns the status's message and the causes that it does not repeat.
 fn chain(status: &Status) -> String {
     let mut text = status.message().to_owned();
     if text.is_empty() {

@@ -1,8 +1,13 @@
 //! The store in a real etcd, 3.4 to 3.6, over etcd-client.
 //!
-//! Translates and bounds; etcd does the rest, and nothing is cached here. Must stay true: every call ends within
-//! `request_timeout`; a transaction is sent at most once, so that [`StoreError::Unavailable`] from it means "perhaps", and
-//! never "perhaps twice"; a renewal of a lease counts only if it was asked for by this very call.
+//! This module translates and bounds calls. etcd does the rest, and nothing is cached here.
+//!
+//! # Invariants
+//!
+//! * Every call ends within `request_timeout`.
+//! * A transaction is sent at most once: [`StoreError::Unavailable`] from it means "perhaps", and never "perhaps
+//!   twice".
+//! * The renewal of a lease counts only if this very call requested it.
 
 mod batches;
 mod connection;
@@ -28,23 +33,23 @@ use self::connection::{Connection, Connections};
 pub use self::tls::EtcdTls;
 use super::{Store, StoreError, Watch};
 
-/// Where etcd is and how long to wait for it.
+/// The endpoints of etcd, and the timeouts of calls to it.
 #[derive(Clone)]
 pub struct EtcdOptions {
-    /// Client URLs of the members: `http://host:port` or `host:port`; with `tls` all `https://host:port`.
+    /// Client URLs of the members: `http://host:port` or `host:port`; with `tls`, all of them `https://host:port`.
     pub endpoints: Vec<String>,
     /// User and password, for an etcd with authentication.
     pub credentials: Option<(String, String)>,
-    /// How to speak TLS; without it all is in clear text.
+    /// The TLS files. `None` for clear text.
     pub tls: Option<EtcdTls>,
-    /// What bounds every call, connecting included. Past it [`StoreError::Unavailable`].
+    /// Limit of every call, connecting included. A call that exceeds it fails with [`StoreError::Unavailable`].
     pub request_timeout: Duration,
-    /// How long one endpoint may take to accept a connection and to answer before the next is tried.
+    /// How long one endpoint may take to accept a connection and to respond before the next is tried.
     pub connect_timeout: Duration,
 }
 
 impl EtcdOptions {
-    /// These endpoints, no credentials, no TLS, 5 s for a call and 1 s of them for a connection.
+    /// Returns options with these endpoints, no credentials, no TLS, 5 s for a call and 1 s of them for a connection.
     pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
         EtcdOptions {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -60,7 +65,7 @@ impl fmt::Debug for EtcdOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdOptions")
             .field("endpoints", &self.endpoints)
-            // Never the password.
+            // The password is never printed.
             .field("user", &self.credentials.as_ref().map(|(user, _)| user))
             .field("tls", &self.tls)
             .field("request_timeout", &self.request_timeout)
@@ -79,9 +84,9 @@ pub struct EtcdStore {
 
 type KeeperSlot = Arc<AsyncMutex<Option<Keeper>>>;
 
-/// A stream of renewals without one under way: whoever renews takes it out of its slot, and puts it back with the
-/// answer. A renewal that is given up half-way thereby takes its stream along, whose late answer would else be taken for
-/// that of the next one, and a lease be trusted for longer than etcd has said.
+/// A stream of renewals without one in flight. A renewal takes the stream out of its slot, and puts it back with the
+/// response. An abandoned renewal thereby drops its stream. Its late response would otherwise be taken for that of the
+/// next renewal, and the lease be trusted for longer than etcd has said.
 struct Keeper {
     connection: Arc<Connection>,
     requests: LeaseKeeper,
@@ -89,8 +94,8 @@ struct Keeper {
 }
 
 impl EtcdStore {
-    /// A store at these endpoints. Connects with the first call, not before, so an etcd that is not up yet is no error
-    /// here; endpoints that make no sense are.
+    /// Returns a store at these endpoints. It connects with the first call, so an etcd that is not up yet is no error
+    /// here; invalid endpoints are.
     pub fn connect(options: EtcdOptions) -> Result<Self, StoreError> {
         if options.endpoints.is_empty() {
             return Err(StoreError::Refused("no etcd endpoint is given".into()));
@@ -112,8 +117,8 @@ impl EtcdStore {
         Ok(EtcdStore { connections: Arc::new(Connections::new(options)), keepers: Arc::default() })
     }
 
-    /// Renews by the stream in `slot`, or by a new one. A caller that gives up half-way, because its lease cannot wait for
-    /// the deadline, gives up the connection too: the next renewal goes to another member, and not to this one again.
+    /// Renews over the stream in `slot`, or over a new one. A caller that gives up half-way, because its lease cannot
+    /// wait for the deadline, gives up the connection too: the next renewal goes to another member.
     async fn renew(&self, lease: LeaseId, slot: &mut Option<Keeper>, deadline: Instant) -> Result<(), StoreError> {
         if let Some(mut keeper) = slot.take()
             && !keeper.connection.broken.is_cancelled()
@@ -129,12 +134,12 @@ impl EtcdStore {
                     return Ok(());
                 }
                 Some(_) => return Err(StoreError::LeaseNotFound),
-                // The stream has ended, as streams do when etcd restarts. To renew again does no harm.
+                // The stream has ended, as streams do when etcd restarts. Renewing again does no harm.
                 None => {}
             }
         }
         let keeper = self.connections.call(deadline, |connection| async move {
-            // Renews as well: etcd-client sends the first request itself and waits for its answer.
+            // This renews as well: etcd-client sends the first request itself and waits for its response.
             let unanswered = connection.broken.clone().drop_guard();
             let renewed = connection.lease.clone().keep_alive(lease.get()).await;
             unanswered.disarm();
@@ -145,7 +150,7 @@ impl EtcdStore {
         Ok(())
     }
 
-    /// All of a batch in one request.
+    /// Commits a batch in one request.
     async fn commit_batch(&self, mut batch: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
         if batch.len() == 1 {
             return futures_util::future::join_all(batch.pop().map(|txn| self.commit(txn))).await;
@@ -157,7 +162,8 @@ impl EtcdStore {
         });
         match response.await {
             Ok(response) => convert::outcomes(&response).into_iter().map(Ok).collect(),
-            // Refused as such, so nothing was done: one of them is at fault, which is no reason to refuse the others.
+            // The request was refused as such, so nothing was applied. One transaction is at fault, which is no reason
+            // to refuse the others.
             Err(StoreError::Refused(_)) => {
                 futures_util::future::join_all(batch.into_iter().map(|txn| self.commit(txn))).await
             }
@@ -171,7 +177,7 @@ impl EtcdStore {
 }
 
 impl Keeper {
-    /// The TTL that is left after a renewal; 0 if the lease is gone. `None`: the stream has ended.
+    /// Returns the TTL that is left after a renewal; 0 if the lease is gone. `None` if the stream has ended.
     async fn renew(&mut self) -> Option<i64> {
         self.requests.keep_alive().await.ok()?;
         Some(self.answers.message().await.ok()??.ttl())

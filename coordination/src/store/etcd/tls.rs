@@ -1,23 +1,26 @@
-//! TLS towards etcd: PEM files, read for every connection that is made, so that new ones need no restart.
+//! TLS towards etcd: PEM files, read for every new connection, so that renewed files need no restart.
 //!
-//! tonic does the rest. Must stay true: files that cannot be used do not cut off a store that was reached before; what was
-//! used last is used on.
+//! tonic does the rest.
+//!
+//! # Invariants
+//!
+//! * Unusable files do not cut off a store that was reached before: the last usable ones stay in use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use etcd_client::{Certificate, Identity, TlsOptions};
 
-/// Which certificates etcd is known by, and what it is shown.
+/// The certificate files for etcd's identity and the client's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdTls {
-    /// The authorities that are trusted, PEM.
+    /// The trusted authorities, PEM.
     pub ca: PathBuf,
-    /// A client's certificate and its key, PEM, for an etcd that wants them.
+    /// A client certificate and its key, PEM, for an etcd that requires them.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// What the files said.
+/// The contents of the files.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Material {
     ca: Vec<u8>,
@@ -25,7 +28,7 @@ pub(super) struct Material {
 }
 
 impl EtcdTls {
-    /// Blocks as reading three small files does, once for each connection.
+    /// Reads the files. Blocks for as long as three small files take, once for each connection.
     pub(super) fn read(&self) -> Result<Material, String> {
         let read = |path: &Path| fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()));
         let identity = match &self.identity {

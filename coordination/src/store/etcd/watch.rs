@@ -1,15 +1,19 @@
 //! One watch: a stream of its own, and the task that reads it.
 //!
-//! Must stay true: the task ends with its [`Watch`](super::super::Watch), and takes the stream along, which ends the watch
-//! in etcd too; a batch is whole revisions (no fragments are asked for, and etcd splits none by itself); the stream is
-//! always read at once. HTTP/2's flow control is no way to make etcd wait for a slow reader: what lies unread in one
-//! stream counts against the window that all calls on the connection share, and h2 gives the whole connection up after
-//! some 16,000 small frames ("too_many_data_frames"), leases and all. So a watch whose reader is behind gives its stream
-//! up, waits, and goes on from etcd's history with a new one.
+//! HTTP/2's flow control cannot make etcd wait for a slow reader. Unread data of one stream counts against the window
+//! that all calls on the connection share, and h2 closes the whole connection after some 16,000 small frames
+//! ("too_many_data_frames"), leases and all. A watch whose reader is behind therefore gives its stream up, waits, and
+//! continues from etcd's history with a new one.
 //!
-//! There are no progress requests here to find out if a quiet stream is alive: from 3.5.8 on etcd leaves those
+//! There are no progress requests here to find out whether a quiet stream is alive: since 3.5.8 etcd leaves those
 //! unanswered until the revision that the watch begins at, which in a quiet keyspace is the one after the newest. Pings
-//! and the calls that share the connection do it: see `broken` in `connection`.
+//! and the calls that share the connection detect that instead: see `broken` in `connection`.
+//!
+//! # Invariants
+//!
+//! * The task ends with its [`Watch`](super::super::Watch) and drops the stream, which ends the watch in etcd too.
+//! * A batch consists of whole revisions (no fragments are requested, and etcd splits none by itself).
+//! * The stream is always read at once.
 
 use std::sync::Arc;
 
@@ -23,10 +27,10 @@ use super::connection::{Connection, Connections};
 use super::convert;
 use super::failure::Failure;
 
-/// How many batches wait for their reader.
+/// Most batches that wait for their reader.
 const BUFFERED_BATCHES: usize = 64;
 
-/// What a watch feeds its reader with.
+/// The sending side of a watch.
 type Sender = mpsc::Sender<Result<Batch, StoreError>>;
 
 /// A watch that etcd has confirmed.
@@ -54,13 +58,13 @@ pub(super) async fn start(
 async fn open(connections: &Connections, keys: &Keys, from: Revision) -> Result<Open, StoreError> {
     let opened = connections.call(connections.deadline(), |connection| async move {
         if connections.options.credentials.is_some() {
-            // A token that has expired is renewed by the error that etcd answers, but to a watch it answers
-            // "permission denied", the same as to a user who must not watch.
+            // On other calls etcd's error for an expired token causes its renewal. A watch gets "permission denied",
+            // the same as a user without the permission.
             connection.client.refresh_token().await?;
         }
         let (key, options) = convert::watch(keys, from);
         let mut stream = connection.watch.clone().watch(key, Some(options)).await?;
-        // That the watch stands, or that it does not. Changes come later.
+        // The first message says whether the watch was created. Changes come later.
         let first = stream.message().await?;
         Ok((Open { connection, stream }, first))
     });
@@ -105,7 +109,7 @@ async fn feed(
             Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
             Err(mpsc::error::TrySendError::Full(batch)) => {
                 drop(watch);
-                // Half the buffer, so that a reader that is slow all the time does not cost a new stream per batch.
+                // Half the buffer, so that a constantly slow reader does not cost a new stream per batch.
                 let Ok(mut room) = out.reserve_many(BUFFERED_BATCHES / 2).await else {
                     return Ok(());
                 };
@@ -119,7 +123,7 @@ async fn feed(
     }
 }
 
-/// What a response says: changes, nothing (the watch stands; progress), or why the watch is over.
+/// Returns the content of a response: changes, nothing (the watch was created; progress), or why the watch is over.
 fn read(connections: &Connections, response: &WatchResponse, next: Revision) -> Result<Option<Batch>, StoreError> {
     let oldest = response.compact_revision();
     if oldest > 0 {
@@ -133,7 +137,8 @@ fn read(connections: &Connections, response: &WatchResponse, next: Revision) -> 
             connections.unavailable(format_args!("etcd has cancelled the watch: {reason}"))
         });
     }
-    // Not the response's header: for a watch that is behind it names etcd's newest revision, not that of these events.
+    // Not the response's header: for a watch that is behind it contains etcd's newest revision, not that of these
+    // events.
     let last = response.events().last().and_then(|event| event.kv());
     Ok(last.map(|last| Batch {
         revision: convert::unsigned(last.mod_revision()),

@@ -1,7 +1,11 @@
-//! What etcd refuses about a transaction before it looks at a key: the same checks, in the same words.
+//! The checks that etcd makes of a transaction before it looks at a key, with the same error texts.
 //!
-//! Pure. Only the embedded store uses it; a real etcd checks for itself. Must stay as strict as etcd is, else a
-//! transaction passes every test on the embedded store and none in production.
+//! Pure. Only the embedded store uses it; a real etcd checks for itself.
+//!
+//! # Invariants
+//!
+//! * The checks are as strict as etcd's. Otherwise a transaction could pass every test on the embedded store and fail
+//!   in production.
 
 use std::collections::HashSet;
 
@@ -12,9 +16,9 @@ use super::super::StoreError;
 /// etcd's `--max-txn-ops`.
 const MAX_OPS: usize = 128;
 /// etcd's `--max-request-bytes`.
-const MAX_BYTES: usize = 3 * 512 * 1024;
-/// What an operation takes on the wire beyond its key and value, about.
-const OVERHEAD: usize = 16;
+const MAX_REQUEST_BYTES: usize = 3 * 512 * 1024;
+/// Approximate size of an operation on the wire beyond its key and value.
+const OVERHEAD_BYTES: usize = 16;
 
 /// Refuses what etcd refuses.
 pub(super) fn check(txn: &Txn) -> Result<(), StoreError> {
@@ -22,8 +26,8 @@ pub(super) fn check(txn: &Txn) -> Result<(), StoreError> {
     let mut bytes = 0;
     let mut level = Some(txn);
     while let Some(txn) = level {
-        // etcd counts the longest of the three lists, and takes it off what a nested transaction may have. A nested
-        // one is itself one operation of the list that it stands in.
+        // etcd counts the longest of the three lists, and subtracts it from the limit of a nested transaction. A nested
+        // transaction is itself one operation of its list.
         let ops = txn.when.len().max(txn.then.len()).max(usize::from(txn.otherwise.is_some()));
         left = left.checked_sub(ops).ok_or_else(|| refused("too many operations in txn request"))?;
 
@@ -35,19 +39,19 @@ pub(super) fn check(txn: &Txn) -> Result<(), StoreError> {
         if txn.when.iter().any(|compare| empty(&compare.keys)) || txn.then.iter().any(no_key) {
             return Err(refused("key is not provided"));
         }
-        // Each branch by itself: of two branches only one is carried out.
+        // Each branch by itself: only one of two branches is applied.
         no_key_written_twice(&txn.then)?;
 
         bytes += txn.when.iter().map(compare_bytes).sum::<usize>() + txn.then.iter().map(op_bytes).sum::<usize>();
         level = txn.otherwise.as_deref();
     }
-    if bytes > MAX_BYTES {
+    if bytes > MAX_REQUEST_BYTES {
         return Err(refused("request is too large"));
     }
     Ok(())
 }
 
-/// Two puts of one key, or a put of a key that a delete covers. Deletes may overlap.
+/// Refuses two puts of one key, and a put of a key that a delete covers. Deletes may overlap.
 fn no_key_written_twice(ops: &[Op]) -> Result<(), StoreError> {
     let deletes: Vec<&Keys> = ops
         .iter()
@@ -79,11 +83,11 @@ fn compare_bytes(compare: &Compare) -> usize {
         Field::Value(value) => value.len(),
         Field::CreateRevision(_) | Field::ModRevision(_) | Field::Lease(_) => 0,
     };
-    OVERHEAD + keys_bytes(&compare.keys) + value
+    OVERHEAD_BYTES + keys_bytes(&compare.keys) + value
 }
 
 fn op_bytes(op: &Op) -> usize {
-    OVERHEAD
+    OVERHEAD_BYTES
         + match op {
             Op::Put { key, value, .. } => key.len() + value.len(),
             Op::Delete(keys) => keys_bytes(keys),

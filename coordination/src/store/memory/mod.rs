@@ -1,12 +1,16 @@
-//! The embedded store: one process, nothing on disk, etcd's own meaning.
+//! The embedded store: one process, nothing on disk, etcd's semantics.
 //!
-//! For tests, simulators and a site of one machine; not a replacement for an etcd cluster, and nothing of it survives
-//! the process. Must stay true: a writer never waits for a watch. A watch reads the history at its own pace, through
-//! one small task that ends with it, so a slow one costs nobody anything and loses nothing until the history that it
-//! still needs is compacted away; then it is told so.
+//! For tests, simulators and deployments on one machine. It does not replace an etcd cluster, and its content ends with
+//! the process.
 //!
 //! Leases end by tokio's clock without a task of their own: every call first ends those whose time is over, and every
-//! watch sleeps no longer than until the next one. Whoever looks finds a lease ended exactly when it should be.
+//! watch sleeps no longer than until the next end. A lease is therefore always seen to end exactly when it should.
+//!
+//! # Invariants
+//!
+//! * A writer never waits for a watch. A watch reads the history at its own pace, through a small task that ends with
+//!   it. A slow watch delays nothing, and loses nothing until the history it still needs is compacted away; it is told
+//!   then.
 
 mod check;
 mod state;
@@ -26,7 +30,7 @@ use tokio::time::{Instant, sleep_until};
 use self::state::{Read, State};
 use super::{Store, StoreError, Watch};
 
-/// How many batches wait in a watch's buffer. What does not fit stays in the history.
+/// Most batches in a watch's buffer. Further ones stay in the history.
 const BUFFERED_BATCHES: usize = 16;
 
 /// The embedded store. Clones are the same store. [`watch`](Store::watch) needs a tokio runtime.
@@ -38,8 +42,8 @@ pub struct MemoryStore {
 #[derive(Debug)]
 struct Inner {
     guarded: Mutex<Guarded>,
-    /// Wakes the watches, in the order in which they began to wait: there is something to read, or an earlier lease to
-    /// wait for, or an outage. (Of a `tokio::sync::watch` the order would be random, and no simulation repeat.)
+    /// Wakes the watches, in the order in which they began to wait: there is something to read, an earlier lease to
+    /// wait for, or an outage. (With a `tokio::sync::watch` the order would be random, and no simulation reproducible.)
     changes: Notify,
 }
 
@@ -47,19 +51,20 @@ struct Inner {
 struct Guarded {
     state: State,
     available: bool,
-    /// Grows with each outage, so that a watch notices also one that is over by the time it looks.
+    /// Grows with each outage, so that a watch also notices one that is already over.
     outages: u64,
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Returns an empty store.
     pub fn new() -> Self {
         let guarded = Guarded { state: State::new(), available: true, outages: 0 };
         MemoryStore { inner: Arc::new(Inner { guarded: Mutex::new(guarded), changes: Notify::new() }) }
     }
 
-    /// While not available, every call fails with [`StoreError::Unavailable`] and every watch has ended with it, as if
-    /// the store could not be reached. Nothing is forgotten, and leases go on ageing.
+    /// Simulates an outage. While the store is not available, every call fails with [`StoreError::Unavailable`] and
+    /// every watch has ended with it, as if the store could not be reached. Nothing is forgotten, and leases continue
+    /// to age.
     pub fn set_available(&self, available: bool) {
         self.with(|guarded, _| {
             guarded.outages += u64::from(guarded.available && !available);
@@ -67,12 +72,12 @@ impl MemoryStore {
         });
     }
 
-    /// Forgets what happened before `revision`: a watch from an earlier one fails with [`StoreError::Compacted`].
+    /// Forgets the history before `revision`: a watch from an earlier one fails with [`StoreError::Compacted`].
     pub fn compact(&self, revision: Revision) -> Result<(), StoreError> {
         self.call(|state, _| state.compact(revision))
     }
 
-    /// Does `act`, after ending the leases whose time is over.
+    /// Runs `act` after ending the leases whose time is over.
     fn with<T>(&self, act: impl FnOnce(&mut Guarded, Instant) -> T) -> T {
         let now = Instant::now();
         let mut guarded = self.lock();
@@ -87,7 +92,7 @@ impl MemoryStore {
         result
     }
 
-    /// Does `act` if the store is to be reached.
+    /// Runs `act` if the store is available.
     fn call<T>(&self, act: impl FnOnce(&mut State, Instant) -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.with(|guarded, now| {
             if !guarded.available {
@@ -106,7 +111,7 @@ impl MemoryStore {
     async fn feed(self, keys: Keys, mut next: Revision, outages: u64, out: mpsc::Sender<Result<Batch, StoreError>>) {
         loop {
             let mut changed = pin!(self.inner.changes.notified());
-            // Before the look, so that what comes after it wakes us.
+            // Enabled before the read, so that any later change wakes this task.
             changed.as_mut().enable();
             let read = self.with(|guarded, _| {
                 if guarded.outages != outages {
@@ -146,7 +151,7 @@ impl Default for MemoryStore {
 }
 
 impl Guarded {
-    /// What a watch that has nothing to read waits for a change of.
+    /// Returns the state whose changes wake the watches.
     fn signature(&self) -> (Revision, Option<Instant>, u64) {
         (self.state.revision(), self.state.next_deadline(), self.outages)
     }

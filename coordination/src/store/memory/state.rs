@@ -1,8 +1,12 @@
 //! The embedded store's state: keys, leases, and the history that watches read.
 //!
-//! Pure: no lock, no clock, no task; the time comes in as an argument. Must stay true: `revision` grows by one exactly
-//! when a transaction or the end of a lease changes something, and `history` holds the changes of every revision from
-//! `oldest` on, without a gap. The meaning is etcd's, which `tests/store_conformance` compares it with.
+//! Pure: no lock, no clock, no task; time is an argument. The semantics are etcd's; `tests/store_conformance` compares
+//! the two.
+//!
+//! # Invariants
+//!
+//! * `revision` grows by one exactly when a transaction or the end of a lease changes something.
+//! * `history` contains the changes of every revision from `oldest` on, without a gap.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -15,22 +19,22 @@ use tokio::time::Instant;
 use super::super::StoreError;
 use super::check::check;
 
-/// How much history is kept without anybody asking for a compaction: as many revisions, or as many bytes.
-const KEEP_REVISIONS: usize = 10_000;
-const KEEP_BYTES: usize = 64 * 1024 * 1024;
+/// How much history is kept without a compaction: this many revisions, or this many bytes.
+const MAX_HISTORY_REVISIONS: usize = 10_000;
+const MAX_HISTORY_BYTES: usize = 64 * 1024 * 1024;
 
 /// etcd's limit.
 const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 
-/// How many revisions one read of the history looks through, so that a watch far behind does not hold the lock long.
-const READ_REVISIONS: usize = 1_000;
+/// Most revisions that one read of the history visits, so that a watch far behind does not hold the lock for long.
+const MAX_READ_REVISIONS: usize = 1_000;
 
 #[derive(Debug)]
 pub(super) struct State {
     revision: Revision,
     keys: BTreeMap<String, KeyValue>,
     leases: BTreeMap<LeaseId, Lease>,
-    /// When each lease ends, soonest first.
+    /// The end of each lease, soonest first.
     deadlines: BTreeSet<(Instant, LeaseId)>,
     last_lease: LeaseId,
     history: VecDeque<Vec<Event>>,
@@ -46,21 +50,21 @@ struct Lease {
     keys: BTreeSet<String>,
 }
 
-/// What a read of the history found.
+/// The result of a read of the history.
 #[derive(Debug)]
 pub(super) struct Read {
-    /// The changes; `None` if none of the revisions looked through had any.
+    /// The changes. `None` if none of the visited revisions had any.
     pub(super) batch: Option<Batch>,
-    /// Where to go on.
+    /// The revision to continue at.
     pub(super) next: Revision,
-    /// Whether this was all that there is by now.
+    /// Whether the read reached the end of the history.
     pub(super) at_end: bool,
 }
 
 impl State {
     pub(super) fn new() -> Self {
         State {
-            // An etcd that nobody has written to is at revision 1.
+            // An etcd that has never been written to is at revision 1.
             revision: Revision::new(1),
             keys: BTreeMap::new(),
             leases: BTreeMap::new(),
@@ -77,7 +81,7 @@ impl State {
         self.revision
     }
 
-    /// When the next lease ends, if nothing renews it.
+    /// Returns when the next lease ends if it is not renewed.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
@@ -100,7 +104,7 @@ impl State {
             candidate = *next;
             branch += 1;
         };
-        // Before anything is written, and only for the branch that is carried out, as etcd does.
+        // Before anything is written, and only for the branch that is applied, as in etcd.
         for op in &ops {
             if let Op::Put { lease: Some(lease), .. } = op
                 && !self.leases.contains_key(lease)
@@ -117,7 +121,7 @@ impl State {
             return Err(StoreError::Refused("etcdserver: too large lease TTL".into()));
         }
         self.last_lease = LeaseId::new(self.last_lease.get() + 1);
-        // Tokio's timers have steps of a millisecond.
+        // Tokio's timers have a resolution of a millisecond.
         let ttl = ttl.max(Duration::from_millis(1));
         let lease = Lease { ttl, deadline: now + ttl, keys: BTreeSet::new() };
         self.deadlines.insert((lease.deadline, self.last_lease));
@@ -133,7 +137,7 @@ impl State {
         Ok(())
     }
 
-    /// Ends a lease: all its keys go at one revision.
+    /// Ends a lease: all its keys are deleted at one revision.
     pub(super) fn revoke(&mut self, id: LeaseId) {
         if let Some(lease) = self.leases.remove(&id) {
             self.deadlines.remove(&(lease.deadline, id));
@@ -141,7 +145,7 @@ impl State {
         }
     }
 
-    /// Ends the leases whose time is over, in the order in which it was.
+    /// Ends the leases whose time is over, in the order of their ends.
     pub(super) fn expire(&mut self, now: Instant) {
         while self.next_deadline().is_some_and(|deadline| deadline <= now) {
             if let Some((_, lease)) = self.deadlines.pop_first() {
@@ -164,7 +168,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether a watch can begin at `from`.
+    /// Checks that a watch can begin at `from`.
     pub(super) fn check_start(&self, from: Revision) -> Result<(), StoreError> {
         if from < self.compacted {
             return Err(self.compaction_error(from));
@@ -172,10 +176,10 @@ impl State {
         Ok(())
     }
 
-    /// The changes of `keys` at `from` and later, as many whole revisions as one read takes.
+    /// Returns the changes of `keys` at `from` and later, as many whole revisions as one read visits.
     pub(super) fn read(&self, keys: &Keys, from: Revision) -> Result<Read, StoreError> {
         self.check_start(from)?;
-        // Nothing happened before the oldest revision: either it is the store's first, or the compacted one.
+        // The history begins at the oldest revision: the store's first, or the compacted one.
         let start = from.max(self.oldest);
         if start > self.revision {
             return Ok(Read { batch: None, next: from, at_end: true });
@@ -183,7 +187,7 @@ impl State {
         let skip = (start.get() - self.oldest.get()) as usize;
         let mut batch: Option<Batch> = None;
         let mut next = start;
-        for events in self.history.iter().skip(skip).take(READ_REVISIONS) {
+        for events in self.history.iter().skip(skip).take(MAX_READ_REVISIONS) {
             let mut matching = events.iter().filter(|event| keys.contains(key_of(event))).cloned().peekable();
             if matching.peek().is_some() {
                 let batch = batch.get_or_insert_with(|| Batch { revision: next, events: Vec::new() });
@@ -211,7 +215,7 @@ impl State {
         let mut entries = self.range(&compare.keys).peekable();
         if entries.peek().is_none() {
             return match &compare.field {
-                // An absent value is not an empty one; nothing that is said of it holds, not even "not equal".
+                // An absent value is not an empty one; no compare of it holds, not even "not equal".
                 Field::Value(_) => false,
                 Field::CreateRevision(revision) | Field::ModRevision(revision) => {
                     relates(compare.relation, &Revision::ZERO, revision)
@@ -227,7 +231,7 @@ impl State {
         })
     }
 
-    /// Carries out `ops` at the next revision; without a change there is none.
+    /// Applies `ops` at the next revision. Without a change there is none.
     fn apply(&mut self, ops: impl IntoIterator<Item = Op>) {
         let revision = self.revision.next();
         let mut events = Vec::new();
@@ -243,8 +247,10 @@ impl State {
         self.revision = revision;
         self.history_bytes += events.iter().map(bytes_of).sum::<usize>();
         self.history.push_back(events);
-        // The newest stays, however big: a watch must be able to report it.
-        while self.history.len() > KEEP_REVISIONS || (self.history_bytes > KEEP_BYTES && self.history.len() > 1) {
+        // The newest revision stays, however large: a watch must be able to report it.
+        while self.history.len() > MAX_HISTORY_REVISIONS
+            || (self.history_bytes > MAX_HISTORY_BYTES && self.history.len() > 1)
+        {
             self.forget_oldest();
             self.compacted = self.oldest;
         }

@@ -1,4 +1,4 @@
-//! What only the embedded store has: tokio's clock, tasks that must end, a bounded history. The rest is in
+//! Properties that only the embedded store has: tokio's clock, tasks that must end, a bounded history. The rest is in
 //! `tests/store_conformance`.
 
 use std::time::Duration;
@@ -46,7 +46,7 @@ async fn a_watch_reports_the_end_of_a_lease_at_its_time_without_any_call() {
     let store = MemoryStore::new();
     let began = Instant::now();
     let mut watch = store.watch(&everything(), Revision::new(1)).await.unwrap();
-    // Later first, so that the watch has to learn of an earlier end than the one it sleeps for.
+    // The later end first, so that the watch has to learn of an earlier end than the one it sleeps for.
     let late = store.grant(Duration::from_secs(9)).await.unwrap();
     let last = store.commit(put("late", Some(late))).await.unwrap();
     watch.next().await.unwrap();
@@ -111,7 +111,7 @@ async fn the_history_is_bounded_and_a_watch_that_falls_out_of_it_is_told() {
     let mut last = Revision::ZERO;
     for number in 0..10_200 {
         last = store.commit(put("a", None)).await.unwrap().revision;
-        // The watch's buffer fills up at first, batch by batch; then it has its place in the history to lose.
+        // The watch's buffer fills up first, batch by batch. Afterwards the watch can lose its place in the history.
         if number < 100 {
             yield_now().await;
         }
