@@ -64,11 +64,13 @@ pub(super) struct Leadership<'a> {
     /// The end of the pause after a failed write.
     not_before: Instant,
     next_wake: Option<Instant>,
-    /// When the view was last shown to the observer. Beside it: when it is shown next if it has changed since, when it
-    /// was last planned with, and whether a pod or router has come or gone since then.
+    /// When the view was last shown to the observer.
     shown: Option<Instant>,
+    /// When the view is shown next, if it has changed since.
     show_at: Option<Instant>,
+    /// When the view was last planned with.
     planned: Option<Instant>,
+    /// A pod, a router or the settings have changed since then.
     membership: bool,
     /// Partitions that have changed since they were last observed.
     changed: BTreeSet<PartitionId>,

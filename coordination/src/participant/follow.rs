@@ -168,7 +168,7 @@ impl Following {
                     return now.revision;
                 }
                 Ok(_) => {}
-                // A store that does not answer gets no further requests from here. The lease limits how long that may
+                // A store that does not answer is not asked for a snapshot as well. The lease limits how long that may
                 // last.
                 Err(error) => debug!(%error, "cannot ask for the store's revision"),
             }

@@ -4,8 +4,9 @@
 //! # Invariants
 //!
 //! * A moment that the service was told, or may have been told, counts until it has passed or the service has confirmed
-//!   its end. A moment that the service has not confirmed counts until it has passed: the service may read it after it
-//!   has confirmed the end.
+//!   its end.
+//! * A moment sent without a response counts until it has passed: the service may read it after it has confirmed the
+//!   end.
 //! * Nothing is lent beyond the moment at which the pod's own work would have to end.
 
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 //!
 //! * A pod has the capability `fence` only if something ends the service's work in time even when this process is dead.
 //! * [`Service::settle`] returns only when one of these holds: all processes of the service are dead; the service has
-//!   confirmed that it does not write, or the lease it was lent has run out; the bound that the service declares on its
-//!   work has passed.
+//!   confirmed that it does not write, or the lease it was lent has run out; its work has ended, or the bound that it
+//!   declares on its work has passed.
 
 use std::sync::Arc;
 use std::time::Duration;

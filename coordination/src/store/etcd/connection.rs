@@ -42,7 +42,7 @@ pub(super) struct Connection {
     pub(super) lease: LeaseClient,
     endpoint: usize,
     /// Cancelled when the connection has become useless. Its watches end then. On a dead connection they would only be
-    /// silent, and a lease that is kept alive over the next connection would keep up a participant that sees nothing.
+    /// silent, and a lease that is kept alive over the next connection would keep a deaf participant registered.
     pub(super) broken: CancellationToken,
 }
 
@@ -101,8 +101,8 @@ impl Connections {
                         return Err(self.no_answer());
                     }
                 },
-                // Another call has noticed first. Waiting for the deadline would cost a participant time that it has
-                // only for being without the store.
+                // Another call has noticed first. Waiting for the deadline would use up the time that a participant can
+                // be without sight of the store.
                 () = connection.broken.cancelled() => Failure::Broken("the connection is given up".to_owned()),
             };
             match failure {
