@@ -292,6 +292,8 @@ fn a_service_that_dies_behind_its_sidecar_costs_no_request_that_it_was_not_sent(
     site.served_by("a");
     let _b = site.pod("b", By::Nothing, "plain", "");
     a.service.unwrap().kill();
+    // A request on a connection whose end the sidecar has not seen yet would have been sent, and be answered 502.
+    until("the sidecar to see its connections closed", || service::connections_to(a.upstream) == 0);
     assert_eq!(site.ask("/").map(|(status, _)| status), Some(200), "held until the partition has moved");
     site.succeeded_by("b");
     assert!(site.status().contains("Draining"), "{}", site.status());
@@ -303,6 +305,7 @@ fn a_service_that_comes_back_at_once_keeps_its_partition_and_loses_no_request() 
     let mut a = site.pod("a", By::Nothing, "plain", "health = { every = \"5s\" }\n");
     site.served_by("a");
     a.service.take().unwrap().kill();
+    until("the sidecar to see its connections closed", || service::connections_to(a.upstream) == 0);
     let router = site.router;
     let held = std::thread::spawn(move || service::ask(router, "/", &[("x-partition", "0")]));
     until("refusal", || a.sidecar.output().contains("the request is given back"));

@@ -84,6 +84,20 @@ pub(crate) fn children(of: u32) -> Vec<i32> {
     pids.filter(|pid| parent(pid) == Some(of)).collect()
 }
 
+/// How many connections to this address are open at the side that made them.
+pub(crate) fn connections_to(address: SocketAddr) -> usize {
+    let SocketAddr::V4(address) = address else { unreachable!("tests listen on 127.0.0.1") };
+    // Local address, remote address, state: both addresses as the kernel prints them, in hexadecimal.
+    let remote = format!("{:08X}:{:04X}", u32::from_le_bytes(address.ip().octets()), address.port());
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let is_open = |line: &&str| {
+        let mut words = line.split_ascii_whitespace().skip(2);
+        // 01: established; 08: closed by the other side alone.
+        words.next() == Some(&remote) && matches!(words.next(), Some("01" | "08"))
+    };
+    table.lines().filter(is_open).count()
+}
+
 /// Longer than anything is held or worked on.
 const PATIENCE: Duration = Duration::from_secs(120);
 
