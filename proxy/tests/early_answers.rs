@@ -111,22 +111,23 @@ async fn clients_that_reuse_their_connection_whenever_they_may_lose_no_answer() 
     let world = World::new();
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("early")) }).await;
     world.lead(P0, pod.address, 1);
-    let (mut client, mut closed) = (None, 0);
-    for _ in 0..100 {
+    let mut client = None;
+    for round in 0..100 {
         let mut plain = match client.take() {
             Some(client) => client,
             None => Plain::connect(world.address).await,
         };
-        // As a client that stops sending once it has been answered.
-        let request = post("content-length: 1048576") + &"x".repeat(MIB);
+        // Every other client sends no more than the beginning before it is answered. The others stop once they are.
+        let is_slow = round % 2 == 0;
+        let request = post("content-length: 1048576") + &"x".repeat(if is_slow { 1 } else { MIB });
         let sent = plain.stream.write_all(request.as_bytes());
         let _ = tokio::time::timeout(Duration::from_secs(5), sent).await.expect("not even an end");
         let answer = plain.answer().await;
         assert_eq!(answer.text(), "early");
         match answer.header("connection") {
-            "close" => closed += 1,
+            "close" => {}
+            _ if is_slow => panic!("the rest of the body would stand in front of the next request"),
             _ => client = Some(plain),
         }
     }
-    assert!(closed > 0, "no answer came early");
 }
