@@ -2,6 +2,7 @@
 //!
 //! A library, so that tests can run a command within their own process.
 
+#![warn(clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admin;

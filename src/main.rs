@@ -3,6 +3,8 @@
 //! Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no process reached. A sidecar whose supervised service ends
 //! exits with the service's code.
 
+#![warn(clippy::too_many_lines)]
+
 use std::process::ExitCode;
 
 use clap::Parser as _;

@@ -9,6 +9,7 @@
 //! The pods are [`writer`]s; `examples/writer.rs` is a program of its own that does the same in one file. [`mod@bench`] is the
 //! load with the same checks against any URL.
 
+#![warn(clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod bench;

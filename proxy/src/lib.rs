@@ -5,6 +5,7 @@
 //!                                                           └─ closed ► stash ─(flush)─┘
 //! ```
 
+#![warn(clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod forward;

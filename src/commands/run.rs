@@ -22,12 +22,13 @@ use super::{Failure, load_with_certificates, runtime};
 use crate::admin::{Admin, Part};
 use crate::certificates::{Certificates, Watching};
 use crate::files;
-use crate::hot_restart::{Exit, Startup};
+use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspacePart;
 use crate::metrics::{HotRestartMetrics, ResyncMetrics, register_build_info};
 use crate::roles::coordinator::CoordinatorRole;
-use crate::roles::pod::BoundPod;
+use crate::roles::pod::{BoundPod, PodRole};
 use crate::roles::router::{BoundRouter, JoiningRouter, Leaving, RouterRole};
+use crate::supervise::Ended;
 
 type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
 
@@ -50,6 +51,84 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// What of a configuration listens before anything runs.
+struct Bound {
+    admin: Option<Admin>,
+    router: Option<BoundRouter>,
+    pod: Option<BoundPod>,
+}
+
+/// Binds all sockets of a configuration, or adopts those that another process hands over.
+async fn bind(
+    config: &Config,
+    startup: &mut Startup,
+    files: usize,
+    certificates: &Certificates,
+) -> anyhow::Result<Bound> {
+    let admin = match &config.admin {
+        Some(section) => Some(Admin::bind(section.listen, startup.admin_listener())?),
+        None => None,
+    };
+    let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
+    let listeners = startup.router_listeners();
+    let router = match &config.router {
+        Some(section) => Some(BoundRouter::bind(section, advertised.clone(), certificates, listeners)?),
+        None => None,
+    };
+    let pod = match &config.pod {
+        Some(section) => {
+            let files = files::share(config, files);
+            Some(BoundPod::bind(section, files, advertised, certificates).await?)
+        }
+        None => None,
+    };
+    Ok(Bound { admin, router, pod })
+}
+
+/// Returns how a hot restart ended or how the service did, or neither after a signal.
+async fn wait_for_end(
+    signalled: impl Future<Output = ()>,
+    hot_restart: &mut HotRestart,
+    pod: Option<&PodRole>,
+) -> (Option<Exit>, Option<Ended>) {
+    let service_ended = async {
+        match pod {
+            Some(pod) => pod.service_ended().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = signalled => (None, None),
+        exit = hot_restart.run() => (Some(exit), None),
+        ended = service_ended => {
+            error!(code = ended.code, "the service has ended, and so does its sidecar");
+            cut_off_at_signal(1);
+            (None, Some(ended))
+        }
+    }
+}
+
+/// Stops the roles. A pod hands over while router and coordinator still run, and the router ends with its last request.
+async fn stop(
+    pod: Option<PodRole>,
+    router: Option<RouterRole>,
+    coordinator: Option<CoordinatorRole>,
+    service_ended: bool,
+    leaving: Leaving,
+) {
+    if let Some(pod) = pod {
+        info!("handing partitions over");
+        pod.stop(service_ended).await;
+    }
+    if let Some(router) = router {
+        info!("finishing requests");
+        router.stop(leaving).await;
+    }
+    if let Some(coordinator) = coordinator {
+        coordinator.stop().await;
+    }
+}
+
 /// Returns the code to exit with.
 async fn serve(
     mut config: Config,
@@ -60,23 +139,7 @@ async fn serve(
 ) -> anyhow::Result<u8> {
     // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config).await?;
-    let admin = match &config.admin {
-        Some(section) => Some(Admin::bind(section.listen, startup.admin_listener())?),
-        None => None,
-    };
-    let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
-    let listeners = startup.router_listeners();
-    let router = match &config.router {
-        Some(section) => Some(BoundRouter::bind(section, advertised.clone(), &certificates, listeners)?),
-        None => None,
-    };
-    let pod = match &config.pod {
-        Some(section) => {
-            let files = files::share(&config, files);
-            Some(BoundPod::bind(section, files, advertised, &certificates).await?)
-        }
-        None => None,
-    };
+    let Bound { admin, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
     let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouter::duplicates)?;
     sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
     startup.open_socket()?;
@@ -120,23 +183,8 @@ async fn serve(
     let mut hot_restart = startup.serving(sockets, hot_restarts).await;
     info!(keyspace, "running");
 
-    let service_ended = async {
-        match &pod {
-            Some(pod) => pod.service_ended().await,
-            None => std::future::pending().await,
-        }
-    };
-    let mut service = None;
-    let exit = tokio::select! {
-        () = signals.ending(args, level, &watching) => None,
-        exit = hot_restart.run() => Some(exit),
-        ended = service_ended => {
-            error!(code = ended.code, "the service has ended, and so does its sidecar");
-            cut_off_at_signal(1);
-            service = Some(ended);
-            None
-        }
-    };
+    let ending = signals.ending(args, level, &watching);
+    let (exit, service) = wait_for_end(ending, &mut hot_restart, pod.as_ref()).await;
     // This also closes the duplicates of the sockets: clients can connect while one is open.
     match exit {
         None => hot_restart.shutdown(),
@@ -146,18 +194,8 @@ async fn serve(
             end_admin.cancel();
         }
     }
-    // A pod hands over while routers and coordinator still run. A router is waited for until its last request is done.
-    if let Some(pod) = pod {
-        info!("handing partitions over");
-        pod.stop(service.is_some()).await;
-    }
-    if let Some(router) = router {
-        info!("finishing requests");
-        router.stop(if exit.is_some() { Leaving::Replaced } else { Leaving::Ends }).await;
-    }
-    if let Some(coordinator) = coordinator {
-        coordinator.stop().await;
-    }
+    let leaving = if exit.is_some() { Leaving::Replaced } else { Leaving::Ends };
+    stop(pod, router, coordinator, service.is_some(), leaving).await;
     end_admin.cancel();
     if let Some(admin) = admin {
         // A client that stops in the middle of its request or response is not waited for.

@@ -26,7 +26,7 @@ use super::term::ends_at;
 use super::work::{Said, WRITE_RETRY_PAUSE, Work};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
 use crate::participant::{Follow, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, wakes_at};
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 
 /// The reason why an unregistered pod accepts nothing.
 pub(super) const NOT_REGISTERED: &str = "not registered";
@@ -58,6 +58,15 @@ enum Watched {
     Settling,
     /// The pod is ending. Awaits the end of the service's work.
     Parting,
+}
+
+/// What the view shows that has not been acted on.
+#[derive(Debug, Default)]
+enum News {
+    #[default]
+    None,
+    Snapshot,
+    Batch(Touched),
 }
 
 pub(super) struct Shell {
@@ -150,108 +159,63 @@ impl Shell {
     }
 
     async fn live(&mut self, registration: &Registration) -> End {
-        let lease = &registration.lease;
-        let mut lease_state = lease.state();
-        (self.incarnation, self.lease) = (registration.incarnation, Some(lease.id()));
+        let mut lease_state = registration.lease.state();
+        (self.incarnation, self.lease) = (registration.incarnation, Some(registration.lease.id()));
         let mut follow = Follow::start(self.store.clone(), self.keys.clone());
         let mut own_key = OwnKey::of(self.store.clone(), registration);
-        let tick = self.settings.lease_ttl / 6;
         let mut sighted = true;
         let service = self.service.clone();
         let (mut watched, mut turn) = (Watched::Up, service.down());
         self.refusing = false;
-        let mut lent = None;
+        let (mut lent, mut news) = (None, News::None);
         loop {
             // A pod without sight of the store does not act. With its lease kept alive, every handoff would wait for
             // it.
             if sighted {
-                lease.made_progress();
+                registration.lease.made_progress();
             }
             let state = *lease_state.borrow_and_update();
             if state.lost {
                 return self.registration_gone("the lease is gone");
             }
-            if lent.replace(ends_at(state)) != Some(ends_at(state)) {
-                service.lend(ends_at(state));
-            }
+            self.lend(&mut lent, ends_at(state));
             if self.synced {
                 if !self.keep_key(&mut own_key) {
                     return self.registration_gone("the registration is gone or replaced");
                 }
                 self.ownership.trust(state);
+                self.react(std::mem::take(&mut news));
             }
             self.publish(Some(state));
             self.send_said();
             let now = Instant::now();
-            let mut wake = now + tick;
-            if let Some(ends_at) = match self.may_end(now) {
-                Some(until) if until <= now => {
-                    if watched != Watched::Parting {
-                        (watched, turn) = (Watched::Parting, service.settle(self.ends_by()));
-                    }
-                    None
-                }
-                until => until,
-            } {
-                wake = wake.min(ends_at);
+            let ends_at = self.may_end(now);
+            if ends_at.is_some_and(|until| until <= now) && watched != Watched::Parting {
+                (watched, turn) = (Watched::Parting, service.settle(self.ends_by()));
             }
-            wake = self.timers.first().map_or(wake, |(at, _)| wake.min(*at));
-            if lease_now() < state.trusted_until {
-                wake = wake.min(wakes_at(state.trusted_until));
-            }
+            let wake = self.wakes_at(now, ends_at, state);
             tokio::select! {
                 biased;
                 update = follow.next() => match update {
                     Update::Snapshot(view) => {
-                        self.view = *view;
-                        self.synced = true;
-                        sighted = true;
-                        if !self.keep_key(&mut own_key) {
-                            return self.registration_gone("the registration is gone or replaced");
-                        }
-                        self.ownership.trust(state);
-                        self.said.forget(|_| true);
-                        self.reconcile_all();
+                        (self.view, self.synced, sighted) = (*view, true, true);
+                        news = News::Snapshot;
                     }
                     Update::Batch(batch) if self.synced => {
-                        let mut touched = self.view.apply(batch);
-                        // Applies everything that has arrived meanwhile at once.
-                        while let Some(batch) = follow.try_next_batch() {
-                            let more = self.view.apply(batch);
-                            touched.partitions.extend(more.partitions);
-                            touched.membership |= more.membership;
-                        }
-                        if !self.keep_key(&mut own_key) {
-                            return self.registration_gone("the registration is gone or replaced");
-                        }
-                        self.react(touched);
+                        news = News::Batch(follow.apply(&mut self.view, batch));
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
-                        warn!(%error, "lost sight of the store");
                         sighted = false;
-                        self.state.send_modify(|state| state.resyncs += 1);
+                        self.lost_sight(&error);
                     }
                 },
                 Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
-                () = &mut turn => match watched {
-                    Watched::Up if self.settings.capabilities.fence => {
-                        self.refuse(true, "the service is down: giving the registration up once its work has ended");
-                        (watched, turn) = (Watched::Settling, service.settle(now));
-                    }
-                    Watched::Up => {
-                        self.refuse(true, "the service is down: handing over");
-                        (watched, turn) = (Watched::Sick, service.up());
-                    }
-                    Watched::Sick => {
-                        self.refuse(false, "the service is up again");
-                        (watched, turn) = (Watched::Up, service.down());
-                    }
-                    Watched::Settling => {
-                        self.registration_gone("the service is down");
-                        return End::ServiceDown;
-                    }
-                    Watched::Parting => return End::Shutdown,
+                () = &mut turn => match self.service_turned(watched) {
+                    Ok(Watched::Up) => (watched, turn) = (Watched::Up, service.down()),
+                    Ok(Watched::Sick) => (watched, turn) = (Watched::Sick, service.up()),
+                    Ok(next) => (watched, turn) = (next, service.settle(now)),
+                    Err(end) => return end,
                 },
                 answers = self.said.answered() => self.written(answers),
                 () = own_key.written() => {}
@@ -264,6 +228,52 @@ impl Shell {
                     return self.registration_gone("the lease is not kept any more");
                 },
             }
+        }
+    }
+
+    /// Lends the service the lease that stands until then, unless it has been lent already.
+    fn lend(&self, lent: &mut Option<Instant>, until: Instant) {
+        if lent.replace(until) != Some(until) {
+            self.service.lend(until);
+        }
+    }
+
+    fn lost_sight(&self, error: &StoreError) {
+        warn!(%error, "lost sight of the store");
+        self.state.send_modify(|state| state.resyncs += 1);
+    }
+
+    /// Returns when to look again although nothing has happened.
+    fn wakes_at(&self, now: Instant, ends_at: Option<Instant>, lease: LeaseState) -> Instant {
+        let trusted = lease_now() < lease.trusted_until;
+        let others = [
+            ends_at.filter(|until| *until > now),
+            self.timers.first().map(|(at, _)| *at),
+            trusted.then(|| wakes_at(lease.trusted_until)),
+        ];
+        others.into_iter().flatten().fold(now + self.settings.lease_ttl / 6, Instant::min)
+    }
+
+    /// Acts on the event that was awaited of the service. Returns its next state.
+    fn service_turned(&mut self, watched: Watched) -> Result<Watched, End> {
+        match watched {
+            Watched::Up if self.settings.capabilities.fence => {
+                self.refuse(true, "the service is down: giving the registration up once its work has ended");
+                Ok(Watched::Settling)
+            }
+            Watched::Up => {
+                self.refuse(true, "the service is down: handing over");
+                Ok(Watched::Sick)
+            }
+            Watched::Sick => {
+                self.refuse(false, "the service is up again");
+                Ok(Watched::Up)
+            }
+            Watched::Settling => {
+                self.registration_gone("the service is down");
+                Err(End::ServiceDown)
+            }
+            Watched::Parting => Err(End::Shutdown),
         }
     }
 
@@ -318,13 +328,15 @@ impl Shell {
         End::RegistrationGone
     }
 
-    fn react(&mut self, touched: Touched) {
-        if touched.membership {
-            self.reconcile_all();
-        } else {
-            for partition in touched.partitions {
-                self.reconcile(partition);
+    fn react(&mut self, news: News) {
+        match news {
+            News::None => {}
+            News::Snapshot => {
+                self.said.forget(|_| true);
+                self.reconcile_all();
             }
+            News::Batch(touched) if touched.membership => self.reconcile_all(),
+            News::Batch(touched) => touched.partitions.into_iter().for_each(|partition| self.reconcile(partition)),
         }
     }
 

@@ -148,13 +148,7 @@ impl Router {
                         self.publish(None);
                     }
                     Update::Batch(batch) if synced => {
-                        let mut touched = self.view.apply(batch);
-                        // Applies everything that has arrived meanwhile at once.
-                        while let Some(batch) = follow.try_next_batch() {
-                            let more = self.view.apply(batch);
-                            touched.partitions.extend(more.partitions);
-                            touched.membership |= more.membership;
-                        }
+                        let touched = follow.apply(&mut self.view, batch);
                         if !self.keep_key(&mut own_key) { return self.registration_gone(); }
                         if self.maps_otherwise() { return self.mapping_gone(lease, shutdown).await; }
                         self.publish(None);
