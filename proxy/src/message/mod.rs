@@ -14,3 +14,6 @@ pub mod local_reply;
 pub(crate) mod request_body;
 pub(crate) mod reserved;
 pub(crate) mod websocket;
+
+/// The first bytes of an HTTP/2 connection (RFC 9113, 3.4).
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -30,13 +30,11 @@ use super::io::ClientIo;
 use super::registry::{ConnectionGuard, ConnectionRegistry};
 use crate::forward::ClientInfo;
 use crate::forward::client_presence::Presence;
+use crate::message::PREFACE;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
 use crate::runtime::background::LocalExecutor;
 use crate::tls::{ServerTls, Stream};
-
-/// The first bytes of an HTTP/2 connection (RFC 9113, 3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Window of an HTTP/2 stream: 64 MB/s at a round trip of 1 ms. A connection's window is that of all its streams together, so
 /// that uploads which nobody reads never stop the others. No stash counts this memory while requests are held.

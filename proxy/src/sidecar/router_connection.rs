@@ -15,6 +15,7 @@ use tokio_util::io::InspectReader;
 use tokio_util::sync::CancellationToken;
 
 use super::body::BoxError;
+use crate::message::PREFACE;
 use crate::tls::{ServerTls, Stream};
 
 /// How long a TLS handshake may take, counted from the accept.
@@ -22,9 +23,6 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a router's connection may be idle. Routers connect ahead of a cutover and close idle connections after 50 s. They
 /// have to close first, because a request that meets a closing connection is lost.
 pub(super) const ROUTER_IDLE: Duration = Duration::from_secs(90);
-/// The first bytes of an HTTP/2 connection (RFC 9113, 3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
 /// Returns the connection, which sets `recognised` once the version of HTTP is known.
 pub(super) fn recognising<S: AsyncRead>(stream: S, recognised: Arc<AtomicBool>) -> InspectReader<S, impl FnMut(&[u8])> {
     let mut awaited = PREFACE;
