@@ -88,11 +88,11 @@ bench: setup-build ## criterion: cutover pause, gate, routing decision
 .PHONY: peers
 peers: setup-build setup-peers ## CPU time a request beside HAProxy, nginx and Pingora (ARGS="--long --plot FILE": more sizes and connections, a picture)
 	@$(CARGO) build --release --locked --bin segue
-	@PATH=$$PATH:/usr/sbin python3 benches/peers/run.py $(ARGS)
+	@PATH=$$PATH:/usr/sbin python3 benches/comparison/run.py $(ARGS)
 
 .PHONY: pause
 pause: setup-build setup-etcd ## How long clients wait when partitions move, against a real etcd on disk (ARGS=--long, ARGS="--plot FILE")
-	@$(CARGO) bench --locked --bench pause -- $(ARGS)
+	@$(CARGO) bench --locked --bench cutover_latency -- $(ARGS)
 
 .PHONY: deny
 deny: ## Licences, sources and advisories of the dependencies (ARGS="licenses bans sources": without the advisories, which come from GitHub)
