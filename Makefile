@@ -86,7 +86,7 @@ bench: setup-build ## criterion: cutover pause, gate, routing decision
 	$(CARGO) bench --locked $(ARGS)
 
 .PHONY: peers
-peers: setup-build setup-peers ## CPU time a request beside HAProxy, nginx and Pingora (ARGS="--long --plot FILE": more sizes and connections, a picture)
+peers: setup-build setup-etcd setup-peers ## CPU time a request beside HAProxy, nginx, Envoy and Pingora (ARGS="--long --plot FILE": more sizes and connections, a picture)
 	@$(CARGO) build --release --locked --bin segue
 	@PATH=$$PATH:/usr/sbin python3 benches/comparison/run.py $(ARGS)
 

@@ -7,23 +7,23 @@ from html import escape
 COLOURS = {
     "nginx": "#5b8c5a",
     "Pingora": "#b07aa1",
-    "Segue, key": "#d1662a",
-    "Segue, header": "#2f6db3",
+    "Envoy": "#d1662a",
+    "Segue": "#2f6db3",
+    "byte pump": "#888888",
 }
-LEFT, WIDTH, ROW, TOP = 300, 560, 46, 70
+LEFT, WIDTH, ROW, TOP = 360, 640, 56, 70
 
 
 def picture(collected, figure="cpu_us", reference="HAProxy"):
     """An SVG of `collected`, as `run.py --json` writes it."""
     rows = []
-    for entry in collected:
-        of = entry["results"]
+    for label, of in collected.items():
         ratios = {
             name: [one / other for one, other in zip(of[name][figure], of[reference][figure])]
             for name in of
             if name in COLOURS
         }
-        rows.append((entry["label"], ratios))
+        rows.append((label, ratios))
     most = max(1.2, *(value for _, ratios in rows for values in ratios.values() for value in values)) * 1.03
     height = TOP + ROW * len(rows) + 40
 
@@ -53,7 +53,7 @@ def picture(collected, figure="cpu_us", reference="HAProxy"):
         top = TOP + index * ROW
         parts.append(f'<text x="{LEFT - 12}" y="{top + ROW / 2}" text-anchor="end">{escape(label)}</text>')
         for place, name in enumerate(name for name in COLOURS if name in ratios):
-            values, y = ratios[name], top + 6 + place * (ROW - 14) / 3
+            values, y = ratios[name], top + 6 + place * (ROW - 14) / (len(COLOURS) - 1)
             parts.append(
                 f'<line x1="{x(min(values)):.1f}" x2="{x(max(values)):.1f}" y1="{y:.1f}" y2="{y:.1f}" '
                 f'stroke="{COLOURS[name]}" stroke-width="2"/>'
