@@ -11,8 +11,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use segue_tests::etcd::Etcd;
+use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use segue_tests::process::{Process, get, show_logs_of_a_failure};
+use segue_tests::process::{Process, show_logs_of_a_failure};
 use tempfile::TempDir;
 
 /// The lease time of all participants.

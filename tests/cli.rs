@@ -10,8 +10,9 @@ use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Keys, Op, Txn};
 use segue_tests::etcd::Etcd;
+use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use segue_tests::process::{Process, get};
+use segue_tests::process::Process;
 use tempfile::TempDir;
 
 fn segue() -> Command {

@@ -19,8 +19,9 @@ use segue_demo::load::{Load, LoadSettings};
 use segue_demo::log::Log;
 use segue_demo::record::Outcome;
 use segue_protocol::txn::{Op, Txn};
+use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use segue_tests::process::{Process, get};
+use segue_tests::process::Process;
 use serde_json::Value;
 use site::{PARTITIONS, Site};
 

@@ -13,8 +13,9 @@ use segue_protocol::txn::{Op, Txn};
 use segue_proxy::message::local_reply::LocalReply;
 use segue_tests::certificates::Authority;
 use segue_tests::etcd::Etcd;
+use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use segue_tests::process::{Process, get};
+use segue_tests::process::Process;
 use tempfile::TempDir;
 
 const PAGE: &str = include_str!("../docs/operating.md");

@@ -12,8 +12,8 @@ use segue_demo::check::{Evidence, check};
 use segue_demo::load::{Load, LoadSettings};
 use segue_demo::log::Log;
 use segue_demo::record::Outcome;
+use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use segue_tests::process::get;
 use site::{PARTITIONS, Site};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,8 +14,9 @@ use axum::routing::{get, post};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::txn::Keys;
 use segue_tests::etcd::Etcd;
+use segue_tests::http;
 use segue_tests::ports::free_address;
-use segue_tests::process::{self, Process};
+use segue_tests::process::Process;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -298,7 +299,7 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     let _b = pod("b", b_address, "");
     let leaving = tokio::task::spawn_blocking(move || a.terminate());
     // No router has anything in flight, and still b has to wait: only a's sidecar knows that a works on.
-    let status = || process::get(admin, "/status").unwrap().1;
+    let status = || http::get(admin, "/status").unwrap().1;
     until("drain of a", async || ask_status(&etcd).contains("pod a to drain")).await;
     let status = tokio::task::block_in_place(status);
     assert!(status.contains("in_flight") && !status.contains("\"in_flight\":0"), "{status}");

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use segue_tests::certificates::{Authority, Issued};
 use segue_tests::etcd::Etcd;
+use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use segue_tests::process::{Process, get};
+use segue_tests::process::Process;
 use tempfile::TempDir;
 
 const SERVICE: &str = "

@@ -8,8 +8,8 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io::Write as _;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -19,11 +19,13 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::certificates::Issued;
+use crate::http::{self, Request};
 use crate::ports::{free_port, random};
 use crate::process::send_signal;
 
 /// How long an etcd may take to answer. Two cores full of other tests have needed several seconds.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
 
 const MISSING: &str = "no etcd found. These tests need a real one (3.4 or later): install it with `apt-get install \
@@ -172,9 +174,7 @@ impl Etcd {
 
     /// One value of its Prometheus metrics; `None` if there is none of this name (labels included).
     pub fn metric(&self, name: &str) -> Option<f64> {
-        let text = http(self.plain(), "GET", "/metrics", "")?;
-        let line = text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))?;
-        line.rsplit(' ').next()?.trim().parse().ok()
+        http::metric(&ask(Request::get("/metrics"), self.plain())?, name)
     }
 
     fn signal(&self, signal: &str) -> u32 {
@@ -239,14 +239,14 @@ impl Etcd {
 
     /// Whether it serves linearizable reads: that is what etcd's health is.
     fn is_healthy(&self) -> bool {
-        http(self.plain(), "GET", "/health", "").is_some_and(|answer| answer.contains(r#""health":"true""#))
+        ask(Request::get("/health"), self.plain()).is_some_and(|answer| answer.contains(r#""health":"true""#))
     }
 
     /// Whether it is this etcd that answers: another test's may have won the race for the port.
     fn is_ours(&self) -> bool {
         // With TLS it is known by its certificate.
         self.tls.is_some()
-            || http(self.client, "POST", "/v3/cluster/member/list", "{}")
+            || ask(Request::post("/v3/cluster/member/list", "{}"), self.client)
                 .is_some_and(|answer| answer.contains(&self.name))
     }
 }
@@ -300,15 +300,8 @@ fn unsafe_no_fsync() -> Option<&'static str> {
     KNOWN.then_some(FLAG)
 }
 
-/// The answer to one HTTP request, head and body; `None` if there was none.
-fn http(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
-    let length = body.len();
-    let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}");
-    stream.write_all(head.as_bytes()).ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.starts_with("HTTP/1.0 200").then_some(answer)
+/// Returns the body of a response with status 200.
+fn ask(request: Request, port: u16) -> Option<String> {
+    let response = request.timeout(READ_TIMEOUT).send((Ipv4Addr::LOCALHOST, port).into())?;
+    (response.status == 200).then_some(response.body)
 }

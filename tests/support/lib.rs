@@ -6,6 +6,11 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod certificates;
+pub mod cluster;
+pub mod config;
 pub mod etcd;
+pub mod examples;
+pub mod http;
 pub mod ports;
 pub mod process;
+pub mod status;

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long anything may take that happens at once on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// How much of the end of each log a failing test shows.
 const SHOWN_BYTES: usize = 16 * 1024;
 
@@ -92,6 +91,18 @@ impl Process {
     }
 }
 
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// When it takes longer than a minute.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "no {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -127,17 +138,4 @@ pub(crate) fn send_signal(child: &Child, signal: &str) -> std::io::Result<()> {
         _ => return Err(std::io::Error::other(format!("unknown signal {signal:?}"))),
     };
     Ok(kill_process(Pid::from_child(child), signal)?)
-}
-
-/// The status and body of `GET http://{address}{path}`; `None` if nobody answers.
-pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
-    use std::io::Write as _;
-    let mut stream = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let status = answer.split(' ').nth(1)?.parse().ok()?;
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned();
-    Some((status, body))
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use segue_tests::process;
+use segue_tests::http;
 
 use crate::gauge::{FileLimits, files};
 use crate::site::{PARTITIONS, Site};
@@ -45,7 +45,7 @@ pub(crate) async fn run(site: &Site) -> anyhow::Result<(bool, String)> {
     let at_once = join_all((0..AT_ONCE).map(|number| is_served(router.address, "/slow", number))).await;
     let at_once = at_once.into_iter().filter(|served| *served).count();
     let admin = router.admin;
-    let health = tokio::task::spawn_blocking(move || process::get(admin, "/ready")).await?;
+    let health = tokio::task::spawn_blocking(move || http::get(admin, "/ready")).await?;
     let (open, ready) = (files(router.pid()), health.is_some_and(|(status, _)| status == 200));
     let harmless = served == NEWCOMERS && at_once == AT_ONCE && ready && open < FILES;
     let mark = if harmless { "ok  " } else { "HARM" };

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use segue_coordination::store::{EtcdOptions, EtcdStore};
 use segue_tests::etcd::Etcd;
+use segue_tests::http;
 use segue_tests::ports::free_address;
-use segue_tests::process::{self, Process};
+use segue_tests::process::Process;
 use tempfile::TempDir;
 
 use crate::gauge::FileLimits;
@@ -57,8 +58,8 @@ impl Router {
 
 /// A value of a metrics page, with its labels, if the page and the series are there.
 pub(crate) fn metric(admin: SocketAddr, series: &str) -> Option<f64> {
-    let (_, page) = process::get(admin, "/metrics")?;
-    page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?.trim().parse().ok()
+    let (_, page) = http::get(admin, "/metrics")?;
+    http::metric(&page, series)
 }
 
 pub(crate) struct Site {
@@ -158,7 +159,7 @@ impl Site {
 
     async fn leads_everywhere(&self, router: &Router) -> bool {
         let admin = router.admin;
-        let asked = tokio::task::spawn_blocking(move || process::get(admin, "/status")).await;
+        let asked = tokio::task::spawn_blocking(move || http::get(admin, "/status")).await;
         let Ok(Some((200, body))) = asked else { return false };
         body.matches("\"stage\":\"open\"").count() >= PARTITIONS as usize
     }

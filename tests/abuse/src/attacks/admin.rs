@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use futures_util::future::join_all;
-use segue_tests::process;
+use segue_tests::http;
 use serde_json::Value;
 
 use super::{Got, LASTS, Target};
@@ -20,7 +20,7 @@ const IDLE_AT_MOST: Duration = Duration::from_secs(8);
 async fn incarnation(target: &Target) -> anyhow::Result<Value> {
     let (admin, begun) = (target.admin, Instant::now());
     loop {
-        let asked = tokio::task::spawn_blocking(move || process::get(admin, "/status")).await?;
+        let asked = tokio::task::spawn_blocking(move || http::get(admin, "/status")).await?;
         if let Some((200, body)) = asked {
             let incarnation = serde_json::from_str::<Value>(&body)?["router"]["incarnation"].take();
             ensure!(!incarnation.is_null(), "it is not registered");
