@@ -10,21 +10,19 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use segue_tests::etcd::Etcd;
-use segue_tests::http::get;
+use segue_tests::cluster::TestCluster;
+use segue_tests::http::{Request, get, is_ready};
 use segue_tests::ports::free_address;
-use segue_tests::process::{Process, show_logs_of_a_failure};
-use tempfile::TempDir;
+use segue_tests::process::{Process, until};
 
 /// The lease time of all participants.
 const TTL: Duration = Duration::from_secs(2);
-/// What may take long on a machine that is busy with other tests.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than anything is held or worked on.
+const LONGEST_REQUEST: Duration = Duration::from_secs(120);
 
 /// A router, a coordinator and one partition.
-struct Site {
-    folder: TempDir,
-    etcd: Etcd,
+struct OnePartition {
+    cluster: TestCluster,
     router: SocketAddr,
     _control: Process,
 }
@@ -47,56 +45,45 @@ struct Pod {
     admin: SocketAddr,
 }
 
-impl Site {
+impl OnePartition {
     fn start() -> Self {
-        let (folder, etcd, router) = (TempDir::new().unwrap(), Etcd::start(), free_address());
-        let config = format!(
-            "[store]\nendpoints = [\"{}\"]\n[router]\nname = \"r-0\"\nlisten = \"{router}\"\nlease_ttl = \"2s\"\n\
-             [coordinator]\nname = \"c-0\"\npartitions = 1\nlease_ttl = \"2s\"\nsettle = \"50ms\"\n\
-             min_interval = \"100ms\"\nlisten = \"127.0.0.1:0\"\n",
-            etcd.endpoint()
-        );
-        let control = segue(&folder, "control", &config, Command::new(env!("CARGO_BIN_EXE_segue")));
-        Site { folder, etcd, router, _control: control }
-    }
-
-    /// What the processes of a pod have printed.
-    fn said(&self, pod: &str) -> String {
-        std::fs::read_to_string(self.folder.path().join(format!("{pod}.log"))).unwrap()
+        let (cluster, router) = (TestCluster::start(env!("CARGO_BIN_EXE_segue")), free_address());
+        let config = cluster.config().router("r-0", router).coordinator("c-0", 1).quick();
+        let control = cluster.run("control", &config);
+        OnePartition { cluster, router, _control: control }
     }
 
     fn log(&self) -> PathBuf {
-        self.folder.path().join("writes.log")
+        self.cluster.path().join("writes.log")
     }
 
     fn pod(&self, name: &str, by: By, kind: &str, more: &str) -> Pod {
         let (listen, upstream, admin) = (free_address(), free_address(), free_address());
         let settings = service::Settings { name, kind, listen: upstream, log: &self.log() };
-        let vouched = match by {
-            By::Nothing => String::new(),
-            By::Exec => format!("exec = {:?}\n", service::command()),
-            By::Lease => format!("hooks = {{ lease = {{ url = \"http://{upstream}/lease\" }} }}\n"),
-            By::Bound(seconds) => format!("work_ends_within = \"{seconds}s\"\n"),
+        let config = self.cluster.config().admin(admin).pod(name, listen, upstream).with("pod", more).quick();
+        let config = match by {
+            By::Nothing => config,
+            By::Exec => config.set("pod.exec", service::command()),
+            By::Lease => config.set("pod.hooks.lease.url", format!("http://{upstream}/lease")),
+            By::Bound(seconds) => config.set("pod.work_ends_within", format!("{seconds}s")),
         };
-        let config = format!(
-            "[store]\nendpoints = [\"{}\"]\n[admin]\nlisten = \"{admin}\"\n\
-             [pod]\nname = \"{name}\"\nlisten = \"{listen}\"\nupstream = \"{upstream}\"\nlease_ttl = \"2s\"\n{more}{vouched}",
-            self.etcd.endpoint()
-        );
-        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-        settings.set(command.env("SEGUE__LOG__LEVEL", "debug"));
-        let service = (by != By::Exec).then(|| {
-            let words = service::command();
-            let mut command = Command::new(&words[0]);
-            settings.set(command.args(&words[1..]));
-            Process::start(&format!("{name}-service"), self.folder.path(), &mut command)
-        });
-        Pod { sidecar: segue(&self.folder, name, &config, command), service, listen, upstream, admin }
+        let mut command = Command::new(self.cluster.segue());
+        settings.set(command.arg("run").env("SEGUE__LOG__LEVEL", "debug"));
+        let service = (by != By::Exec).then(|| self.service(&format!("{name}-service"), &settings));
+        Pod { sidecar: self.cluster.run_with(name, &config, &mut command), service, listen, upstream, admin }
     }
 
-    /// The body that the router answers `GET path` for the one partition with.
+    /// Starts a service that no sidecar starts.
+    fn service(&self, process: &str, settings: &service::Settings<'_>) -> Process {
+        let words = service::command();
+        let mut command = Command::new(&words[0]);
+        settings.set(command.args(&words[1..]));
+        Process::start(process, self.cluster.path(), &mut command)
+    }
+
+    /// Returns the router's response to `GET path` for the one partition.
     fn ask(&self, path: &str) -> Option<(u16, String)> {
-        service::ask(self.router, path, &[("x-partition", "0")])
+        ask(self.router, path)
     }
 
     /// Waits until `pod` serves.
@@ -107,8 +94,7 @@ impl Site {
     /// Begins work in the service and waits until it writes. Returns what ends with the answer.
     fn work(&self, millis: u32) -> std::thread::JoinHandle<Option<(u16, String)>> {
         let (router, before) = (self.router, self.writes().len());
-        let answer =
-            std::thread::spawn(move || service::ask(router, &format!("/work?{millis}"), &[("x-partition", "0")]));
+        let answer = std::thread::spawn(move || ask(router, &format!("/work?{millis}")));
         until("write", || self.writes().len() > before);
         answer
     }
@@ -131,50 +117,24 @@ impl Site {
         });
         self.single_writer();
     }
-
-    fn status(&self) -> String {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-        let output = command.args(["status", "--json", "--etcd", &self.etcd.endpoint()]).output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
-    }
 }
 
-impl Drop for Site {
-    fn drop(&mut self) {
-        show_logs_of_a_failure(self.folder.path());
-    }
+/// Returns the response to `GET path` for the one partition, status and body.
+fn ask(router: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let response = Request::get(path).header("x-partition", 0).timeout(LONGEST_REQUEST).send(router)?;
+    Some((response.status, response.body))
 }
 
-impl Pod {
-    fn is_ready(&self) -> bool {
-        get(self.admin, "/ready").is_some_and(|(status, _)| status == 200)
-    }
-}
-
-fn segue(folder: &TempDir, name: &str, config: &str, mut command: Command) -> Process {
-    let file = folder.path().join(format!("{name}.toml"));
-    std::fs::write(&file, config).unwrap();
-    Process::start(name, folder.path(), command.args(["run", "--config"]).arg(file))
-}
-
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "no {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A site whose partition is owned by `a` and would go to `b`, with `a` writing for six seconds.
-fn working(by: By, kind: &str, more: &str) -> (Site, Pod, Pod) {
-    let site = Site::start();
-    let a = site.pod("a", by, kind, more);
-    site.served_by("a");
-    let b = site.pod("b", by, "plain", more);
-    until("registration of b", || b.is_ready());
+/// Starts a cluster whose partition `a` owns and `b` would get, with `a` writing for six seconds.
+fn working(by: By, kind: &str, more: &str) -> (OnePartition, Pod, Pod) {
+    let fixture = OnePartition::start();
+    let a = fixture.pod("a", by, kind, more);
+    fixture.served_by("a");
+    let b = fixture.pod("b", by, "plain", more);
+    until("registration of b", || is_ready(b.admin));
     // `sticky` leaves the one partition where it is.
-    drop(site.work(6000));
-    (site, a, b)
+    drop(fixture.work(6000));
+    (fixture, a, b)
 }
 
 #[test]
@@ -185,92 +145,96 @@ fn the_service() {
 
 #[test]
 fn a_supervised_service_dies_with_its_sidecar() {
-    let (site, a, _b) = working(By::Exec, "plain", "");
+    let (fixture, a, _b) = working(By::Exec, "plain", "");
     a.sidecar.kill();
-    site.succeeded_by("b");
-    let last = site.writes().into_iter().rfind(|write| write.name == "a").unwrap();
+    fixture.succeeded_by("b");
+    let last = fixture.writes().into_iter().rfind(|write| write.name == "a").unwrap();
     assert!(last.number < 100, "the service of a has written to its end: {last:?}");
-    assert!(site.said("a").contains("the sidecar is gone"), "killed by the deadline only: {}", site.said("a"));
+    assert!(
+        fixture.cluster.output("a").contains("the sidecar is gone"),
+        "killed by the deadline only: {}",
+        fixture.cluster.output("a")
+    );
 }
 
 #[test]
 fn a_supervised_services_own_processes_die_with_its_sidecar() {
-    let (site, a, _b) = working(By::Exec, "prefork", "");
+    let (fixture, a, _b) = working(By::Exec, "prefork", "");
     a.sidecar.kill();
-    site.succeeded_by("b");
+    fixture.succeeded_by("b");
 }
 
 #[test]
 fn a_service_with_a_lent_lease_stops_when_its_sidecar_is_dead() {
-    let (site, a, _b) = working(By::Lease, "lent", "");
+    let (fixture, a, _b) = working(By::Lease, "lent", "");
     a.sidecar.kill();
-    site.succeeded_by("b");
+    fixture.succeeded_by("b");
 }
 
 #[test]
 fn a_stopped_sidecar_keeps_no_service_writing() {
-    let (site, mut a, _b) = working(By::Exec, "plain", "");
+    let (fixture, mut a, _b) = working(By::Exec, "plain", "");
     a.sidecar.signal("STOP");
     let stopped = Instant::now();
-    site.succeeded_by("b");
-    assert!(site.said("a").contains("the lease may have ended"), "{}", site.said("a"));
+    fixture.succeeded_by("b");
+    assert!(fixture.cluster.output("a").contains("the lease may have ended"), "{}", fixture.cluster.output("a"));
     until("three lease times", || stopped.elapsed() > 3 * TTL);
     a.sidecar.signal("CONT");
-    a.sidecar.until("another life of a", || site.status().matches("\"status\":\"Ready\"").count() == 2);
-    site.succeeded_by("b");
+    a.sidecar.until("another life of a", || fixture.cluster.status().count("\"status\":\"Ready\"") == 2);
+    fixture.succeeded_by("b");
 }
 
 #[test]
 fn a_stopped_sidecar_does_not_prolong_what_it_has_lent() {
-    let (site, a, _b) = working(By::Lease, "lent", "");
+    let (fixture, a, _b) = working(By::Lease, "lent", "");
     a.sidecar.signal("STOP");
     let stopped = Instant::now();
-    site.succeeded_by("b");
+    fixture.succeeded_by("b");
     until("three lease times", || stopped.elapsed() > 3 * TTL);
     a.sidecar.signal("CONT");
-    until("another life of a", || site.status().matches("\"status\":\"Ready\"").count() == 2);
-    site.succeeded_by("b");
+    until("another life of a", || fixture.cluster.status().count("\"status\":\"Ready\"") == 2);
+    fixture.succeeded_by("b");
 }
 
 #[test]
 fn a_supervised_service_that_is_killed_ends_its_sidecar_and_its_partition_moves() {
-    let (site, mut a, _b) = working(By::Exec, "plain", "");
-    let service = site.writes().last().unwrap().pid;
+    let (fixture, mut a, _b) = working(By::Exec, "plain", "");
+    let service = fixture.writes().last().unwrap().pid;
     service::kill(service);
     let status = a.sidecar.wait();
     assert_eq!(status.code(), Some(137), "{}", a.sidecar.output());
-    site.succeeded_by("b");
+    fixture.succeeded_by("b");
 }
 
 #[test]
 fn a_supervised_services_exit_code_is_its_sidecars() {
-    let site = Site::start();
-    let mut a = site.pod("a", By::Exec, "plain", "");
-    site.served_by("a");
-    drop(site.ask("/exit?7"));
+    let fixture = OnePartition::start();
+    let mut a = fixture.pod("a", By::Exec, "plain", "");
+    fixture.served_by("a");
+    drop(fixture.ask("/exit?7"));
     assert_eq!(a.sidecar.wait().code(), Some(7), "{}", a.sidecar.output());
-    until("end of the registration", || !site.status().contains("\"name\":\"a\""));
+    until("end of the registration", || !fixture.cluster.status().contains("\"name\":\"a\""));
 }
 
 #[test]
 fn a_sidecar_that_is_told_to_end_hands_over_and_ends_its_service() {
-    let site = Site::start();
-    let a = site.pod("a", By::Exec, "plain", "");
-    site.served_by("a");
-    site.work(20).join().unwrap();
-    let service = site.writes()[0].pid;
-    let _b = site.pod("b", By::Exec, "plain", "");
+    let fixture = OnePartition::start();
+    let a = fixture.pod("a", By::Exec, "plain", "");
+    fixture.served_by("a");
+    fixture.work(20).join().unwrap();
+    let service = fixture.writes()[0].pid;
+    let _b = fixture.pod("b", By::Exec, "plain", "");
     let (status, output) = a.sidecar.terminate();
     assert!(status.success(), "{output}");
     assert!(!service::is_alive(service), "{output}");
-    site.succeeded_by("b");
+    fixture.succeeded_by("b");
 }
 
 #[test]
 fn signals_reach_a_supervised_service() {
-    let site = Site::start();
-    let mut a = site.pod("a", By::Exec, "plain", "");
-    site.served_by("a");
+    let fixture = OnePartition::start();
+    let mut a = fixture.pod("a", By::Exec, "plain", "");
+    fixture.served_by("a");
     // Which ends it, as it does nothing about it.
     a.sidecar.signal("USR1");
     assert_eq!(a.sidecar.wait().code(), Some(128 + 10), "{}", a.sidecar.output());
@@ -278,53 +242,50 @@ fn signals_reach_a_supervised_service() {
 
 #[test]
 fn a_supervisor_that_is_killed_takes_the_service_with_it() {
-    let (site, mut a, _b) = working(By::Exec, "prefork", "");
+    let (fixture, mut a, _b) = working(By::Exec, "prefork", "");
     let supervisor = service::children(a.sidecar.id());
     assert_eq!(supervisor.len(), 1);
     service::kill(supervisor[0]);
     assert_eq!(a.sidecar.wait().code(), Some(137), "{}", a.sidecar.output());
-    site.succeeded_by("b");
+    fixture.succeeded_by("b");
 }
 
 #[test]
 fn a_service_that_dies_behind_its_sidecar_costs_no_request_that_it_was_not_sent() {
-    let site = Site::start();
-    let a = site.pod("a", By::Nothing, "plain", "");
-    site.served_by("a");
-    let _b = site.pod("b", By::Nothing, "plain", "");
+    let fixture = OnePartition::start();
+    let a = fixture.pod("a", By::Nothing, "plain", "");
+    fixture.served_by("a");
+    let _b = fixture.pod("b", By::Nothing, "plain", "");
     a.service.unwrap().kill();
     // A request on a connection whose end the sidecar has not seen yet would have been sent, and be answered 502.
     until("the sidecar to see its connections closed", || service::connections_to(a.upstream) == 0);
-    assert_eq!(site.ask("/").map(|(status, _)| status), Some(200), "held until the partition has moved");
-    site.succeeded_by("b");
-    assert!(site.status().contains("Draining"), "{}", site.status());
+    assert_eq!(fixture.ask("/").map(|(status, _)| status), Some(200), "held until the partition has moved");
+    fixture.succeeded_by("b");
+    assert!(fixture.cluster.status().contains("Draining"), "{}", fixture.cluster.status());
 }
 
 #[test]
 fn a_service_that_comes_back_at_once_keeps_its_partition_and_loses_no_request() {
-    let site = Site::start();
-    let mut a = site.pod("a", By::Nothing, "plain", "health = { every = \"5s\" }\n");
-    site.served_by("a");
+    let fixture = OnePartition::start();
+    let mut a = fixture.pod("a", By::Nothing, "plain", "health = { every = \"5s\" }\n");
+    fixture.served_by("a");
     a.service.take().unwrap().kill();
     until("the sidecar to see its connections closed", || service::connections_to(a.upstream) == 0);
-    let router = site.router;
-    let held = std::thread::spawn(move || service::ask(router, "/", &[("x-partition", "0")]));
+    let router = fixture.router;
+    let held = std::thread::spawn(move || ask(router, "/"));
     until("refusal", || a.sidecar.output().contains("the request is given back"));
-    let again = service::Settings { name: "a", kind: "plain", listen: a.upstream, log: &site.log() };
-    let words = service::command();
-    let mut command = Command::new(&words[0]);
-    again.set(command.args(&words[1..]));
-    a.service = Some(Process::start("a-again", site.folder.path(), &mut command));
+    let again = service::Settings { name: "a", kind: "plain", listen: a.upstream, log: &fixture.log() };
+    a.service = Some(fixture.service("a-again", &again));
     let (status, body) = held.join().unwrap().unwrap();
     assert_eq!((status, body.as_str()), (200, "a"));
 }
 
 #[test]
 fn an_exchange_that_the_service_broke_says_so_to_the_client() {
-    let site = Site::start();
-    let _a = site.pod("a", By::Nothing, "plain", "");
-    site.served_by("a");
-    let mut client = TcpStream::connect(site.router).unwrap();
+    let fixture = OnePartition::start();
+    let _a = fixture.pod("a", By::Nothing, "plain", "");
+    fixture.served_by("a");
+    let mut client = TcpStream::connect(fixture.router).unwrap();
     write!(client, "GET /exit?1 HTTP/1.1\r\nhost: x\r\nx-partition: 0\r\nconnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     client.read_to_string(&mut answer).unwrap();
@@ -335,38 +296,38 @@ fn an_exchange_that_the_service_broke_says_so_to_the_client() {
 
 #[test]
 fn both_die_and_the_partition_moves() {
-    let (site, a, _b) = working(By::Exec, "plain", "");
-    let service = site.writes().last().unwrap().pid;
+    let (fixture, a, _b) = working(By::Exec, "plain", "");
+    let service = fixture.writes().last().unwrap().pid;
     a.sidecar.signal("STOP");
     service::kill(service);
     a.sidecar.kill();
-    site.succeeded_by("b");
+    fixture.succeeded_by("b");
 }
 
 /// As [`working`], by a request that no router knows of any more: it was cut off in the midst of its upload, after the
 /// service had begun.
-fn working_alone(by: By) -> (Site, Pod, Pod) {
-    let site = Site::start();
-    let a = site.pod("a", by, "eager", "");
-    site.served_by("a");
-    site.work(20).join().unwrap();
-    let (epoch, before) = (site.writes()[0].epoch, site.writes().len());
+fn working_alone(by: By) -> (OnePartition, Pod, Pod) {
+    let fixture = OnePartition::start();
+    let a = fixture.pod("a", by, "eager", "");
+    fixture.served_by("a");
+    fixture.work(20).join().unwrap();
+    let (epoch, before) = (fixture.writes()[0].epoch, fixture.writes().len());
     let mut upload = TcpStream::connect(a.listen).unwrap();
     let head = format!("POST /work?6000 HTTP/1.1\r\nhost: x\r\nsegue-partition: 0\r\nsegue-epoch: {epoch}\r\n");
     write!(upload, "{head}content-length: 100\r\n\r\nten bytes.").unwrap();
-    until("write", || site.writes().len() > before);
+    until("write", || fixture.writes().len() > before);
     drop(upload);
-    let b = site.pod("b", by, "plain", "");
-    until("registration of b", || b.is_ready());
-    (site, a, b)
+    let b = fixture.pod("b", by, "plain", "");
+    until("registration of b", || is_ready(b.admin));
+    (fixture, a, b)
 }
 
 #[test]
 fn a_service_that_ignores_closed_connections_keeps_its_partition_until_it_has_finished() {
-    let (site, a, _b) = working_alone(By::Nothing);
+    let (fixture, a, _b) = working_alone(By::Nothing);
     let leaving = std::thread::spawn(move || a.sidecar.terminate());
-    site.succeeded_by("b");
-    let last = site.writes().into_iter().rfind(|write| write.name == "a").unwrap();
+    fixture.succeeded_by("b");
+    let last = fixture.writes().into_iter().rfind(|write| write.name == "a").unwrap();
     assert_eq!(last.number, 299, "it has finished: {last:?}");
     let (status, output) = leaving.join().unwrap();
     assert!(status.success(), "{output}");
@@ -374,81 +335,81 @@ fn a_service_that_ignores_closed_connections_keeps_its_partition_until_it_has_fi
 
 #[test]
 fn a_sidecar_that_dies_before_its_service_has_finished_has_its_bound_waited_out() {
-    let (site, a, _b) = working_alone(By::Bound(7));
+    let (fixture, a, _b) = working_alone(By::Bound(7));
     a.sidecar.signal("TERM");
-    until("handoff that waits for a", || site.status().contains("pod a to drain"));
+    until("handoff that waits for a", || fixture.cluster.status().contains("pod a to drain"));
     a.sidecar.kill();
-    site.succeeded_by("b");
-    let last = site.writes().into_iter().rfind(|write| write.name == "a").unwrap();
+    fixture.succeeded_by("b");
+    let last = fixture.writes().into_iter().rfind(|write| write.name == "a").unwrap();
     assert_eq!(last.number, 299, "it has finished: {last:?}");
 }
 
 #[test]
 fn a_host_that_stops_answering_is_succeeded_within_seconds() {
-    let (site, a, _b) = working(By::Exec, "plain", "");
+    let (fixture, a, _b) = working(By::Exec, "plain", "");
     let supervisor = service::children(a.sidecar.id());
     let all = [supervisor[0], service::children(supervisor[0] as u32)[0]];
     a.sidecar.signal("STOP");
     all.iter().for_each(|pid| service::stop(*pid));
     let stopped = Instant::now();
-    site.served_by("b");
+    fixture.served_by("b");
     // The lease and etcd's own second, one to sever, and what a busy machine adds: not a drain's 20 on top.
     assert!(stopped.elapsed() < Duration::from_secs(15), "{:?}", stopped.elapsed());
     all.iter().for_each(|pid| service::kill(*pid));
-    site.succeeded_by("b");
+    fixture.succeeded_by("b");
 }
 
 #[test]
 fn a_service_that_hangs_but_works_is_waited_for() {
     let health = "health = { path = \"/health\", every = \"200ms\", unhealthy_after = 2 }\n";
-    let (site, _a, _b) = working(By::Nothing, "hangs", health);
-    site.succeeded_by("b");
+    let (fixture, _a, _b) = working(By::Nothing, "hangs", health);
+    fixture.succeeded_by("b");
 }
 
 #[test]
 fn a_supervised_service_that_hangs_but_works_is_killed() {
     let health = "health = { path = \"/health\", every = \"200ms\", unhealthy_after = 2 }\n";
-    let (site, mut a, _b) = working(By::Exec, "hangs", health);
-    let killed = site.writes().pop().unwrap();
+    let (fixture, mut a, _b) = working(By::Exec, "hangs", health);
+    let killed = fixture.writes().pop().unwrap();
     // The service of a is up again soon enough to get the partition back, in another life.
     until("work of a later owner", || {
-        site.ask("/work?20").is_some_and(|(status, _)| status == 200)
-            && site.writes().pop().unwrap().epoch > killed.epoch
+        fixture.ask("/work?20").is_some_and(|(status, _)| status == 200)
+            && fixture.writes().pop().unwrap().epoch > killed.epoch
     });
-    site.single_writer();
+    fixture.single_writer();
     assert!(!service::is_alive(killed.pid), "{killed:?}");
-    a.sidecar.until("another life of a", || site.status().matches("\"status\":\"Ready\"").count() == 2);
+    a.sidecar.until("another life of a", || fixture.cluster.status().count("\"status\":\"Ready\"") == 2);
 }
 
 #[test]
 fn a_registration_outlives_what_its_service_was_lent() {
-    let (site, a, _b) = working(By::Lease, "stubborn", "shutdown_timeout = \"1s\"\n");
+    let (fixture, a, _b) = working(By::Lease, "stubborn", "shutdown_timeout = \"1s\"\n");
     let leaving = std::thread::spawn(move || a.sidecar.terminate());
-    site.succeeded_by("b");
+    fixture.succeeded_by("b");
     let (status, output) = leaving.join().unwrap();
     assert!(status.success(), "{output}");
 }
 
 #[test]
 fn a_new_owner_waits_out_the_bound_of_a_dead_one() {
-    let (site, a, _b) = working(By::Bound(7), "plain", "");
+    let (fixture, a, _b) = working(By::Bound(7), "plain", "");
     a.sidecar.kill();
-    site.succeeded_by("b");
-    let last = site.writes().into_iter().rfind(|write| write.name == "a").unwrap();
+    fixture.succeeded_by("b");
+    let last = fixture.writes().into_iter().rfind(|write| write.name == "a").unwrap();
     assert!(last.number > 100, "the service of a was to write on: {last:?}");
 }
 
 #[test]
 fn a_pod_without_any_of_them_has_no_fence_and_says_so() {
-    let site = Site::start();
-    let a = site.pod("a", By::Nothing, "plain", "");
-    site.served_by("a");
-    let status = site.status();
+    let fixture = OnePartition::start();
+    let a = fixture.pod("a", By::Nothing, "plain", "");
+    fixture.served_by("a");
+    let status = fixture.cluster.status();
     assert!(status.contains("\"capabilities\":[\"drained\",\"released\"]"), "{status}");
     assert!(status.contains("work_ends_within"), "how to change it: {status}");
     assert!(a.sidecar.output().contains("no fence"), "{}", a.sidecar.output());
     let (_, own) = get(a.admin, "/status").unwrap();
     assert!(own.contains("\"fence_by\":null"), "{own}");
-    let _b = site.pod("b", By::Bound(5), "plain", "");
-    until("registration of b", || site.status().contains("\"drained\",\"released\",\"fence\""));
+    let _b = fixture.pod("b", By::Bound(5), "plain", "");
+    until("registration of b", || fixture.cluster.status().contains("\"drained\",\"released\",\"fence\""));
 }

@@ -1,7 +1,7 @@
 //! The `segue` command as a user meets it: real processes, bad input, signals.
 #![allow(clippy::unwrap_used)]
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -9,14 +9,18 @@ use std::time::Duration;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Keys, Op, Txn};
+use segue_tests::cluster::TestCluster;
+use segue_tests::config::Config;
 use segue_tests::etcd::Etcd;
-use segue_tests::http::get;
+use segue_tests::http::{get, is_ready};
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
 use tempfile::TempDir;
 
+const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+
 fn segue() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_segue"))
+    Command::new(SEGUE)
 }
 
 fn run(args: &[&str]) -> Output {
@@ -41,6 +45,11 @@ fn check(text: &str) -> Output {
 
 fn start(folder: &Path, config: &Path) -> Process {
     Process::start("segue", folder, segue().args(["run", "--config"]).arg(config))
+}
+
+/// Returns the file of a router whose etcd is not there.
+fn lone_router(store: SocketAddr, admin: SocketAddr) -> Config {
+    Config::new([format!("http://{store}")]).set("router.listen", "127.0.0.1:0").admin(admin)
 }
 
 #[test]
@@ -121,7 +130,7 @@ fn several_files_are_checked_against_each_other_and_the_promise_is_told() {
 }
 
 #[test]
-fn files_of_one_site_have_names_of_their_own_and_one_mapping_of_requests() {
+fn files_of_one_keyspace_have_names_of_their_own_and_one_mapping_of_requests() {
     let (code, _, said) = check_together(&[ROUTER, ROUTER]);
     assert!(code == Some(2) && said.contains("router.name: \"r-0\" is router.name of another file, too"), "{said}");
     let keyed =
@@ -129,7 +138,7 @@ fn files_of_one_site_have_names_of_their_own_and_one_mapping_of_requests() {
     let (code, _, said) = check_together(&[ROUTER, keyed]);
     assert!(code == Some(2) && said.contains("router.partition: another mapping"), "{said}");
     let (code, _, said) = check_together(&[ROUTER, &format!("keyspace = \"other\"\n{keyed}")]);
-    assert_eq!((code, said.as_str()), (Some(0), ""), "that is another site");
+    assert_eq!((code, said.as_str()), (Some(0), ""), "that is another keyspace");
     let (code, _, said) = check_together(&[ROUTER, "[router]\nnam = 1\n", "[pod]\nnam = 1\n"]);
     assert!(code == Some(2) && said.contains("b.toml:2:1") && said.contains("c.toml:2:1"), "{said}");
 }
@@ -185,7 +194,7 @@ fn a_registration_that_never_ends_is_named_and_can_be_forgotten() {
 fn with_files(soft: u32, hard: u32) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "ulimit -Sn \"$1\" && ulimit -Hn \"$2\" && shift 2 && exec \"$@\"", "sh"]);
-    command.args([soft.to_string(), hard.to_string()]).arg(env!("CARGO_BIN_EXE_segue"));
+    command.args([soft.to_string(), hard.to_string()]).arg(SEGUE);
     command
 }
 
@@ -209,10 +218,7 @@ fn check_warns_of_connections_that_may_take_more_files_than_there_are() {
 #[test]
 fn run_raises_its_soft_limit_of_open_files_and_takes_fewer_clients_if_the_hard_one_is_low() {
     let (folder, admin, store) = (TempDir::new().unwrap(), free_address(), free_address());
-    let text = format!(
-        "[store]\nendpoints = [\"http://{store}\"]\n[router]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"{admin}\"\n"
-    );
-    let path = file(&folder, &text);
+    let path = lone_router(store, admin).write(folder.path(), "segue");
     let mut router = Process::start("segue", folder.path(), with_files(200, 1000).args(["run", "--config"]).arg(&path));
     router.until("/health", || get(admin, "/health").is_some());
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", router.id())).unwrap();
@@ -265,10 +271,7 @@ fn an_etcd_that_cannot_be_reached_is_named_by_commands_that_need_it() {
 #[test]
 fn a_role_waits_for_its_etcd_and_says_so_meanwhile() {
     let (folder, admin, store) = (TempDir::new().unwrap(), free_address(), free_address());
-    let text = format!(
-        "[store]\nendpoints = [\"http://{store}\"]\n[router]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"{admin}\"\n"
-    );
-    let mut router = start(folder.path(), &file(&folder, &text));
+    let mut router = start(folder.path(), &lone_router(store, admin).write(folder.path(), "segue"));
     router.until("/ready", || get(admin, "/ready").is_some_and(|(status, _)| status == 503));
     assert_eq!(get(admin, "/health").unwrap().0, 200);
     let log = folder.path().join("segue.log");
@@ -280,14 +283,11 @@ fn a_role_waits_for_its_etcd_and_says_so_meanwhile() {
 
 #[test]
 fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
-    let (folder, admin, listen, etcd) = (TempDir::new().unwrap(), free_address(), free_address(), Etcd::start());
-    let endpoint = etcd.endpoint();
-    let text = format!(
-        "[store]\nendpoints = [\"{endpoint}\"]\n[router]\nname = \"r-0\"\nlisten = \"{listen}\"\nlease_ttl = \"2s\"\n\
-         [coordinator]\nname = \"c-0\"\npartitions = 8\nlease_ttl = \"2s\"\nsettle = \"10ms\"\n[admin]\nlisten = \"{admin}\"\n"
-    );
-    let mut process = start(folder.path(), &file(&folder, &text));
-    process.until("/ready", || get(admin, "/ready").is_some_and(|(status, _)| status == 200));
+    let (cluster, admin, listen) = (TestCluster::start(SEGUE), free_address(), free_address());
+    let endpoint = cluster.etcd().endpoint();
+    let config = cluster.config().router("r-0", listen).coordinator("c-0", 8).admin(admin).quick();
+    let mut process = cluster.run("all", &config);
+    process.until("/ready", || is_ready(admin));
 
     let (_, metrics) = get(admin, "/metrics").unwrap();
     for series in [

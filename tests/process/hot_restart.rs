@@ -1,13 +1,13 @@
 //! Hot restart of a router, by starting it once more: real processes, a real etcd, real clients, and no request lost.
 #![allow(clippy::unwrap_used)]
 
-mod site;
+mod writers;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -19,15 +19,15 @@ use segue_demo::load::{Load, LoadSettings};
 use segue_demo::log::Log;
 use segue_demo::record::Outcome;
 use segue_protocol::txn::{Op, Txn};
-use segue_tests::http::get;
+use segue_tests::http::{get, is_ready};
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
 use serde_json::Value;
-use site::{PARTITIONS, Site};
+use writers::{PARTITIONS, WriterCluster};
 
 /// A router whose processes succeed each other.
 struct Restarting {
-    site: Site,
+    cluster: WriterCluster,
     listen: SocketAddr,
     admin: SocketAddr,
     started: u32,
@@ -36,46 +36,40 @@ struct Restarting {
 impl Restarting {
     /// With a coordinator and writers that have all partitions.
     fn start(writers: &[&str], service_time: u64) -> Self {
-        let mut site = Site::start();
-        site.service_time = service_time;
-        site.coordinator("c-0");
+        let mut cluster = WriterCluster::start();
+        cluster.service_time = service_time;
+        cluster.coordinator("c-0");
         for name in writers {
-            site.writer(name);
+            cluster.writer(name);
         }
-        Restarting { site, listen: free_address(), admin: free_address(), started: 0 }
+        Restarting { cluster, listen: free_address(), admin: free_address(), started: 0 }
     }
 
     fn socket(&self) -> PathBuf {
-        self.site.path().join("r.sock")
+        self.cluster.path().join("r.sock")
     }
 
     /// One more process of the router.
     fn process(&mut self, workers: u32) -> Process {
         self.started += 1;
-        let (listen, admin, socket) = (self.listen, self.admin, self.socket());
-        self.site.run(
-            &format!("r-{}", self.started),
-            &format!(
-                "[router]\nname = \"r\"\nlisten = \"{listen}\"\nlease_ttl = \"2s\"\nworkers = {workers}\nhot_restart_socket = {socket:?}\n\
-                 [router.partition]\nheader = \"x-partition\"\norder_by = {{ header = \"x-key\" }}\n\
-                 [router.drain]\ntimeout = \"10s\"\n[admin]\nlisten = \"{admin}\"\n"
-            ),
-        )
+        let config = self.cluster.router_config("r", self.listen, self.admin).set("router.workers", workers);
+        let config = config.set("router.drain.timeout", "10s");
+        let config = config.set("router.hot_restart_socket", self.socket().to_str().unwrap());
+        self.cluster.run(&process_name(self.started), &config)
     }
 
     /// The first process, serving.
     fn first(&mut self, pods: &[&str]) -> Process {
         let mut process = self.process(2);
         let admin = self.admin;
-        process.until("/ready", || get(admin, "/ready").is_some_and(|(status, _)| status == 200));
-        self.site.settles(pods);
+        process.until("/ready", || is_ready(admin));
+        self.cluster.settles(pods);
         process
     }
 
     /// Who is registered.
     fn registered(&self) -> Vec<String> {
-        let status = self.site.status();
-        status["routers"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+        self.cluster.status().routers().into_iter().map(str::to_owned).collect()
     }
 
     fn part(&self) -> Value {
@@ -86,16 +80,25 @@ impl Restarting {
     /// The next process takes over, and the one before ends as it should.
     fn restart(&mut self, mut old: Process, workers: u32) -> Process {
         let mut new = self.process(workers);
-        let (site, number) = (self.site.path(), self.started);
-        new.until("word of its predecessor's end", || output(site, number).contains("hot restart complete"));
+        new.until("word of its predecessor's end", || self.output(self.started).contains("hot restart complete"));
         let status = old.wait();
         assert!(status.success(), "{status}:\n{}", old.output());
         new
     }
 
-    /// Nobody can register by this name.
+    /// What the process of this number has printed.
+    fn output(&self, number: u32) -> String {
+        self.cluster.output(&process_name(number))
+    }
+
+    /// What the process that was started last has printed.
+    fn newest_output(&self) -> String {
+        self.output(self.started)
+    }
+
+    /// Takes a name, so that nobody can register by it, or gives it back.
     async fn name_is_taken(&self, name: &str, taken: bool) {
-        let store = EtcdStore::connect(EtcdOptions::new([self.site.etcd.endpoint()])).unwrap();
+        let store = EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()])).unwrap();
         let key = format!("/segue/default/routers/{name}");
         let op = match taken {
             true => Op::Put { key, value: b"{}".to_vec(), lease: None },
@@ -105,13 +108,8 @@ impl Restarting {
     }
 }
 
-/// Of the process that was started last.
-fn new_process_output(router: &Restarting) -> String {
-    output(router.site.path(), router.started)
-}
-
-fn output(folder: &Path, number: u32) -> String {
-    std::fs::read_to_string(folder.join(format!("r-{number}.log"))).unwrap_or_default()
+fn process_name(number: u32) -> String {
+    format!("r-{number}")
 }
 
 /// Clients that never send anything twice, each in a thread of its own, and what went wrong.
@@ -237,19 +235,19 @@ async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
             askers.flow();
             // Partitions move while the router does.
             if round % 2 == 0 {
-                router.site.writer("w-2");
+                router.cluster.writer("w-2");
             } else {
-                router.site.processes["w-2"].signal("TERM");
+                router.cluster.processes["w-2"].signal("TERM");
             }
             running = router.restart(running, workers);
             let name = if round % 2 == 0 { "r~next" } else { "r" };
             assert_eq!(router.registered(), [name], "after restart {round}");
             assert_eq!(router.part()["name"], name);
             if round % 2 == 0 {
-                router.site.settles(&["w-0", "w-1", "w-2"]);
+                router.cluster.settles(&["w-0", "w-1", "w-2"]);
             } else {
-                assert!(router.site.take("w-2").wait().success());
-                router.site.settles(&["w-0", "w-1"]);
+                assert!(router.cluster.take("w-2").wait().success());
+                router.cluster.settles(&["w-0", "w-1"]);
             }
         }
         askers.flow();
@@ -260,7 +258,7 @@ async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
     let failed: Vec<_> = exchanges.iter().filter(|exchange| exchange.outcome != Outcome::Ok).collect();
     assert!(failed.is_empty(), "{} of {} failed: {:?}", failed.len(), exchanges.len(), &failed[..failed.len().min(5)]);
     let answered = exchanges.len();
-    let log = Log::in_directory(&router.site.logs()).unwrap().read_all().unwrap();
+    let log = Log::in_directory(&router.cluster.logs()).unwrap().read_all().unwrap();
     let harm = check(&Evidence { exchanges, log: Some(log), owners: None });
     for (name, count) in harm.counts() {
         assert_eq!(count.count, 0, "{name}: {:?}", count.examples);
@@ -299,7 +297,7 @@ async fn a_new_process_that_dies_before_it_is_ready_harms_nothing() {
     for _ in 0..2 {
         router.name_is_taken("r~next", true).await;
         let mut new = router.process(4);
-        new.until("the wait for its name", || new_process_output(&router).contains("never ends by itself"));
+        new.until("the wait for its name", || router.newest_output().contains("never ends by itself"));
         assert!(router.part()["hot_restart"].as_str().unwrap().contains("prepares to take over"));
         // A third one is told so.
         let mut third = router.process(1);
@@ -309,9 +307,9 @@ async fn a_new_process_that_dies_before_it_is_ready_harms_nothing() {
         askers.flow();
         new.kill();
         tokio::task::block_in_place(|| {
-            let (site, begun) = (router.site.path(), Instant::now());
-            while !router.part()["hot_restart"].is_null() || !output(site, 1).contains("was gone before it was ready") {
-                assert!(begun.elapsed() < Duration::from_secs(10), "{}", output(site, 1));
+            let (begun, failed) = (Instant::now(), "was gone before it was ready");
+            while !router.part()["hot_restart"].is_null() || !router.output(1).contains(failed) {
+                assert!(begun.elapsed() < Duration::from_secs(10), "{}", router.output(1));
                 std::thread::sleep(Duration::from_millis(5));
             }
         });
@@ -333,13 +331,13 @@ async fn a_new_process_starts_alone_when_the_old_one_dies_in_the_middle() {
     let old = router.first(&["w-0"]);
     router.name_is_taken("r~next", true).await;
     let mut new = router.process(3);
-    new.until("the wait for its name", || new_process_output(&router).contains("never ends by itself"));
+    new.until("the wait for its name", || router.newest_output().contains("never ends by itself"));
     // Whom the kernel lets in while nobody accepts is not lost with the process that did not come to it.
     stop(&old);
     let address = router.listen;
     let queued: Vec<_> = (0..24).map(|_| TcpStream::connect(address).unwrap()).collect();
     old.kill();
-    new.until("that it starts alone", || new_process_output(&router).contains("starting without it"));
+    new.until("that it starts alone", || router.newest_output().contains("starting without it"));
     // It serves, and admits that it is not ready.
     assert_eq!(get(router.admin, "/ready").unwrap().0, 503);
     router.name_is_taken("r~next", false).await;
@@ -355,7 +353,7 @@ async fn a_new_process_starts_alone_when_the_old_one_dies_in_the_middle() {
 async fn a_long_request_is_finished_by_the_process_that_took_it_and_handoffs_wait_for_that() {
     let mut router = Restarting::start(&["w-0"], 1500);
     let mut old = router.first(&["w-0"]);
-    let before = output(router.site.path(), 1).len();
+    let before = router.output(1).len();
     let long = std::thread::spawn({
         let address = router.listen;
         move || answered(address)
@@ -367,10 +365,10 @@ async fn a_long_request_is_finished_by_the_process_that_took_it_and_handoffs_wai
     };
     old.until("the request to be in flight", in_flight);
     let mut new = router.process(2);
-    new.until("that it took over", || new_process_output(&router).contains("took over"));
+    new.until("that it took over", || router.newest_output().contains("took over"));
     assert_eq!(router.registered(), ["r", "r~next"]);
     assert!(old.ended().is_none());
-    assert!(!long.is_finished(), "too fast to tell: {}", &output(router.site.path(), 1)[before..]);
+    assert!(!long.is_finished(), "too fast to tell: {}", &router.output(1)[before..]);
     // One that comes now is told to wait for the first.
     let mut third = router.process(1);
     assert_eq!(third.wait().code(), Some(1));

@@ -3,7 +3,7 @@
 //! against what the pods wrote.
 #![allow(clippy::unwrap_used)]
 
-mod site;
+mod writers;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -14,21 +14,21 @@ use segue_demo::log::Log;
 use segue_demo::record::Outcome;
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use site::{PARTITIONS, Site};
+use writers::{PARTITIONS, WriterCluster};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
-    let mut site = Site::start();
+    let mut cluster = WriterCluster::start();
     let (routers, admins) = ([free_address(), free_address()], [free_address(), free_address()]);
-    site.coordinator("c-0");
-    site.coordinator("c-1");
+    cluster.coordinator("c-0");
+    cluster.coordinator("c-1");
     for name in ["w-0", "w-1", "w-2"] {
-        site.writer(name);
+        cluster.writer(name);
     }
     for (index, name) in ["r-0", "r-1"].into_iter().enumerate() {
-        site.router(name, routers[index], admins[index]);
+        cluster.router(name, routers[index], admins[index]);
     }
-    site.settles(&["w-0", "w-1", "w-2"]);
+    cluster.settles(&["w-0", "w-1", "w-2"]);
 
     let load = Load::start(LoadSettings {
         routers: routers.map(Into::into).to_vec(),
@@ -54,42 +54,42 @@ async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
 
     tokio::task::block_in_place(|| {
         flows("at rest");
-        site.writer("w-3");
-        site.settles(&["w-0", "w-1", "w-2", "w-3"]);
+        cluster.writer("w-3");
+        cluster.settles(&["w-0", "w-1", "w-2", "w-3"]);
         flows("after a pod has joined");
 
-        let (status, output) = site.take("w-0").terminate();
+        let (status, output) = cluster.take("w-0").terminate();
         assert!(status.success(), "w-0 did not leave gracefully:\n{output}");
-        site.settles(&["w-1", "w-2", "w-3"]);
+        cluster.settles(&["w-1", "w-2", "w-3"]);
         flows("after a pod has left");
 
-        site.take("w-1").kill();
-        site.settles(&["w-2", "w-3"]);
+        cluster.take("w-1").kill();
+        cluster.settles(&["w-2", "w-3"]);
         flows("after a pod was killed");
 
-        let leader = site.status()["leader"].as_str().unwrap().to_owned();
-        site.writer("w-4");
-        site.take(&leader).kill();
-        site.settles(&["w-2", "w-3", "w-4"]);
-        assert_ne!(site.status()["leader"], leader.as_str());
+        let leader = cluster.status().leader().unwrap().to_owned();
+        cluster.writer("w-4");
+        cluster.take(&leader).kill();
+        cluster.settles(&["w-2", "w-3", "w-4"]);
+        assert_ne!(cluster.status().leader(), Some(leader.as_str()));
         flows("after the leader was killed");
 
-        site.take("r-1").kill();
-        site.writer("w-5");
-        site.settles(&["w-2", "w-3", "w-4", "w-5"]);
-        site.router("r-1", routers[1], admins[1]);
+        cluster.take("r-1").kill();
+        cluster.writer("w-5");
+        cluster.settles(&["w-2", "w-3", "w-4", "w-5"]);
+        cluster.router("r-1", routers[1], admins[1]);
         flows("after a router was killed and came back");
 
-        let (status, output) = site.take("r-0").terminate();
+        let (status, output) = cluster.take("r-0").terminate();
         assert!(status.success(), "r-0 did not end gracefully:\n{output}");
-        site.router("r-0", routers[0], admins[0]);
+        cluster.router("r-0", routers[0], admins[0]);
         flows("after a router was restarted");
     });
 
     eprintln!("{:6.1} s  the load ends", started.elapsed().as_secs_f64());
     let exchanges = load.finish().await;
     eprintln!("{:6.1} s  checking", started.elapsed().as_secs_f64());
-    let log = Log::in_directory(&site.logs()).unwrap().read_all().unwrap();
+    let log = Log::in_directory(&cluster.logs()).unwrap().read_all().unwrap();
     let records = log.len();
     let answered = exchanges.iter().filter(|exchange| matches!(exchange.outcome, Outcome::Ok)).count();
     let harm = check(&Evidence { exchanges, log: Some(log), owners: None });

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,13 +12,16 @@ use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::txn::Keys;
-use segue_tests::etcd::Etcd;
-use segue_tests::http;
+use segue_tests::cluster::TestCluster;
+use segue_tests::http::{self, Request};
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
-use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
+
+const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+/// Longer than anything is held or worked on.
+const LONGEST_REQUEST: Duration = Duration::from_secs(120);
 
 /// What a service saw, in order.
 #[derive(Default)]
@@ -79,41 +81,34 @@ async fn service(name: &'static str) -> (SocketAddr, Arc<Seen>) {
     (address, seen)
 }
 
-struct Site {
-    folder: TempDir,
-    etcd: Etcd,
-    listen: SocketAddr,
+/// A router, a coordinator and one partition.
+struct OnePartition {
+    cluster: TestCluster,
+    router: SocketAddr,
     _control: Process,
 }
 
-impl Site {
+impl OnePartition {
     fn start() -> Self {
-        let (folder, etcd, listen) = (TempDir::new().unwrap(), Etcd::start(), free_address());
-        let sections = format!(
-            "[router]\nname = \"r-0\"\nlisten = \"{listen}\"\nlease_ttl = \"2s\"\n\
-             [coordinator]\nname = \"c-0\"\npartitions = 1\nlease_ttl = \"2s\"\nsettle = \"50ms\"\nmin_interval = \"100ms\"\n\
-             listen = \"127.0.0.1:0\"\n"
-        );
-        let control = role(&folder, &etcd, "control", &sections);
-        Site { folder, etcd, listen, _control: control }
+        let (cluster, router) = (TestCluster::start(SEGUE), free_address());
+        let config = cluster.config().router("r-0", router).coordinator("c-0", 1).quick();
+        let control = cluster.run("control", &config);
+        OnePartition { cluster, router, _control: control }
     }
 
+    /// Starts a sidecar whose service has a hook for each callback.
     fn pod(&self, name: &str, listen: SocketAddr, upstream: SocketAddr) -> Process {
-        let sections = format!(
-            "[pod]\nname = \"{name}\"\nlisten = \"{listen}\"\nupstream = \"{upstream}\"\nlease_ttl = \"2s\"\n\
-             warm_url = \"http://{upstream}/warm\"\nsync_url = \"http://{upstream}/sync\"\n\
-             release_url = \"http://{upstream}/release\"\n"
-        );
-        role(&self.folder, &self.etcd, name, &sections)
+        let config = self.cluster.config().pod(name, listen, upstream).quick();
+        let config = ["warm", "sync", "release"]
+            .into_iter()
+            .fold(config, |config, hook| config.set(&format!("pod.{hook}_url"), format!("http://{upstream}/{hook}")));
+        self.cluster.run(name, &config)
     }
-}
 
-fn role(folder: &TempDir, etcd: &Etcd, name: &str, sections: &str) -> Process {
-    let store = format!("[store]\nendpoints = [\"{}\"]\n", etcd.endpoint());
-    let config = folder.path().join(format!("{name}.toml"));
-    std::fs::write(&config, store + sections).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-    Process::start(name, folder.path(), command.args(["run", "--config"]).arg(config))
+    /// Starts a sidecar whose service has no hooks.
+    fn pod_without_hooks(&self, upstream: SocketAddr) -> Process {
+        self.cluster.run("a", &self.cluster.config().pod("a", free_address(), upstream).quick())
+    }
 }
 
 /// The epoch in the answer to `GET /` at `address`, if the service `name` gives it.
@@ -126,16 +121,11 @@ fn epoch_in(answer: &str, name: &str) -> Option<u64> {
     answer.strip_prefix(name)?.trim().parse().ok()
 }
 
-/// What `GET path` for partition 0 answers at `address`.
+/// Returns the response to `GET path` for partition 0, status and body.
 async fn ask(address: SocketAddr, path: &str) -> Option<(u16, String)> {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let mut stream = TcpStream::connect(address).await.ok()?;
-    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nx-partition: 0\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.ok()?;
-    let status = answer.split(' ').nth(1)?.parse().ok()?;
-    Some((status, answer.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned())))
+    let request = Request::get(path).header("x-partition", 0).timeout(LONGEST_REQUEST);
+    let response = tokio::task::spawn_blocking(move || request.send(address)).await.unwrap()?;
+    Some((response.status, response.body))
 }
 
 async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
@@ -148,27 +138,27 @@ async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
-    let site = Site::start();
+    let fixture = OnePartition::start();
     let ((a_address, a_seen), (b_address, b_seen)) = (service("a").await, service("b").await);
     let a_listen = free_address();
-    let a = site.pod("a", a_listen, a_address);
-    until("answer of a", async || epoch_of("a", site.listen).await.is_some()).await;
-    let first = epoch_of("a", site.listen).await.unwrap();
+    let a = fixture.pod("a", a_listen, a_address);
+    until("answer of a", async || epoch_of("a", fixture.router).await.is_some()).await;
+    let first = epoch_of("a", fixture.router).await.unwrap();
     assert!(a_seen.has(&format!("warm {{\"epoch\":{first},")), "{:?}", a_seen.events);
 
     // What looks like the sidecar's "not mine" is the service's answer to its client.
-    assert_eq!(ask(site.listen, "/misdirected").await, Some((421, "the service's own".to_owned())));
+    assert_eq!(ask(fixture.router, "/misdirected").await, Some((421, "the service's own".to_owned())));
 
     // Past the router nobody gets in.
     assert_eq!(ask(a_listen, "/").await.unwrap().0, 421);
 
     // a leaves while it works on a request: b gets the partition only when that has ended.
-    let b = site.pod("b", free_address(), b_address);
-    let slow = tokio::spawn(async move { ask(site.listen, "/slow").await.unwrap() });
+    let b = fixture.pod("b", free_address(), b_address);
+    let slow = tokio::spawn(async move { ask(fixture.router, "/slow").await.unwrap() });
     until("begin of the slow request", async || a_seen.has("slow begins")).await;
     let leaving = tokio::task::spawn_blocking(move || a.terminate());
-    until("drain of the router", async || ask_status(&site.etcd).contains("router r-0 to drain")).await;
-    let held = tokio::spawn(async move { ask(site.listen, "/").await.unwrap() });
+    until("drain of the router", async || fixture.cluster.status().contains("router r-0 to drain")).await;
+    let held = tokio::spawn(async move { ask(fixture.router, "/").await.unwrap() });
     assert!(!b_seen.has("sync"), "the partition moved with work in it");
     a_seen.gate.notify_one();
     assert_eq!(slow.await.unwrap(), (200, "slow".to_owned()));
@@ -186,7 +176,7 @@ async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_of_protocols_passes_through_the_sidecar() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let site = Site::start();
+    let fixture = OnePartition::start();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     // A service that switches whatever it is asked, and echoes what comes then.
@@ -204,11 +194,9 @@ async fn a_change_of_protocols_passes_through_the_sidecar() {
             });
         }
     });
-    let sections =
-        format!("[pod]\nname = \"a\"\nlisten = \"{}\"\nupstream = \"{address}\"\nlease_ttl = \"2s\"\n", free_address());
-    let _pod = role(&site.folder, &site.etcd, "a", &sections);
-    until("router", async || TcpStream::connect(site.listen).await.is_ok()).await;
-    let mut stream = TcpStream::connect(site.listen).await.unwrap();
+    let _pod = fixture.pod_without_hooks(address);
+    until("router", async || TcpStream::connect(fixture.router).await.is_ok()).await;
+    let mut stream = TcpStream::connect(fixture.router).await.unwrap();
     // Held until the pod is there.
     let request = "GET / HTTP/1.1\r\nhost: x\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n";
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -235,7 +223,7 @@ fn ended_by_an_empty_frame() -> impl hyper::body::Body<Data = bytes::Bytes, Erro
 async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
     use http_body_util::BodyExt as _;
     use hyper_util::rt::{TokioExecutor, TokioIo};
-    let site = Site::start();
+    let fixture = OnePartition::start();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -249,17 +237,15 @@ async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
             tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
         }
     });
-    let sections =
-        format!("[pod]\nname = \"a\"\nlisten = \"{}\"\nupstream = \"{address}\"\nlease_ttl = \"2s\"\n", free_address());
-    let _pod = role(&site.folder, &site.etcd, "a", &sections);
-    until("router", async || TcpStream::connect(site.listen).await.is_ok()).await;
-    let stream = TcpStream::connect(site.listen).await.unwrap();
+    let _pod = fixture.pod_without_hooks(address);
+    until("router", async || TcpStream::connect(fixture.router).await.is_ok()).await;
+    let stream = TcpStream::connect(fixture.router).await.unwrap();
     stream.set_nodelay(true).unwrap();
     let (mut client, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     for count in 0..250 {
-        let request = hyper::Request::post(format!("http://{}/", site.listen)).header("x-partition", "0");
+        let request = hyper::Request::post(format!("http://{}/", fixture.router)).header("x-partition", "0");
         let answer = client.send_request(request.body(ended_by_an_empty_frame()).unwrap()).await.unwrap();
         assert_eq!(answer.status(), 200, "request {count}: {:?}", answer.headers());
         assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "a message", "answer {count}");
@@ -268,24 +254,15 @@ async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
-    let (folder, etcd, listen, admin) = (TempDir::new().unwrap(), Etcd::start(), free_address(), free_address());
-    let control = "[coordinator]\nname = \"c-0\"\npartitions = 1\nlease_ttl = \"2s\"\nsettle = \"50ms\"\n\
-                   min_interval = \"100ms\"\nlisten = \"127.0.0.1:0\"\n";
-    let _control = role(&folder, &etcd, "control", control);
-    let router = |name: &str, listen: SocketAddr| {
-        let sections = format!("[router]\nname = \"{name}\"\nlisten = \"{listen}\"\nlease_ttl = \"2s\"\n");
-        role(&folder, &etcd, name, &sections)
-    };
+    let (cluster, listen, admin) = (TestCluster::start(SEGUE), free_address(), free_address());
+    let _control = cluster.run("control", &cluster.config().coordinator("c-0", 1).quick());
+    let router = |name: &str, listen: SocketAddr| cluster.run(name, &cluster.config().router(name, listen).quick());
     let ((a_address, a_seen), (b_address, b_seen)) = (service("a").await, service("b").await);
-    let pod = |name: &str, upstream: SocketAddr, admin: &str| {
-        let sections = format!(
-            "[pod]\nname = \"{name}\"\nlisten = \"{}\"\nupstream = \"{upstream}\"\nlease_ttl = \"2s\"\n\
-             sync_url = \"http://{upstream}/sync\"\n{admin}",
-            free_address()
-        );
-        role(&folder, &etcd, name, &sections)
+    let pod = |name: &str, upstream: SocketAddr| {
+        let pod = cluster.config().pod(name, free_address(), upstream).quick();
+        pod.set("pod.sync_url", format!("http://{upstream}/sync"))
     };
-    let a = pod("a", a_address, &format!("[admin]\nlisten = \"{admin}\"\n"));
+    let a = cluster.run("a", &pod("a", a_address).admin(admin));
     let dies = router("r-0", listen);
     until("answer of a", async || epoch_of("a", listen).await.is_some()).await;
     let first = epoch_of("a", listen).await.unwrap();
@@ -296,11 +273,11 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     assert!(cut_off.await.unwrap().is_none(), "its router is dead");
     let other = free_address();
     let _other = router("r-1", other);
-    let _b = pod("b", b_address, "");
+    let _b = cluster.run("b", &pod("b", b_address));
     let leaving = tokio::task::spawn_blocking(move || a.terminate());
     // No router has anything in flight, and still b has to wait: only a's sidecar knows that a works on.
     let status = || http::get(admin, "/status").unwrap().1;
-    until("drain of a", async || ask_status(&etcd).contains("pod a to drain")).await;
+    until("drain of a", async || cluster.status().contains("pod a to drain")).await;
     let status = tokio::task::block_in_place(status);
     assert!(status.contains("in_flight") && !status.contains("\"in_flight\":0"), "{status}");
     assert!(!b_seen.has("sync"));
@@ -314,19 +291,12 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registrations_say_where_the_admin_endpoint_is_reached() {
-    let (folder, etcd) = (TempDir::new().unwrap(), Etcd::start());
+    let cluster = TestCluster::start(SEGUE);
     let (upstream, _) = service("a").await;
-    let sections = format!(
-        "[coordinator]\nname = \"c-0\"\npartitions = 1\nlisten = \"127.0.0.1:0\"\n\
-         [router]\nname = \"r-0\"\nlisten = \"{}\"\n\
-         [pod]\nname = \"a\"\nlisten = \"{}\"\nupstream = \"{upstream}\"\n\
-         [admin]\nlisten = \"{}\"\nadvertise = \"host-1:9090\"\n",
-        free_address(),
-        free_address(),
-        free_address()
-    );
-    let _all = role(&folder, &etcd, "all", &sections);
-    let store = EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap();
+    let config = cluster.config().coordinator("c-0", 1).router("r-0", free_address());
+    let config = config.pod("a", free_address(), upstream).admin(free_address());
+    let _all = cluster.run("all", &config.set("admin.advertise", "host-1:9090"));
+    let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
     for key in ["/segue/default/routers/r-0", "/segue/default/pods/a"] {
         until(key, async || {
             let found = store.snapshot(&Keys::One(key.to_owned())).await.unwrap().entries.pop();
@@ -334,10 +304,4 @@ async fn registrations_say_where_the_admin_endpoint_is_reached() {
         })
         .await;
     }
-}
-
-fn ask_status(etcd: &Etcd) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-    let output = command.args(["status", "--json", "--etcd", &etcd.endpoint()]).output().unwrap();
-    String::from_utf8(output.stdout).unwrap()
 }

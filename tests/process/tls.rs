@@ -3,17 +3,19 @@
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use segue_tests::certificates::{Authority, Issued};
+use segue_tests::cluster::TestCluster;
+use segue_tests::config::Config;
 use segue_tests::etcd::Etcd;
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use segue_tests::process::Process;
+use segue_tests::process::{Process, until};
 use tempfile::TempDir;
 
+const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
 const SERVICE: &str = "
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -29,50 +31,48 @@ host, port = sys.argv[1].split(':')
 http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
 ";
 
-struct Site {
-    folder: TempDir,
+/// A cluster whose etcd, routers and pods want certificates of one authority.
+struct Secured {
+    cluster: TestCluster,
     ours: Authority,
     own: Issued,
-    etcd: Etcd,
 }
 
-impl Site {
-    fn new() -> Self {
+impl Secured {
+    fn start() -> Self {
         let folder = TempDir::new().unwrap();
         let ours = Authority::new(folder.path(), "ours");
         let own = ours.issue("segue");
         let etcd = Etcd::start_with_tls(&ours.issue("etcd"), &ours.file);
-        Site { folder, ours, own, etcd }
+        Secured { cluster: TestCluster::new(SEGUE, folder, etcd), ours, own }
     }
 
     fn path(&self) -> &Path {
-        self.folder.path()
+        self.cluster.path()
     }
 
-    /// `{ ca = …, cert = …, key = … }`.
+    /// Returns the keys of a `tls` section for connections that are made.
     fn client(&self) -> String {
         let (ca, cert, key) = (self.ours.file.display(), self.own.cert.display(), self.own.key.display());
-        format!("{{ ca = \"{ca}\", cert = \"{cert}\", key = \"{key}\" }}")
+        format!("ca = \"{ca}\"\ncert = \"{cert}\"\nkey = \"{key}\"")
     }
 
+    /// Returns the keys of a `tls` section for connections that are accepted.
     fn server(&self, own: &Issued) -> String {
         let (cert, key, ca) = (own.cert.display(), own.key.display(), self.ours.file.display());
-        format!("{{ cert = \"{cert}\", key = \"{key}\", client_ca = \"{ca}\" }}")
+        format!("cert = \"{cert}\"\nkey = \"{key}\"\nclient_ca = \"{ca}\"")
     }
 
-    fn config(&self, name: &str, sections: &str) -> PathBuf {
-        let store = format!("[store]\nendpoints = [\"{}\"]\ntls = {}\n", self.etcd.endpoint(), self.client());
-        let config = self.path().join(format!("{name}.toml"));
-        std::fs::write(&config, store + sections).unwrap();
-        config
+    fn config(&self) -> Config {
+        self.cluster.config().with("store.tls", &self.client())
     }
 
-    fn role(&self, name: &str, sections: &str) -> Process {
-        let config = self.config(name, sections);
-        let checked = segue(&["check", "--config", config.to_str().unwrap()]);
+    /// Starts `segue run` with a file that `segue check` finds nothing wrong with.
+    fn run(&self, name: &str, config: &Config) -> Process {
+        let file = config.write(self.path(), name);
+        let checked = segue(&["check", "--config", file.to_str().unwrap()]);
         assert!(checked.status.success(), "{}", text(&checked));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-        Process::start(name, self.path(), command.args(["run", "--config"]).arg(config))
+        self.cluster.run(name, config)
     }
 
     fn curl(&self, address: SocketAddr, more: &[&str]) -> Output {
@@ -89,7 +89,7 @@ impl Site {
 }
 
 fn segue(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_segue")).args(arguments).output().unwrap()
+    Command::new(SEGUE).args(arguments).output().unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -97,59 +97,42 @@ fn text(output: &Output) -> String {
     format!("{out}{err}")
 }
 
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
-fn a_site_behind_tls_serves_moves_and_takes_new_certificates_over() {
-    let site = Site::new();
+fn a_cluster_behind_tls_serves_moves_and_takes_new_certificates_over() {
+    let secured = Secured::start();
     let (listen, admin) = (free_address(), free_address());
-    let served = site.ours.issue("router");
-    let control = site.role(
-        "control",
-        &format!(
-            "[router]\nname = \"r-0\"\nlisten = \"{listen}\"\nlease_ttl = \"2s\"\ntls = {}\n[router.upstream]\ntls = {}\n\
-             [coordinator]\nname = \"c-0\"\npartitions = 1\nlease_ttl = \"2s\"\nsettle = \"50ms\"\nmin_interval = \"100ms\"\n\
-             listen = \"127.0.0.1:0\"\n[admin]\nlisten = \"{admin}\"\n",
-            site.server(&served),
-            site.client(),
-        ),
-    );
+    let served = secured.ours.issue("router");
+    let config = secured.config().router("r-0", listen).coordinator("c-0", 1).admin(admin).quick();
+    let config = config.with("router.tls", &secured.server(&served)).with("router.upstream.tls", &secured.client());
+    let control = secured.run("control", &config);
     let pod = |name: &str| {
         let (listen, upstream) = (free_address(), free_address());
         let service = Process::start(
             "service",
-            site.path(),
+            secured.path(),
             Command::new("python3").args(["-c", SERVICE, &upstream.to_string()]),
         );
-        let tls = site.server(&site.ours.issue(name));
-        let sections = format!(
-            "[pod]\nname = \"{name}\"\nlisten = \"{listen}\"\nupstream = \"{upstream}\"\nlease_ttl = \"2s\"\ntls = {tls}\n"
-        );
-        (service, site.role(name, &sections), listen)
+        let tls = secured.server(&secured.ours.issue(name));
+        let config = secured.config().pod(name, listen, upstream).with("pod.tls", &tls).quick();
+        (service, secured.run(name, &config), listen)
     };
     let (_service_a, a, a_listen) = pod("a");
-    let epoch = || site.ask(listen, &["--http1.1"]).strip_suffix(" https 200 1.1")?.parse::<u64>().ok();
+    let epoch = || secured.ask(listen, &["--http1.1"]).strip_suffix(" https 200 1.1")?.parse::<u64>().ok();
     until("answer of a", || epoch().is_some());
     let first = epoch();
 
     // Nobody gets in without a certificate, at either door, and the pod's door is TLS too.
     for address in [listen, a_listen] {
-        let stranger = site.curl(address, &[]);
+        let stranger = secured.curl(address, &[]);
         assert!(!stranger.status.success() && text(&stranger).contains("certificate required"), "{}", text(&stranger));
     }
-    assert_eq!(site.ask(a_listen, &["--http1.1"]).rsplit(' ').nth(1), Some("421"));
+    assert_eq!(secured.ask(a_listen, &["--http1.1"]).rsplit(' ').nth(1), Some("421"));
 
-    let etcd = site.etcd.endpoint();
-    let files = [&site.ours.file, &site.own.cert, &site.own.key].map(|path| path.to_str().unwrap());
+    let etcd = secured.cluster.etcd().endpoint();
+    let files = [&secured.ours.file, &secured.own.cert, &secured.own.key].map(|path| path.to_str().unwrap());
     let status = segue(&["status", "--etcd", &etcd, "--ca", files[0], "--cert", files[1], "--key", files[2]]);
     assert!(status.status.success() && text(&status).contains("c-0"), "{}", text(&status));
-    let config = site.path().join("control.toml");
+    let config = secured.path().join("control.toml");
     let status = segue(&["status", "--json", "--config", config.to_str().unwrap()]);
     assert!(status.status.success() && text(&status).contains("\"r-0\""), "{}", text(&status));
     let half = segue(&["status", "--etcd", &etcd]);
@@ -159,7 +142,7 @@ fn a_site_behind_tls_serves_moves_and_takes_new_certificates_over() {
     // A bad file is named and changes nothing; a good one is served at once after SIGHUP.
     let (_, metrics) = get(admin, "/metrics").unwrap();
     assert!(metrics.contains("segue_certificate_not_after_seconds{section=\"router.tls\"} 1"), "{metrics}");
-    let other = Authority::new(site.path(), "other");
+    let other = Authority::new(secured.path(), "other");
     let fresh = other.issue("fresh");
     std::fs::copy(&fresh.cert, &served.cert).unwrap();
     control.signal("HUP");
@@ -168,9 +151,9 @@ fn a_site_behind_tls_serves_moves_and_takes_new_certificates_over() {
     assert!(first.is_some() && epoch() == first, "{first:?}");
     std::fs::copy(&fresh.key, &served.key).unwrap();
     control.signal("HUP");
-    until("the new certificate", || site.curl(listen, &[]).status.code() == Some(60));
+    until("the new certificate", || secured.curl(listen, &[]).status.code() == Some(60));
     // And of itself, without a signal.
-    let again = site.ours.issue("again");
+    let again = secured.ours.issue("again");
     std::fs::copy(&again.key, &served.key).unwrap();
     std::fs::copy(&again.cert, &served.cert).unwrap();
     until("the certificate after that", || epoch() == first);

@@ -75,9 +75,19 @@ impl TestCluster {
         std::fs::read_to_string(self.path().join(format!("{name}.log"))).unwrap_or_default()
     }
 
-    /// Returns what `segue status` says; nothing while it fails.
+    /// Returns what `segue status` says, as soon as it succeeds.
+    ///
+    /// # Panics
+    /// When it fails for longer than a minute.
     pub fn status(&self) -> Status {
-        Status::read(&self.segue, &[self.etcd.endpoint()]).unwrap_or_default()
+        let begun = Instant::now();
+        loop {
+            match Status::read(&self.segue, &[self.etcd.endpoint()]) {
+                Ok(status) => return status,
+                Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            }
+            std::thread::sleep(STATUS_INTERVAL);
+        }
     }
 
     /// Waits until just these pods are registered, each owns a partition, all partitions are owned, and none moves.

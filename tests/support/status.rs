@@ -6,8 +6,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The keyspace as `segue status` shows it. Empty if nothing is known.
-#[derive(Debug, Clone, Default)]
+/// The keyspace as `segue status` shows it.
+#[derive(Debug, Clone)]
 pub struct Status {
     text: String,
     value: Value,

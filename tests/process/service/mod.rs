@@ -98,21 +98,6 @@ pub(crate) fn connections_to(address: SocketAddr) -> usize {
     table.lines().filter(is_open).count()
 }
 
-/// Longer than anything is held or worked on.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// The status and body of `GET path`, if there is a whole answer.
-pub(crate) fn ask(address: SocketAddr, path: &str, headers: &[(&str, &str)]) -> Option<(u16, String)> {
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\n{headers}connection: close\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let status = answer.split(' ').nth(1)?.parse().ok()?;
-    Some((status, answer.split_once("\r\n\r\n")?.1.to_owned()))
-}
-
 /// Until when a `lent` service may write, in milliseconds of `CLOCK_BOOTTIME`.
 static LENT: AtomicU64 = AtomicU64::new(0);
 static WORKING: AtomicU64 = AtomicU64::new(0);
