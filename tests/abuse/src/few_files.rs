@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use segue_tests::http;
 
+use crate::cluster::{Cluster, PARTITIONS};
 use crate::gauge::{FileLimits, files};
-use crate::site::{PARTITIONS, Site};
 use crate::wire::{ATTACKER, Raw};
 
 const FILES: usize = 256;
@@ -31,8 +31,8 @@ async fn is_served(router: std::net::SocketAddr, path: &str, partition: usize) -
     false
 }
 
-pub(crate) async fn run(site: &Site) -> anyhow::Result<(bool, String)> {
-    let router = site.router_with(FileLimits::of(FILES as u64), "r-few", "", "", "").await?;
+pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
+    let router = cluster.router_with(FileLimits::of(FILES as u64), "r-few", "", "", "").await?;
     let mut silent = Vec::new();
     for _ in 0..SILENT {
         silent.extend(Raw::connect_from(ATTACKER, router.address).await.ok());

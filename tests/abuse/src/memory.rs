@@ -8,9 +8,9 @@ use futures_util::stream::{self, StreamExt as _};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
+use crate::cluster::{Cluster, Router};
 use crate::gauge::{FileLimits, rss_kib};
 use crate::good::answer;
-use crate::site::{Router, Site};
 
 const MANY: usize = 8_000;
 /// What one idle connection that has been served may cost: what was measured, and some.
@@ -26,10 +26,10 @@ const CRUMBLING_BYTES: u64 = 384 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `files`: enough for all clients, and for as many connections to pods.
-pub(crate) async fn run(site: &mut Site, files: FileLimits) -> anyhow::Result<Vec<(bool, String)>> {
+pub(crate) async fn run(cluster: &mut Cluster, files: FileLimits) -> anyhow::Result<Vec<(bool, String)>> {
     let keys = format!("[router.stash]\nmax_wait = \"60s\"\nmax_requests = {MANY}");
     let limits = "max_connections = 8900\nmax_in_flight_per_client = 0";
-    let router = site.router_with(files, "r-memory", &keys, limits, "max_in_flight_per_pod = 12000").await?;
+    let router = cluster.router_with(files, "r-memory", &keys, limits, "max_in_flight_per_pod = 12000").await?;
     let before = rss_kib(router.pid());
     let mut clients = connect(router.address).await?;
     // Each has been served once: what a connection keeps, it has by then.
@@ -43,7 +43,7 @@ pub(crate) async fn run(site: &mut Site, files: FileLimits) -> anyhow::Result<Ve
         "memory-connections",
         format!("{MANY} keep-alive connections: {before} → {idle} KiB, {each} bytes each (bound {CONNECTION_BYTES})"),
     )];
-    if let Some(pod) = site.pod.take() {
+    if let Some(pod) = cluster.pod.take() {
         pod.shut_down(Duration::from_secs(5)).await;
     }
     ask(&mut clients, "POST", false).await;
@@ -51,7 +51,7 @@ pub(crate) async fn run(site: &mut Site, files: FileLimits) -> anyhow::Result<Ve
     let held = rss_kib(router.pid());
     let each = per(held, idle);
     let refused = one_more(router.address).await?;
-    site.pod = Some(site.pods.start("p-0").await?);
+    cluster.pod = Some(cluster.pods.start("p-0").await?);
     let answered = answers(&mut clients).await;
     let after = rss_kib(router.pid());
     let fits = each <= HELD_BYTES && refused == 503 && answered == MANY;
@@ -67,9 +67,9 @@ pub(crate) async fn run(site: &mut Site, files: FileLimits) -> anyhow::Result<Ve
 }
 
 /// Held requests whose bodies come byte by byte: they cost what they weigh.
-pub(crate) async fn crumbs(site: &mut Site) -> anyhow::Result<(bool, String)> {
-    let router = site.router("r-crumbs", "[router.stash]\nmax_wait = \"60s\"", "", "").await?;
-    if let Some(pod) = site.pod.take() {
+pub(crate) async fn crumbs(cluster: &mut Cluster) -> anyhow::Result<(bool, String)> {
+    let router = cluster.router("r-crumbs", "[router.stash]\nmax_wait = \"60s\"", "", "").await?;
+    if let Some(pod) = cluster.pod.take() {
         pod.shut_down(Duration::from_secs(5)).await;
     }
     let head = "POST /echo HTTP/1.1\r\nhost: h\r\nx-partition: 3\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -87,7 +87,7 @@ pub(crate) async fn crumbs(site: &mut Site) -> anyhow::Result<(bool, String)> {
     until("all has been read", || router.metric("segue_stash_bytes") >= (CRUMBLING * CRUMBS) as f64).await?;
     let held = rss_kib(router.pid());
     let each = (held.saturating_sub(before) << 10) / CRUMBLING as u64;
-    site.pod = Some(site.pods.start("p-0").await?);
+    cluster.pod = Some(cluster.pods.start("p-0").await?);
     let mut answered = 0;
     for client in &mut clients {
         client.write_all(end.as_bytes()).await?;

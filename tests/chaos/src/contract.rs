@@ -112,26 +112,27 @@ mod tests {
 
     const P3: PartitionId = PartitionId::new(3);
 
-    struct World {
+    struct Fixture {
         view: View,
         revision: Revision,
     }
 
-    impl World {
+    impl Fixture {
         /// Partition 3 is on its way from `old` to `new`, routers `a` and `b` are there; nobody has acknowledged.
         fn moving() -> Self {
-            let mut world = World { view: View::empty(Keyspace::new("/segue/", "default")), revision: Revision::ZERO };
+            let mut fixture =
+                Fixture { view: View::empty(Keyspace::new("/segue/", "default")), revision: Revision::ZERO };
             for router in ["a", "b"] {
-                world.put(&format!("routers/{router}"), &format!(r#"{{"router_name":"{router}"}}"#));
+                fixture.put(&format!("routers/{router}"), &format!(r#"{{"router_name":"{router}"}}"#));
             }
             for pod in ["old", "new"] {
                 let record =
                     r#"{"pod_name":"NAME","address":"h:1","capabilities":["sync","drained","released","fence"]}"#;
-                world.put(&format!("pods/{pod}"), &record.replace("NAME", pod));
+                fixture.put(&format!("pods/{pod}"), &record.replace("NAME", pod));
             }
-            world.put("assignments/3", r#"{"partition":3,"owner":"old","incarnation":3,"epoch":6}"#);
-            world.put("handoffs/3", Self::HANDOFF);
-            world
+            fixture.put("assignments/3", r#"{"partition":3,"owner":"old","incarnation":3,"epoch":6}"#);
+            fixture.put("handoffs/3", Self::HANDOFF);
+            fixture
         }
 
         const HANDOFF: &str = r#"{"partition":3,"old_owner":"old","old_incarnation":3,"new_owner":"new",
@@ -172,9 +173,9 @@ mod tests {
 
     #[test]
     fn a_flip_that_everyone_has_acknowledged_keeps_the_contract() {
-        let mut world = World::moving();
-        assert_eq!(world.up_to_the_flip(""), [""; 0]);
-        assert_eq!(world.put("assignments/3", World::FLIP), [""; 0]);
+        let mut fixture = Fixture::moving();
+        assert_eq!(fixture.up_to_the_flip(""), [""; 0]);
+        assert_eq!(fixture.put("assignments/3", Fixture::FLIP), [""; 0]);
     }
 
     #[test]
@@ -184,45 +185,45 @@ mod tests {
             ("pod_acks/3/old/drained", "old had not ended"),
             ("pod_acks/3/new/synced", "without having read the tail"),
         ] {
-            let mut world = World::moving();
-            let mut found = world.up_to_the_flip(but);
-            found.extend(world.put("assignments/3", World::FLIP));
+            let mut fixture = Fixture::moving();
+            let mut found = fixture.up_to_the_flip(but);
+            found.extend(fixture.put("assignments/3", Fixture::FLIP));
             assert!(found.len() == 1 && found[0].contains(said), "{but}: {found:?}");
         }
     }
 
     #[test]
     fn a_router_that_registers_in_ready_has_to_drain_and_one_that_registers_later_need_not() {
-        let mut world = World::moving();
-        world.put("routers/c", r#"{"router_name":"c"}"#);
-        let found = world.up_to_the_flip("");
+        let mut fixture = Fixture::moving();
+        fixture.put("routers/c", r#"{"router_name":"c"}"#);
+        let found = fixture.up_to_the_flip("");
         assert!(found.len() == 1 && found[0].contains("router c had not drained"), "{found:?}");
 
-        let mut world = World::moving();
-        assert_eq!(world.up_to_the_flip(""), [""; 0]);
-        world.put("routers/c", r#"{"router_name":"c"}"#);
-        assert_eq!(world.put("assignments/3", World::FLIP), [""; 0]);
+        let mut fixture = Fixture::moving();
+        assert_eq!(fixture.up_to_the_flip(""), [""; 0]);
+        fixture.put("routers/c", r#"{"router_name":"c"}"#);
+        assert_eq!(fixture.put("assignments/3", Fixture::FLIP), [""; 0]);
     }
 
     #[test]
     fn a_flip_that_skips_a_phase_needs_the_drains_all_the_same() {
-        let mut world = World::moving();
-        world.put("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#);
-        let found = world.put("assignments/3", World::FLIP);
+        let mut fixture = Fixture::moving();
+        fixture.put("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#);
+        let found = fixture.put("assignments/3", Fixture::FLIP);
         assert!(found.iter().any(|it| it.contains("router b had not drained")), "{found:?}");
     }
 
     #[test]
     fn an_owner_by_hand_an_epoch_again_and_an_overwritten_handoff_are_found() {
-        let mut world = World::moving();
-        world.up_to_the_flip("");
-        let stolen = world.put("assignments/3", r#"{"partition":3,"owner":"thief","incarnation":9,"epoch":7}"#);
+        let mut fixture = Fixture::moving();
+        fixture.up_to_the_flip("");
+        let stolen = fixture.put("assignments/3", r#"{"partition":3,"owner":"thief","incarnation":9,"epoch":7}"#);
         assert!(stolen[0].contains("without a handoff"), "{stolen:?}");
-        let again = world.put("assignments/3", World::FLIP);
+        let again = fixture.put("assignments/3", Fixture::FLIP);
         assert!(again[0].contains("after epoch 7"), "{again:?}");
-        let other = World::HANDOFF.replace(r#""epoch":7"#, r#""epoch":8"#);
-        assert_eq!(world.put("handoffs/3", &other).len(), 1);
+        let other = Fixture::HANDOFF.replace(r#""epoch":7"#, r#""epoch":8"#);
+        assert_eq!(fixture.put("handoffs/3", &other).len(), 1);
         let on = other.replace("Ready", "Switching");
-        assert!(world.put("handoffs/3", &on).is_empty());
+        assert!(fixture.put("handoffs/3", &on).is_empty());
     }
 }

@@ -19,7 +19,7 @@ pub(crate) fn client_url(address: Ipv4Addr) -> String {
 /// The arguments of a member.
 pub(crate) fn arguments(name: &str, data: &str, members: &[(&str, Ipv4Addr)]) -> Vec<String> {
     let peer = |address: Ipv4Addr| format!("http://{address}:{PEER}");
-    let cluster: Vec<String> = members.iter().map(|(name, address)| format!("{name}={}", peer(*address))).collect();
+    let all: Vec<String> = members.iter().map(|(name, address)| format!("{name}={}", peer(*address))).collect();
     let own = members.iter().find(|(member, _)| *member == name).map_or(Ipv4Addr::LOCALHOST, |(_, address)| *address);
     let pairs = [
         ("--name", name.to_owned()),
@@ -28,7 +28,7 @@ pub(crate) fn arguments(name: &str, data: &str, members: &[(&str, Ipv4Addr)]) ->
         ("--advertise-client-urls", client_url(own)),
         ("--listen-peer-urls", peer(own)),
         ("--initial-advertise-peer-urls", peer(own)),
-        ("--initial-cluster", cluster.join(",")),
+        ("--initial-cluster", all.join(",")),
         // A failover has to fit into the lease that it is to be survived with.
         ("--heartbeat-interval", "50".to_owned()),
         ("--election-timeout", "500".to_owned()),

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
-use crate::enclosure::run;
+use crate::namespaces::run;
 
 const BRIDGE: &str = "bridge";
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 
 use super::{Got, LASTS, Target};
+use crate::cluster::IDLE_TIMEOUT;
 use crate::service::BIG;
-use crate::site::IDLE_TIMEOUT;
 use crate::wire::{H, Raw};
 
 const CLIENTS: usize = 200;

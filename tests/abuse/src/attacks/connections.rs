@@ -6,7 +6,7 @@ use anyhow::ensure;
 use futures_util::future::join_all;
 
 use super::{Got, LASTS, Target};
-use crate::site::{CONNECTIONS, HEAD_TIMEOUT};
+use crate::cluster::{CONNECTIONS, HEAD_TIMEOUT};
 use crate::wire::{ATTACKER, H, Raw};
 
 /// Clients that have been served once, and their address.

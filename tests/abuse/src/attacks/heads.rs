@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 
 use super::{Got, LASTS, Target};
-use crate::site::HEAD_TIMEOUT;
+use crate::cluster::HEAD_TIMEOUT;
 use crate::wire::{Came, H, Raw};
 
 /// A byte now and then, from many connections.

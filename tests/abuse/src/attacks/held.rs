@@ -134,7 +134,7 @@ async fn refused(target: Target) -> anyhow::Result<Got> {
         }
         anyhow::Ok((asked, told, longest))
     };
-    let all = join_all((0..crate::site::PARTITIONS).map(one)).await;
+    let all = join_all((0..crate::cluster::PARTITIONS).map(one)).await;
     let all = all.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     let (asked, told) = all.iter().fold((0, 0), |(asked, told), one| (asked + one.0, told + one.1));
     let longest = all.iter().map(|one| one.2).max().unwrap_or_default();

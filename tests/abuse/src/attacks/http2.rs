@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::{Got, LASTS, Target};
-use crate::site::{HEAD_TIMEOUT, IN_FLIGHT, PER_CLIENT};
+use crate::cluster::{HEAD_TIMEOUT, IN_FLIGHT, PER_CLIENT};
 use crate::wire::{
     CONTINUATION, DATA, END_HEADERS, HEADERS, PING, PRIORITY, RST_STREAM, Raw, SETTINGS, Said, WINDOW_UPDATE, block,
     code, frame, get, integer, preface, request, said,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Got, LASTS, Target};
-use crate::site::IDLE_TIMEOUT;
+use crate::cluster::IDLE_TIMEOUT;
 use crate::wire::{
     ACK, DATA, END_HEADERS, HEADERS, INITIAL_WINDOW_SIZE, Raw, SETTINGS, WINDOW_UPDATE, block, code, frame, get,
     integer, preface, request, said,

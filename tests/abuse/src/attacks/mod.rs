@@ -20,8 +20,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cluster::metric;
 use crate::service::Seen;
-use crate::site::metric;
 
 /// How long an attack goes on that goes on.
 pub(crate) const LASTS: Duration = Duration::from_secs(3);

@@ -23,8 +23,8 @@ use crate::contract;
 
 const POLL: Duration = Duration::from_millis(5);
 
-/// A watch over the keyspace for as long as this lives.
-pub(crate) struct Witness {
+/// The keyspace's history, watched for as long as this lives.
+pub(crate) struct History {
     store: Arc<dyn Store>,
     keys: Keyspace,
     seen: Arc<Mutex<Seen>>,
@@ -48,7 +48,7 @@ pub(crate) struct Seen {
     over: bool,
 }
 
-impl Witness {
+impl History {
     pub(crate) fn begin(endpoints: Vec<String>, keys: Keyspace, runtime: &Handle) -> anyhow::Result<Self> {
         let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(EtcdOptions::new(endpoints))?);
         let snapshot = runtime.block_on(store.snapshot(&Keys::Prefix(keys.root().to_owned())))?;
@@ -66,7 +66,7 @@ impl Witness {
         }));
         runtime.spawn(follow(store.clone(), keys.clone(), seen.clone()));
         runtime.spawn(read_revisions(store.clone(), keys.clone(), seen.clone()));
-        Ok(Witness { store, keys, seen, runtime: runtime.clone() })
+        Ok(History { store, keys, seen, runtime: runtime.clone() })
     }
 
     pub(crate) fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -95,21 +95,21 @@ impl Witness {
                 (seen.revision, seen.lost.clone())
             };
             if let Some(lost) = lost {
-                bail!("the witness has lost the store's history: {lost}");
+                bail!("the watch of the store was lost: {lost}");
             }
             // Nobody else writes to this etcd: its revision is the keyspace's.
             if seen >= snapshot.revision {
                 return Ok(seen);
             }
             if begun.elapsed() > Duration::from_secs(20) {
-                bail!("the witness has seen revision {seen} and the store is at {}", snapshot.revision);
+                bail!("the watch has seen revision {seen} and the store is at {}", snapshot.revision);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-impl Drop for Witness {
+impl Drop for History {
     fn drop(&mut self) {
         self.seen().over = true;
     }

@@ -1,4 +1,4 @@
-//! The site: every process on its host, started, killed, stopped, ended; and whether it has come to rest.
+//! The cluster: every process on its host, started, killed, stopped, ended; and whether it has come to rest.
 //!
 //! Not what happens to it ([`fault`](crate::fault), [`scenario`](crate::scenario)). What must stay true: it knows of each
 //! process whether it should be running, so one that ended by itself is noticed, and one that was killed is not blamed.
@@ -39,7 +39,7 @@ const POD_PORT: u16 = 8181;
 const ADMIN_PORT: u16 = 9090;
 const START: Duration = Duration::from_secs(40);
 
-/// What differs between a sound site and one that is broken on purpose.
+/// What differs between a sound cluster and one that is broken on purpose.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Writers {
     /// Their log refuses epochs that are over.
@@ -55,7 +55,7 @@ impl Default for Writers {
 }
 
 #[derive(Debug)]
-pub(crate) struct Site {
+pub(crate) struct Cluster {
     folder: PathBuf,
     segue: PathBuf,
     writer: PathBuf,
@@ -71,7 +71,7 @@ pub(crate) struct Site {
     pub(crate) faults: Vec<String>,
 }
 
-impl Site {
+impl Cluster {
     /// The hosts, with nothing on them yet.
     pub(crate) fn build(folder: &Path, group: &str, writers: Writers, timeline: Arc<Timeline>) -> anyhow::Result<Self> {
         let programs = std::env::current_exe()?.parent().map(Path::to_path_buf).unwrap_or_default();
@@ -80,7 +80,7 @@ impl Site {
             ensure!(program.is_file(), "{} is not built; `make chaos` builds it", program.display());
         }
         let hosts = MEMBERS.into_iter().chain(COORDINATORS).chain(ROUTERS).chain(PODS);
-        Ok(Site {
+        Ok(Cluster {
             folder: folder.to_owned(),
             segue,
             writer,
@@ -98,7 +98,7 @@ impl Site {
     /// The hosts again with nothing on them, for another run.
     pub(crate) fn rebuild(self, folder: &Path) -> Self {
         let (processes, stopped, were_stopped, faults) = Default::default();
-        Site { folder: folder.to_owned(), processes, stopped, were_stopped, faults, ..self }
+        Cluster { folder: folder.to_owned(), processes, stopped, were_stopped, faults, ..self }
     }
 
     pub(crate) fn start_etcd(&mut self) -> anyhow::Result<()> {

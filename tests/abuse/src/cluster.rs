@@ -62,7 +62,7 @@ pub(crate) fn metric(admin: SocketAddr, series: &str) -> Option<f64> {
     http::metric(&page, series)
 }
 
-pub(crate) struct Site {
+pub(crate) struct Cluster {
     folder: TempDir,
     segue: PathBuf,
     etcd: Etcd,
@@ -78,7 +78,7 @@ pub(crate) struct Keyed {
     _pod: Pod,
 }
 
-impl Site {
+impl Cluster {
     pub(crate) async fn start() -> anyhow::Result<Self> {
         let segue = std::env::current_exe()?.parent().map(|folder| folder.join("segue")).unwrap_or_default();
         ensure!(segue.is_file(), "{} is not built; `make abuse` builds it", segue.display());
@@ -88,7 +88,7 @@ impl Site {
         let pods = Pods::new(Arc::new(store), KEYSPACE);
         let coordinator = coordinator(&segue, folder.path(), &etcd, KEYSPACE, "c-0")?;
         let pod = pods.start("p-0").await?;
-        Ok(Site { folder, segue, etcd, _coordinator: coordinator, pods, pod: Some(pod) })
+        Ok(Cluster { folder, segue, etcd, _coordinator: coordinator, pods, pod: Some(pod) })
     }
 
     pub(crate) fn folder(&self) -> &Path {
