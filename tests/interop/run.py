@@ -13,14 +13,14 @@ import tempfile
 
 import checks  # noqa: F401: registers them
 from backends import nginx
-from site_processes import Etcd, Process, Site, free_port, until
+from processes import Etcd, Process, Cluster, free_port, until
 from table import run_all
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class World:
-    """All sites, each in front of one kind of service."""
+class Fixture:
+    """All clusters, each in front of one kind of service."""
 
     def __init__(self, segue, folder):
         self.folder = folder
@@ -32,20 +32,20 @@ class World:
     async def start(self):
         await until(self.etcd.is_up, "etcd")
 
-        def site(kind, upstreams, **settings):
-            return Site(self.segue, self.folder, self.etcd, kind, upstreams, **settings)
+        def cluster(kind, upstreams, **settings):
+            return Cluster(self.segue, self.folder, self.etcd, kind, upstreams, **settings)
 
-        self.aiohttp = site("aiohttp", self.serve("aiohttp"), protocol="http1")
-        self.direct = site("direct", self.serve("aiohttp"), protocol="http1", past_sidecar=True)
-        self.grpc = site("grpc", self.serve("grpc"))
-        self.websockets = site("websockets", self.serve("websockets", self.note))
+        self.aiohttp = cluster("aiohttp", self.serve("aiohttp"), protocol="http1")
+        self.direct = cluster("direct", self.serve("aiohttp"), protocol="http1", past_sidecar=True)
+        self.grpc = cluster("grpc", self.serve("grpc"))
+        self.websockets = cluster("websockets", self.serve("websockets", self.note))
         ports = {(name, http2): free_port() for name in "ab" for http2 in (False, True)}
         command = nginx(self.folder, [(name, port, http2) for (name, http2), port in ports.items()])
         Process("nginx", self.folder, command)
-        self.nginx1 = site("nginx1", {name: ports[name, False] for name in "ab"}, protocol="http1")
-        self.nginx2 = site("nginx2", {name: ports[name, True] for name in "ab"}, protocol="http2")
+        self.nginx1 = cluster("nginx1", {name: ports[name, False] for name in "ab"}, protocol="http1")
+        self.nginx2 = cluster("nginx2", {name: ports[name, True] for name in "ab"}, protocol="http2")
         # Nobody serves there, so that everything is held.
-        self.nobody = site("nobody", {}, limits='[router.stash]\nmax_wait = "2s"')
+        self.nobody = cluster("nobody", {}, limits='[router.stash]\nmax_wait = "2s"')
         served = (self.aiohttp, self.direct, self.grpc, self.websockets, self.nginx1, self.nginx2)
         await asyncio.gather(*(one.ready() for one in served))
 
@@ -67,10 +67,10 @@ async def main():
     # So that what was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="segue-foreign-") as folder:
-        world = World(arguments.segue, folder)
+        fixture = Fixture(arguments.segue, folder)
         try:
-            await world.start()
-            return await run_all(world, arguments.only)
+            await fixture.start()
+            return await run_all(fixture, arguments.only)
         finally:
             for process in Process.started:
                 process.kill()

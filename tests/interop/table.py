@@ -5,7 +5,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from site_processes import Process
+from processes import Process
 
 CHECKS = []
 LONGEST = 60.0
@@ -28,7 +28,7 @@ def check(protocol, client, server, what):
     return register
 
 
-async def run_all(world, only):
+async def run_all(fixture, only):
     chosen = [one for one in CHECKS if only in " ".join((one.protocol, one.client, one.server, one.what))]
     assert chosen, f"no check has {only!r} in its line"
     widths = [max(len(getattr(one, field)) for one in chosen) for field in ("protocol", "client", "server", "what")]
@@ -41,7 +41,7 @@ async def run_all(world, only):
     for one in chosen:
         begun = time.monotonic()
         try:
-            await asyncio.wait_for(one.run(world), LONGEST)
+            await asyncio.wait_for(one.run(fixture), LONGEST)
             result = f"passed {time.monotonic() - begun:.1f}s"
         except Exception:  # noqa: BLE001: whatever it is, the check has failed
             failures.append((one, traceback.format_exc()))

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from site_processes import DRAIN
+from processes import DRAIN
 from table import check
 
 SERVER = "grpcio"
@@ -14,11 +14,11 @@ PARTITION = ("x-partition", "0")
 
 
 @asynccontextmanager
-async def channel_to(site):
+async def channel_to(cluster):
     options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1),
                # What fails must be seen, not sent again.
                ("grpc.enable_retries", 0)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{site.port}", options=options) as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{cluster.port}", options=options) as channel:
         yield channel
 
 
@@ -42,8 +42,8 @@ async def failure(call):
 
 
 @check("gRPC", "grpcio", SERVER, "unary: metadata both ways, binary too, and what is left of its time")
-async def unary_call(world):
-    async with channel_to(world.grpc) as channel:
+async def unary_call(fixture):
+    async with channel_to(fixture.grpc) as channel:
         answer, initial, trailing = await unary(channel, b"hello", say="hi", timeout=20)
         assert answer == b"hello" and initial["x-name"] in "ab", initial
         assert trailing["x-said"] == "hi" and trailing["x-raw-bin"] == b"\x00\xff", trailing
@@ -53,8 +53,8 @@ async def unary_call(world):
 
 
 @check("gRPC", "grpcio", SERVER, "unary: 8 MiB there and back, empty, 200 at once")
-async def sizes(world):
-    async with channel_to(world.grpc) as channel:
+async def sizes(fixture):
+    async with channel_to(fixture.grpc) as channel:
         for size in (0, 1, 16_384, 8 << 20):
             answer, _, _ = await unary(channel, bytes(size))
             assert len(answer) == size
@@ -63,12 +63,12 @@ async def sizes(world):
 
 
 @check("gRPC", "grpcio", SERVER, "server, client and bidirectional streaming")
-async def streaming(world):
+async def streaming(fixture):
     async def numbers(count):
         for number in range(count):
             yield b"%d" % number
 
-    async with channel_to(world.grpc) as channel:
+    async with channel_to(fixture.grpc) as channel:
         down = method(channel, "unary_stream", "Down")(b"50", metadata=(PARTITION,))
         assert [answer async for answer in down] == [b"%d" % number for number in range(50)]
         up = await method(channel, "stream_unary", "Up")(numbers(100), metadata=(PARTITION,))
@@ -84,8 +84,8 @@ async def streaming(world):
 
 
 @check("gRPC", "grpcio", SERVER, "an error with its message and metadata; an unknown method")
-async def errors(world):
-    async with channel_to(world.grpc) as channel:
+async def errors(fixture):
+    async with channel_to(fixture.grpc) as channel:
         error = await failure(unary(channel, name="Fail"))
         assert error.code() is grpc.StatusCode.NOT_FOUND and error.details() == "no such thing: ä 100%", error
         assert dict(error.trailing_metadata())["x-why"] == "because"
@@ -94,8 +94,8 @@ async def errors(world):
 
 
 @check("gRPC", "grpcio", SERVER, "a deadline that passes at the pod; the next call goes on")
-async def deadline(world):
-    async with channel_to(world.grpc) as channel:
+async def deadline(fixture):
+    async with channel_to(fixture.grpc) as channel:
         begun = time.monotonic()
         error = await failure(unary(channel, timeout=0.3, delay="5"))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED, error
@@ -104,8 +104,8 @@ async def deadline(world):
 
 
 @check("gRPC", "grpcio", SERVER, "a stream that its client cancels ends at the pod")
-async def cancelled(world):
-    async with channel_to(world.grpc) as channel:
+async def cancelled(fixture):
+    async with channel_to(fixture.grpc) as channel:
         async def ends():
             return int((await unary(channel, name="Ends"))[0])
 
@@ -122,8 +122,8 @@ async def cancelled(world):
 
 
 @check("gRPC", "grpcio", "nobody", "the router's own answers: UNAVAILABLE, INVALID_ARGUMENT, DEADLINE_EXCEEDED")
-async def own_answers(world):
-    async with channel_to(world.nobody) as channel:
+async def own_answers(fixture):
+    async with channel_to(fixture.nobody) as channel:
         error = await failure(unary(channel))
         assert error.code() is grpc.StatusCode.UNAVAILABLE, error
         assert dict(error.trailing_metadata() or error.initial_metadata())["segue-reason"] == "no-owner", error
@@ -134,7 +134,7 @@ async def own_answers(world):
 
 
 @check("gRPC", "grpcio", SERVER, "cutover: unary calls all the while, none fails")
-async def unary_over_cutover(world):
+async def unary_over_cutover(fixture):
     moved = asyncio.Event()
     names = set()
 
@@ -144,20 +144,20 @@ async def unary_over_cutover(world):
             assert answer == b"body"
             names.add(initial["x-name"])
 
-    async with channel_to(world.grpc) as channel:
+    async with channel_to(fixture.grpc) as channel:
         calling = [asyncio.create_task(keep_on(channel)) for _ in range(16)]
-        await world.grpc.move()
+        await fixture.grpc.move()
         moved.set()
         await asyncio.gather(*calling)
     assert names == {"a", "b"}, names
 
 
 @check("gRPC", "grpcio", SERVER, "cutover: streams that end within the drain end well")
-async def streams_over_cutover(world):
-    async with channel_to(world.grpc) as channel:
+async def streams_over_cutover(fixture):
+    async with channel_to(fixture.grpc) as channel:
         down = method(channel, "unary_stream", "Down")(b"70", metadata=(PARTITION,))
         answers = [await anext(aiter(down))]
-        moving = asyncio.create_task(world.grpc.move())
+        moving = asyncio.create_task(fixture.grpc.move())
         answers += [answer async for answer in down]
         assert answers == [b"%d" % number for number in range(70)], answers
         assert await down.code() is grpc.StatusCode.OK
@@ -165,13 +165,13 @@ async def streams_over_cutover(world):
 
 
 @check("gRPC", "grpcio", SERVER, "cutover: a stream without end is INTERNAL at the drain's end; the next one works")
-async def severed(world):
-    async with channel_to(world.grpc) as channel:
+async def severed(fixture):
+    async with channel_to(fixture.grpc) as channel:
         call = method(channel, "stream_stream", "Endless")(metadata=(PARTITION,))
         await call.write(b"x")
         assert await call.read() == b"x"
         begun = time.monotonic()
-        moving = asyncio.create_task(world.grpc.move())
+        moving = asyncio.create_task(fixture.grpc.move())
         error = await failure(call.read())
         took = time.monotonic() - begun
         # Not UNAVAILABLE: that is leave to send again.

@@ -29,8 +29,8 @@ class Peer:
         self.encoder = Encoder()
 
     @classmethod
-    async def connect(cls, site, settings=None, preface=PREFACE):
-        peer = cls(*await asyncio.open_connection("127.0.0.1", site.port))
+    async def connect(cls, cluster, settings=None, preface=PREFACE):
+        peer = cls(*await asyncio.open_connection("127.0.0.1", cluster.port))
         peer.writer.write(preface)
         peer.send(SettingsFrame(0, settings=settings or {}))
         return peer
@@ -78,12 +78,12 @@ def section(number, what, *codes, stream=1, settings=None, server="nginx1"):
     """Registers a broken peer: what it does, and the errors of which one has to come."""
 
     def register(function):
-        async def run(world):
-            site = getattr(world, server)
-            bystander = await Peer.connect(site)
+        async def run(fixture):
+            cluster = getattr(fixture, server)
+            bystander = await Peer.connect(cluster)
             bystander.send(bystander.request(1))
             await bystander.answers(1)
-            peer = await Peer.connect(site, settings)
+            peer = await Peer.connect(cluster, settings)
             function(peer)
             code = await asyncio.wait_for(peer.error(stream), 10)
             assert code in codes, f"{code} instead of {codes}"
@@ -322,8 +322,8 @@ def second_head(peer):
 
 def goes_on(number, what):
     def register(function):
-        async def run(world):
-            peer = await Peer.connect(world.nginx1)
+        async def run(fixture):
+            peer = await Peer.connect(fixture.nginx1)
             await asyncio.wait_for(function(peer), 20)
             peer.close()
 
@@ -401,17 +401,17 @@ async def streams(peer):
 
 
 @check("HTTP/2", "socket", "nginx, HTTP/1.1", "3.4 a preface that is wrong at its end")
-async def wrong_preface(world):
-    peer = await Peer.connect(world.nginx1, preface=PREFACE[:-2] + b"XX")
+async def wrong_preface(fixture):
+    peer = await Peer.connect(fixture.nginx1, preface=PREFACE[:-2] + b"XX")
     rest = await asyncio.wait_for(peer.reader.read(), 10)
     assert rest == b"" or rest.startswith(b"HTTP/1.1 4"), rest
     peer.close()
 
 
 @check("HTTP/2", "hyperframe", "nginx, HTTP/1.1", "rapid reset: 5,000 requests taken back at once; others go on")
-async def rapid_reset(world):
-    bystander = await Peer.connect(world.nginx1)
-    peer = await Peer.connect(world.nginx1)
+async def rapid_reset(fixture):
+    bystander = await Peer.connect(fixture.nginx1)
+    peer = await Peer.connect(fixture.nginx1)
     for number in range(5000):
         peer.send(peer.request(2 * number + 1), RstStreamFrame(2 * number + 1, error_code=CANCEL))
     try:

@@ -7,28 +7,28 @@ import urllib.request
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from site_processes import DRAIN
+from processes import DRAIN
 from table import check
 
 SERVER = "websockets"
 
 
-def open_to(site, **options):
-    url = f"ws://127.0.0.1:{site.port}/chat"
+def open_to(cluster, **options):
+    url = f"ws://127.0.0.1:{cluster.port}/chat"
     headers = {"x-partition": "0"}
     return connect(url, additional_headers=headers, subprotocols=["chat"], max_size=32 << 20, proxy=None, **options)
 
 
-def in_flight(site):
-    with urllib.request.urlopen(f"http://127.0.0.1:{site.admin}/metrics", timeout=5) as metrics:
+def in_flight(cluster):
+    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.admin}/metrics", timeout=5) as metrics:
         lines = metrics.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("segue_requests_in_flight"))
 
 
-async def noted(world, line):
+async def noted(fixture, line):
     """Waits until the service has noted this end of a connection."""
     for _ in range(500):
-        with open(world.note, encoding="utf-8") as note:
+        with open(fixture.note, encoding="utf-8") as note:
             lines = note.read().splitlines()
         if any(line in one for one in lines):
             return
@@ -37,15 +37,15 @@ async def noted(world, line):
 
 
 @check("WebSocket", "websockets", SERVER, "text, bytes, a subprotocol; it counts as in flight")
-async def echo(world):
-    async with open_to(world.websockets) as socket:
+async def echo(fixture):
+    async with open_to(fixture.websockets) as socket:
         assert (await socket.recv()).split()[1] == "chat"
         for message in ("hällo", b"\x00\xff", "", "x" * 125, "x" * 126, "x" * 65_536):
             await socket.send(message)
             assert await socket.recv() == message
-        assert await asyncio.to_thread(in_flight, world.websockets) == 1
+        assert await asyncio.to_thread(in_flight, fixture.websockets) == 1
     for _ in range(250):
-        if await asyncio.to_thread(in_flight, world.websockets) == 0:
+        if await asyncio.to_thread(in_flight, fixture.websockets) == 0:
             break
         await asyncio.sleep(0.02)
     else:
@@ -53,8 +53,8 @@ async def echo(world):
 
 
 @check("WebSocket", "websockets", SERVER, "ping and pong from either side")
-async def ping(world):
-    async with open_to(world.websockets) as socket:
+async def ping(fixture):
+    async with open_to(fixture.websockets) as socket:
         await socket.recv()
         await asyncio.wait_for(await socket.ping(b"here"), 10)
         await socket.send("ping me")
@@ -62,8 +62,8 @@ async def ping(world):
 
 
 @check("WebSocket", "websockets", SERVER, "fragmented and large messages")
-async def fragments(world):
-    async with open_to(world.websockets) as socket:
+async def fragments(fixture):
+    async with open_to(fixture.websockets) as socket:
         await socket.recv()
         await socket.send(iter(["one ", "two ", "three"]))
         assert await socket.recv() == "one two three"
@@ -74,30 +74,30 @@ async def fragments(world):
 
 
 @check("WebSocket", "websockets", SERVER, "close codes pass both ways")
-async def close(world):
-    async with open_to(world.websockets) as socket:
+async def close(fixture):
+    async with open_to(fixture.websockets) as socket:
         await socket.recv()
         await socket.send("close me")
         await asyncio.wait_for(socket.wait_closed(), 10)
         assert (socket.close_code, socket.close_reason) == (4001, "as you wish"), socket.close_code
-    async with open_to(world.websockets) as socket:
+    async with open_to(fixture.websockets) as socket:
         await socket.recv()
         await socket.close(4002, "enough")
-    await noted(world, "4002 enough")
+    await noted(fixture, "4002 enough")
 
 
 @check("WebSocket", "websockets", SERVER, "without a partition it is refused before it is one")
-async def refused(world):
+async def refused(fixture):
     try:
-        async with connect(f"ws://127.0.0.1:{world.websockets.port}/", proxy=None):
+        async with connect(f"ws://127.0.0.1:{fixture.websockets.port}/", proxy=None):
             raise AssertionError("it was opened")
     except InvalidStatus as refusal:
         assert refusal.response.status_code == 400, refusal
 
 
 @check("WebSocket", "websockets", SERVER, "cutover: 1012 to the client, 1001 to the service, at the drain's end; then the new owner")
-async def cutover(world):
-    async with open_to(world.websockets) as busy, open_to(world.websockets) as idle:
+async def cutover(fixture):
+    async with open_to(fixture.websockets) as busy, open_to(fixture.websockets) as idle:
         old = (await busy.recv()).split()[0]
         await idle.recv()
         echoed = 0
@@ -112,7 +112,7 @@ async def cutover(world):
         talking = asyncio.create_task(talk())
         await asyncio.sleep(0.2)
         begun = asyncio.get_running_loop().time()
-        moving = asyncio.create_task(world.websockets.move())
+        moving = asyncio.create_task(fixture.websockets.move())
         for socket, task in ((busy, talking), (idle, asyncio.create_task(idle.recv()))):
             try:
                 await asyncio.wait_for(task, 20)
@@ -124,19 +124,19 @@ async def cutover(world):
         assert DRAIN * 0.9 < took < DRAIN + 5, took
         assert echoed > 0
         await moving
-    await noted(world, f"{old} 1001")
-    async with open_to(world.websockets) as socket:
+    await noted(fixture, f"{old} 1001")
+    async with open_to(fixture.websockets) as socket:
         assert (await socket.recv()).split()[0] != old
 
 
 @check("WebSocket", "websockets", SERVER, "cutover in the middle of a large frame: the frame ends, or the close is not clean")
-async def cutover_in_frame(world):
-    async with open_to(world.websockets, max_queue=1) as socket:
+async def cutover_in_frame(fixture):
+    async with open_to(fixture.websockets, max_queue=1) as socket:
         await socket.recv()
         data = os.urandom(16 << 20)
         await socket.send(data)
         # It reads nothing for now, so the frame back is half-way when the drain ends.
-        moving = asyncio.create_task(world.websockets.move())
+        moving = asyncio.create_task(fixture.websockets.move())
         await asyncio.sleep(DRAIN + 0.3)
         try:
             assert await socket.recv() == data

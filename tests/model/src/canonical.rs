@@ -299,7 +299,7 @@ mod tests {
         for scenario in scenarios::all() {
             let cluster = Cluster::new(scenario);
             for _ in 0..6 {
-                let mut state = cluster.beginning();
+                let mut state = cluster.initial_state();
                 for _ in 0..60 {
                     let form = canonical(&cluster, &state);
                     renumbered += usize::from(form.now() != state.now());

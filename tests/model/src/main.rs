@@ -7,16 +7,16 @@
 //! simulation's.
 
 mod action;
-mod beginning;
 mod canonical;
 mod cluster;
 mod delivery;
+mod enabled_actions;
+mod gate_model;
+mod initial_state;
 mod leader;
 mod model;
 mod mutants;
-mod passage;
 mod pod;
-mod possible;
 mod router;
 mod rules;
 mod scenario;

@@ -18,7 +18,7 @@ impl Model for Cluster {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![self.beginning()]
+        vec![self.initial_state()]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {

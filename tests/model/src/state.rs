@@ -2,7 +2,7 @@
 //! request is, and which faults may still happen.
 //!
 //! Plain data, compared and hashed as a whole. What processes do with it is elsewhere ([`router`](crate::router),
-//! [`pod`](crate::pod), [`leader`](crate::leader), [`passage`](crate::passage)).
+//! [`pod`](crate::pod), [`leader`](crate::leader), [`gate_model`](crate::gate_model)).
 
 use std::sync::Arc;
 

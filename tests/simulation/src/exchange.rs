@@ -36,12 +36,12 @@ pub(crate) enum Outcome {
 /// Sends a request where its pass leads.
 pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, permit: &Permit, asked: Asked) -> Outcome {
     let world = &cluster.world;
-    let (setting, dice) = (&world.setting, &world.dice);
+    let (setting, rng) = (&world.setting, &world.rng);
     let (me, pod) = (router.process.name.clone(), permit.pod().name.clone());
     // Most requests find a connection that stands.
-    let made_for_this = dice.percent(30) || cluster.pod(&pod).is_none();
+    let made_for_this = rng.percent(30) || cluster.pod(&pod).is_none();
     if made_for_this {
-        sleep(dice.millis(0..=setting.message_ms)).await;
+        sleep(rng.millis(0..=setting.message_ms)).await;
         if world.network.is_cut(&me, &pod) {
             sleep(setting.connect_timeout).await;
             return Outcome::Unreachable;
@@ -53,7 +53,7 @@ pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, permit: &Pe
             return Outcome::Fenced;
         }
     }
-    world.witness.sent(asked.id, &pod, permit.epoch());
+    world.history.sent(asked.id, &pod, permit.epoch());
     let job = Job { id: asked.id, partition: asked.partition, epoch: permit.epoch(), work: asked.work };
     let broken = CancellationToken::new();
     let (said, heard) = oneshot::channel();
@@ -79,7 +79,7 @@ pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, permit: &Pe
         () = after(breaks_after) => {
             world.trace.seen("an exchange broke");
             // The pod may notice, or not.
-            if dice.percent(50) {
+            if rng.percent(50) {
                 broken.cancel();
             }
             Outcome::Broken
@@ -104,7 +104,7 @@ async fn far_side(
     said: oneshot::Sender<Answer>,
 ) {
     let world = &cluster.world;
-    let late = || world.dice.millis(0..=world.setting.message_ms);
+    let late = || world.rng.millis(0..=world.setting.message_ms);
     sleep(late()).await;
     let silence = 2 * world.setting.request_timeout.min(Duration::from_secs(60));
     if world.network.is_cut(&router, &pod) {

@@ -69,17 +69,17 @@ pub fn run(scenario: Scenario) -> std::io::Result<Outcome> {
         let world = World::new(seed, sabotage, keeps_lines);
         let cluster = Cluster::start(&world);
         play(&cluster).await;
-        let requests = world.witness.totals();
-        let history = world.trace.finish();
+        let requests = world.history.totals();
+        let recorded = world.trace.finish();
         Outcome {
             seed,
-            hash: history.hash,
-            events: history.events,
+            hash: recorded.hash,
+            events: recorded.events,
             requests,
             simulated: began.elapsed(),
-            seen: history.seen,
-            violations: history.violations,
-            lines: history.lines,
+            seen: recorded.seen,
+            violations: recorded.violations,
+            lines: recorded.lines,
         }
     });
     Ok(outcome)
@@ -165,7 +165,7 @@ fn what_is_not_well(cluster: &Cluster) -> Vec<String> {
             }
         }
     });
-    let open = world.witness.open();
+    let open = world.history.open();
     if open > 0 {
         why.push(format!("{open} requests have no answer"));
     }

@@ -1,6 +1,6 @@
 //! Rules of the protocol that can be switched off, so that one can see whether the simulation notices.
 //!
-//! Nothing here touches production code: each is done by what surrounds it (the line to the store, the simulated network,
+//! Nothing here touches production code: each is done by what surrounds it (the link to the store, the simulated network,
 //! the simulated writer). That a router registers before it takes its snapshot is not among them: the store is seen too soon
 //! after for the harm to show in a thousand seeds. The model finds it (`make mutants ARGS="--rule RegisterFirst"`).
 

@@ -46,7 +46,7 @@ impl fmt::Display for Violation {
 
 /// What is left of a run's history.
 #[derive(Debug, Default)]
-pub(crate) struct History {
+pub(crate) struct Recorded {
     pub(crate) hash: u64,
     pub(crate) events: u64,
     pub(crate) lines: Vec<String>,
@@ -97,9 +97,9 @@ impl Trace {
         !self.lock().violations.is_empty()
     }
 
-    pub(crate) fn finish(&self) -> History {
+    pub(crate) fn finish(&self) -> Recorded {
         let mut inner = self.lock();
-        History {
+        Recorded {
             hash: inner.hash.finish(),
             events: inner.events,
             lines: inner.lines.take().unwrap_or_default(),

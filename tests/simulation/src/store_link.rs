@@ -1,4 +1,4 @@
-//! A process's line to the store: late, cut off, or silent half-way through a write.
+//! A process's link to the store: late, cut off, or silent half-way through a write.
 //!
 //! A call is a message there, the store's act, and a message back. A caller that gives up does not take back what is on its
 //! way, and one that hears nothing does not know whether it was done. Standing still comes in here too: what a stopped
@@ -23,7 +23,7 @@ use crate::world::World;
 /// How long an answer is waited for, as with etcd.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a process is, as far as its line cares.
+/// What a process is, as far as its link cares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Coordinator,
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Pod,
 }
 
-/// How the line is.
+/// How the link is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct State {
     cut: bool,
@@ -72,7 +72,7 @@ impl Condition {
 
 /// One process's way to the store.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct StoreLink {
     world: Arc<World>,
     process: Arc<Process>,
     kind: Kind,
@@ -81,12 +81,12 @@ pub(crate) struct Line {
     state: Arc<Condition>,
 }
 
-impl Line {
+impl StoreLink {
     pub(crate) fn new(world: &Arc<World>, process: &Arc<Process>, kind: Kind) -> Arc<Self> {
         let most = world.setting.drift as i64;
-        let drift = world.dice.among(0..=2 * most as u64) as i64 - most;
+        let drift = world.rng.among(0..=2 * most as u64) as i64 - most;
         let state = Arc::new(Condition::default());
-        Arc::new(Line { world: world.clone(), process: process.clone(), kind, drift, state })
+        Arc::new(StoreLink { world: world.clone(), process: process.clone(), kind, drift, state })
     }
 
     pub(crate) fn set_cut(&self, cut: bool) {
@@ -111,22 +111,22 @@ impl Line {
         self.process.awake().await;
         let world = self.world.clone();
         let (there, back) =
-            (world.dice.millis(0..=world.setting.store_ms), world.dice.millis(0..=world.setting.store_ms));
+            (world.rng.millis(0..=world.setting.store_ms), world.rng.millis(0..=world.setting.store_ms));
         // Whether one who is cut off notices, or waits in vain.
-        let notices = world.dice.percent(50);
-        let (line, (answer, answered)) = (self.state.clone(), oneshot::channel());
+        let notices = world.rng.percent(50);
+        let (link, (answer, answered)) = (self.state.clone(), oneshot::channel());
         tokio::spawn(async move {
             sleep(there).await;
             if write {
                 let disk = *world.disk.lock().unwrap_or_else(PoisonError::into_inner);
                 sleep(disk).await;
             }
-            if line.get().cut {
+            if link.get().cut {
                 return lost(answer, notices).await;
             }
             let result = act(world.clone()).await;
             sleep(back).await;
-            if line.get().cut {
+            if link.get().cut {
                 world.trace.seen("the outcome of a store call stayed unknown");
                 return lost(answer, notices).await;
             }
@@ -161,7 +161,7 @@ impl World {
 }
 
 #[async_trait]
-impl Store for Line {
+impl Store for StoreLink {
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
         let whole = matches!(keys, Keys::Prefix(_));
         let keys = keys.clone();
@@ -262,7 +262,7 @@ async fn relay(
             () = state.becomes(|state| state.breaks != breaks) => Err(StoreError::Unavailable("the watch broke".into())),
             batch = inner.next() => batch,
         };
-        sleep(world.dice.millis(0..=world.setting.store_ms)).await;
+        sleep(world.rng.millis(0..=world.setting.store_ms)).await;
         tokio::select! {
             biased;
             () = out.closed() => return,

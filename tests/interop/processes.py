@@ -85,7 +85,7 @@ class Etcd:
             return False
 
 
-class Site:
+class Cluster:
     """A router and two pods, `a` and `b`, in front of one kind of service."""
 
     def __init__(self, segue, folder, etcd, kind, upstreams, protocol="auto", limits="", past_sidecar=False):

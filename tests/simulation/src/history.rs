@@ -42,7 +42,7 @@ pub(crate) struct Owner {
 
 /// All that was seen of requests.
 #[derive(Debug)]
-pub(crate) struct Witness {
+pub(crate) struct RequestHistory {
     trace: Arc<Trace>,
     inner: Mutex<Inner>,
 }
@@ -52,14 +52,14 @@ struct Inner {
     requests: Vec<Request>,
     partitions: BTreeMap<PartitionId, Accepted>,
     /// By router's life, partition and key.
-    lines: BTreeMap<(String, u64, PartitionId, u64), Line>,
+    queues: BTreeMap<(String, u64, PartitionId, u64), KeyQueue>,
 }
 
 #[derive(Debug)]
 struct Request {
     partition: PartitionId,
     key: Option<u64>,
-    line: Option<(String, u64, PartitionId, u64)>,
+    queue: Option<(String, u64, PartitionId, u64)>,
     seq: u64,
     /// Sent and neither refused nor put back since.
     with_pod: bool,
@@ -71,7 +71,7 @@ struct Request {
 
 /// The requests of one key in one router.
 #[derive(Debug, Default)]
-struct Line {
+struct KeyQueue {
     next: u64,
     /// Those that wait.
     held: BTreeMap<u64, RequestId>,
@@ -87,9 +87,9 @@ struct Accepted {
     in_flight: BTreeMap<RequestId, (Owner, Epoch)>,
 }
 
-impl Witness {
+impl RequestHistory {
     pub(crate) fn new(trace: Arc<Trace>) -> Self {
-        Witness { trace, inner: Mutex::default() }
+        RequestHistory { trace, inner: Mutex::default() }
     }
 
     /// A client makes a request.
@@ -99,7 +99,7 @@ impl Witness {
         inner.requests.push(Request {
             partition,
             key,
-            line: None,
+            queue: None,
             seq: 0,
             with_pod: false,
             started: None,
@@ -113,14 +113,14 @@ impl Witness {
     pub(crate) fn taken(&self, id: RequestId, router: &str, life: u64) {
         self.trace.event(format_args!("{router} takes {id}"));
         let mut inner = self.lock();
-        let Inner { requests, lines, .. } = &mut *inner;
+        let Inner { requests, queues, .. } = &mut *inner;
         let request = &mut requests[id as usize];
         if let Some(key) = request.key {
             let name = (router.to_owned(), life, request.partition, key);
-            let line = lines.entry(name.clone()).or_default();
-            request.seq = line.next;
-            line.next += 1;
-            request.line = Some(name);
+            let queue = queues.entry(name.clone()).or_default();
+            request.seq = queue.next;
+            queue.next += 1;
+            request.queue = Some(name);
         }
     }
 
@@ -128,37 +128,37 @@ impl Witness {
     pub(crate) fn held(&self, id: RequestId) {
         self.trace.event(format_args!("{id} waits"));
         let mut inner = self.lock();
-        let Inner { requests, lines, .. } = &mut *inner;
+        let Inner { requests, queues, .. } = &mut *inner;
         let request = &requests[id as usize];
-        if let Some(line) = request.line.as_ref().and_then(|line| lines.get_mut(line)) {
-            line.held.insert(request.seq, id);
+        if let Some(queue) = request.queue.as_ref().and_then(|queue| queues.get_mut(queue)) {
+            queue.held.insert(request.seq, id);
         }
     }
 
     /// It waits no longer, in whatever way.
     pub(crate) fn unheld(&self, id: RequestId) {
         let mut inner = self.lock();
-        let Inner { requests, lines, .. } = &mut *inner;
+        let Inner { requests, queues, .. } = &mut *inner;
         let request = &requests[id as usize];
-        if let Some(line) = request.line.as_ref().and_then(|line| lines.get_mut(line)) {
-            line.held.remove(&request.seq);
+        if let Some(queue) = request.queue.as_ref().and_then(|queue| queues.get_mut(queue)) {
+            queue.held.remove(&request.seq);
         }
     }
 
-    /// Its turn has come. Whether it was first in its line is to be seen now: while connections are made, others may pass.
+    /// Its turn has come. Whether it was first in its queue is to be seen now: while connections are made, others may pass.
     ///
     /// Requests that were with a pod at the same time have no order: the gate is open to a key's next before its last is
     /// answered, and so the network may swap them. That both are refused and put back does not give them one.
     pub(crate) fn started(&self, id: RequestId) {
         let mut inner = self.lock();
-        let Inner { requests, lines, .. } = &mut *inner;
+        let Inner { requests, queues, .. } = &mut *inner;
         let request = &mut requests[id as usize];
         let since = *request.started.get_or_insert_with(Instant::now);
-        let (seq, name) = (request.seq, request.line.clone());
-        let Some(line) = name.and_then(|name| lines.get_mut(&name)) else { return };
-        line.held.remove(&seq);
+        let (seq, name) = (request.seq, request.queue.clone());
+        let Some(queue) = name.and_then(|name| queues.get_mut(&name)) else { return };
+        queue.held.remove(&seq);
         let apart = |earlier: &RequestId| requests[*earlier as usize].put_back.is_none_or(|back| back < since);
-        if let Some(earlier) = line.held.range(..seq).map(|(_, earlier)| earlier).find(|earlier| apart(earlier)) {
+        if let Some(earlier) = queue.held.range(..seq).map(|(_, earlier)| earlier).find(|earlier| apart(earlier)) {
             let late = format!("request {id} starts while {earlier} of the same key, which came earlier, waits");
             self.trace.violation("no_overtaking", late);
         }
@@ -224,7 +224,7 @@ impl Witness {
     pub(crate) fn applied(&self, id: RequestId, pod: &str, epoch: Epoch) {
         self.trace.event(format_args!("{pod} applies {id} at {epoch}"));
         let mut inner = self.lock();
-        let Inner { requests, lines, partitions } = &mut *inner;
+        let Inner { requests, queues, partitions } = &mut *inner;
         let request = &requests[id as usize];
         let newest = partitions.get(&request.partition).map_or_else(Epoch::default, |accepted| accepted.epoch);
         if epoch < newest {
@@ -233,17 +233,17 @@ impl Witness {
                 format!("partition {partition}: {pod} applies {id} at epoch {epoch} after epoch {newest} was accepted");
             self.trace.violation("single_writer", late);
         }
-        if let Some(line) = request.line.as_ref().and_then(|line| lines.get_mut(line)) {
+        if let Some(queue) = request.queue.as_ref().and_then(|queue| queues.get_mut(queue)) {
             let apart = |since: &Instant| request.put_back.is_none_or(|back| back < *since);
             let later =
-                line.applied.iter().find(|(seq, older, since)| *seq > request.seq && *older < epoch && apart(since));
+                queue.applied.iter().find(|(seq, older, since)| *seq > request.seq && *older < epoch && apart(since));
             if let Some((_, older, _)) = later {
                 let late = format!(
                     "request {id} takes effect at epoch {epoch}, one of its key that came later did at {older}"
                 );
                 self.trace.violation("no_overtaking", late);
             }
-            line.applied.push((request.seq, epoch, request.started.unwrap_or_else(Instant::now)));
+            queue.applied.push((request.seq, epoch, request.started.unwrap_or_else(Instant::now)));
         }
     }
 

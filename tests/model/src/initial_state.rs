@@ -14,7 +14,7 @@ use crate::state::{Ledger, Pod, Request, Router, State};
 use crate::store::StoreRef;
 
 impl Cluster {
-    pub(crate) fn beginning(&self) -> State {
+    pub(crate) fn initial_state(&self) -> State {
         let scenario = &self.scenario;
         let mut at = self.store.empty();
         let mut put = |key: String, value: Vec<u8>| at = self.write_first(at, key, value);

@@ -12,16 +12,16 @@ use rand::{RngExt as _, SeedableRng as _};
 
 /// A generator that tasks share.
 #[derive(Debug)]
-pub(crate) struct Dice(Mutex<SmallRng>);
+pub(crate) struct Rng(Mutex<SmallRng>);
 
-impl Dice {
+impl Rng {
     pub(crate) fn new(seed: u64) -> Self {
-        Dice(Mutex::new(SmallRng::seed_from_u64(seed)))
+        Rng(Mutex::new(SmallRng::seed_from_u64(seed)))
     }
 
     /// Another generator, so that what it is asked does not shift what this one answers.
-    pub(crate) fn fork(&self) -> Dice {
-        Dice::new(self.with(|rng| rng.random()))
+    pub(crate) fn fork(&self) -> Rng {
+        Rng::new(self.with(|rng| rng.random()))
     }
 
     /// Comes true so often out of a hundred times.
