@@ -32,7 +32,7 @@ fn body(pieces: usize) -> impl hyper::body::Body<Data = Bytes, Error = Infallibl
 }
 
 pub(crate) async fn run(cluster: &mut Cluster) -> anyhow::Result<(bool, String)> {
-    let router = cluster.router("r-held", "[router.stash]\nmax_wait = \"60s\"", "", "").await?;
+    let router = cluster.router("r-held", "stash.max_wait = \"60s\"").await?;
     if let Some(pod) = cluster.pod.take() {
         pod.shut_down(Duration::from_secs(5)).await;
     }

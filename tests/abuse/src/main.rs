@@ -118,8 +118,9 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
         let mut router = cluster.victim().await?;
         let authority = Authority::new(cluster.folder(), "ours");
         let shown = authority.issue("router");
-        let tls = format!("tls = {{ cert = {:?}, key = {:?} }}", shown.cert, shown.key);
-        let secure = cluster.router("r-tls", &tls, "header_read_timeout = \"2s\"", "").await?;
+        let keys =
+            format!("tls = {{ cert = {:?}, key = {:?} }}\nlimits.header_read_timeout = \"2s\"", shown.cert, shown.key);
+        let secure = cluster.router("r-tls", &keys).await?;
         let keyed = cluster.keyed_router("r-keys").await?;
         let (seen, admin) = (cluster.pods.seen.clone(), router.admin);
         let target =

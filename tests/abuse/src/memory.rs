@@ -27,9 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `files`: enough for all clients, and for as many connections to pods.
 pub(crate) async fn run(cluster: &mut Cluster, files: FileLimits) -> anyhow::Result<Vec<(bool, String)>> {
-    let keys = format!("[router.stash]\nmax_wait = \"60s\"\nmax_requests = {MANY}");
-    let limits = "max_connections = 8900\nmax_in_flight_per_client = 0";
-    let router = cluster.router_with(files, "r-memory", &keys, limits, "max_in_flight_per_pod = 12000").await?;
+    let keys = format!(
+        "stash = {{ max_wait = \"60s\", max_requests = {MANY} }}\nupstream.max_in_flight_per_pod = 12000\n\
+         limits = {{ max_connections = 8900, max_in_flight_per_client = 0 }}"
+    );
+    let router = cluster.router_with(files, "r-memory", &keys).await?;
     let before = rss_kib(router.pid());
     let mut clients = connect(router.address).await?;
     // Each has been served once: what a connection keeps, it has by then.
@@ -68,7 +70,7 @@ pub(crate) async fn run(cluster: &mut Cluster, files: FileLimits) -> anyhow::Res
 
 /// Held requests whose bodies come byte by byte: they cost what they weigh.
 pub(crate) async fn crumbs(cluster: &mut Cluster) -> anyhow::Result<(bool, String)> {
-    let router = cluster.router("r-crumbs", "[router.stash]\nmax_wait = \"60s\"", "", "").await?;
+    let router = cluster.router("r-crumbs", "stash.max_wait = \"60s\"").await?;
     if let Some(pod) = cluster.pod.take() {
         pod.shut_down(Duration::from_secs(5)).await;
     }

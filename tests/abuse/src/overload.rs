@@ -118,7 +118,7 @@ impl Load {
 }
 
 pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
-    let router = cluster.router("r-overload", "", "", &format!("max_in_flight_per_pod = {BOUND}")).await?;
+    let router = cluster.router("r-overload", &format!("upstream.max_in_flight_per_pod = {BOUND}")).await?;
     let asking = Asking { path: "/limited", partitions: 1, reason: "overload" };
     let mut calm = load(router.address, asking, ENOUGH).await;
     cluster.pods.seen.take_most_in_flight();
@@ -150,7 +150,7 @@ pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
 }
 
 /// How long requests are held for a pod that takes nothing, and how many clients ask all the same.
-const HELD: &str = "[router.stash]\nmax_wait = \"250ms\"";
+const HELD: &str = "stash.max_wait = \"250ms\"";
 const ASKING: usize = 100;
 /// What the router may add to what it is asked (`proxy/src/forward/retry_budget.rs`), and its workers.
 const AGAIN: f64 = 0.2;
@@ -160,7 +160,7 @@ const WORKERS: f64 = 2.0;
 
 /// A pod that refuses everything for a while gets little more than it is sent anew, and all of it once it accepts.
 pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
-    let router = cluster.router("r-outage", HELD, "", "").await?;
+    let router = cluster.router("r-outage", HELD).await?;
     let asking = Asking { path: "/slow", partitions: PARTITIONS, reason: "no-owner" };
     let calm = load(router.address, asking, ASKING).await;
     let began = Instant::now();
