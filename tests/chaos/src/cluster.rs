@@ -10,14 +10,15 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{bail, ensure};
+use segue_tests::config::Config;
+use segue_tests::http;
 use segue_tests::process::Process;
-use serde_json::Value;
+use segue_tests::status::Status;
 
 use crate::disk::SlowDisk;
 use crate::etcd::{self, MEMBERS};
 use crate::network::Network;
-use crate::probe;
 use crate::timeline::Timeline;
 
 pub(crate) const PARTITIONS: u32 = 24;
@@ -134,9 +135,8 @@ impl Cluster {
             }
             b'w' => self.writer(name, &mut command),
             _ => {
-                let config = self.folder.join(format!("{name}.toml"));
-                std::fs::write(&config, self.configuration(name))?;
-                command.arg(&self.segue).args(["run", "--config"]).arg(config);
+                let file = self.configuration(name).write(&self.folder, name);
+                command.arg(&self.segue).args(["run", "--config"]).arg(file);
             }
         }
         let process = Process::start(name, &self.folder, &mut command);
@@ -156,29 +156,23 @@ impl Cluster {
         command.args(fence.then_some("--fence"));
     }
 
-    fn configuration(&self, name: &str) -> String {
-        let address = self.network.address(name);
-        let urls: Vec<String> = self.etcd_urls().iter().map(|url| format!("{url:?}")).collect();
-        let (ttl, max_wait, timeout) = (LEASE_TTL.as_secs(), MAX_WAIT.as_secs(), REQUEST_TIMEOUT.as_secs());
-        let common = format!(
-            "[store]\nendpoints = [{}]\n[admin]\nlisten = \"{address}:{ADMIN_PORT}\"\n[log]\nlevel = \"info\"\n",
-            urls.join(", ")
-        );
-        common
-            + &if name.starts_with('c') {
-                format!(
-                    "[coordinator]\nname = \"{name}\"\npartitions = {PARTITIONS}\nlease_ttl = \"{ttl}s\"\n\
-                     settle = \"150ms\"\nmin_interval = \"300ms\"\nheartbeat = \"3s\"\nwarm_timeout = \"10s\"\n\
-                     phase_timeout = \"8s\"\nlisten = \"127.0.0.1:0\"\n"
-                )
-            } else {
-                format!(
-                    "[router]\nname = \"{name}\"\nlisten = \"{address}:{ROUTER_PORT}\"\nlease_ttl = \"{ttl}s\"\n\
-                     workers = 1\n[router.partition]\nheader = \"x-partition\"\norder_by = {{ header = \"x-key\" }}\n\
-                     [router.stash]\nmax_wait = \"{max_wait}s\"\n[router.drain]\ntimeout = \"3s\"\n\
-                     [router.upstream]\nrequest_timeout = \"{timeout}s\"\n"
-                )
-            }
+    fn configuration(&self, name: &str) -> Config {
+        let (address, ttl) = (self.network.address(name), format!("{}s", LEASE_TTL.as_secs()));
+        let config = Config::new(self.etcd_urls()).admin((address, ADMIN_PORT).into()).set("log.level", "info");
+        if name.starts_with('c') {
+            let pace = "settle = \"150ms\"\nmin_interval = \"300ms\"\nheartbeat = \"3s\"\n\
+                        warm_timeout = \"10s\"\nphase_timeout = \"8s\"";
+            config.coordinator(name, PARTITIONS).set("coordinator.lease_ttl", ttl).with("coordinator", pace)
+        } else {
+            let settings = format!(
+                "workers = 1\npartition = {{ header = \"x-partition\", order_by = {{ header = \"x-key\" }} }}\n\
+                 stash.max_wait = \"{}s\"\ndrain.timeout = \"3s\"\nupstream.request_timeout = \"{}s\"",
+                MAX_WAIT.as_secs(),
+                REQUEST_TIMEOUT.as_secs()
+            );
+            let router = config.router(name, (address, ROUTER_PORT).into());
+            router.set("router.lease_ttl", ttl).with("router", &settings)
+        }
     }
 
     pub(crate) fn kill(&mut self, name: &str) {
@@ -288,22 +282,15 @@ impl Cluster {
             .find(|member| etcd::metrics(self.network.address(member)).is_some_and(|metrics| etcd::is_leader(&metrics)))
     }
 
-    /// `segue status --json`.
-    pub(crate) fn status(&self) -> anyhow::Result<Value> {
-        let mut command = Command::new(&self.segue);
-        command.args(["status", "--json"]);
-        for url in self.etcd_urls() {
-            command.args(["--etcd", &url]);
-        }
-        let output = command.output().context("cannot start segue")?;
-        ensure!(output.status.success(), "segue status: {}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(serde_json::from_slice(&output.stdout)?)
+    /// Asks `segue status`.
+    pub(crate) fn status(&self) -> anyhow::Result<Status> {
+        Status::read(&self.segue, &self.etcd_urls()).map_err(anyhow::Error::msg)
     }
 
     /// The coordinator that leads.
     pub(crate) fn leader(&self) -> Option<&'static str> {
-        let leader = self.status().ok()?["leader"].as_str()?.to_owned();
-        COORDINATORS.into_iter().find(|name| *name == leader)
+        let status = self.status().ok()?;
+        COORDINATORS.into_iter().find(|name| status.leader() == Some(name))
     }
 
     /// Waits until every partition has a living owner, nothing moves, who is registered is who runs, and routers say that
@@ -326,25 +313,16 @@ impl Cluster {
 
     fn unsettled(&self) -> anyhow::Result<Option<String>> {
         let status = self.status()?;
-        let names = |list: &Value| -> Vec<String> {
-            let names = list.as_array().into_iter().flatten();
-            names.filter_map(|it| it["name"].as_str().or(it.as_str()).map(str::to_owned)).collect()
-        };
         let (pods, routers) = (self.running(&PODS), self.running(&ROUTERS));
-        let rests = names(&status["pods"]) == pods
-            && names(&status["routers"]) == routers
-            && status["handoffs"].as_array().is_some_and(Vec::is_empty)
-            && status["unowned"] == 0
-            && status["partitions"] == PARTITIONS
-            && status["leader"].is_string()
-            && status["malformed"].as_array().is_some_and(Vec::is_empty);
+        let rests = status.pods() == pods
+            && status.routers() == routers
+            && status.is_at_rest(PARTITIONS)
+            && status.leader().is_some()
+            && status.is_well_formed();
         if !rests {
-            return Ok(Some(format!("running are {pods:?} and {routers:?}; {status:#}")));
+            return Ok(Some(format!("running are {pods:?} and {routers:?}; {status}")));
         }
-        let is_ready = |router: &&str| {
-            let admin = SocketAddr::from((self.network.address(router), ADMIN_PORT));
-            probe::get(admin, "/ready", &[], Duration::from_secs(2)).is_some_and(|answer| answer.status == 200)
-        };
+        let is_ready = |router: &&str| http::is_ready((self.network.address(router), ADMIN_PORT).into());
         Ok(routers.iter().find(|router| !is_ready(router)).map(|router| format!("router {router} is not ready")))
     }
 }

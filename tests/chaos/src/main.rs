@@ -18,7 +18,6 @@ mod fault;
 mod history;
 mod namespaces;
 mod network;
-mod probe;
 mod run;
 mod sabotage;
 mod scenario;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,12 @@ use anyhow::ensure;
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::records::Phase;
 use segue_protocol::txn::{Keys, Op};
+use segue_tests::http::{Request, Response};
 
 use crate::cluster::{COORDINATORS, FIRST_PODS, LEASE_TTL, MAX_WAIT, PODS, ROUTERS};
 use crate::etcd::{self, MEMBERS};
 use crate::fault::{Fault, TERMINATE};
 use crate::network::Cut;
-use crate::probe;
 use crate::run::{REST, Stage};
 
 /// A scenario by its name.
@@ -189,16 +190,22 @@ fn handoff_deleted(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Reads a key of a partition, waiting for longer than a router holds a request.
+fn probe(partition: PartitionId, router: SocketAddr) -> Option<Response> {
+    let request = Request::get("/keys/probe").header("x-partition", partition).header("x-key", "probe");
+    request.timeout(2 * MAX_WAIT).send(router)
+}
+
 fn all_pods_die(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let pods = stage.cluster.running(&PODS);
     pods.iter().for_each(|pod| stage.cluster.kill(pod));
     let router = stage.cluster.routers()[0];
     let begun = Instant::now();
-    let answer = probe::get(router, "/keys/probe", &["x-partition: 0", "x-key: probe"], 2 * MAX_WAIT);
+    let response = probe(PartitionId::new(0), router);
     let took = begun.elapsed();
-    let seen = answer.map(|answer| {
-        let says = answer.head.lines().find(|line| line.starts_with("segue-reason")).unwrap_or("no reason").to_owned();
-        (answer.status, answer.head.contains("retry-after: "), says)
+    let seen = response.map(|Response { status, head, .. }| {
+        let says = head.lines().find(|line| line.starts_with("segue-reason")).unwrap_or("no reason").to_owned();
+        (status, head.contains("retry-after: "), says)
     });
     stage.timeline.say(&format!("  a held request was answered after {:.1} s: {seen:?}", took.as_secs_f64()));
     if !matches!(seen, Some((503, true, _))) || took > MAX_WAIT + Duration::from_secs(2) {
@@ -346,10 +353,10 @@ fn vanished_host(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let asking: Vec<_> = owned
         .iter()
         .map(|partition| {
-            let (router, header) = (routers[partition.index() % routers.len()], format!("x-partition: {partition}"));
+            let (partition, router) = (*partition, routers[partition.index() % routers.len()]);
             std::thread::spawn(move || {
-                let answer = probe::get(router, "/keys/probe", &[&header, "x-key: probe"], 2 * MAX_WAIT);
-                (answer.map(|answer| answer.status), gone.elapsed())
+                let response = probe(partition, router);
+                (response.map(|response| response.status), gone.elapsed())
             })
         })
         .collect();
