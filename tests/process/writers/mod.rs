@@ -28,8 +28,10 @@ pub struct WriterCluster {
 
 impl WriterCluster {
     pub fn start() -> Self {
+        // First, as it may have to be built.
+        let writer = example("writer");
         let cluster = TestCluster::start(env!("CARGO_BIN_EXE_segue"));
-        WriterCluster { service_time: 2, processes: BTreeMap::new(), writer: example("writer"), cluster }
+        WriterCluster { service_time: 2, processes: BTreeMap::new(), writer, cluster }
     }
 
     pub fn path(&self) -> &Path {
