@@ -10,10 +10,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use dashmap::{DashMap, Entry};
 use rustc_hash::FxBuildHasher;
-use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, Revision};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::records::{Assignment, Handoff, PodAck, RouterCutoverAck, RouterDrainedAck, encode};
-use segue_protocol::txn::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn};
+use segue_protocol::txn::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Snapshot, Txn};
 use segue_protocol::view::View;
 
 use crate::canonical::{Numbers, epochs, identities};
@@ -295,35 +295,16 @@ impl StoreRef {
 }
 
 fn holds(content: &Content, compare: &Compare) -> bool {
-    let related = |entry: Option<&KeyValue>| match &compare.field {
-        Field::Value(value) => entry.is_some_and(|entry| relates(compare.relation, &entry.value, value)),
-        Field::CreateRevision(revision) => {
-            relates(compare.relation, &entry.map_or(Revision::ZERO, |entry| entry.create_revision), revision)
-        }
-        Field::ModRevision(revision) => {
-            relates(compare.relation, &entry.map_or(Revision::ZERO, |entry| entry.mod_revision), revision)
-        }
-        Field::Lease(lease) => {
-            relates(compare.relation, &entry.and_then(|entry| entry.lease).unwrap_or(LeaseId::NONE), lease)
-        }
-    };
     match &compare.keys {
-        Keys::One(key) => related(content.entries.get(key)),
+        Keys::One(key) => compare.holds_for(content.entries.get(key)),
         Keys::Prefix(prefix) => {
             let mut below = content.entries.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(prefix));
             match below.next() {
-                None => related(None),
-                Some((_, first)) => related(Some(first)) && below.all(|(_, entry)| related(Some(entry))),
+                None => compare.holds_for(None),
+                Some((_, first)) => {
+                    compare.holds_for(Some(first)) && below.all(|(_, entry)| compare.holds_for(Some(entry)))
+                }
             }
         }
-    }
-}
-
-fn relates<T: Ord + ?Sized>(relation: Relation, actual: &T, compared: &T) -> bool {
-    match relation {
-        Relation::Equal => actual == compared,
-        Relation::NotEqual => actual != compared,
-        Relation::Less => actual < compared,
-        Relation::Greater => actual > compared,
     }
 }
