@@ -1,9 +1,14 @@
-//! Whether the store's own history keeps the contract: pure, one event after the other.
+//! Checks the store's history, event by event, against the contract of the protocol. Clients may be lucky; the history
+//! is not.
 //!
-//! Clients may be lucky; the history is not. A handoff leaves `Ready` only with every router that was registered at that
-//! very revision drained (one that registers later sees that it must not route to the old owner); an owner changes only
-//! by a handoff that stands, the old owner (if it lives and can say so) at its end, and the new one's tail read; epochs
-//! grow; a handoff is never overwritten by another.
+//! * A handoff leaves `Ready` only once every router that was registered at that very revision has drained. A router that
+//!   registers later sees that it must not route to the old owner.
+//! * An owner changes only by a handoff that stands. The old owner has said that its work has ended, if it lives and can
+//!   say so, and the new one has read the tail.
+//! * Epochs grow.
+//! * No handoff is overwritten by another.
+//!
+//! The checker of `tests/simulation` is another one: it has the store before and after each transaction, and its author.
 
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::keys::KeyName;

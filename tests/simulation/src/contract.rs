@@ -1,7 +1,12 @@
-//! Looks at the store after each write and says where the records break the protocol.
+//! Checks after each write that the records in the store keep the protocol, which the transactions' guards are to ensure.
 //!
-//! The guards of the transactions are to make this impossible; here is checked that they do, by looking at what stands
-//! before and after. What must stay true: nothing here asks a function that decides for production.
+//! The checker of `tests/chaos` is another one: it has a watch's events, one at a time, where this one has the store
+//! before and after a whole transaction, and its author. What they could share is less than what each would have to
+//! translate.
+//!
+//! # Invariants
+//!
+//! * No function that decides for production is asked.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
