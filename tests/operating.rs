@@ -1,4 +1,4 @@
-//! docs/operating.md against the code: it lists the metrics, the reasons and the log events that there are, and no others.
+//! Compares docs/operating.md with the code: it lists exactly the metrics, the reasons and the log events that exist.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,5 @@
-//! What the pod-side sidecar claims of its service holds when either of them fails alone: nothing that the old owner's
-//! service does takes effect once the next owner's writes. Real processes; the services write down who wrote when.
+//! The sidecar's claims when it or its service fails alone: nothing that the old owner's service does takes effect once
+//! the next owner has begun to write. Sidecars and services are real processes, and services log each write.
 #![allow(clippy::unwrap_used)]
 
 mod service;
@@ -27,7 +27,7 @@ struct OnePartition {
     _control: Process,
 }
 
-/// How the end of a service's work is vouched for.
+/// How the end of a service's work is ensured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Nothing,
@@ -91,7 +91,7 @@ impl OnePartition {
         until(&format!("answer of {pod}"), || self.ask("/").is_some_and(|(_, body)| body.starts_with(pod)));
     }
 
-    /// Begins work in the service and waits until it writes. Returns what ends with the answer.
+    /// Begins work in the service and waits until it writes. Returns the thread that waits for the response.
     fn work(&self, millis: u32) -> std::thread::JoinHandle<Option<(u16, String)>> {
         let (router, before) = (self.router, self.writes().len());
         let answer = std::thread::spawn(move || ask(router, &format!("/work?{millis}")));
@@ -103,14 +103,14 @@ impl OnePartition {
         service::writes(&self.log())
     }
 
-    /// No service wrote after another that owned the partition later had begun to.
+    /// Asserts that no service wrote after a later owner's had begun to.
     fn single_writer(&self) {
         let writes = self.writes();
         let order: Vec<_> = writes.iter().map(|write| (write.epoch, write.name.as_str())).collect();
         assert!(order.is_sorted_by_key(|(epoch, _)| epoch), "an earlier owner writes beside a later one: {order:?}");
     }
 
-    /// Has the next owner write, and holds its writes against the earlier ones.
+    /// Has the next owner write, and compares its writes with the earlier ones.
     fn succeeded_by(&self, pod: &str) {
         until(&format!("work of {pod}"), || {
             self.ask("/work?300").is_some_and(|(status, body)| status == 200 && body.starts_with(pod))

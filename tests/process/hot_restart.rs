@@ -1,4 +1,4 @@
-//! Hot restart of a router, by starting it once more: real processes, a real etcd, real clients, and no request lost.
+//! Hot restart of a router, by starting it once more: real processes, a real etcd, real clients, and no lost request.
 #![allow(clippy::unwrap_used)]
 
 mod writers;
@@ -67,7 +67,7 @@ impl Restarting {
         process
     }
 
-    /// Who is registered.
+    /// Returns the names of the registered routers.
     fn registered(&self) -> Vec<String> {
         self.cluster.status().routers().into_iter().map(str::to_owned).collect()
     }
@@ -77,7 +77,7 @@ impl Restarting {
         serde_json::from_str::<Value>(&status).map_or(Value::Null, |status| status["router"].clone())
     }
 
-    /// The next process takes over, and the one before ends as it should.
+    /// Starts the next process, and waits until it has taken over and the old one has ended well.
     fn restart(&mut self, mut old: Process, workers: u32) -> Process {
         let mut new = self.process(workers);
         new.until("word of its predecessor's end", || self.output(self.started).contains("hot restart complete"));
@@ -112,7 +112,7 @@ fn process_name(number: u32) -> String {
     format!("r-{number}")
 }
 
-/// Clients that never send anything twice, each in a thread of its own, and what went wrong.
+/// Clients that never repeat a request, each in a thread of its own, and their errors.
 struct Askers {
     over: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -121,7 +121,7 @@ struct Askers {
 }
 
 impl Askers {
-    /// Some with a connection for each request, some that keep theirs and pause for up to so long between requests.
+    /// Starts `fresh` clients that make a connection for each request, and `keeping` ones that keep theirs and pause.
     fn start(address: SocketAddr, fresh: u64, keeping: u64) -> Self {
         let (over, done, failed) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default(), Arc::default());
         let mut askers = Askers { over, done, failed, threads: Vec::new() };
@@ -169,7 +169,7 @@ impl Askers {
     }
 }
 
-/// One request; the connection is kept if it may be.
+/// Sends one request, and keeps the connection if both sides allow it.
 fn ask(address: SocketAddr, kept: &mut Option<BufReader<TcpStream>>, keep: bool, partition: u64) -> Result<(), String> {
     let age = if kept.is_some() { "on a kept connection" } else { "on a new connection" };
     let exchange = || -> std::io::Result<bool> {
@@ -270,7 +270,7 @@ async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
     assert_eq!(router.registered(), Vec::<String>::new());
 }
 
-/// Stops a process, and waits until all of it stands still.
+/// Stops a process, and waits until all of its threads have stopped.
 fn stop(process: &Process) {
     process.signal("STOP");
     let threads = format!("/proc/{}/task", process.id());
@@ -283,7 +283,7 @@ fn stop(process: &Process) {
     }
 }
 
-/// One request on a connection of its own, which must be answered.
+/// Sends one request on a connection of its own, which must succeed.
 fn answered(address: SocketAddr) {
     let answer = ask(address, &mut None, false, 0);
     assert_eq!(answer, Ok(()));
@@ -299,7 +299,7 @@ async fn a_new_process_that_dies_before_it_is_ready_harms_nothing() {
         let mut new = router.process(4);
         new.until("the wait for its name", || router.newest_output().contains("never ends by itself"));
         assert!(router.part()["hot_restart"].as_str().unwrap().contains("prepares to take over"));
-        // A third one is told so.
+        // A third one is refused.
         let mut third = router.process(1);
         assert_eq!(third.wait().code(), Some(1));
         let told = third.output();
@@ -332,7 +332,7 @@ async fn a_new_process_starts_alone_when_the_old_one_dies_in_the_middle() {
     router.name_is_taken("r~next", true).await;
     let mut new = router.process(3);
     new.until("the wait for its name", || router.newest_output().contains("never ends by itself"));
-    // Whom the kernel lets in while nobody accepts is not lost with the process that did not come to it.
+    // Connections in the listen backlog survive the process that did not accept them.
     stop(&old);
     let address = router.listen;
     let queued: Vec<_> = (0..24).map(|_| TcpStream::connect(address).unwrap()).collect();
@@ -369,7 +369,7 @@ async fn a_long_request_is_finished_by_the_process_that_took_it_and_handoffs_wai
     assert_eq!(router.registered(), ["r", "r~next"]);
     assert!(old.ended().is_none());
     assert!(!long.is_finished(), "too fast to tell: {}", &router.output(1)[before..]);
-    // One that comes now is told to wait for the first.
+    // One that starts now is refused until the first has ended.
     let mut third = router.process(1);
     assert_eq!(third.wait().code(), Some(1));
     assert!(third.output().contains("has not ended yet"), "{}", third.output());

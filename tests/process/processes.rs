@@ -1,6 +1,7 @@
-//! The main job with nothing simulated: a real etcd, and routers, coordinators and writer pods as processes of their own.
-//! Pods join, leave and are killed, a router and the leader are killed, all under load; then what clients saw is held
-//! against what the pods wrote.
+//! The whole system as processes: etcd, routers, coordinators and writer pods.
+//!
+//! Pods join, leave and are killed, and so are a router and the leader, all under load. Then clients' records are
+//! compared with the pods' logs.
 #![allow(clippy::unwrap_used)]
 
 mod writers;

@@ -1,5 +1,5 @@
-//! The sidecar role: services that know nothing of Segue, each behind a `segue run` with a `[pod]` section, get fencing,
-//! handoffs and hooks.
+//! The sidecar: a service that knows nothing of Segue gets fencing, handoffs and hooks from a `segue run` with a
+//! `[pod]` section in front of it.
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
 /// Longer than anything is held or worked on.
 const LONGEST_REQUEST: Duration = Duration::from_secs(120);
 
-/// What a service saw, in order.
+/// The events that a service saw, in order.
 #[derive(Default)]
 struct Seen {
     events: Mutex<Vec<String>>,
@@ -146,10 +146,10 @@ async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
     let first = epoch_of("a", fixture.router).await.unwrap();
     assert!(a_seen.has(&format!("warm {{\"epoch\":{first},")), "{:?}", a_seen.events);
 
-    // What looks like the sidecar's "not mine" is the service's answer to its client.
+    // A 421 of the service is a response to its client, not the sidecar's refusal.
     assert_eq!(ask(fixture.router, "/misdirected").await, Some((421, "the service's own".to_owned())));
 
-    // Past the router nobody gets in.
+    // Requests that bypass the router are refused.
     assert_eq!(ask(a_listen, "/").await.unwrap().0, 421);
 
     // a leaves while it works on a request: b gets the partition only when that has ended.
@@ -212,13 +212,13 @@ async fn a_change_of_protocols_passes_through_the_sidecar() {
     assert_eq!(echo, "there and back", "also after the client has said its last");
 }
 
-/// A body whose end has a frame of its own, as many write it.
+/// Returns a body that ends with an empty DATA frame of its own, as many implementations do.
 fn ended_by_an_empty_frame() -> impl hyper::body::Body<Data = bytes::Bytes, Error = std::convert::Infallible> + Send {
     let message = hyper::body::Frame::data(bytes::Bytes::from_static(b"a message"));
     http_body_util::StreamBody::new(futures_util::stream::iter([Ok(message)]))
 }
 
-/// Rust's `h2`, here in router, sidecar and service, breaks a connection off after a hundred empty frames that end nothing.
+/// Rust's `h2`, here in router, sidecar and service, closes a connection after a hundred empty frames that end nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
     use http_body_util::BodyExt as _;

@@ -1,5 +1,5 @@
-//! Everything behind TLS: an etcd that wants client certificates, a router that wants them of its clients, a sidecar that
-//! wants them of routers, and a service in Python that knows of nothing. curl is the client.
+//! TLS on every connection: etcd, the router and the sidecar demand client certificates. The service is plain Python,
+//! and the client is curl.
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
@@ -121,7 +121,7 @@ fn a_cluster_behind_tls_serves_moves_and_takes_new_certificates_over() {
     until("answer of a", || epoch().is_some());
     let first = epoch();
 
-    // Nobody gets in without a certificate, at either door, and the pod's door is TLS too.
+    // Router and sidecar refuse clients without a certificate, and the sidecar speaks TLS too.
     for address in [listen, a_listen] {
         let stranger = secured.curl(address, &[]);
         assert!(!stranger.status.success() && text(&stranger).contains("certificate required"), "{}", text(&stranger));
@@ -202,7 +202,7 @@ fn check_names_every_file_that_is_no_good_where_the_configuration_names_it() {
     let (code, told, _) = check(&tls(&good.cert, &good.key), &format!("tls = {{ ca = \"{}\" }}", good.key.display()));
     assert_eq!(code, Some(2));
     assert!(told.contains("router.upstream.tls.ca: /good.key.pem: there is no certificate in it"), "{told}");
-    // It may be renewed any moment, so it runs; but whoever asks is told.
+    // It may be renewed any moment, so `run` accepts it; `check` reports it.
     let (code, told, _) = check(&tls(&expired.cert, &expired.key), "");
     assert_eq!(code, Some(2));
     assert!(told.contains(":3:16: router.tls.cert: its certificate was valid until 20"), "{told}");

@@ -1,7 +1,8 @@
 //! A cluster for a test: an etcd, a folder, and processes of `segue run` whose files and logs are in it.
 //!
-//! Which processes there are is up to the test: it puts a [`Config`] together and keeps the [`Process`]. This crate does not
-//! depend on the package that builds `segue`, so a test says where the executable is: `env!("CARGO_BIN_EXE_segue")`.
+//! Which processes there are is up to the test: it puts a [`Config`] together and keeps the [`Process`]. This crate
+//! does not depend on the package that builds `segue`, so a test says where the executable is:
+//! `env!("CARGO_BIN_EXE_segue")`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -100,7 +100,7 @@ pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     Some((response.status, response.body))
 }
 
-/// Returns whether the process whose admin endpoint this is says that it is ready.
+/// Returns whether the process behind this admin endpoint is ready.
 pub fn is_ready(admin: SocketAddr) -> bool {
     get(admin, "/ready").is_some_and(|(status, _)| status == 200)
 }

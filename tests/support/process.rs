@@ -1,4 +1,4 @@
-//! Processes of the project, started and ended by tests: what they print, how they end.
+//! Processes that tests start and end: their output and their exit status.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take that happens at once on an idle machine.
+/// Longest wait for something that takes no time on an idle machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// How much of the end of each log a failing test shows.
+/// Bytes that a failing test shows from the end of each log.
 const SHOWN_BYTES: usize = 16 * 1024;
 
 /// A running process whose output goes to a file. Killed when dropped.
@@ -31,19 +31,19 @@ impl Process {
         Process { name: name.to_owned(), child, log }
     }
 
-    /// What it has printed so far.
+    /// Returns its output so far.
     pub fn output(&self) -> String {
         let mut text = String::new();
         File::open(&self.log).unwrap().read_to_string(&mut text).unwrap();
         text
     }
 
-    /// Its number.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended; `None`: it runs.
+    /// Returns its exit status, or `None` while it runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
@@ -53,20 +53,20 @@ impl Process {
         send_signal(&self.child, signal).unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.name));
     }
 
-    /// Ends it the hard way.
+    /// Kills it and waits for its end.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Asks it to end, and how it did.
+    /// Sends it SIGTERM and waits for its end. Returns its exit status and output.
     pub fn terminate(mut self) -> (ExitStatus, String) {
         self.signal("TERM");
         let status = self.wait();
         (status, self.output())
     }
 
-    /// How it ended.
+    /// Waits for its end. Returns its exit status.
     pub fn wait(&mut self) -> ExitStatus {
         let begun = Instant::now();
         loop {
@@ -110,7 +110,7 @@ impl Drop for Process {
     }
 }
 
-/// Prints on standard error what each process has written to its log in `folder`, if the test is failing: for a `Drop`.
+/// Prints the end of each log in `folder` to standard error if the test is failing. To be called in a `Drop`.
 pub fn show_logs_of_a_failure(folder: &Path) {
     if !std::thread::panicking() {
         return;

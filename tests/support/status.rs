@@ -1,4 +1,4 @@
-//! What `segue status --json` says of a keyspace.
+//! The state of a keyspace, as `segue status --json` prints it.
 
 use std::fmt;
 use std::path::Path;

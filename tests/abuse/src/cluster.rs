@@ -1,4 +1,4 @@
-//! Everything that is attacked: a real etcd, a coordinator and routers as processes, pods in this process.
+//! The cluster under attack: etcd, a coordinator and routers as processes, and pods in this process.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::gauge::FileLimits;
 use crate::service::{Pod, Pods};
 
 pub(crate) const PARTITIONS: u32 = 16;
-/// What the router that is attacked is told; short, so that what has to end ends while it is looked at.
+/// Time-outs of the router under attack, short enough to expire during an attack.
 pub(crate) const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 pub(crate) const CONNECTIONS: usize = 1_000;
@@ -43,19 +43,19 @@ impl Router {
         self.process.id()
     }
 
-    /// What it has printed, if it has ended.
+    /// Returns its exit status and output if it has ended.
     pub(crate) fn ended(&mut self) -> Option<String> {
         let status = self.process.ended()?;
         Some(format!("the router has ended: {status}\n{}", self.process.output()))
     }
 
-    /// A value of its metrics page, with its labels; 0 if it is not there.
+    /// Returns a series of its metrics page, or 0 if it is not there.
     pub(crate) fn metric(&self, series: &str) -> f64 {
         metric(self.admin, series).unwrap_or(0.0)
     }
 }
 
-/// A value of a metrics page, with its labels, if the page and the series are there.
+/// Returns a series of a metrics page, if both are there.
 pub(crate) fn metric(admin: SocketAddr, series: &str) -> Option<f64> {
     let (_, page) = http::get(admin, "/metrics")?;
     http::metric(&page, series)
@@ -68,7 +68,7 @@ pub(crate) struct Cluster {
     pub(crate) pod: Option<Pod>,
 }
 
-/// A router that finds the key in the path, and what its keyspace needs.
+/// A router that finds the key in the path, with the coordinator and the pod of its keyspace.
 pub(crate) struct Keyed {
     pub(crate) router: Router,
     _coordinator: Process,

@@ -1,4 +1,4 @@
-//! A router that may open few files, and more clients that say nothing than it has.
+//! A router with a low limit of open files, and more silent clients than it has files for.
 
 use std::time::{Duration, Instant};
 

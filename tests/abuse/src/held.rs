@@ -1,4 +1,4 @@
-//! Uploads that are held, as many and as large as would fill a small window, and one more on the same connection.
+//! Held uploads, as many and as large as would fill a small HTTP/2 window, and one more request on the same connection.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};

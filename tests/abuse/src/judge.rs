@@ -1,4 +1,4 @@
-//! Whether anybody else was harmed: well-behaved clients, the router's memory, its files, its life.
+//! Judges whether an attack harmed anybody else: the well-behaved clients, and the router's memory, files and life.
 
 use std::time::{Duration, Instant};
 

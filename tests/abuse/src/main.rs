@@ -1,11 +1,14 @@
-//! Abuse: a real router as a process, attacked, overloaded and kept busy, while well-behaved clients go on and every
-//! answer they get is checked.
+//! Attacks, overload and a soak of a real router, while well-behaved clients continue and each of their responses is
+//! checked.
 //!
-//! [`cluster`] starts etcd, a coordinator and routers, [`service`] is the pod; [`good`] are the clients to whom nothing may
-//! happen, [`attacks`] what others do meanwhile, [`judge`] says whether it harmed anybody. [`overload`], [`memory`] and
-//! [`soak`] are the same without malice.
-//! What must stay true: an attack that could not be played counts as harm, and so does one whose outcome is not the one
-//! that is documented.
+//! [`cluster`] starts etcd, a coordinator and routers; [`service`] is the pod. [`good`] are the clients that must not
+//! be harmed, [`attacks`] is what others do meanwhile, and [`judge`] decides. [`overload`], [`memory`] and [`soak`] do
+//! the same without malice.
+//!
+//! # Invariants
+//!
+//! * An attack that could not run counts as harm.
+//! * An attack whose outcome is not the documented one counts as harm.
 
 mod attacks;
 mod cluster;
@@ -38,9 +41,9 @@ use self::judge::{Calm, millis, play};
 const FILES: u64 = 40_000;
 const CALM: Duration = Duration::from_secs(4);
 
-/// Attacks a router, one attack after the other, and says what each attacker got and that nobody else was harmed.
+/// Attacks a router, one attack after the other, and reports the responses to each attacker and harm to anybody else.
 ///
-/// Well-behaved clients go on the whole time, by HTTP/1.1 and HTTP/2. An attack is harmless if the attacker got what it
+/// Well-behaved clients send the whole time, by HTTP/1.1 and HTTP/2. An attack is harmless if the attacker got what it
 /// should get, no such client saw an error or got slower than ten times its calm p99 and 250 ms, no request was applied
 /// twice, the router took no more than 128 MiB for it, and its files were closed again. A line each, and at the end
 /// `abuse: attacks=… harmless=…`. Exits 0 only if all are.
@@ -62,7 +65,7 @@ enum Command {
         #[arg(long, default_value_t = 10)]
         minutes: u64,
     },
-    /// A router whose allocator counts: what `soak` looks at.
+    /// Runs a router whose allocator counts, for `soak`.
     #[command(hide = true)]
     CountedRouter {
         #[arg(long)]

@@ -1,4 +1,5 @@
-//! What connections and held requests cost the router in memory: 8,000 of each, which a limit of 20,000 files has room for.
+//! The router's memory per connection and per held request, measured with 8,000 of each. A limit of 20,000 open files
+//! has room for them.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ const MANY: usize = 8_000;
 const CONNECTION_BYTES: u64 = 14 << 10;
 /// What one small held request may cost on top. The aim is 2 KiB, of which a quarter more is noise.
 const HELD_BYTES: u64 = 5 << 9;
-/// Clients whose held bodies come in crumbs, a chunk for each byte.
+/// Clients that send their bodies in chunks of one byte.
 const CRUMBLING: usize = 200;
 const CRUMBS: usize = 60_000;
 /// What one of them may cost: its bytes, as much again because buffers grow by doubling, and hyper's buffer, which grows
@@ -68,7 +69,7 @@ pub(crate) async fn run(cluster: &mut Cluster, files: FileLimits) -> anyhow::Res
     Ok(lines)
 }
 
-/// Held requests whose bodies come byte by byte: they cost what they weigh.
+/// Held requests whose bodies arrive byte by byte must not cost more than their size.
 pub(crate) async fn crumbs(cluster: &mut Cluster) -> anyhow::Result<(bool, String)> {
     let router = cluster.router("r-crumbs", "stash.max_wait = \"60s\"").await?;
     if let Some(pod) = cluster.pod.take() {

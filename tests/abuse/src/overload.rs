@@ -1,5 +1,5 @@
-//! A pod that has more to do than it can, or takes nothing at all: who is not served is told so, the pod gets no more than it
-//! would have anyway, and it is over when it is over.
+//! A pod that is overloaded or refuses all requests. Clients beyond its capacity get an error at once, the pod gets no
+//! more requests than it can serve, and the router recovers with the pod.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

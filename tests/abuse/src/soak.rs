@@ -1,8 +1,13 @@
-//! A day in small: a steady load with handoffs, clients that come and go, requests that are given up. Does anything grow?
+//! A day's load in small: a steady load with handoffs, clients that come and go, and requests that are given up. Memory
+//! must not grow.
 //!
-//! The router runs as a process of this program, whose allocator counts what is live: memory that is kept is told apart
-//! from memory that the allocator has not given back. The allocator below the counting is the system's,
-//! which gives memory back sooner than that of the binary. What must stay true: all else is as `segue run` has it.
+//! The router runs as a process of this program whose allocator counts live bytes. So memory that is kept can be told
+//! from memory that the allocator has not returned. The allocator below is the system's, which returns memory sooner
+//! than that of the binary.
+//!
+//! # Invariants
+//!
+//! * Everything else is as in `segue run`.
 
 use std::alloc::System;
 use std::net::SocketAddr;

@@ -1,7 +1,12 @@
-//! The cluster: every process on its host, started, killed, stopped, ended; and whether it has come to rest.
+//! The cluster: each process on its host. Starts, kills, stops and ends processes, and waits until the cluster is at
+//! rest.
 //!
-//! Not what happens to it ([`fault`](crate::fault), [`scenario`](crate::scenario)). What must stay true: it knows of each
-//! process whether it should be running, so one that ended by itself is noticed, and one that was killed is not blamed.
+//! What happens to the cluster is in [`fault`](crate::fault) and [`scenario`](crate::scenario).
+//!
+//! # Invariants
+//!
+//! * The cluster knows of each process whether it should run: one that ended by itself is reported, one that was killed
+//!   is not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -40,7 +45,7 @@ const POD_PORT: u16 = 8181;
 const ADMIN_PORT: u16 = 9090;
 const START: Duration = Duration::from_secs(40);
 
-/// What differs between a sound cluster and one that is broken on purpose.
+/// The settings of writers, which differ when a cluster is broken on purpose.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Writers {
     /// Their log refuses epochs that are over.
@@ -66,9 +71,9 @@ pub(crate) struct Cluster {
     timeline: Arc<Timeline>,
     processes: BTreeMap<String, Process>,
     stopped: BTreeSet<String>,
-    /// Pods whose process was stopped at some time: what they had begun may reach the log late.
+    /// Pods whose process was ever stopped: their writes may reach the log late.
     pub(crate) were_stopped: BTreeSet<String>,
-    /// What ended by itself, or not as it should.
+    /// Processes that ended by themselves, or not as they should.
     pub(crate) faults: Vec<String>,
 }
 
@@ -225,7 +230,7 @@ impl Cluster {
         }
     }
 
-    /// Takes note of processes that ended although nobody ended them.
+    /// Records processes that ended by themselves.
     pub(crate) fn look_for_the_dead(&mut self) {
         let dead: Vec<(String, String)> = self
             .processes

@@ -1,14 +1,15 @@
 //! Checks the store's history, event by event, against the contract of the protocol. Clients may be lucky; the history
 //! is not.
 //!
-//! * A handoff leaves `Ready` only once every router that was registered at that very revision has drained. A router that
-//!   registers later sees that it must not route to the old owner.
-//! * An owner changes only by a handoff that stands. The old owner has said that its work has ended, if it lives and can
-//!   say so, and the new one has read the tail.
+//! * A handoff leaves `Ready` only once every router that was registered at that very revision has drained. A router
+//!   that registers later sees that it must not route to the old owner.
+//! * An owner changes only by a handoff that stands. The old owner has said that its work has ended, if it lives and
+//!   can say so, and the new one has read the tail.
 //! * Epochs grow.
 //! * No handoff is overwritten by another.
 //!
-//! The checker of `tests/simulation` is another one: it has the store before and after each transaction, and its author.
+//! The checker of `tests/simulation` is another one: it has the store before and after each transaction, and its
+//! author.
 
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::keys::KeyName;
@@ -16,8 +17,8 @@ use segue_protocol::records::{Assignment, Handoff, Phase, PodAckKind};
 use segue_protocol::txn::{Batch, Event, KeyValue};
 use segue_protocol::view::View;
 
-/// Applies one event of a batch that ends with `revision`: a view takes whole batches, and of several events at one
-/// revision, or of several revisions at once, each has to be looked at in the state that the one before has left.
+/// Applies one event of a batch that ends with `revision`. A view applies whole batches, but each event has to be
+/// checked in the state that the previous one has left.
 pub(crate) fn apply(view: &mut View, event: Event, revision: Revision) {
     let revision = match &event {
         Event::Put(put) => put.mod_revision,
@@ -27,7 +28,7 @@ pub(crate) fn apply(view: &mut View, event: Event, revision: Revision) {
     view.apply(Batch { revision, events: vec![event] });
 }
 
-/// What `event` breaks, in words; `view` is the state before it.
+/// Returns the breaches of the contract by `event`, in words; `view` is the state before it.
 pub(crate) fn breaches(view: &View, event: &Event) -> Vec<String> {
     let Event::Put(put) = event else { return Vec::new() };
     match view.keys().parse(&put.key) {
@@ -78,7 +79,7 @@ fn flip(view: &View, new: &Assignment, revision: Revision) -> Vec<String> {
     found
 }
 
-/// Routers that have not said that nothing of theirs can reach the old owner any more.
+/// Returns the routers that have not acknowledged their drain: a request of theirs could still reach the old owner.
 fn undrained(view: &View, partition: PartitionId, handoff: HandoffId) -> impl Iterator<Item = &String> {
     let routers = view.routers.keys();
     routers.filter(move |router| view.drained_ack(partition, router, handoff).is_none_or(|ack| ack.gave_up))
@@ -123,7 +124,7 @@ mod tests {
     }
 
     impl Fixture {
-        /// Partition 3 is on its way from `old` to `new`, routers `a` and `b` are there; nobody has acknowledged.
+        /// Partition 3 is on its way from `old` to `new`, routers `a` and `b` are registered; there are no acks.
         fn moving() -> Self {
             let mut fixture =
                 Fixture { view: View::empty(Keyspace::new("/segue/", "default")), revision: Revision::ZERO };
@@ -144,7 +145,7 @@ mod tests {
             "new_incarnation":4,"phase":"Ready","epoch":7}"#;
         const FLIP: &str = r#"{"partition":3,"owner":"new","incarnation":4,"epoch":7}"#;
 
-        /// What the put breaks.
+        /// Puts a record. Returns its breaches.
         fn put(&mut self, key: &str, value: &str) -> Vec<String> {
             self.revision = self.revision.next();
             let key = format!("/segue/default/{key}");
@@ -158,7 +159,7 @@ mod tests {
             found
         }
 
-        /// Everyone acknowledges, `but` one; what the moves of the phase on the way break.
+        /// Writes every ack `but` one. Returns the breaches of the phases' moves on the way.
         fn up_to_the_flip(&mut self, but: &str) -> Vec<String> {
             let mut found = Vec::new();
             for (key, value) in [

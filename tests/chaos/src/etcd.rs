@@ -1,4 +1,4 @@
-//! The etcd cluster as an operator sees it: how a member is started, who leads, how its disk is, compaction.
+//! The etcd cluster as an operator sees it: starting a member, finding the leader, disk latency, compaction.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! One fault: drawn from the seed, inflicted, healed.
+//! A fault: drawn from the seed, inflicted, and healed.
 //!
-//! Whom it befalls is drawn when it is inflicted, since who leads is known only then. Healing makes good whatever the
-//! fault did and nothing else, so two may be there at once.
+//! Its victim is drawn when it is inflicted, because only then the leader is known. Healing undoes what the fault did
+//! and nothing else, so that faults may overlap.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Watches the store from the clients' host: who owned what, and from when to when, by the machine's one clock.
+//! Watches the store from the clients' host and records each ownership with its begin and end, by one monotonic clock.
 //!
-//! An ownership's begin lies between two moments that are known: a read of the store's revision that was sent before it
-//! and answered with a smaller one, and the arrival of its event. The watch goes on from the revision that it has, through
-//! everything that happens to etcd, so nothing is missed; if history was compacted under it, it says so and the run fails.
+//! An ownership begins between two known moments: the sending of a read that was answered with a smaller revision, and
+//! the arrival of the event. The watch resumes from its last revision, so it misses nothing. The run fails if that
+//! revision was compacted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ pub(crate) struct History {
     runtime: Handle,
 }
 
-/// What has been seen.
+/// The state of the watch.
 pub(crate) struct Seen {
     pub(crate) view: View,
     pub(crate) owners: Owners,
@@ -39,9 +39,9 @@ pub(crate) struct Seen {
     pub(crate) moved: u64,
     /// Handoffs that were deleted before they had changed the owner.
     pub(crate) cancelled: u64,
-    /// What was against the contract.
+    /// Breaches of the contract.
     pub(crate) breaches: Vec<String>,
-    /// When a read was sent that was answered with this revision, the latest of each.
+    /// The time at which the last read that returned this revision was sent.
     reads: BTreeMap<Revision, Nanos>,
     revision: Revision,
     lost: Option<String>,
@@ -97,7 +97,7 @@ impl History {
             if let Some(lost) = lost {
                 bail!("the watch of the store was lost: {lost}");
             }
-            // Nobody else writes to this etcd: its revision is the keyspace's.
+            // Only Segue writes to this etcd: its revision is the keyspace's.
             if seen >= snapshot.revision {
                 return Ok(seen);
             }

@@ -1,9 +1,9 @@
-//! The place where it happens: namespaces of its own for network, mounts and processes.
+//! Isolates a run in network, mount and process namespaces.
 //!
-//! The process that the user starts only looks after the one inside, which is process 1 of its own process namespace.
-//! So the kernel tidies up: when the one inside ends, in whatever way, every process there is killed, and with the last
-//! of them the networks go. What is left is a folder and a cgroup, whose names carry the outer process' number: they are
-//! removed at the end, or by the next start if this process was killed. The one inside ends when the pipe from here does.
+//! The process that the user starts only supervises the one inside, which is process 1 of its process namespace. When
+//! that one ends, the kernel kills every process in the namespace, and the networks vanish with the last of them. A
+//! folder and a cgroup remain, named after the outer process. They are removed at the end, or by the next start if this
+//! process was killed. The process inside ends when its pipe from the outer one closes.
 
 use std::fs;
 use std::io::Read as _;
@@ -68,7 +68,7 @@ pub(crate) fn enter(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The one inside: ends with the process outside, and gives its network names to nobody else.
+/// Prepares the process inside: it ends with the one outside, and its network names stay private.
 pub(crate) fn settle_in() -> anyhow::Result<()> {
     thread::spawn(|| {
         // Nothing is ever written to it; it ends.

@@ -1,4 +1,4 @@
-//! Plays: builds a cluster, puts load on it, lets things happen to it, heals everything, and judges.
+//! Runs chaos: builds a cluster, puts load on it, inflicts faults, heals everything, and judges.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -175,7 +175,7 @@ fn one(
     stage.settle();
     let exchanges = runtime.block_on(load.finish());
     let Stage { mut verdict, faults, failovers, .. } = stage;
-    // Together, so that nobody has anyone to hand over to in the end; a pod gives that up by itself.
+    // All together, so that the last pods have no successor; a pod gives up the handover by itself.
     let all: Vec<&str> = PODS.into_iter().collect();
     let revision = history.catch_up();
     cluster.terminate(&all, TERMINATE);

@@ -1,4 +1,4 @@
-//! Promises broken on purpose, from outside: what proves that harm is counted.
+//! Breaks promises on purpose, from outside, to prove that harm is counted.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Named scenarios: sequences that have found bugs in systems of this kind, each a short function.
 //!
-//! A scenario says at its own places what must be seen beyond what is checked all the time. It leaves everything healed;
-//! whoever plays it waits until the cluster is at rest.
+//! A scenario adds its own checks to those that always run. It heals everything before it returns; its caller then
+//! waits until the cluster is at rest.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;

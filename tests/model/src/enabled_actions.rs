@@ -1,6 +1,7 @@
-//! What can happen in a state: what goes on by itself, and which faults there still may be.
+//! Lists the actions that are enabled in a state: the steps of the protocol, and the faults that the budget still
+//! allows.
 //!
-//! The environment's rules live here: when a lease can end, who waits for what, when a refused pod is tried again.
+//! The environment's rules live here: when a lease can end, what waits for what, and when a refused pod is tried again.
 
 use segue_protocol::handoff::advance::pending_bound;
 use segue_protocol::handoff::epoch_fence::Answer;
@@ -27,7 +28,7 @@ impl Cluster {
         }
     }
 
-    /// Calls `each` with every action that goes on by itself, until it says to stop; whether it did.
+    /// Calls `each` with every step of the protocol until it says to stop. Returns whether it did.
     pub(crate) fn each_progress(&self, state: &State, each: &mut dyn FnMut(Step) -> bool) -> bool {
         let now = state.now();
         for who in self.processes() {

@@ -1,7 +1,7 @@
-//! Requests on their way through a router: the gate, the stash, and what becomes of an exchange.
+//! Requests on their way through a router: the gate, the stash, and the outcome of an exchange.
 //!
-//! The partition's state machine is production's own. This file does around it what the table does: counts what is in
-//! flight, and sends what may start.
+//! The partition's state machine is production's own. This file does what the table does around it: it counts requests
+//! in flight and sends those that may start.
 //!
 //! # Invariants
 //!
@@ -98,7 +98,7 @@ impl Cluster {
         }
     }
 
-    /// Sends whoever may go, and opens the gate when nobody waits.
+    /// Sends the requests that may start, and opens the gate when none waits.
     pub(crate) fn flush(&self, state: &mut State, router: u8, partition: u8) {
         loop {
             let gate = state.gate(router, partition);
@@ -213,7 +213,7 @@ impl Cluster {
         self.settle(state, router, partition);
     }
 
-    /// A request whose client is gone is counted out at once, whatever its pod does: only where the rule is taken out.
+    /// Stops counting a request as soon as its client is gone, whatever its pod does. Only where that rule is removed.
     pub(crate) fn forget(&self, state: &mut State, index: usize) {
         let exchange = state.exchanges[index];
         state.exchanges[index].is_counted = false;

@@ -1,4 +1,4 @@
-//! The first state of a search: everybody who is up has registered, seen the store and opened its routes.
+//! The first state of a search: every running process has registered, seen the store and opened its routes.
 
 use std::sync::Arc;
 

@@ -1,9 +1,13 @@
-//! The store of the model: etcd's transactions over a handful of keys, every content kept once and named by a number.
+//! The store of the model: etcd's transactions over a handful of keys.
 //!
-//! The environment's part: nothing is decided here. Contents and transactions are interned, so that a state of the model
-//! is a few numbers, and committing one transaction to one content is computed once however many states do it. What
-//! must stay true: a transaction means what it means in etcd; a view is always that of one revision, and moving a view on
-//! by the changes of a commit gives what a fresh snapshot gives (asserted for every content that is ever made).
+//! Contents and transactions are interned: a state of the model is a few numbers, and committing one transaction to one
+//! content is computed once, however many states do it. Nothing is decided here.
+//!
+//! # Invariants
+//!
+//! * A transaction means what it means in etcd.
+//! * A view is always that of one revision.
+//! * Applying the changes of a commit to a view gives what a fresh snapshot gives. This is asserted for every content.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -95,7 +99,7 @@ impl Store {
         }
     }
 
-    /// A store that nobody has written to.
+    /// Returns an empty store.
     pub(crate) fn empty(&self) -> StoreRef {
         self.intern(Revision::new(1), BTreeMap::new())
     }
@@ -244,7 +248,7 @@ impl Store {
         })
     }
 
-    /// Names a content, without what nobody asks of it.
+    /// Interns a content, without what no participant reads of it.
     fn intern(&self, revision: Revision, mut entries: BTreeMap<String, KeyValue>) -> StoreRef {
         for (key, entry) in &mut entries {
             let (asks_created, asks_modified) = self.asked(key);
@@ -277,7 +281,7 @@ impl Store {
     }
 }
 
-/// A view without the revisions that nobody asks for, and without words for people.
+/// Returns a view without revisions that are never compared and without text for people.
 fn as_asked(mut view: View) -> View {
     view.config.iter_mut().for_each(|config| config.create_revision = Revision::ZERO);
     view.leader.iter_mut().for_each(|leader| leader.mod_revision = Revision::ZERO);

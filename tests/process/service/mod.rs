@@ -1,5 +1,5 @@
-//! A small service in a process of its own, and what it has written. The test executable is the service: the tests start
-//! it again with other arguments, so that nothing but Rust is needed.
+//! A small service in a process of its own, and the log of its writes. The test executable is the service: tests start
+//! it again with other arguments, so that only Rust is needed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

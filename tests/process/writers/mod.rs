@@ -1,4 +1,4 @@
-//! A cluster of coordinators, routers and the example's writer pods, each a process that is known by its name.
+//! A cluster of coordinators, routers and the example's writer pods. Each is a process with a name.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 

@@ -1,4 +1,4 @@
-//! Participants that say what is not so, for sabotage.
+//! Participants that lie, for sabotage.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

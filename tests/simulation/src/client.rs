@@ -1,4 +1,4 @@
-//! Clients: each sends one request after the other to some router, waits for the answer, and hangs up now and then.
+//! Clients: each sends one request after the other to some router, waits for the response, and hangs up now and then.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The processes of a simulation: which live, under which name, and how they are started, ended and looked at.
+//! The processes of a simulation by name: how they start and end, and access to those that live.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

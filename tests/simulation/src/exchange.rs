@@ -1,7 +1,12 @@
 //! One exchange between a router and a pod, as messages over the simulated network.
 //!
-//! What must stay true, as with sockets: nothing was sent if no connection could be made; once something was, only an answer
-//! tells what became of it; a pod goes on working whether the connection still stands or not.
+//! # Invariants
+//!
+//! As with sockets:
+//!
+//! * Nothing was sent if no connection could be made.
+//! * Once something was sent, only a response tells what became of it.
+//! * A pod continues to work whether the connection stands or not.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -116,7 +121,7 @@ async fn far_side(
     let served = tokio::select! {
         biased;
         served = at.serve(job) => served,
-        // The server drops what it does for a connection that is gone; what it has begun goes on all the same.
+        // The server drops its part of a connection that is gone; the work that it has begun continues.
         () = broken.cancelled() => return,
     };
     drop(at);

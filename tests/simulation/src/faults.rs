@@ -1,6 +1,8 @@
-//! What goes wrong: each fault begins at random, lasts a while and is healed at the latest when the storm is over.
+//! Faults: each begins at random, lasts a while, and is healed at the latest when the storm is over.
 //!
-//! What must stay true: everything that a fault breaks, [`heal`] mends.
+//! # Invariants
+//!
+//! * [`heal`] mends everything that a fault breaks.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -42,7 +44,7 @@ pub(crate) enum Fault {
     DeleteHandoff,
     OperatorDrains,
     DrainPod,
-    /// A router and a pod lose the store together, and go on talking to each other.
+    /// A router and a pod lose the store together, but not each other.
     CutTogether,
     /// Another router joins, and leaves properly.
     RouterJoins,
@@ -310,7 +312,7 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             member.link.set_stalled(false);
         }
         Fault::Compact => {
-            // Again and again, so that one comes between a snapshot and the watch that is to go on from it.
+            // Repeatedly, so that one falls between a snapshot and the watch that continues from it.
             let ends = Instant::now() + lasts;
             while Instant::now() < ends {
                 let revision = world.contract.with_view(|view| view.revision);
@@ -363,7 +365,7 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
 async fn by_hand(cluster: &Cluster, txn: Txn) {
     let world = &cluster.world;
     world.look(Author::Other).await;
-    // An operator whose store is out of reach goes home.
+    // An operator gives up when the store is out of reach.
     let _ = world.store.commit(txn).await;
     world.look(Author::Operator).await;
 }

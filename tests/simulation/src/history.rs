@@ -1,7 +1,10 @@
-//! Sees every request from its client to the log and back, and says which promise a step breaks.
+//! Follows every request from its client to the log and back, and reports the promise that a step breaks.
 //!
-//! It knows more than any participant and is asked by none. What must stay true: it judges what happened (accepted,
-//! applied, sent, answered), never what a participant believes.
+//! It knows more than any participant, and no participant asks it.
+//!
+//! # Invariants
+//!
+//! * It judges what happened (accepted, applied, sent, answered), never what a participant believes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +18,7 @@ use crate::trace::Trace;
 /// A request's number, in the order in which they were made.
 pub(crate) type RequestId = u64;
 
-/// What a client gets to see.
+/// The response as its client sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
     /// 200: done.
@@ -32,7 +35,7 @@ pub(crate) enum Status {
     Reset,
 }
 
-/// Where a pod stands that accepts a request.
+/// A pod that accepts a request, and its life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) pod: String,
@@ -40,7 +43,7 @@ pub(crate) struct Owner {
     pub(crate) incarnation: Incarnation,
 }
 
-/// All that was seen of requests.
+/// The history of all requests.
 #[derive(Debug)]
 pub(crate) struct RequestHistory {
     trace: Arc<Trace>,

@@ -1,8 +1,8 @@
-//! The whole cluster in one thread, under a simulated clock and network, from one seed.
+//! A whole cluster in one thread, under a simulated clock and network, from one seed.
 //!
-//! Coordinators, routers and pods run production's code over the embedded store; simulated are the clock, the sockets, the
-//! links to the store, the writers inside the pods and whatever goes wrong. Each event is checked against the
-//! invariants of the protocol. A seed repeats: the same one gives the same history, to the microsecond.
+//! Coordinators, routers and pods run production's code over the embedded store. Simulated are the clock, the sockets,
+//! the links to the store, the writers in the pods, and the faults. Each event is checked against the invariants of the
+//! protocol. A seed repeats its history to the microsecond.
 //!
 //! ```text
 //! clients ─► router (table, control side) ─ exchange ─► pod (ownership layer ─ writer ─► log)

@@ -1,7 +1,8 @@
 //! A simulated pod: production's pod side and ownership layer around a writer that keeps state and appends to the log.
 //!
-//! Simulated are only the writer's own doings: how long it takes to warm, to work, to append. It keeps to what
-//! `segue_coordination::pod` asks of a service: state per handoff, the tail read before the first request of an epoch.
+//! Only the writer is simulated: how long it takes to warm, to work, and to append. It does what
+//! `segue_coordination::pod` asks of a service: state per handoff, and the tail read before the first request of an
+//! epoch.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -269,7 +270,7 @@ impl Service<Request<()>> for WriterService {
             Ok(answer(status))
         };
         if self.writer.world.is_sabotaged(Sabotage::WorkPastLease) {
-            // As if nobody could stop it.
+            // As if it could not be stopped.
             let (said, heard) = oneshot::channel();
             tokio::spawn(async move {
                 let _ = said.send(work.await);
@@ -309,7 +310,7 @@ async fn work(writer: &Arc<Writing>, job: Job, epoch: Epoch) -> StatusCode {
         }
         return StatusCode::INTERNAL_SERVER_ERROR;
     };
-    // Nobody has read the tail: a pod without `sync` does it before its first request.
+    // The tail has not been read: a pod without `sync` reads it before its first request.
     let with_tail = state.known().with_tail;
     if !with_tail && !writer.read_tail(job.partition, &state) {
         return StatusCode::SERVICE_UNAVAILABLE;

@@ -1,7 +1,7 @@
 //! A simulated process: its tasks run, stand still while time goes on (as after SIGSTOP), or are gone.
 //!
-//! Only what is wrapped in [`Process::run`] stands still. Production code spawns a few tasks of its own (keepalives, the
-//! watch, writes); those reach the world only through the process's [`StoreLink`](crate::store_link::StoreLink), which
+//! Only futures wrapped in [`Process::run`] stand still. Production code spawns a few tasks of its own (keepalives, the
+//! watch, writes). They reach the world only through the process's [`StoreLink`](crate::store_link::StoreLink), which
 //! waits for [`Process::awake`] before and after each call.
 
 use std::collections::BTreeMap;

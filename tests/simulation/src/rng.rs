@@ -1,7 +1,9 @@
-//! The only source of chance in a simulation: everything follows from the seed.
+//! The only source of randomness in a simulation: everything follows from the seed.
 //!
-//! What must stay true: no one asks another generator, and the order in which this one is asked depends on nothing but
-//! the simulation itself.
+//! # Invariants
+//!
+//! * No other generator is used.
+//! * The order of the calls depends on nothing but the simulation itself.
 
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};

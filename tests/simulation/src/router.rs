@@ -1,7 +1,8 @@
-//! A simulated router: production's control side and routing table, and the path of a request with messages for sockets.
+//! A simulated router: production's control side and routing table, and a request path with messages instead of
+//! sockets.
 //!
-//! What is decided about a request is `segue_proxy::forward`'s, decision by decision: a pod that cannot be reached was sent
-//! nothing, a 421 is put back, an exchange that breaks is never sent again, and one whose client has gone is seen through.
+//! The decisions about a request are those of `segue_proxy::forward`: an unreachable pod was sent nothing, a 421 puts
+//! the request back, a broken exchange is never repeated, and an exchange whose client has gone continues to its end.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -117,7 +118,7 @@ impl Router {
         let (confined, ended) = (process.run(run), process.clone());
         spawn_local(async move {
             confined.await;
-            // Nothing of it goes on.
+            // None of its tasks continues.
             ended.kill();
         });
         let worker = table.worker(0);
@@ -217,7 +218,7 @@ impl Router {
                 }
             };
             history.started(asked.id);
-            // Once its client has gone there is nobody to put it back for.
+            // Once its client has gone it need not be put back.
             let mut gone = false;
             let outcome = loop {
                 let under_way = exchange(cluster, self, &permit, asked);

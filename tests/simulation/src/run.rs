@@ -1,5 +1,5 @@
-//! One seed from beginning to end: a cluster starts, things go wrong for a while, then nothing does any more, and then
-//! everything must be well.
+//! One seed from beginning to end: a cluster starts, faults happen for a while, then they stop and the cluster must
+//! recover.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -102,7 +102,7 @@ async fn play(cluster: &Rc<Cluster>) {
     }
     faults::heal(cluster);
     spawn_local(faults::forget(cluster.clone()));
-    // Requests go on to come: a cluster must become well under load.
+    // Requests continue: a cluster must recover under load.
     let (deadline, quiet) = (Instant::now() + CALM, Instant::now() + Duration::from_secs(10));
     let mut why = Vec::new();
     while Instant::now() < deadline {

@@ -1,8 +1,13 @@
-//! What a seed decides before anything runs: how big the cluster is, what its pods can do, and what may go wrong.
+//! The choices that a seed makes before anything runs: the size of the cluster, the capabilities of its pods, and the
+//! faults that may happen.
 //!
-//! *Swarm*: each seed allows a random part of the faults, so that some runs are all about one and no fault hides another.
-//! What must stay true: only such faults are allowed together with such pods as the protocol makes promises for (the table
-//! under "What a pod must be able to do").
+//! *Swarm*: each seed allows a random part of the faults, so that some runs are all about one and no fault hides
+//! another.
+//!
+//! # Invariants
+//!
+//! * A fault is allowed only together with pods for which the protocol makes promises under it (the table under "What a
+//!   pod must be able to do").
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! A process's link to the store: late, cut off, or silent half-way through a write.
 //!
-//! A call is a message there, the store's act, and a message back. A caller that gives up does not take back what is on its
-//! way, and one that hears nothing does not know whether it was done. Standing still comes in here too: what a stopped
-//! process asks is asked, and what it is answered is heard, when it goes on.
+//! A call is a message to the store, its execution there, and a message back. A caller that gives up does not take back
+//! what it has sent, and a caller that hears nothing does not know whether it was done. The link also stops with its
+//! process: a stopped process sends its calls and receives their results when it resumes.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +23,7 @@ use crate::world::World;
 /// How long an answer is waited for, as with etcd.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a process is, as far as its link cares.
+/// The kind of a process, as far as its link cares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Coordinator,
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Pod,
 }
 
-/// How the link is.
+/// The state of the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct State {
     cut: bool,
@@ -112,7 +112,7 @@ impl StoreLink {
         let world = self.world.clone();
         let (there, back) =
             (world.rng.millis(0..=world.setting.store_ms), world.rng.millis(0..=world.setting.store_ms));
-        // Whether one who is cut off notices, or waits in vain.
+        // Whether a caller that is cut off notices, or waits in vain.
         let notices = world.rng.percent(50);
         let (link, (answer, answered)) = (self.state.clone(), oneshot::channel());
         tokio::spawn(async move {

@@ -1,7 +1,10 @@
-//! What happened, as a hash that tells two runs apart and, on demand, as lines to read.
+//! The events of a run, as a hash that tells two runs apart and, on demand, as lines to read.
 //!
-//! Every event goes in with its simulated time. What must stay true: nothing goes in that depends on the machine, the wall
-//! clock or an address in memory, so that a seed has one hash.
+//! Every event is hashed with its simulated time.
+//!
+//! # Invariants
+//!
+//! * Nothing is hashed that depends on the machine, the wall clock or an address in memory: a seed has one hash.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! What all participants of a simulation share: the store, the network, the log of the partitions, and what checks them.
+//! What all participants of a simulation share: the store, the network, the log of the partitions, and what checks
+//! them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The router's own pages, asked by more than they are for.
+//! Attacks on the admin endpoint: more requests and connections than it is made for.
 
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ pub(super) async fn flood(target: Target) -> anyhow::Result<Got> {
     };
     let asked: Vec<(usize, usize)> = join_all((0..READERS).map(one)).await;
     let (served, refused) = asked.iter().fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
-    // After the readers: while these have all places, nobody else is served.
+    // After the readers: while these hold every connection, no other client is served.
     let mut idle = Vec::new();
     for _ in 0..IDLE {
         idle.push(Raw::connect(target.admin).await.context("connect")?);

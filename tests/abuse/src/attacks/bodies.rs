@@ -1,4 +1,4 @@
-//! Bodies and answers that do not end, and clients that do not read.
+//! Bodies without an end, in both directions, and clients that do not read.
 
 use std::time::{Duration, Instant};
 
@@ -120,7 +120,7 @@ pub(super) async fn slow_readers(target: Target) -> anyhow::Result<Got> {
     Ok(Got::new(cut == READERS, what))
 }
 
-/// Requests without end on each connection, whose answers nobody reads.
+/// Endless requests on each connection, and no client reads the responses.
 pub(super) async fn pipelining(target: Target) -> anyhow::Result<Got> {
     let requests = format!("GET /echo HTTP/1.1\r\n{H}\r\n").repeat(200);
     let one = async || {

@@ -1,5 +1,5 @@
-//! Requests that are held, and what they are when their turn comes: waiting for their own clients, slow, refused for what
-//! they are, or without a client. Nobody of another key may wait for them.
+//! Held requests that are awkward to send once their turn comes: their client is slow, their pod is slow, they are
+//! invalid, or their client is gone. No request of another key may wait for them.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
