@@ -62,7 +62,7 @@ failover: setup-build setup-etcd setup-netns ## Have pods' hosts vanish RUNS tim
 .PHONY: foreign
 foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and servers nobody here wrote (ARGS="--only websocket")
 	@$(BUILD_VERIFY)
-	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/foreign/run.py --segue target/verify/segue $(ARGS)
+	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/interop/run.py --segue target/verify/segue $(ARGS)
 
 .PHONY: abuse
 abuse: setup-build setup-etcd ## Attack, overload and fill a router while well-behaved clients go on (ARGS="--only h2-")

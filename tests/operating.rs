@@ -1,10 +1,9 @@
-//! docs/operating.md against the code: it lists the metrics, the reasons and the log events that there are, and no others.
+//! Compares docs/operating.md with the code: it lists exactly the metrics, the reasons and the log events that exist.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
@@ -12,10 +11,9 @@ use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Op, Txn};
 use segue_proxy::message::local_reply::LocalReply;
 use segue_tests::certificates::Authority;
-use segue_tests::etcd::Etcd;
+use segue_tests::cluster::TestCluster;
+use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use segue_tests::process::{Process, get};
-use tempfile::TempDir;
 
 const PAGE: &str = include_str!("../docs/operating.md");
 
@@ -59,18 +57,12 @@ fn series(text: &str) -> (&str, BTreeSet<&str>) {
 /// for, a key that cannot be read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_lists_every_metric_with_its_labels_and_no_other() {
-    let (folder, etcd, admin, listen) = (TempDir::new().unwrap(), Etcd::start(), free_address(), free_address());
-    let served = Authority::new(folder.path(), "ours").issue("router");
-    let config = folder.path().join("segue.toml");
-    let text = format!(
-        "[store]\nendpoints = [\"{}\"]\n[router]\nname = \"r\"\nlisten = \"{listen}\"\ntls = {{ cert = {:?}, key = {:?} }}\n\
-         [coordinator]\nname = \"c\"\nsettle = \"10ms\"\n[admin]\nlisten = \"{admin}\"\n",
-        etcd.endpoint(),
-        served.cert,
-        served.key
-    );
-    std::fs::write(&config, text).unwrap();
-    let store = EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap();
+    let (cluster, admin) = (TestCluster::start(env!("CARGO_BIN_EXE_segue")), free_address());
+    let served = Authority::new(cluster.path(), "ours").issue("router");
+    let tls = format!("cert = {:?}\nkey = {:?}", served.cert, served.key);
+    let config = cluster.config().coordinator("c", 8).router("r", free_address()).admin(admin);
+    let config = config.with("router.tls", &tls).quick();
+    let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
     let keys = Keyspace::new("/segue/", "default");
     let lease = Some(store.grant(Duration::from_secs(60)).await.unwrap());
     let never_warm = br#"{"pod_name":"w","address":"127.0.0.1:1"}"#.to_vec();
@@ -79,9 +71,7 @@ async fn the_page_lists_every_metric_with_its_labels_and_no_other() {
         Op::Put { key: keys.router("unreadable"), value: b"no JSON".to_vec(), lease },
     ];
     store.commit(Txn { then, ..Txn::default() }).await.unwrap();
-    let segue = env!("CARGO_BIN_EXE_segue");
-    let mut process =
-        Process::start("segue", folder.path(), Command::new(segue).args(["run", "--config"]).arg(&config));
+    let mut process = cluster.run("segue", &config);
     let metrics = || get(admin, "/metrics").map(|(_, text)| text).unwrap_or_default();
     process.until("a handoff that waits", || metrics().contains("segue_handoff_waits{"));
     let metrics = metrics();

@@ -1,8 +1,8 @@
-//! The house stays as ARCHITECTURE.md draws it: within a crate, a folder imports only from those that are named before it,
-//! and no file grows beyond what is read in one go.
+//! Checks the structure that ARCHITECTURE.md draws: within a crate, a folder imports only from those named before it,
+//! and no file is too long.
 //!
-//! Imports are found in the text, without a parser: rustfmt writes one `use` for each module, and a path elsewhere begins
-//! with `crate` or `super` as well. Tests inside the sources and loom's models may import what they like.
+//! Imports are found in the text, without a parser: rustfmt writes one `use` for each module, and a path elsewhere
+//! begins with `crate` or `super` as well. Tests inside the sources and loom's models may import what they like.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;

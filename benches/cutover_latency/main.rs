@@ -7,8 +7,8 @@
 
 #![allow(clippy::print_stdout, reason = "it reports on stdout")]
 
+mod measurement;
 mod plot;
-mod site;
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,8 @@ use segue_protocol::records::Capabilities;
 use segue_protocol::txn::{Op, Txn};
 use segue_tests::etcd::Etcd;
 
+use measurement::{Measured, Moves, measure};
 use plot::{Curve, Panel};
-use site::{Measured, Moves, measure};
 
 /// Pods that only refuse what is not theirs: a cutover is the routers' business alone.
 const PLAIN: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: true };

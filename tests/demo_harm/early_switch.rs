@@ -1,4 +1,4 @@
-//! A router that breaks the protocol, so that tests can see what the checks make of it.
+//! A router that breaks the protocol, to show that the checks find it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +38,7 @@ impl EarlySwitch {
         self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who is to get the partition.
+    /// Returns the planned move of a partition.
     fn planned(&self, partition: PartitionId, old: &Target) -> Option<Early> {
         let seen = self.witness.seen();
         let handoff = seen.handoffs.get(&partition).filter(|handoff| handoff.phase < Phase::Switching)?;

@@ -1,5 +1,5 @@
-//! The demo's five counts of harm are measured, not assumed: each rises when the protocol is broken in the way that it
-//! is there for, and none does when it is not.
+//! Proves that the demo's five counts of harm are measured: each rises when the protocol is broken in its own way, and
+//! none rises otherwise.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! What goes wrong with some of the writes of a pod, though the pod and its guard do all they should.
+//! Faults in a pod's writes, although the pod and its guard work as they should.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -26,7 +26,7 @@ pub struct Issued {
 }
 
 impl Authority {
-    /// A new one, whose files go to `folder`.
+    /// Creates an authority that writes its files to `folder`.
     pub fn new(folder: &Path, name: &str) -> Self {
         let mut params = params(name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -1,15 +1,19 @@
 //! A real etcd for tests: started on free ports with a data directory of its own, stopped when dropped.
 //!
-//! Not a cluster manager: one member, or some that know of each other from the beginning. Calls block their thread (a start takes some 0.3 s), so they work in any runtime
-//! and under a paused clock. Must stay true: an etcd never outlives the test process, however that ends, also when the
-//! [`Etcd`] is a static that is never dropped; and a healthy answer comes from this very etcd, not from another
-//! process that took the same port.
+//! It is one member, or some that know each other from the start; members do not join or leave. Calls block their
+//! thread (a start takes some 0.3 s), so they work in any runtime and under a paused clock.
+//!
+//! # Invariants
+//!
+//! * An etcd never outlives the test process, however that ends, also when the [`Etcd`] is a static that is never
+//!   dropped.
+//! * A healthy response comes from this very etcd, not from another process that took the same port.
 
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io::Write as _;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -19,11 +23,13 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::certificates::Issued;
+use crate::http::{self, Request};
 use crate::ports::{free_port, random};
 use crate::process::send_signal;
 
 /// How long an etcd may take to answer. Two cores full of other tests have needed several seconds.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
 
 const MISSING: &str = "no etcd found. These tests need a real one (3.4 or later): install it with `apt-get install \
@@ -36,9 +42,9 @@ pub struct Etcd {
     client: u16,
     peer: u16,
     tls: Option<Tls>,
-    /// It waits for the disk, as in production.
+    /// Whether it syncs writes to the disk, as in production.
     syncs: bool,
-    /// Itself and its peers, as etcd is told.
+    /// The member and its peers, in the form of `--initial-cluster`.
     members: String,
     data: TempDir,
     process: Mutex<Option<Process>>,
@@ -120,19 +126,19 @@ impl Etcd {
                     None => return members,
                     Some(member) => last = format!("another etcd answers at {}", member.endpoint()),
                 },
-                // Somebody else took a port between the look and the bind: try others.
+                // Another process took a port between the check and the bind: try others.
                 Err(error) => last = error,
             }
         }
         panic!("etcd does not start: {last}");
     }
 
-    /// Where clients connect: `http://127.0.0.1:port`, or `https://`.
+    /// Returns the client URL: `http://127.0.0.1:port`, or `https://`.
     pub fn endpoint(&self) -> String {
         format!("{}://127.0.0.1:{}", if self.tls.is_some() { "https" } else { "http" }, self.client)
     }
 
-    /// Where health and metrics are.
+    /// Returns the port of health and metrics.
     fn plain(&self) -> u16 {
         self.tls.as_ref().map_or(self.client, |tls| tls.plain)
     }
@@ -165,16 +171,14 @@ impl Etcd {
         }
     }
 
-    /// Lets it go on after [`pause`](Self::pause).
+    /// Resumes it after [`pause`](Self::pause).
     pub fn resume(&self) {
         self.signal("CONT");
     }
 
-    /// One value of its Prometheus metrics; `None` if there is none of this name (labels included).
+    /// Returns a series of its metrics, named with its labels.
     pub fn metric(&self, name: &str) -> Option<f64> {
-        let text = http(self.plain(), "GET", "/metrics", "")?;
-        let line = text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))?;
-        line.rsplit(' ').next()?.trim().parse().ok()
+        http::metric(&ask(Request::get("/metrics"), self.plain())?, name)
     }
 
     fn signal(&self, signal: &str) -> u32 {
@@ -219,7 +223,7 @@ impl Etcd {
         *self.process() = Some(Process { etcd, watchdog });
     }
 
-    /// Waits until it answers; kills it if it does not.
+    /// Waits until it is healthy, and kills it if it does not become so.
     fn comes_up(&self) -> Result<(), String> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
@@ -237,16 +241,16 @@ impl Etcd {
         }
     }
 
-    /// Whether it serves linearizable reads: that is what etcd's health is.
+    /// Returns whether it serves linearizable reads, which is etcd's own definition of health.
     fn is_healthy(&self) -> bool {
-        http(self.plain(), "GET", "/health", "").is_some_and(|answer| answer.contains(r#""health":"true""#))
+        ask(Request::get("/health"), self.plain()).is_some_and(|answer| answer.contains(r#""health":"true""#))
     }
 
-    /// Whether it is this etcd that answers: another test's may have won the race for the port.
+    /// Returns whether the response is this etcd's: another test's may have won the race for the port.
     fn is_ours(&self) -> bool {
-        // With TLS it is known by its certificate.
+        // With TLS its certificate identifies it.
         self.tls.is_some()
-            || http(self.client, "POST", "/v3/cluster/member/list", "{}")
+            || ask(Request::post("/v3/cluster/member/list", "{}"), self.client)
                 .is_some_and(|answer| answer.contains(&self.name))
     }
 }
@@ -255,13 +259,13 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.etcd.kill();
         let _ = self.etcd.wait();
-        // A line means that all is well; only the end of the pipe makes the watchdog act.
+        // After a line the watchdog ends; it acts only at the end of the pipe.
         let _ = self.watchdog.stdin.take().map(|mut pipe| pipe.write_all(b"done\n"));
         let _ = self.watchdog.wait();
     }
 }
 
-/// Whether the thread behind this folder of /proc is not stopped.
+/// Returns whether the thread behind this folder of /proc runs.
 fn runs(thread: &Path) -> bool {
     let stat = fs::read_to_string(thread.join("stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|state| !state.starts_with('T'))
@@ -300,15 +304,8 @@ fn unsafe_no_fsync() -> Option<&'static str> {
     KNOWN.then_some(FLAG)
 }
 
-/// The answer to one HTTP request, head and body; `None` if there was none.
-fn http(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
-    let length = body.len();
-    let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}");
-    stream.write_all(head.as_bytes()).ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.starts_with("HTTP/1.0 200").then_some(answer)
+/// Returns the body of a response with status 200.
+fn ask(request: Request, port: u16) -> Option<String> {
+    let response = request.timeout(READ_TIMEOUT).send((Ipv4Addr::LOCALHOST, port).into())?;
+    (response.status == 200).then_some(response.body)
 }

@@ -1,8 +1,11 @@
 //! Free ports on loopback for processes that a test starts.
 //!
-//! A port is below those that the kernel gives to outgoing connections and to `bind` of port 0, so no connection takes it
-//! before the process that it is meant for has started, or while that process is restarted. It is not a listening
-//! socket: nothing is bound here. Must stay true: two test processes, and two tests of one, never get the same port.
+//! A port is below those that the kernel gives to outgoing connections and to `bind` of port 0. So no connection takes
+//! it before its process has started, or while that process restarts. Nothing is bound here.
+//!
+//! # Invariants
+//!
+//! * Two test processes, and two tests of one, never get the same port.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
@@ -31,7 +34,7 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// Returns a port on which nobody listens, and which stays this process's own until the process ends.
+/// Returns a port on which no process listens. It stays reserved for this process until the process ends.
 ///
 /// # Panics
 /// When the temporary folder cannot be written.

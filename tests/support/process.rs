@@ -1,17 +1,16 @@
-//! Processes of the project, started and ended by tests: what they print, how they end.
+//! Processes that tests start and end: their output and their exit status.
 
 use std::fs::File;
 use std::io::Read as _;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take that happens at once on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How much of the end of each log a failing test shows.
+/// Longest wait for something that takes no time on an idle machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes that a failing test shows from the end of each log.
 const SHOWN_BYTES: usize = 16 * 1024;
 
 /// A running process whose output goes to a file. Killed when dropped.
@@ -32,19 +31,19 @@ impl Process {
         Process { name: name.to_owned(), child, log }
     }
 
-    /// What it has printed so far.
+    /// Returns its output so far.
     pub fn output(&self) -> String {
         let mut text = String::new();
         File::open(&self.log).unwrap().read_to_string(&mut text).unwrap();
         text
     }
 
-    /// Its number.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended; `None`: it runs.
+    /// Returns its exit status, or `None` while it runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
@@ -54,20 +53,20 @@ impl Process {
         send_signal(&self.child, signal).unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.name));
     }
 
-    /// Ends it the hard way.
+    /// Kills it and waits for its end.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Asks it to end, and how it did.
+    /// Sends it SIGTERM and waits for its end. Returns its exit status and output.
     pub fn terminate(mut self) -> (ExitStatus, String) {
         self.signal("TERM");
         let status = self.wait();
         (status, self.output())
     }
 
-    /// How it ended.
+    /// Waits for its end. Returns its exit status.
     pub fn wait(&mut self) -> ExitStatus {
         let begun = Instant::now();
         loop {
@@ -92,6 +91,18 @@ impl Process {
     }
 }
 
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// When it takes longer than a minute.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "no {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -99,7 +110,7 @@ impl Drop for Process {
     }
 }
 
-/// Prints on standard error what each process has written to its log in `folder`, if the test is failing: for a `Drop`.
+/// Prints the end of each log in `folder` to standard error if the test is failing. To be called in a `Drop`.
 pub fn show_logs_of_a_failure(folder: &Path) {
     if !std::thread::panicking() {
         return;
@@ -127,17 +138,4 @@ pub(crate) fn send_signal(child: &Child, signal: &str) -> std::io::Result<()> {
         _ => return Err(std::io::Error::other(format!("unknown signal {signal:?}"))),
     };
     Ok(kill_process(Pid::from_child(child), signal)?)
-}
-
-/// The status and body of `GET http://{address}{path}`; `None` if nobody answers.
-pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
-    use std::io::Write as _;
-    let mut stream = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let status = answer.split(' ').nth(1)?.parse().ok()?;
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned();
-    Some((status, body))
 }

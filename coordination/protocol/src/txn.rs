@@ -56,6 +56,17 @@ pub enum Relation {
     Greater,
 }
 
+impl Relation {
+    fn holds<T: Ord + ?Sized>(self, actual: &T, compared: &T) -> bool {
+        match self {
+            Relation::Equal => actual == compared,
+            Relation::NotEqual => actual != compared,
+            Relation::Less => actual < compared,
+            Relation::Greater => actual > compared,
+        }
+    }
+}
+
 /// The field that is compared, with the value to compare it to. An absent key has revision 0.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Field {
@@ -109,6 +120,21 @@ impl Compare {
             keys: Keys::Prefix(prefix.into()),
             field: Field::CreateRevision(revision.next()),
             relation: Relation::Less,
+        }
+    }
+
+    /// Returns whether it holds for one of its keys as it stands, or for an absent one.
+    pub fn holds_for(&self, entry: Option<&KeyValue>) -> bool {
+        let revision = |of: fn(&KeyValue) -> Revision| entry.map_or(Revision::ZERO, of);
+        match &self.field {
+            // An absent value is not an empty one; no compare of it holds, not even "not equal".
+            Field::Value(value) => entry.is_some_and(|entry| self.relation.holds(&entry.value, value)),
+            Field::CreateRevision(to) => self.relation.holds(&revision(|entry| entry.create_revision), to),
+            Field::ModRevision(to) => self.relation.holds(&revision(|entry| entry.mod_revision), to),
+            Field::Lease(to) => {
+                let lease = entry.and_then(|entry| entry.lease).unwrap_or(LeaseId::NONE);
+                self.relation.holds(&lease, to)
+            }
         }
     }
 }

@@ -1,12 +1,12 @@
-//! A router that may open few files, and more clients that say nothing than it has.
+//! A router with a low limit of open files, and more silent clients than it has files for.
 
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use segue_tests::process;
+use segue_tests::http::is_ready;
 
+use crate::cluster::{Cluster, PARTITIONS};
 use crate::gauge::{FileLimits, files};
-use crate::site::{PARTITIONS, Site};
 use crate::wire::{ATTACKER, Raw};
 
 const FILES: usize = 256;
@@ -31,8 +31,8 @@ async fn is_served(router: std::net::SocketAddr, path: &str, partition: usize) -
     false
 }
 
-pub(crate) async fn run(site: &Site) -> anyhow::Result<(bool, String)> {
-    let router = site.router_with(FileLimits::of(FILES as u64), "r-few", "", "", "").await?;
+pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
+    let router = cluster.router_with(FileLimits::of(FILES as u64), "r-few", "").await?;
     let mut silent = Vec::new();
     for _ in 0..SILENT {
         silent.extend(Raw::connect_from(ATTACKER, router.address).await.ok());
@@ -45,8 +45,8 @@ pub(crate) async fn run(site: &Site) -> anyhow::Result<(bool, String)> {
     let at_once = join_all((0..AT_ONCE).map(|number| is_served(router.address, "/slow", number))).await;
     let at_once = at_once.into_iter().filter(|served| *served).count();
     let admin = router.admin;
-    let health = tokio::task::spawn_blocking(move || process::get(admin, "/ready")).await?;
-    let (open, ready) = (files(router.pid()), health.is_some_and(|(status, _)| status == 200));
+    let ready = tokio::task::spawn_blocking(move || is_ready(admin)).await?;
+    let open = files(router.pid());
     let harmless = served == NEWCOMERS && at_once == AT_ONCE && ready && open < FILES;
     let mark = if harmless { "ok  " } else { "HARM" };
     let line = format!(

@@ -1,4 +1,4 @@
-//! What a process takes up, by /proc.
+//! Memory and open files of a process, read from /proc.
 
 use std::fs;
 use std::path::Path;

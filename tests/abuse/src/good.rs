@@ -1,7 +1,11 @@
-//! Well-behaved clients: paced, checked, and timed, by HTTP/1.1 and HTTP/2, before, during and after each attack.
+//! Well-behaved clients, over HTTP/1.1 and HTTP/2, which send at a steady rate before, during and after each attack.
 //!
-//! Each request has a number and a body of its own; its answer must be 200 with that body, and the pod must have applied
-//! it once. What must stay true: any other answer, and any connection that ends under a request, is an error.
+//! Each request has a number and a body of its own. Its response must be 200 with that body, and the pod must have
+//! applied the request once.
+//!
+//! # Invariants
+//!
+//! * Any other response is an error, and so is a connection that ends before its response.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

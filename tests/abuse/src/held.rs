@@ -1,4 +1,4 @@
-//! Uploads that are held, as many and as large as would fill a small window, and one more on the same connection.
+//! Held uploads, as many and as large as would fill a small HTTP/2 window, and one more request on the same connection.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::task::JoinSet;
 
-use crate::site::Site;
+use crate::cluster::Cluster;
 use crate::wire::Raw;
 
 const HELD: usize = 12;
@@ -31,9 +31,9 @@ fn body(pieces: usize) -> impl hyper::body::Body<Data = Bytes, Error = Infallibl
     StreamBody::new(stream::iter((0..pieces).map(|_| Ok(Frame::data(Bytes::from_static(&PIECE_OF_ZEROS))))))
 }
 
-pub(crate) async fn run(site: &mut Site) -> anyhow::Result<(bool, String)> {
-    let router = site.router("r-held", "[router.stash]\nmax_wait = \"60s\"", "", "").await?;
-    if let Some(pod) = site.pod.take() {
+pub(crate) async fn run(cluster: &mut Cluster) -> anyhow::Result<(bool, String)> {
+    let router = cluster.router("r-held", "stash.max_wait = \"60s\"").await?;
+    if let Some(pod) = cluster.pod.take() {
         pod.shut_down(Duration::from_secs(5)).await;
     }
     let stream = Raw::connect(router.address).await?.stream;
@@ -60,7 +60,7 @@ pub(crate) async fn run(site: &mut Site) -> anyhow::Result<(bool, String)> {
         arrived = router.metric("segue_stash_bytes");
     }
     let after = begun.elapsed();
-    site.pod = Some(site.pods.start("p-0").await?);
+    cluster.pod = Some(cluster.pods.start("p-0").await?);
     let mut answered = 0;
     while let Some(upload) = tokio::time::timeout(6 * PATIENCE, uploads.join_next()).await.context("no answer")? {
         answered += usize::from(matches!(upload?, Ok((200, true))));

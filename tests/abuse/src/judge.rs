@@ -1,12 +1,12 @@
-//! Whether anybody else was harmed: well-behaved clients, the router's memory, its files, its life.
+//! Judges whether an attack harmed anybody else: the well-behaved clients, and the router's memory, files and life.
 
 use std::time::{Duration, Instant};
 
 use crate::attacks::{Attack, Target};
+use crate::cluster::Router;
 use crate::gauge::{Peak, files, rss_kib};
 use crate::good::{Good, Measured};
 use crate::service::Seen;
-use crate::site::Router;
 
 /// How much slower well-behaved clients may get, beside their usual time: attackers, clients, router, pods and etcd share
 /// the machine, and what is to be seen is a client that waits for an attacker.

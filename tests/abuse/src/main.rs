@@ -1,13 +1,17 @@
-//! Abuse: a real router as a process, attacked, overloaded and kept busy, while well-behaved clients go on and every
-//! answer they get is checked.
+//! Attacks, overload and a soak of a real router, while well-behaved clients continue and each of their responses is
+//! checked.
 //!
-//! [`site`] starts etcd, a coordinator and routers, [`service`] is the pod; [`good`] are the clients to whom nothing may
-//! happen, [`attacks`] what others do meanwhile, [`judge`] says whether it harmed anybody. [`overload`], [`memory`] and
-//! [`soak`] are the same without malice.
-//! What must stay true: an attack that could not be played counts as harm, and so does one whose outcome is not the one
-//! that is documented.
+//! [`cluster`] starts etcd, a coordinator and routers; [`service`] is the pod. [`good`] are the clients that must not
+//! be harmed, [`attacks`] is what others do meanwhile, and [`judge`] decides. [`overload`], [`memory`] and [`soak`] do
+//! the same without malice.
+//!
+//! # Invariants
+//!
+//! * An attack that could not run counts as harm.
+//! * An attack whose outcome is not the documented one counts as harm.
 
 mod attacks;
+mod cluster;
 mod few_files;
 mod gauge;
 mod good;
@@ -16,7 +20,6 @@ mod judge;
 mod memory;
 mod overload;
 mod service;
-mod site;
 mod soak;
 mod wire;
 
@@ -28,19 +31,19 @@ use clap::{Parser, Subcommand};
 use segue_tests::certificates::Authority;
 
 use self::attacks::Target;
+use self::cluster::{Cluster, PARTITIONS};
 use self::gauge::{FileLimits, files, raise_file_limit, rss_kib};
 use self::good::Good;
 use self::judge::{Calm, millis, play};
-use self::site::{PARTITIONS, Site};
 
 /// Files that this process may have open. Routers get the limits that it was started with, but for the one whose memory is
 /// measured with 8,000 clients.
 const FILES: u64 = 40_000;
 const CALM: Duration = Duration::from_secs(4);
 
-/// Attacks a router, one attack after the other, and says what each attacker got and that nobody else was harmed.
+/// Attacks a router, one attack after the other, and reports the responses to each attacker and harm to anybody else.
 ///
-/// Well-behaved clients go on the whole time, by HTTP/1.1 and HTTP/2. An attack is harmless if the attacker got what it
+/// Well-behaved clients send the whole time, by HTTP/1.1 and HTTP/2. An attack is harmless if the attacker got what it
 /// should get, no such client saw an error or got slower than ten times its calm p99 and 250 ms, no request was applied
 /// twice, the router took no more than 128 MiB for it, and its files were closed again. A line each, and at the end
 /// `abuse: attacks=… harmless=…`. Exits 0 only if all are.
@@ -62,7 +65,7 @@ enum Command {
         #[arg(long, default_value_t = 10)]
         minutes: u64,
     },
-    /// A router whose allocator counts: what `soak` looks at.
+    /// Runs a router whose allocator counts, for `soak`.
     #[command(hide = true)]
     CountedRouter {
         #[arg(long)]
@@ -107,7 +110,7 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
     let mut attacks = attacks::all();
     let chosen = |name: &str| only.is_none_or(|only| name.contains(only));
     attacks.retain(|attack| chosen(attack.name));
-    let mut site = Site::start().await?;
+    let mut cluster = Cluster::start().await?;
     let (mut played, mut harmless) = (0, 0);
     let mut count = |(ok, line): (bool, String)| {
         say(&line);
@@ -115,13 +118,14 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
         harmless += usize::from(ok);
     };
     if !attacks.is_empty() {
-        let mut router = site.victim().await?;
-        let authority = Authority::new(site.folder(), "ours");
+        let mut router = cluster.victim().await?;
+        let authority = Authority::new(cluster.folder(), "ours");
         let shown = authority.issue("router");
-        let tls = format!("tls = {{ cert = {:?}, key = {:?} }}", shown.cert, shown.key);
-        let secure = site.router("r-tls", &tls, "header_read_timeout = \"2s\"", "").await?;
-        let keyed = site.keyed_router("r-keys").await?;
-        let (seen, admin) = (site.pods.seen.clone(), router.admin);
+        let keys =
+            format!("tls = {{ cert = {:?}, key = {:?} }}\nlimits.header_read_timeout = \"2s\"", shown.cert, shown.key);
+        let secure = cluster.router("r-tls", &keys).await?;
+        let keyed = cluster.keyed_router("r-keys").await?;
+        let (seen, admin) = (cluster.pods.seen.clone(), router.admin);
         let target =
             Target { router: router.address, secure: secure.address, keyed: keyed.router.address, seen, admin };
         let good = Good::start(router.address, PARTITIONS);
@@ -145,23 +149,23 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
         }
     }
     if chosen("few-files") {
-        count(few_files::run(&site).await?);
+        count(few_files::run(&cluster).await?);
     }
     if chosen("held-uploads") {
-        count(held::run(&mut site).await?);
+        count(held::run(&mut cluster).await?);
     }
     if chosen("overload") {
-        count(overload::run(&site).await?);
+        count(overload::run(&cluster).await?);
     }
     if chosen("outage") {
-        count(overload::outage(&site).await?);
+        count(overload::outage(&cluster).await?);
     }
     if chosen("memory") {
         ensure!(files_allowed >= 18_000, "needs 18,000 open files, and may have {files_allowed}: raise `ulimit -n`");
-        for line in memory::run(&mut site, FileLimits::of(files_allowed)).await? {
+        for line in memory::run(&mut cluster, FileLimits::of(files_allowed)).await? {
             count(line);
         }
-        count(memory::crumbs(&mut site).await?);
+        count(memory::crumbs(&mut cluster).await?);
     }
     ensure!(played > 0, "no attack is called {only:?}");
     say(&format!("abuse: attacks={played} harmless={harmless}"));

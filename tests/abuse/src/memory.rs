@@ -1,4 +1,5 @@
-//! What connections and held requests cost the router in memory: 8,000 of each, which a limit of 20,000 files has room for.
+//! The router's memory per connection and per held request, measured with 8,000 of each. A limit of 20,000 open files
+//! has room for them.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -8,16 +9,16 @@ use futures_util::stream::{self, StreamExt as _};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
+use crate::cluster::{Cluster, Router};
 use crate::gauge::{FileLimits, rss_kib};
 use crate::good::answer;
-use crate::site::{Router, Site};
 
 const MANY: usize = 8_000;
 /// What one idle connection that has been served may cost: what was measured, and some.
 const CONNECTION_BYTES: u64 = 14 << 10;
 /// What one small held request may cost on top. The aim is 2 KiB, of which a quarter more is noise.
 const HELD_BYTES: u64 = 5 << 9;
-/// Clients whose held bodies come in crumbs, a chunk for each byte.
+/// Clients that send their bodies in chunks of one byte.
 const CRUMBLING: usize = 200;
 const CRUMBS: usize = 60_000;
 /// What one of them may cost: its bytes, as much again because buffers grow by doubling, and hyper's buffer, which grows
@@ -26,10 +27,12 @@ const CRUMBLING_BYTES: u64 = 384 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `files`: enough for all clients, and for as many connections to pods.
-pub(crate) async fn run(site: &mut Site, files: FileLimits) -> anyhow::Result<Vec<(bool, String)>> {
-    let keys = format!("[router.stash]\nmax_wait = \"60s\"\nmax_requests = {MANY}");
-    let limits = "max_connections = 8900\nmax_in_flight_per_client = 0";
-    let router = site.router_with(files, "r-memory", &keys, limits, "max_in_flight_per_pod = 12000").await?;
+pub(crate) async fn run(cluster: &mut Cluster, files: FileLimits) -> anyhow::Result<Vec<(bool, String)>> {
+    let keys = format!(
+        "stash = {{ max_wait = \"60s\", max_requests = {MANY} }}\nupstream.max_in_flight_per_pod = 12000\n\
+         limits = {{ max_connections = 8900, max_in_flight_per_client = 0 }}"
+    );
+    let router = cluster.router_with(files, "r-memory", &keys).await?;
     let before = rss_kib(router.pid());
     let mut clients = connect(router.address).await?;
     // Each has been served once: what a connection keeps, it has by then.
@@ -43,7 +46,7 @@ pub(crate) async fn run(site: &mut Site, files: FileLimits) -> anyhow::Result<Ve
         "memory-connections",
         format!("{MANY} keep-alive connections: {before} → {idle} KiB, {each} bytes each (bound {CONNECTION_BYTES})"),
     )];
-    if let Some(pod) = site.pod.take() {
+    if let Some(pod) = cluster.pod.take() {
         pod.shut_down(Duration::from_secs(5)).await;
     }
     ask(&mut clients, "POST", false).await;
@@ -51,7 +54,7 @@ pub(crate) async fn run(site: &mut Site, files: FileLimits) -> anyhow::Result<Ve
     let held = rss_kib(router.pid());
     let each = per(held, idle);
     let refused = one_more(router.address).await?;
-    site.pod = Some(site.pods.start("p-0").await?);
+    cluster.pod = Some(cluster.pods.start("p-0").await?);
     let answered = answers(&mut clients).await;
     let after = rss_kib(router.pid());
     let fits = each <= HELD_BYTES && refused == 503 && answered == MANY;
@@ -66,10 +69,10 @@ pub(crate) async fn run(site: &mut Site, files: FileLimits) -> anyhow::Result<Ve
     Ok(lines)
 }
 
-/// Held requests whose bodies come byte by byte: they cost what they weigh.
-pub(crate) async fn crumbs(site: &mut Site) -> anyhow::Result<(bool, String)> {
-    let router = site.router("r-crumbs", "[router.stash]\nmax_wait = \"60s\"", "", "").await?;
-    if let Some(pod) = site.pod.take() {
+/// Held requests whose bodies arrive byte by byte must not cost more than their size.
+pub(crate) async fn crumbs(cluster: &mut Cluster) -> anyhow::Result<(bool, String)> {
+    let router = cluster.router("r-crumbs", "stash.max_wait = \"60s\"").await?;
+    if let Some(pod) = cluster.pod.take() {
         pod.shut_down(Duration::from_secs(5)).await;
     }
     let head = "POST /echo HTTP/1.1\r\nhost: h\r\nx-partition: 3\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -87,7 +90,7 @@ pub(crate) async fn crumbs(site: &mut Site) -> anyhow::Result<(bool, String)> {
     until("all has been read", || router.metric("segue_stash_bytes") >= (CRUMBLING * CRUMBS) as f64).await?;
     let held = rss_kib(router.pid());
     let each = (held.saturating_sub(before) << 10) / CRUMBLING as u64;
-    site.pod = Some(site.pods.start("p-0").await?);
+    cluster.pod = Some(cluster.pods.start("p-0").await?);
     let mut answered = 0;
     for client in &mut clients {
         client.write_all(end.as_bytes()).await?;

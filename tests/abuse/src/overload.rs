@@ -1,5 +1,5 @@
-//! A pod that has more to do than it can, or takes nothing at all: who is not served is told so, the pod gets no more than it
-//! would have anyway, and it is over when it is over.
+//! A pod that is overloaded or refuses all requests. Clients beyond its capacity get an error at once, the pod gets no
+//! more requests than it can serve, and the router recovers with the pod.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+use crate::cluster::{Cluster, PARTITIONS};
 use crate::good::answer;
 use crate::judge::millis;
 use crate::service::{AT_A_TIME, WORK};
-use crate::site::{PARTITIONS, Site};
 
 /// What the router lets the pod have at a time: a worker's share is half of it.
 const BOUND: usize = 4 * AT_A_TIME;
@@ -117,13 +117,13 @@ impl Load {
     }
 }
 
-pub(crate) async fn run(site: &Site) -> anyhow::Result<(bool, String)> {
-    let router = site.router("r-overload", "", "", &format!("max_in_flight_per_pod = {BOUND}")).await?;
+pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
+    let router = cluster.router("r-overload", &format!("upstream.max_in_flight_per_pod = {BOUND}")).await?;
     let asking = Asking { path: "/limited", partitions: 1, reason: "overload" };
     let mut calm = load(router.address, asking, ENOUGH).await;
-    site.pods.seen.take_most_in_flight();
+    cluster.pods.seen.take_most_in_flight();
     let mut over = load(router.address, asking, TOO_MANY).await;
-    let most = site.pods.seen.take_most_in_flight();
+    let most = cluster.pods.seen.take_most_in_flight();
     let mut after = load(router.address, asking, ENOUGH).await;
     let harmless = over.shed() > 0
         && after.shed() == 0
@@ -150,7 +150,7 @@ pub(crate) async fn run(site: &Site) -> anyhow::Result<(bool, String)> {
 }
 
 /// How long requests are held for a pod that takes nothing, and how many clients ask all the same.
-const HELD: &str = "[router.stash]\nmax_wait = \"250ms\"";
+const HELD: &str = "stash.max_wait = \"250ms\"";
 const ASKING: usize = 100;
 /// What the router may add to what it is asked (`proxy/src/forward/retry_budget.rs`), and its workers.
 const AGAIN: f64 = 0.2;
@@ -159,14 +159,14 @@ const SAVED: f64 = 100.0;
 const WORKERS: f64 = 2.0;
 
 /// A pod that refuses everything for a while gets little more than it is sent anew, and all of it once it accepts.
-pub(crate) async fn outage(site: &Site) -> anyhow::Result<(bool, String)> {
-    let router = site.router("r-outage", HELD, "", "").await?;
+pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
+    let router = cluster.router("r-outage", HELD).await?;
     let asking = Asking { path: "/slow", partitions: PARTITIONS, reason: "no-owner" };
     let calm = load(router.address, asking, ASKING).await;
     let began = Instant::now();
-    site.pods.seen.refuse(true);
+    cluster.pods.seen.refuse(true);
     let during = load(router.address, asking, ASKING).await;
-    let got = site.pods.seen.refuse(false);
+    let got = cluster.pods.seen.refuse(false);
     let asked = during.statuses.values().sum::<u64>() + ASKING as u64;
     let allowed = asked as f64 * (1.0 + AGAIN) + WORKERS * (SAVED + AGAIN_A_SECOND * began.elapsed().as_secs_f64());
     let after = load(router.address, asking, ASKING).await;

@@ -1,7 +1,7 @@
-//! The pod behind the router: a service that notes what reaches it, and answers as its path says.
+//! The pod behind the router: a service that records the requests that reach it and responds as their path says.
 //!
-//! It runs in this process, so that what it was sent can be held against what clients meant. Not a model of a good
-//! service: `/big` has no end that anybody waits for and `/limited` is slow on purpose.
+//! It runs in this process, so that its records can be compared with what clients sent. It is no model of a good
+//! service: `/big` never ends and `/limited` is slow on purpose.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -82,7 +82,7 @@ impl Seen {
         self.refused.swap(0, Relaxed)
     }
 
-    /// How many requests have reached pods whose clients had hung up before.
+    /// Returns the number of requests that reached a pod after their client had hung up.
     pub(crate) fn gone(&self) -> usize {
         self.gone.load(Relaxed)
     }

@@ -1,8 +1,13 @@
-//! A day in small: a steady load with handoffs, clients that come and go, requests that are given up. Does anything grow?
+//! A day's load in small: a steady load with handoffs, clients that come and go, and requests that are given up. Memory
+//! must not grow.
 //!
-//! The router runs as a process of this program, whose allocator counts what is live: memory that is kept is told apart
-//! from memory that the allocator has not given back. The allocator below the counting is the system's,
-//! which gives memory back sooner than that of the binary. What must stay true: all else is as `segue run` has it.
+//! The router runs as a process of this program whose allocator counts live bytes. So memory that is kept can be told
+//! from memory that the allocator has not returned. The allocator below is the system's, which returns memory sooner
+//! than that of the binary.
+//!
+//! # Invariants
+//!
+//! * Everything else is as in `segue run`.
 
 use std::alloc::System;
 use std::net::SocketAddr;
@@ -14,10 +19,10 @@ use cap::Cap;
 use clap::Parser as _;
 use tokio::task::JoinSet;
 
+use crate::cluster::{Cluster, PARTITIONS};
 use crate::gauge::{raise_file_limit, rss_kib};
 use crate::good::Good;
 use crate::say;
-use crate::site::{PARTITIONS, Site};
 use crate::wire::{H, Raw};
 
 #[global_allocator]
@@ -56,13 +61,13 @@ struct Sample {
 
 pub(crate) async fn run(lasts: Duration) -> anyhow::Result<bool> {
     raise_file_limit(4096);
-    let site = Site::start().await?;
-    let router = site.counted_router("r-soak").await?;
-    let live = site.folder().join("r-soak.live");
+    let cluster = Cluster::start().await?;
+    let router = cluster.counted_router("r-soak").await?;
+    let live = cluster.folder().join("r-soak.live");
     let good: Vec<Good> = (0..3).map(|_| Good::start(router.address, PARTITIONS)).collect();
     let mut others = JoinSet::new();
     others.spawn(come_and_go(router.address));
-    let pods = site.pods.clone();
+    let pods = cluster.pods.clone();
     others.spawn(async move {
         loop {
             tokio::time::sleep(STAYS).await;
@@ -83,7 +88,7 @@ pub(crate) async fn run(lasts: Duration) -> anyhow::Result<bool> {
             errors.extend(measured.errors);
         }
         // Kept small, as this process is not what is looked at.
-        site.pods.seen.take_applied_twice();
+        cluster.pods.seen.take_applied_twice();
         let bytes: i64 = std::fs::read_to_string(&live).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
         let sample = Sample { rss_kib: rss_kib(router.pid()) as i64, live_kib: bytes >> 10 };
         samples.push(sample);

@@ -1,4 +1,4 @@
-//! Connections that misbehave: bytes as they are meant to be, and frames of HTTP/2 that no library would send.
+//! Connections that misbehave: raw bytes, and HTTP/2 frames that no library would send.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -143,7 +143,7 @@ pub(crate) fn preface(settings: &[(u16, u32)]) -> Vec<u8> {
     bytes
 }
 
-/// A header block, every field as a literal that nobody is to remember: no rule of HPACK stops any byte.
+/// A header block, every field as a literal that is never indexed, so that HPACK shrinks nothing.
 pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in fields {

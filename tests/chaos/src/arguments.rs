@@ -1,4 +1,4 @@
-//! What the command line says.
+//! The command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const SHORT: Duration = Duration::from_secs(180);
 ///
 /// Each host is a network namespace with an address of its own on one bridge: etcd 0-2, coordinators, routers, writer
 /// pods. Clients send writes and reads through all routers all the time; each write is numbered, and at the end every
-/// answer is held against the writers' logs and against the store's history. A run begins with a fresh site, plays the
+/// answer is held against the writers' logs and against the store's history. A run begins with a fresh cluster, plays the
 /// named scenarios and then faults drawn from the seed, heals everything, waits until every partition has a living owner,
 /// and ends every process with SIGTERM.
 ///
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// Where choices come from. Default: another one each time; it is printed.
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// How many sites, one after the other. The named scenarios are played on the first. Default: 2, with --short 1.
+    /// How many clusters, one after the other. The named scenarios are played on the first. Default: 2, with --short 1.
     #[arg(long, value_name = "N")]
     pub(crate) runs: Option<u32>,
     /// How long faults are drawn in each run. Default: 60s, with --short 20s.

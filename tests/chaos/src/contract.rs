@@ -1,9 +1,15 @@
-//! Whether the store's own history keeps the contract: pure, one event after the other.
+//! Checks the store's history, event by event, against the contract of the protocol. Clients may be lucky; the history
+//! is not.
 //!
-//! Clients may be lucky; the history is not. A handoff leaves `Ready` only with every router that was registered at that
-//! very revision drained (one that registers later sees that it must not route to the old owner); an owner changes only
-//! by a handoff that stands, the old owner (if it lives and can say so) at its end, and the new one's tail read; epochs
-//! grow; a handoff is never overwritten by another.
+//! * A handoff leaves `Ready` only once every router that was registered at that very revision has drained. A router
+//!   that registers later sees that it must not route to the old owner.
+//! * An owner changes only by a handoff that stands. The old owner has said that its work has ended, if it lives and
+//!   can say so, and the new one has read the tail.
+//! * Epochs grow.
+//! * No handoff is overwritten by another.
+//!
+//! The checker of `tests/simulation` is another one: it has the store before and after each transaction, and its
+//! author.
 
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::keys::KeyName;
@@ -11,8 +17,8 @@ use segue_protocol::records::{Assignment, Handoff, Phase, PodAckKind};
 use segue_protocol::txn::{Batch, Event, KeyValue};
 use segue_protocol::view::View;
 
-/// Applies one event of a batch that ends with `revision`: a view takes whole batches, and of several events at one
-/// revision, or of several revisions at once, each has to be looked at in the state that the one before has left.
+/// Applies one event of a batch that ends with `revision`. A view applies whole batches, but each event has to be
+/// checked in the state that the previous one has left.
 pub(crate) fn apply(view: &mut View, event: Event, revision: Revision) {
     let revision = match &event {
         Event::Put(put) => put.mod_revision,
@@ -22,7 +28,7 @@ pub(crate) fn apply(view: &mut View, event: Event, revision: Revision) {
     view.apply(Batch { revision, events: vec![event] });
 }
 
-/// What `event` breaks, in words; `view` is the state before it.
+/// Returns the breaches of the contract by `event`, in words; `view` is the state before it.
 pub(crate) fn breaches(view: &View, event: &Event) -> Vec<String> {
     let Event::Put(put) = event else { return Vec::new() };
     match view.keys().parse(&put.key) {
@@ -73,7 +79,7 @@ fn flip(view: &View, new: &Assignment, revision: Revision) -> Vec<String> {
     found
 }
 
-/// Routers that have not said that nothing of theirs can reach the old owner any more.
+/// Returns the routers that have not acknowledged their drain: a request of theirs could still reach the old owner.
 fn undrained(view: &View, partition: PartitionId, handoff: HandoffId) -> impl Iterator<Item = &String> {
     let routers = view.routers.keys();
     routers.filter(move |router| view.drained_ack(partition, router, handoff).is_none_or(|ack| ack.gave_up))
@@ -112,33 +118,34 @@ mod tests {
 
     const P3: PartitionId = PartitionId::new(3);
 
-    struct World {
+    struct Fixture {
         view: View,
         revision: Revision,
     }
 
-    impl World {
-        /// Partition 3 is on its way from `old` to `new`, routers `a` and `b` are there; nobody has acknowledged.
+    impl Fixture {
+        /// Partition 3 is on its way from `old` to `new`, routers `a` and `b` are registered; there are no acks.
         fn moving() -> Self {
-            let mut world = World { view: View::empty(Keyspace::new("/segue/", "default")), revision: Revision::ZERO };
+            let mut fixture =
+                Fixture { view: View::empty(Keyspace::new("/segue/", "default")), revision: Revision::ZERO };
             for router in ["a", "b"] {
-                world.put(&format!("routers/{router}"), &format!(r#"{{"router_name":"{router}"}}"#));
+                fixture.put(&format!("routers/{router}"), &format!(r#"{{"router_name":"{router}"}}"#));
             }
             for pod in ["old", "new"] {
                 let record =
                     r#"{"pod_name":"NAME","address":"h:1","capabilities":["sync","drained","released","fence"]}"#;
-                world.put(&format!("pods/{pod}"), &record.replace("NAME", pod));
+                fixture.put(&format!("pods/{pod}"), &record.replace("NAME", pod));
             }
-            world.put("assignments/3", r#"{"partition":3,"owner":"old","incarnation":3,"epoch":6}"#);
-            world.put("handoffs/3", Self::HANDOFF);
-            world
+            fixture.put("assignments/3", r#"{"partition":3,"owner":"old","incarnation":3,"epoch":6}"#);
+            fixture.put("handoffs/3", Self::HANDOFF);
+            fixture
         }
 
         const HANDOFF: &str = r#"{"partition":3,"old_owner":"old","old_incarnation":3,"new_owner":"new",
             "new_incarnation":4,"phase":"Ready","epoch":7}"#;
         const FLIP: &str = r#"{"partition":3,"owner":"new","incarnation":4,"epoch":7}"#;
 
-        /// What the put breaks.
+        /// Puts a record. Returns its breaches.
         fn put(&mut self, key: &str, value: &str) -> Vec<String> {
             self.revision = self.revision.next();
             let key = format!("/segue/default/{key}");
@@ -152,7 +159,7 @@ mod tests {
             found
         }
 
-        /// Everyone acknowledges, `but` one; what the moves of the phase on the way break.
+        /// Writes every ack `but` one. Returns the breaches of the phases' moves on the way.
         fn up_to_the_flip(&mut self, but: &str) -> Vec<String> {
             let mut found = Vec::new();
             for (key, value) in [
@@ -172,9 +179,9 @@ mod tests {
 
     #[test]
     fn a_flip_that_everyone_has_acknowledged_keeps_the_contract() {
-        let mut world = World::moving();
-        assert_eq!(world.up_to_the_flip(""), [""; 0]);
-        assert_eq!(world.put("assignments/3", World::FLIP), [""; 0]);
+        let mut fixture = Fixture::moving();
+        assert_eq!(fixture.up_to_the_flip(""), [""; 0]);
+        assert_eq!(fixture.put("assignments/3", Fixture::FLIP), [""; 0]);
     }
 
     #[test]
@@ -184,45 +191,45 @@ mod tests {
             ("pod_acks/3/old/drained", "old had not ended"),
             ("pod_acks/3/new/synced", "without having read the tail"),
         ] {
-            let mut world = World::moving();
-            let mut found = world.up_to_the_flip(but);
-            found.extend(world.put("assignments/3", World::FLIP));
+            let mut fixture = Fixture::moving();
+            let mut found = fixture.up_to_the_flip(but);
+            found.extend(fixture.put("assignments/3", Fixture::FLIP));
             assert!(found.len() == 1 && found[0].contains(said), "{but}: {found:?}");
         }
     }
 
     #[test]
     fn a_router_that_registers_in_ready_has_to_drain_and_one_that_registers_later_need_not() {
-        let mut world = World::moving();
-        world.put("routers/c", r#"{"router_name":"c"}"#);
-        let found = world.up_to_the_flip("");
+        let mut fixture = Fixture::moving();
+        fixture.put("routers/c", r#"{"router_name":"c"}"#);
+        let found = fixture.up_to_the_flip("");
         assert!(found.len() == 1 && found[0].contains("router c had not drained"), "{found:?}");
 
-        let mut world = World::moving();
-        assert_eq!(world.up_to_the_flip(""), [""; 0]);
-        world.put("routers/c", r#"{"router_name":"c"}"#);
-        assert_eq!(world.put("assignments/3", World::FLIP), [""; 0]);
+        let mut fixture = Fixture::moving();
+        assert_eq!(fixture.up_to_the_flip(""), [""; 0]);
+        fixture.put("routers/c", r#"{"router_name":"c"}"#);
+        assert_eq!(fixture.put("assignments/3", Fixture::FLIP), [""; 0]);
     }
 
     #[test]
     fn a_flip_that_skips_a_phase_needs_the_drains_all_the_same() {
-        let mut world = World::moving();
-        world.put("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#);
-        let found = world.put("assignments/3", World::FLIP);
+        let mut fixture = Fixture::moving();
+        fixture.put("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#);
+        let found = fixture.put("assignments/3", Fixture::FLIP);
         assert!(found.iter().any(|it| it.contains("router b had not drained")), "{found:?}");
     }
 
     #[test]
     fn an_owner_by_hand_an_epoch_again_and_an_overwritten_handoff_are_found() {
-        let mut world = World::moving();
-        world.up_to_the_flip("");
-        let stolen = world.put("assignments/3", r#"{"partition":3,"owner":"thief","incarnation":9,"epoch":7}"#);
+        let mut fixture = Fixture::moving();
+        fixture.up_to_the_flip("");
+        let stolen = fixture.put("assignments/3", r#"{"partition":3,"owner":"thief","incarnation":9,"epoch":7}"#);
         assert!(stolen[0].contains("without a handoff"), "{stolen:?}");
-        let again = world.put("assignments/3", World::FLIP);
+        let again = fixture.put("assignments/3", Fixture::FLIP);
         assert!(again[0].contains("after epoch 7"), "{again:?}");
-        let other = World::HANDOFF.replace(r#""epoch":7"#, r#""epoch":8"#);
-        assert_eq!(world.put("handoffs/3", &other).len(), 1);
+        let other = Fixture::HANDOFF.replace(r#""epoch":7"#, r#""epoch":8"#);
+        assert_eq!(fixture.put("handoffs/3", &other).len(), 1);
         let on = other.replace("Ready", "Switching");
-        assert!(world.put("handoffs/3", &on).is_empty());
+        assert!(fixture.put("handoffs/3", &on).is_empty());
     }
 }

@@ -1,8 +1,8 @@
-//! A slow disk for one process: a limit of writes per second on the block device below, by control group.
+//! A slow disk for one process: a limit of writes per second on the block device, set by control group.
 //!
-//! Version 2 (`io.max`) where it is in charge of the device, else version 1 (`blkio.throttle`). Where neither can be had,
-//! the process is stopped and resumed many times a second, which delays its syncs like a bad disk, and everything else
-//! it does; which of them it is, is said.
+//! Uses version 2 (`io.max`) where it controls the device, else version 1 (`blkio.throttle`). Without either, the
+//! process is stopped and resumed many times a second. That delays its syncs like a bad disk, but everything else too.
+//! The output names the method.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

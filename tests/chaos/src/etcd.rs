@@ -1,12 +1,11 @@
-//! The etcd cluster as an operator sees it: how a member is started, who leads, how its disk is, compaction.
+//! The etcd cluster as an operator sees it: starting a member, finding the leader, disk latency, compaction.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use segue_protocol::ids::Revision;
-
-use crate::probe::{self, metric};
+use segue_tests::http::{Request, metric};
 
 pub(crate) const MEMBERS: [&str; 3] = ["etcd-0", "etcd-1", "etcd-2"];
 const CLIENT: u16 = 2379;
@@ -19,7 +18,7 @@ pub(crate) fn client_url(address: Ipv4Addr) -> String {
 /// The arguments of a member.
 pub(crate) fn arguments(name: &str, data: &str, members: &[(&str, Ipv4Addr)]) -> Vec<String> {
     let peer = |address: Ipv4Addr| format!("http://{address}:{PEER}");
-    let cluster: Vec<String> = members.iter().map(|(name, address)| format!("{name}={}", peer(*address))).collect();
+    let all: Vec<String> = members.iter().map(|(name, address)| format!("{name}={}", peer(*address))).collect();
     let own = members.iter().find(|(member, _)| *member == name).map_or(Ipv4Addr::LOCALHOST, |(_, address)| *address);
     let pairs = [
         ("--name", name.to_owned()),
@@ -28,7 +27,7 @@ pub(crate) fn arguments(name: &str, data: &str, members: &[(&str, Ipv4Addr)]) ->
         ("--advertise-client-urls", client_url(own)),
         ("--listen-peer-urls", peer(own)),
         ("--initial-advertise-peer-urls", peer(own)),
-        ("--initial-cluster", cluster.join(",")),
+        ("--initial-cluster", all.join(",")),
         // A failover has to fit into the lease that it is to be survived with.
         ("--heartbeat-interval", "50".to_owned()),
         ("--election-timeout", "500".to_owned()),
@@ -40,8 +39,8 @@ pub(crate) fn arguments(name: &str, data: &str, members: &[(&str, Ipv4Addr)]) ->
 
 /// What a member says about itself; `None` if it does not answer.
 pub(crate) fn metrics(member: Ipv4Addr) -> Option<String> {
-    let answer = probe::get(SocketAddr::from((member, CLIENT)), "/metrics", &[], Duration::from_secs(1))?;
-    (answer.status == 200).then_some(answer.body)
+    let response = Request::get("/metrics").timeout(Duration::from_secs(1)).send((member, CLIENT).into())?;
+    (response.status == 200).then_some(response.body)
 }
 
 pub(crate) fn is_leader(metrics: &str) -> bool {
@@ -57,9 +56,8 @@ pub(crate) fn syncs(metrics: &str) -> Option<(f64, f64)> {
 /// Compacts the history up to `revision`, as `etcdctl compaction` does.
 pub(crate) fn compact(member: Ipv4Addr, revision: Revision) -> anyhow::Result<()> {
     let body = format!(r#"{{"revision":"{revision}","physical":true}}"#);
-    let to = SocketAddr::from((member, CLIENT));
-    let answer =
-        probe::post(to, "/v3/kv/compaction", &body, Duration::from_secs(10)).context("etcd does not answer")?;
-    ensure!(answer.status == 200, "etcd does not compact: {}", answer.body.trim());
+    let compaction = Request::post("/v3/kv/compaction", &body);
+    let response = compaction.send((member, CLIENT).into()).context("etcd does not answer")?;
+    ensure!(response.status == 200, "etcd does not compact: {}", response.body.trim());
     Ok(())
 }

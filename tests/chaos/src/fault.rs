@@ -1,7 +1,7 @@
-//! One fault: drawn from the seed, inflicted, healed.
+//! A fault: drawn from the seed, inflicted, and healed.
 //!
-//! Whom it befalls is drawn when it is inflicted, since who leads is known only then. Healing makes good whatever the
-//! fault did and nothing else, so two may be there at once.
+//! Its victim is drawn when it is inflicted, because only then the leader is known. Healing undoes what the fault did
+//! and nothing else, so that faults may overlap.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 
+use crate::cluster::{COORDINATORS, Cluster, LEASE_TTL, PODS, ROUTERS};
 use crate::etcd::{self, MEMBERS};
 use crate::network::Cut;
-use crate::site::{COORDINATORS, LEASE_TTL, PODS, ROUTERS, Site};
 
 /// What happens.
 #[derive(Debug, Clone)]
@@ -33,15 +33,15 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// One that can happen to the site as it is, and how long it is to last. Never to one of `spared`.
-    pub(crate) fn draw(random: &mut StdRng, site: &Site, spared: &[&str]) -> Option<(Self, Duration)> {
+    /// One that can happen to the cluster as it is, and how long it is to last. Never to one of `spared`.
+    pub(crate) fn draw(random: &mut StdRng, cluster: &Cluster, spared: &[&str]) -> Option<(Self, Duration)> {
         let free = |of: &[&'static str]| -> Vec<&'static str> {
-            site.running(of).into_iter().filter(|name| !spared.contains(name)).collect()
+            cluster.running(of).into_iter().filter(|name| !spared.contains(name)).collect()
         };
         let (pods, routers, members) = (free(&PODS), free(&ROUTERS), free(&MEMBERS));
         let coordinators = free(&COORDINATORS);
-        let etcd_leader = || site.etcd_leader().filter(|name| !spared.contains(name));
-        let leader = || site.leader().filter(|name| !spared.contains(name));
+        let etcd_leader = || cluster.etcd_leader().filter(|name| !spared.contains(name));
+        let leader = || cluster.leader().filter(|name| !spared.contains(name));
         let kind = random.random_range(0..100);
         let fault = match kind {
             0..8 => Fault::Kill(pods.choose(random)?),
@@ -53,9 +53,9 @@ impl Fault {
             36..44 => Fault::Stop(routers.choose(random)?),
             44..48 => Fault::Stop(leader()?),
             48..53 => Fault::Stop(etcd_leader()?),
-            53..77 => Self::draw_cut(random, site, [&pods, &routers, &coordinators, &members])?,
+            53..77 => Self::draw_cut(random, cluster, [&pods, &routers, &coordinators, &members])?,
             77..83 => Fault::SlowDisk(etcd_leader()?, None),
-            83..91 => Fault::Join(PODS.into_iter().find(|pod| !site.is_running(pod) && !spared.contains(pod))?),
+            83..91 => Fault::Join(PODS.into_iter().find(|pod| !cluster.is_running(pod) && !spared.contains(pod))?),
             91..97 => Fault::Restart(pods.choose(random)?),
             _ => Fault::Restart(routers.choose(random)?),
         };
@@ -69,7 +69,7 @@ impl Fault {
         Some((fault, Duration::from_millis(lasts)))
     }
 
-    fn draw_cut(random: &mut StdRng, site: &Site, names: [&[&'static str]; 4]) -> Option<Self> {
+    fn draw_cut(random: &mut StdRng, cluster: &Cluster, names: [&[&'static str]; 4]) -> Option<Self> {
         let [pods, routers, coordinators, members] = names;
         let how = *[Cut::Silent, Cut::Silent, Cut::Refused, Cut::SilentOneWay, Cut::Lossy(25)].choose(random)?;
         let from_etcd = |who: &'static str| -> (Vec<_>, String) {
@@ -92,10 +92,10 @@ impl Fault {
                 (pods.iter().map(|pod| (router, *pod)).collect(), format!("{router} and all pods"))
             }
             5 => from_peers(members.choose(random)?),
-            6 => from_peers(site.etcd_leader()?),
+            6 => from_peers(cluster.etcd_leader()?),
             _ => {
                 let host = *[pods, routers, members].concat().choose(random)?;
-                if site.network.can_delay() && random.random_bool(0.5) {
+                if cluster.network.can_delay() && random.random_bool(0.5) {
                     return Some(Fault::Delay(host, random.random_range(20..200)));
                 }
                 let all = [pods, routers, coordinators, &MEMBERS].concat();
@@ -119,51 +119,51 @@ impl Fault {
         }
     }
 
-    pub(crate) fn in_words(&self, site: &Site) -> String {
+    pub(crate) fn in_words(&self, cluster: &Cluster) -> String {
         match self {
             Fault::Kill(who) => format!("{who} is killed"),
             Fault::Stop(who) => format!("{who} is stopped (SIGSTOP)"),
             Fault::Cut(_, how, whom) => format!("{whom}: {}", how.in_words()),
             Fault::Delay(who, milliseconds) => format!("{who}: packets take {milliseconds} ms longer"),
-            Fault::SlowDisk(who, _) => format!("{who} has a slow disk: {}", site.disk.in_words()),
+            Fault::SlowDisk(who, _) => format!("{who} has a slow disk: {}", cluster.disk.in_words()),
             Fault::Join(who) => format!("{who} joins, and leaves again"),
             Fault::Restart(who) => format!("{who} is told to end (SIGTERM), and comes back"),
         }
     }
 
-    pub(crate) fn inflict(&mut self, site: &mut Site) -> anyhow::Result<()> {
+    pub(crate) fn inflict(&mut self, cluster: &mut Cluster) -> anyhow::Result<()> {
         match self {
-            Fault::Kill(who) => site.kill(who),
-            Fault::Stop(who) => site.stop(who),
-            Fault::Cut(pairs, how, _) => site.network.cut(pairs, *how)?,
-            Fault::Delay(who, milliseconds) => site.network.delay(who, *milliseconds)?,
+            Fault::Kill(who) => cluster.kill(who),
+            Fault::Stop(who) => cluster.stop(who),
+            Fault::Cut(pairs, how, _) => cluster.network.cut(pairs, *how)?,
+            Fault::Delay(who, milliseconds) => cluster.network.delay(who, *milliseconds)?,
             Fault::SlowDisk(who, before) => {
-                *before = syncs(site, who);
-                if let Some(pid) = site.pid(who) {
-                    site.disk.begin(pid)?;
+                *before = syncs(cluster, who);
+                if let Some(pid) = cluster.pid(who) {
+                    cluster.disk.begin(pid)?;
                 }
             }
-            Fault::Join(who) => site.start(who)?,
-            Fault::Restart(who) => site.terminate(&[who], TERMINATE),
+            Fault::Join(who) => cluster.start(who)?,
+            Fault::Restart(who) => cluster.terminate(&[who], TERMINATE),
         }
         Ok(())
     }
 
     /// What is to be said about it when it is over, if anything.
-    pub(crate) fn heal(&self, site: &mut Site) -> anyhow::Result<Option<String>> {
+    pub(crate) fn heal(&self, cluster: &mut Cluster) -> anyhow::Result<Option<String>> {
         match self {
-            Fault::Kill(who) | Fault::Restart(who) => site.start(who)?,
-            Fault::Stop(who) => site.resume(who),
-            Fault::Cut(pairs, how, _) => site.network.heal(pairs, *how)?,
-            Fault::Delay(who, _) => site.network.delay(who, 0)?,
+            Fault::Kill(who) | Fault::Restart(who) => cluster.start(who)?,
+            Fault::Stop(who) => cluster.resume(who),
+            Fault::Cut(pairs, how, _) => cluster.network.heal(pairs, *how)?,
+            Fault::Delay(who, _) => cluster.network.delay(who, 0)?,
             Fault::SlowDisk(who, before) => {
-                let after = syncs(site, who);
-                if let Some(pid) = site.pid(who) {
-                    site.disk.end(pid)?;
+                let after = syncs(cluster, who);
+                if let Some(pid) = cluster.pid(who) {
+                    cluster.disk.end(pid)?;
                 }
                 return Ok(Some(slowness(who, *before, after)));
             }
-            Fault::Join(who) => site.terminate(&[who], TERMINATE),
+            Fault::Join(who) => cluster.terminate(&[who], TERMINATE),
         }
         Ok(None)
     }
@@ -172,8 +172,8 @@ impl Fault {
 /// How long anything may take to end gracefully, faults or not.
 pub(crate) const TERMINATE: Duration = Duration::from_secs(25);
 
-fn syncs(site: &Site, member: &str) -> Option<(f64, f64)> {
-    etcd::syncs(&etcd::metrics(site.network.address(member))?)
+fn syncs(cluster: &Cluster, member: &str) -> Option<(f64, f64)> {
+    etcd::syncs(&etcd::metrics(cluster.network.address(member))?)
 }
 
 fn slowness(who: &str, before: Option<(f64, f64)>, after: Option<(f64, f64)>) -> String {

@@ -1,29 +1,30 @@
-//! Chaos: Segue as real processes on hosts of their own, a real etcd cluster of three, and everything that can happen to
-//! machines and networks, under a load whose every answer is checked.
+//! Chaos: Segue as real processes on hosts of their own with a real etcd cluster of three, and all that can happen to
+//! machines and networks, under a load whose every response is checked.
 //!
-//! [`enclosure`] builds a place that leaves nothing behind (own network, own processes), [`network`] the hosts in it,
-//! [`site`] the processes; [`fault`] and [`scenario`] are what happens to them, [`run`] plays them; [`witness`] and
-//! [`contract`] watch the store, and [`verdict`] says what harm was done. Choices come from a seed and repeat with it;
-//! timings are the machine's, so a seed repeats the story and not each interleaving: that is what the simulation is for.
+//! [`namespaces`] isolates the run (network, mounts, processes), [`network`] builds the hosts and [`cluster`] runs the
+//! processes. [`fault`] and [`scenario`] are what happens to them, and [`run`] plays them. [`history`] and [`contract`]
+//! watch the store, and [`verdict`] counts the harm. A seed repeats the choices, but not each interleaving, since
+//! timings are the machine's; that is what the simulation is for.
 //!
-//! What must stay true: nothing here is part of production, and nothing in production knows of it; whatever cannot be
-//! done on a machine is said, never skipped.
+//! # Invariants
+//!
+//! * Nothing here is part of production, and nothing in production knows of it.
+//! * What cannot be done on a machine is reported, never skipped.
 
 mod arguments;
+mod cluster;
 mod contract;
 mod disk;
-mod enclosure;
 mod etcd;
 mod fault;
+mod history;
+mod namespaces;
 mod network;
-mod probe;
 mod run;
 mod sabotage;
 mod scenario;
-mod site;
 mod timeline;
 mod verdict;
-mod witness;
 
 use std::process::ExitCode;
 
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         return if scenario::list().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let ended = match &arguments.inside {
-        None => enclosure::enter(&arguments),
+        None => namespaces::enter(&arguments),
         Some(folder) => run::play(&arguments, folder),
     };
     ended.unwrap_or_else(|error| {

@@ -1,7 +1,8 @@
-//! The network: a namespace for each host, all on one bridge, and what is cut between them.
+//! The network: a namespace for each host, all on one bridge, and the cuts between them.
 //!
-//! The bridge is in the namespace of the process itself, which is where clients are; they are never cut off. Silence is
-//! made where packets arrive, refusal where they leave: only so does the sender hear of it.
+//! The bridge is in the namespace of the process itself, where the clients are; they are never cut off. Packets are
+//! dropped silently where they arrive and refused where they leave, since only the sender's own kernel can tell it of a
+//! refusal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,18 +12,18 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
-use crate::enclosure::run;
+use crate::namespaces::run;
 
 const BRIDGE: &str = "bridge";
 
 /// What happens to packets between two hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cut {
-    /// Nothing arrives, either way, and nobody is told.
+    /// Packets are dropped in both directions.
     Silent,
     /// What the first sends does not arrive at the second; the other way all is well.
     SilentOneWay,
-    /// Whoever sends gets a reset, either way.
+    /// Packets are refused with a reset in both directions.
     Refused,
     /// What the first sends is answered with a reset: the second seems not to listen.
     RefusedOneWay,

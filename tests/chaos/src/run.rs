@@ -1,4 +1,4 @@
-//! Plays: builds a site, puts load on it, lets things happen to it, heals everything, and judges.
+//! Runs chaos: builds a cluster, puts load on it, inflicts faults, heals everything, and judges.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,15 +19,15 @@ use segue_protocol::keys::Keyspace;
 use tokio::runtime::Runtime;
 
 use crate::arguments::Arguments;
+use crate::cluster::{COORDINATORS, Cluster, MAX_WAIT, PARTITIONS, PODS, REQUEST_TIMEOUT, ROUTERS, Writers};
 use crate::fault::{Fault, TERMINATE};
+use crate::history::History;
 use crate::sabotage::Sabotage;
 use crate::scenario::{self, RANDOM};
-use crate::site::{COORDINATORS, MAX_WAIT, PARTITIONS, PODS, REQUEST_TIMEOUT, ROUTERS, Site, Writers};
 use crate::timeline::Timeline;
 use crate::verdict::{Verdict, reasons};
-use crate::witness::Witness;
 
-/// How long the site may take to come to rest once everything is healed.
+/// How long the cluster may take to come to rest once everything is healed.
 pub(crate) const REST: Duration = Duration::from_secs(60);
 /// The longest that a router is stopped by a fault.
 const LONGEST_STOP: Duration = Duration::from_secs(10);
@@ -38,10 +38,10 @@ const RATE: u32 = 500;
 /// What is left of a limited time for coming to rest and for ending every process, when faults stop being drawn.
 const RESERVE: Duration = Duration::from_secs(40);
 
-/// What is happening on a site.
+/// What is happening on a cluster.
 pub(crate) struct Stage<'a> {
-    pub(crate) site: &'a mut Site,
-    pub(crate) witness: &'a Witness,
+    pub(crate) cluster: &'a mut Cluster,
+    pub(crate) history: &'a History,
     pub(crate) random: StdRng,
     pub(crate) timeline: &'a Timeline,
     pub(crate) verdict: Verdict,
@@ -53,7 +53,7 @@ pub(crate) struct Stage<'a> {
 
 /// All runs: the process inside.
 pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitCode> {
-    crate::enclosure::settle_in()?;
+    crate::namespaces::settle_in()?;
     let seed = arguments.seed.context("--inside comes with a seed")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let timeline = Arc::new(Timeline::begin(folder)?);
@@ -62,9 +62,9 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
     }
     let group = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let writers = arguments.sabotage.map_or_else(Writers::default, Sabotage::writers);
-    let mut site = Site::build(folder, &group, writers, timeline.clone())?;
-    timeline.say(&format!("seed {seed}; a slow disk is {}", site.disk.in_words()));
-    if !site.network.can_delay() {
+    let mut cluster = Cluster::build(folder, &group, writers, timeline.clone())?;
+    timeline.say(&format!("seed {seed}; a slow disk is {}", cluster.disk.in_words()));
+    if !cluster.network.can_delay() {
         timeline.say("this kernel cannot delay packets (no netem): delays are those of lost packets");
     }
     let (mut all, mut faults, mut moved, mut cancelled, mut refused) = (Verdict::default(), 0, 0, 0, 0);
@@ -72,10 +72,10 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
     for run in 1..=arguments.runs() {
         let own = folder.join(format!("run-{run}"));
         std::fs::create_dir_all(&own)?;
-        site = site.rebuild(&own);
+        cluster = cluster.rebuild(&own);
         timeline.say(&format!("run {run} of {}: logs in {}", arguments.runs(), own.display()));
         let random = StdRng::seed_from_u64(seed.wrapping_add(u64::from(run) << 32));
-        let done = one(arguments, run, &mut site, random, &timeline, &runtime)?;
+        let done = one(arguments, run, &mut cluster, random, &timeline, &runtime)?;
         done.verdict.in_words().iter().for_each(|line| timeline.say(line));
         (faults, moved) = (faults + done.faults, moved + done.moved);
         (cancelled, refused) = (cancelled + done.cancelled, refused + done.refused);
@@ -136,21 +136,21 @@ struct Done {
 fn one(
     arguments: &Arguments,
     run: u32,
-    site: &mut Site,
+    cluster: &mut Cluster,
     mut random: StdRng,
     timeline: &Timeline,
     runtime: &Runtime,
 ) -> anyhow::Result<Done> {
-    site.start_etcd()?;
+    cluster.start_etcd()?;
     let keys = Keyspace::new("/segue/", "default");
-    let witness = Witness::begin(site.etcd_urls(), keys, runtime.handle())?;
-    site.start_all()?;
-    site.settle(REST).context("the site does not start")?;
+    let history = History::begin(cluster.etcd_urls(), keys, runtime.handle())?;
+    cluster.start_all()?;
+    cluster.settle(REST).context("the cluster does not start")?;
     timeline.say("every partition has an owner; the load begins");
     let load = {
         let _inside = runtime.enter();
         Load::start(LoadSettings {
-            routers: site.routers().into_iter().map(Into::into).collect(),
+            routers: cluster.routers().into_iter().map(Into::into).collect(),
             partitions: PARTITIONS,
             clients: 32,
             bursts: 2,
@@ -165,7 +165,7 @@ fn one(
     let gauge = load.gauge().clone();
     let verdict = Verdict::default();
     let mut stage =
-        Stage { site, witness: &witness, random, timeline, verdict, faults: 0, failovers: Vec::new(), gauge };
+        Stage { cluster, history: &history, random, timeline, verdict, faults: 0, failovers: Vec::new(), gauge };
     stage.pause(1_000);
     match arguments.sabotage {
         Some(sabotage) => sabotage.commit(&mut stage)?,
@@ -175,16 +175,16 @@ fn one(
     stage.settle();
     let exchanges = runtime.block_on(load.finish());
     let Stage { mut verdict, faults, failovers, .. } = stage;
-    // Together, so that nobody has anyone to hand over to in the end; a pod gives that up by itself.
+    // All together, so that the last pods have no successor; a pod gives up the handover by itself.
     let all: Vec<&str> = PODS.into_iter().collect();
-    let revision = witness.catch_up();
-    site.terminate(&all, TERMINATE);
-    site.terminate(&ROUTERS, TERMINATE);
-    site.terminate(&COORDINATORS, TERMINATE);
-    for fault in std::mem::take(&mut site.faults) {
+    let revision = history.catch_up();
+    cluster.terminate(&all, TERMINATE);
+    cluster.terminate(&ROUTERS, TERMINATE);
+    cluster.terminate(&COORDINATORS, TERMINATE);
+    for fault in std::mem::take(&mut cluster.faults) {
         verdict.add("processes", fault);
     }
-    for (name, output) in site.outputs() {
+    for (name, output) in cluster.outputs() {
         for line in output.lines().filter(|line| line.contains("panicked") || line.contains(" ERROR ")) {
             verdict.add("processes", format!("{name} said: {line}"));
         }
@@ -192,19 +192,19 @@ fn one(
     if let Err(error) = revision {
         verdict.add("unwatched", format!("{error:#}"));
     }
-    let log = Log::in_directory(&site.logs())?;
+    let log = Log::in_directory(&cluster.logs())?;
     let refused = log.refused()?;
-    for late in refused.iter().filter(|late| !site.were_stopped.contains(&*late.pod)) {
+    for late in refused.iter().filter(|late| !cluster.were_stopped.contains(&*late.pod)) {
         verdict.add(
             "late_appends",
             format!("{} wrote to partition {} at epoch {}, which was over", late.pod, late.partition, late.epoch),
         );
     }
     if let Some(sabotage) = arguments.sabotage {
-        sabotage.spoil(&site.logs())?;
+        sabotage.spoil(&cluster.logs())?;
     }
     let (owners, moved, cancelled, breaches) = {
-        let mut seen = witness.seen();
+        let mut seen = history.seen();
         (std::mem::take(&mut seen.owners), seen.moved, seen.cancelled, std::mem::take(&mut seen.breaches))
     };
     for breach in breaches {
@@ -260,17 +260,17 @@ impl Stage<'_> {
             let together = if self.random.random_bool(0.35) { 2 } else { 1 };
             let (before, mut lasts) = (self.seen(), Duration::ZERO);
             for _ in 0..together {
-                let Some((mut fault, time)) = Fault::draw(&mut self.random, self.site, &victims) else { continue };
-                let words = fault.in_words(self.site);
+                let Some((mut fault, time)) = Fault::draw(&mut self.random, self.cluster, &victims) else { continue };
+                let words = fault.in_words(self.cluster);
                 self.timeline.say(&format!("{words}, for {:.1} s", time.as_secs_f64()));
                 victims.extend(fault.victims());
-                fault.inflict(self.site)?;
+                fault.inflict(self.cluster)?;
                 under_way.push(fault);
                 lasts = lasts.max(time);
             }
             self.hold(&under_way, lasts);
             for fault in &under_way {
-                if let Some(said) = fault.heal(self.site)? {
+                if let Some(said) = fault.heal(self.cluster)? {
                     self.timeline.say(&said);
                 }
             }
@@ -286,32 +286,32 @@ impl Stage<'_> {
     /// Lets faults last; a disk that can only be made slow by hand is made so meanwhile.
     pub(crate) fn hold(&mut self, faults: &[Fault], time: Duration) {
         let flickering = faults.iter().find_map(|fault| match fault {
-            Fault::SlowDisk(who, _) if matches!(self.site.disk, crate::disk::SlowDisk::Flicker) => Some(*who),
+            Fault::SlowDisk(who, _) if matches!(self.cluster.disk, crate::disk::SlowDisk::Flicker) => Some(*who),
             _ => None,
         });
         let begun = Instant::now();
         while begun.elapsed() < time {
             match flickering {
                 Some(who) => {
-                    self.site.stop(who);
+                    self.cluster.stop(who);
                     self.pause(100);
-                    self.site.resume(who);
+                    self.cluster.resume(who);
                     self.pause(30);
                 }
                 None => self.pause(20),
             }
         }
-        self.site.look_for_the_dead();
+        self.cluster.look_for_the_dead();
     }
 
     pub(crate) fn pause(&self, milliseconds: u64) {
         std::thread::sleep(Duration::from_millis(milliseconds));
     }
 
-    /// Waits until the site is at rest. Not to get there is harm.
+    /// Waits until the cluster is at rest. Not to get there is harm.
     pub(crate) fn settle(&mut self) -> bool {
         let begun = Instant::now();
-        match self.site.settle(REST) {
+        match self.cluster.settle(REST) {
             Ok(()) => {
                 self.timeline.say(&format!("  at rest after {:.1} s", begun.elapsed().as_secs_f64()));
                 true
@@ -340,7 +340,7 @@ impl Stage<'_> {
     }
 
     pub(crate) fn seen(&self) -> Before {
-        let seen = self.witness.seen();
+        let seen = self.history.seen();
         Before { moved: seen.moved, cancelled: seen.cancelled, ok: self.gauge.ok.load(Relaxed), errors: self.errors() }
     }
 

@@ -1,4 +1,4 @@
-//! Promises broken on purpose, from outside: what proves that harm is counted.
+//! Breaks promises on purpose, from outside, to prove that harm is counted.
 
 use std::fs;
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use segue_protocol::records::{Assignment, encode};
 use segue_protocol::txn::{Keys, Op};
 
+use crate::cluster::{PODS, Writers};
 use crate::fault::TERMINATE;
 use crate::run::Stage;
-use crate::site::{PODS, Writers};
 
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -43,9 +43,9 @@ impl Sabotage {
             Sabotage::ForgottenPod => forget_a_pod(stage),
             Sabotage::StolenPartition => steal_partitions(stage),
             Sabotage::ForgetfulLog => {
-                stage.site.terminate(&[PODS[0]], TERMINATE);
+                stage.cluster.terminate(&[PODS[0]], TERMINATE);
                 stage.settle();
-                stage.site.start(PODS[0])
+                stage.cluster.start(PODS[0])
             }
         }
     }
@@ -71,34 +71,34 @@ impl Sabotage {
 
 fn forget_a_pod(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let pod = PODS[0];
-    let key = stage.witness.keys().pod(pod);
-    stage.site.stop(pod);
-    stage.witness.by_hand(Op::Delete(Keys::One(key)))?;
+    let key = stage.history.keys().pod(pod);
+    stage.cluster.stop(pod);
+    stage.history.by_hand(Op::Delete(Keys::One(key)))?;
     let owns = |stage: &Stage<'_>| {
-        stage.witness.seen().view.assignments.values().any(|assignment| assignment.value.owner == pod)
+        stage.history.seen().view.assignments.values().any(|assignment| assignment.value.owner == pod)
     };
     let gone = stage.until(Duration::from_secs(20), |stage| !owns(stage));
     stage.timeline.say(&format!("  others own its partitions: {gone}; it wakes up"));
     stage.pause(2_000);
-    stage.site.resume(pod);
+    stage.cluster.resume(pod);
     Ok(())
 }
 
 fn steal_partitions(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let thefts: Vec<(String, Assignment)> = {
-        let seen = stage.witness.seen();
+        let seen = stage.history.seen();
         let Some(thief) = seen.view.pods.get(PODS[1]) else { return Ok(()) };
         let of_another = seen.view.assignments.values().filter(|assignment| assignment.value.owner != PODS[1]);
         of_another
             .map(|assignment| {
                 let (owner, incarnation) = (PODS[1].to_owned(), thief.incarnation());
                 let stolen = Assignment { owner, incarnation, ..assignment.value.clone() };
-                (stage.witness.keys().assignment(stolen.partition), stolen)
+                (stage.history.keys().assignment(stolen.partition), stolen)
             })
             .collect()
     };
     for (key, stolen) in thefts {
-        stage.witness.by_hand(Op::Put { key, value: encode(&stolen), lease: None })?;
+        stage.history.by_hand(Op::Put { key, value: encode(&stolen), lease: None })?;
     }
     stage.pause(3_000);
     Ok(())

@@ -1,10 +1,11 @@
 //! Named scenarios: sequences that have found bugs in systems of this kind, each a short function.
 //!
-//! A scenario says at its own places what must be seen beyond what is checked all the time. It leaves everything healed;
-//! whoever plays it waits until the site is at rest.
+//! A scenario adds its own checks to those that always run. It heals everything before it returns; its caller then
+//! waits until the cluster is at rest.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,13 +13,13 @@ use anyhow::ensure;
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::records::Phase;
 use segue_protocol::txn::{Keys, Op};
+use segue_tests::http::{Request, Response};
 
+use crate::cluster::{COORDINATORS, FIRST_PODS, LEASE_TTL, MAX_WAIT, PODS, ROUTERS};
 use crate::etcd::{self, MEMBERS};
 use crate::fault::{Fault, TERMINATE};
 use crate::network::Cut;
-use crate::probe;
 use crate::run::{REST, Stage};
-use crate::site::{COORDINATORS, FIRST_PODS, LEASE_TTL, MAX_WAIT, PODS, ROUTERS};
 
 /// A scenario by its name.
 pub(crate) struct Scenario {
@@ -125,22 +126,22 @@ const JOINER: &str = PODS[4];
 
 fn leave(stage: &mut Stage<'_>) {
     stage.settle();
-    stage.site.terminate(&[JOINER], TERMINATE);
+    stage.cluster.terminate(&[JOINER], TERMINATE);
 }
 
 fn in_phase(stage: &Stage<'_>, phase: Phase) -> Option<PartitionId> {
-    let seen = stage.witness.seen();
+    let seen = stage.history.seen();
     seen.view.handoffs.values().find(|handoff| handoff.value.phase == phase).map(|handoff| handoff.value.partition)
 }
 
 fn is_registered(stage: &Stage<'_>, router: &str) -> bool {
-    stage.witness.seen().view.routers.contains_key(router)
+    stage.history.seen().view.routers.contains_key(router)
 }
 
 fn stuck_router(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let stuck = ROUTERS[1];
-    stage.site.stop(stuck);
-    stage.site.start(JOINER)?;
+    stage.cluster.stop(stuck);
+    stage.cluster.start(JOINER)?;
     let waits = stage.until(LEASE_TTL, |stage| in_phase(stage, Phase::Ready).is_some());
     let before = stage.seen();
     // Whatever flips now flips without the router that is still registered: the contract is checked at each.
@@ -151,61 +152,67 @@ fn stuck_router(stage: &mut Stage<'_>) -> anyhow::Result<()> {
         "  handoffs waited: {waits}; {meanwhile} owners changed before the stuck router's lease was gone: {gone}"
     ));
     stage.pause(500);
-    stage.site.resume(stuck);
+    stage.cluster.resume(stuck);
     leave(stage);
     Ok(())
 }
 
 fn router_joins_midway(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let (slow, joins) = (ROUTERS[0], ROUTERS[2]);
-    stage.site.kill(joins);
+    stage.cluster.kill(joins);
     stage.until(2 * LEASE_TTL, |stage| !is_registered(stage, joins));
     // Holds handoffs in their middle, for less than its lease lasts.
-    stage.site.stop(slow);
-    stage.site.start(JOINER)?;
+    stage.cluster.stop(slow);
+    stage.cluster.start(JOINER)?;
     stage.until(LEASE_TTL / 2, |stage| in_phase(stage, Phase::Ready).is_some());
-    stage.site.start(joins)?;
+    stage.cluster.start(joins)?;
     let joined = stage.until(LEASE_TTL / 2, |stage| is_registered(stage, joins));
     let midway = in_phase(stage, Phase::Ready).is_some();
     stage.timeline.say(&format!("  the router has joined: {joined}, with handoffs in Ready: {midway}"));
-    stage.site.resume(slow);
+    stage.cluster.resume(slow);
     leave(stage);
     Ok(())
 }
 
 fn handoff_deleted(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let slow = ROUTERS[2];
-    stage.site.stop(slow);
-    stage.site.start(JOINER)?;
+    stage.cluster.stop(slow);
+    stage.cluster.start(JOINER)?;
     stage.until(LEASE_TTL, |stage| in_phase(stage, Phase::Ready).is_some());
     if let Some(partition) = in_phase(stage, Phase::Ready) {
-        let key = stage.witness.keys().handoff(partition);
+        let key = stage.history.keys().handoff(partition);
         stage.timeline.say(&format!("  deleting {key}"));
-        stage.witness.by_hand(Op::Delete(Keys::One(key)))?;
+        stage.history.by_hand(Op::Delete(Keys::One(key)))?;
     }
     stage.pause(300);
-    stage.site.resume(slow);
+    stage.cluster.resume(slow);
     leave(stage);
     Ok(())
 }
 
+/// Reads a key of a partition, waiting for longer than a router holds a request.
+fn probe(partition: PartitionId, router: SocketAddr) -> Option<Response> {
+    let request = Request::get("/keys/probe").header("x-partition", partition).header("x-key", "probe");
+    request.timeout(2 * MAX_WAIT).send(router)
+}
+
 fn all_pods_die(stage: &mut Stage<'_>) -> anyhow::Result<()> {
-    let pods = stage.site.running(&PODS);
-    pods.iter().for_each(|pod| stage.site.kill(pod));
-    let router = stage.site.routers()[0];
+    let pods = stage.cluster.running(&PODS);
+    pods.iter().for_each(|pod| stage.cluster.kill(pod));
+    let router = stage.cluster.routers()[0];
     let begun = Instant::now();
-    let answer = probe::get(router, "/keys/probe", &["x-partition: 0", "x-key: probe"], 2 * MAX_WAIT);
+    let response = probe(PartitionId::new(0), router);
     let took = begun.elapsed();
-    let seen = answer.map(|answer| {
-        let says = answer.head.lines().find(|line| line.starts_with("segue-reason")).unwrap_or("no reason").to_owned();
-        (answer.status, answer.head.contains("retry-after: "), says)
+    let seen = response.map(|Response { status, head, .. }| {
+        let says = head.lines().find(|line| line.starts_with("segue-reason")).unwrap_or("no reason").to_owned();
+        (status, head.contains("retry-after: "), says)
     });
     stage.timeline.say(&format!("  a held request was answered after {:.1} s: {seen:?}", took.as_secs_f64()));
     if !matches!(seen, Some((503, true, _))) || took > MAX_WAIT + Duration::from_secs(2) {
         stage.verdict.add("unbounded", format!("without pods a request was answered after {took:?}: {seen:?}"));
     }
     for pod in pods {
-        stage.site.start(pod)?;
+        stage.cluster.start(pod)?;
     }
     Ok(())
 }
@@ -219,13 +226,13 @@ fn router_and_pod_cut_off(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 fn compaction(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let pairs: Vec<_> = MEMBERS.into_iter().flat_map(|member| [(ROUTERS[1], member), (PODS[1], member)]).collect();
     let mut cut = Fault::Cut(pairs, Cut::Refused, format!("{} and {} and etcd", ROUTERS[1], PODS[1]));
-    stage.timeline.say(&format!("  {}", cut.in_words(stage.site)));
-    cut.inflict(stage.site)?;
-    stage.site.start(JOINER)?;
+    stage.timeline.say(&format!("  {}", cut.in_words(stage.cluster)));
+    cut.inflict(stage.cluster)?;
+    stage.cluster.start(JOINER)?;
     stage.pause(2_500);
-    let revision = stage.witness.catch_up()?;
+    let revision = stage.history.catch_up()?;
     let mut compacted = Revision::ZERO;
-    for member in stage.site.members() {
+    for member in stage.cluster.members() {
         if etcd::compact(member, revision).is_ok() {
             compacted = revision;
             break;
@@ -233,7 +240,7 @@ fn compaction(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     }
     stage.timeline.say(&format!("  history before revision {compacted} is gone"));
     stage.pause(500);
-    cut.heal(stage.site)?;
+    cut.heal(stage.cluster)?;
     leave(stage);
     Ok(())
 }
@@ -241,15 +248,15 @@ fn compaction(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 fn new_owner_refuses(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let before = stage.seen();
     let pairs = ROUTERS.map(|router| (router, JOINER));
-    stage.site.network.cut(&pairs, Cut::RefusedOneWay)?;
-    stage.site.start(JOINER)?;
+    stage.cluster.network.cut(&pairs, Cut::RefusedOneWay)?;
+    stage.cluster.start(JOINER)?;
     let owns = |stage: &Stage<'_>| {
-        stage.witness.seen().view.assignments.values().any(|assignment| assignment.value.owner == JOINER)
+        stage.history.seen().view.assignments.values().any(|assignment| assignment.value.owner == JOINER)
     };
     // A scenario before may have ended it in the midst of a move, for which the coordinator shuns its name for a while.
     let owned = stage.until(REST, owns);
     stage.pause(500);
-    stage.site.network.heal(&pairs, Cut::RefusedOneWay)?;
+    stage.cluster.network.heal(&pairs, Cut::RefusedOneWay)?;
     stage.settle();
     let errors = stage.errors();
     if !owned || errors != before.errors {
@@ -260,19 +267,19 @@ fn new_owner_refuses(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 }
 
 fn rolling_restart(stage: &mut Stage<'_>) -> anyhow::Result<()> {
-    let pods = stage.site.running(&PODS);
+    let pods = stage.cluster.running(&PODS);
     for name in pods.into_iter().chain(COORDINATORS).chain(ROUTERS) {
-        stage.site.terminate(&[name], TERMINATE);
-        stage.site.start(name)?;
+        stage.cluster.terminate(&[name], TERMINATE);
+        stage.cluster.start(name)?;
         stage.pause(300);
     }
     Ok(())
 }
 
 fn etcd_leader_dies(stage: &mut Stage<'_>) -> anyhow::Result<()> {
-    stage.site.start(JOINER)?;
-    stage.until(BEYOND_LEASE, |stage| !stage.witness.seen().view.handoffs.is_empty());
-    if let Some(leader) = stage.site.etcd_leader() {
+    stage.cluster.start(JOINER)?;
+    stage.until(BEYOND_LEASE, |stage| !stage.history.seen().view.handoffs.is_empty());
+    if let Some(leader) = stage.cluster.etcd_leader() {
         play_fault(stage, Fault::Kill(leader), Duration::from_secs(3))?;
     }
     leave(stage);
@@ -280,7 +287,7 @@ fn etcd_leader_dies(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 }
 
 fn etcd_leader_cut_off(stage: &mut Stage<'_>) -> anyhow::Result<()> {
-    let Some(leader) = stage.site.etcd_leader() else { return Ok(()) };
+    let Some(leader) = stage.cluster.etcd_leader() else { return Ok(()) };
     let pairs = MEMBERS.into_iter().filter(|member| *member != leader).map(|member| (leader, member));
     let cut = Fault::Cut(pairs.collect(), Cut::Silent, format!("{leader} and its peers"));
     play_fault(stage, cut, BEYOND_LEASE)
@@ -288,11 +295,11 @@ fn etcd_leader_cut_off(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 
 fn etcd_without_quorum(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let (one, other) = (MEMBERS[0], MEMBERS[1]);
-    stage.site.kill(one);
-    stage.site.kill(other);
+    stage.cluster.kill(one);
+    stage.cluster.kill(other);
     stage.pause(BEYOND_LEASE.as_millis() as u64);
-    stage.site.start(one)?;
-    stage.site.start(other)
+    stage.cluster.start(one)?;
+    stage.cluster.start(other)
 }
 
 /// While the leader is stopped nobody loses a lease: the new one gives each its whole TTL again, and clients find it in
@@ -300,18 +307,18 @@ fn etcd_without_quorum(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 /// at its end and has all of them revoked, by the new leader (etcd-io/etcd#15247). So everyone registers anew, and no
 /// harm may come of it; there is nothing that a client could do about that.
 fn etcd_leader_stuck(stage: &mut Stage<'_>) -> anyhow::Result<()> {
-    let Some(leader) = stage.site.etcd_leader() else { return Ok(()) };
+    let Some(leader) = stage.cluster.etcd_leader() else { return Ok(()) };
     play_fault(stage, Fault::Stop(leader), BEYOND_LEASE)
 }
 
 fn slow_disk(stage: &mut Stage<'_>) -> anyhow::Result<()> {
-    let Some(leader) = stage.site.etcd_leader() else { return Ok(()) };
+    let Some(leader) = stage.cluster.etcd_leader() else { return Ok(()) };
     let mut fault = Fault::SlowDisk(leader, None);
-    fault.inflict(stage.site)?;
-    stage.site.start(JOINER)?;
+    fault.inflict(stage.cluster)?;
+    stage.cluster.start(JOINER)?;
     stage.hold(std::slice::from_ref(&fault), BEYOND_LEASE);
-    stage.site.terminate(&[JOINER], TERMINATE);
-    if let Some(said) = fault.heal(stage.site)? {
+    stage.cluster.terminate(&[JOINER], TERMINATE);
+    if let Some(said) = fault.heal(stage.cluster)? {
         stage.timeline.say(&format!("  {said}"));
     }
     Ok(())
@@ -324,32 +331,32 @@ const FAILOVER: Duration = Duration::from_millis(2_500);
 fn vanished_host(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let pod = PODS[stage.failovers.len() % FIRST_PODS];
     let owned_by_it = |stage: &Stage<'_>| -> Vec<PartitionId> {
-        let seen = stage.witness.seen();
+        let seen = stage.history.seen();
         let assignments = seen.view.assignments.iter();
         assignments.filter(|(_, it)| it.value.owner == pod).map(|(partition, _)| *partition).collect()
     };
     // A pod that lost its lease a moment ago owns partitions again only after the back-off for its name.
-    let is_ready = |stage: &Stage<'_>| stage.witness.seen().view.handoffs.is_empty() && !owned_by_it(stage).is_empty();
+    let is_ready = |stage: &Stage<'_>| stage.history.seen().view.handoffs.is_empty() && !owned_by_it(stage).is_empty();
     ensure!(stage.until(REST, is_ready), "{pod} owns nothing after {REST:?}");
     let before = stage.errors();
     let others = MEMBERS.into_iter().chain(COORDINATORS).chain(ROUTERS);
     let pairs: Vec<_> = others.map(|other| (pod, other)).collect();
-    stage.site.network.cut(&pairs, Cut::Silent)?;
+    stage.cluster.network.cut(&pairs, Cut::Silent)?;
     let vanished = Instant::now();
     let owned = owned_by_it(stage);
     ensure!(!owned.is_empty(), "{pod} has lost its partitions");
-    while stage.witness.seen().view.pods.contains_key(pod) {
+    while stage.history.seen().view.pods.contains_key(pod) {
         ensure!(vanished.elapsed() < 4 * LEASE_TTL, "the lease of {pod} does not end");
         stage.pause(1);
     }
-    let (gone, routers) = (Instant::now(), stage.site.routers());
+    let (gone, routers) = (Instant::now(), stage.cluster.routers());
     let asking: Vec<_> = owned
         .iter()
         .map(|partition| {
-            let (router, header) = (routers[partition.index() % routers.len()], format!("x-partition: {partition}"));
+            let (partition, router) = (*partition, routers[partition.index() % routers.len()]);
             std::thread::spawn(move || {
-                let answer = probe::get(router, "/keys/probe", &[&header, "x-key: probe"], 2 * MAX_WAIT);
-                (answer.map(|answer| answer.status), gone.elapsed())
+                let response = probe(partition, router);
+                (response.map(|response| response.status), gone.elapsed())
             })
         })
         .collect();
@@ -370,13 +377,13 @@ fn vanished_host(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     if slowest > FAILOVER || unserved > 0 || refused > 0 {
         stage.verdict.add("unbounded", format!("a failover took {slowest:?}; {unserved} unserved, {refused} refused"));
     }
-    stage.site.network.heal(&pairs, Cut::Silent)
+    stage.cluster.network.heal(&pairs, Cut::Silent)
 }
 
 fn play_fault(stage: &mut Stage<'_>, mut fault: Fault, lasts: Duration) -> anyhow::Result<()> {
-    stage.timeline.say(&format!("  {}", fault.in_words(stage.site)));
-    fault.inflict(stage.site)?;
+    stage.timeline.say(&format!("  {}", fault.in_words(stage.cluster)));
+    fault.inflict(stage.cluster)?;
     stage.hold(std::slice::from_ref(&fault), lasts);
-    fault.heal(stage.site)?;
+    fault.heal(stage.cluster)?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What happened when, in plain words: on stderr while it happens, and in a file beside the logs.
+//! The events of a run with their time, in plain words: on stderr as they happen, and in a file beside the logs.
 
 use std::fs::File;
 use std::io::Write as _;

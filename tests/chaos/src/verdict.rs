@@ -1,5 +1,5 @@
-//! What harm was done: what the demo's checks find in clients' records and the writers' logs, what was against the
-//! contract in the store's history, and what processes did that they should not.
+//! Counts the harm: from the demo's checks of clients' records and writers' logs, breaches of the contract in the
+//! store's history, and processes that misbehaved.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use segue_demo::check::{Evidence, check};
 use segue_demo::record::{Outcome, RequestId};
 
-/// How many cases of each kind are told.
+/// Number of examples shown for each kind of harm.
 const EXAMPLES: usize = 5;
 
 /// Local replies that clients may see while pods, routers and the store fail, by status and `segue-reason`. The writer's

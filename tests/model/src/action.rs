@@ -1,4 +1,4 @@
-//! Everything that can happen next.
+//! The actions: everything that can happen next in a state.
 
 use std::fmt;
 
@@ -38,10 +38,10 @@ pub(crate) struct Action {
     pub(crate) is_slow: bool,
 }
 
-/// One step of the cluster. Whoever learns something by it writes at once what is to be written then.
+/// One step of the cluster. A participant that learns something by it writes its response in the same step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
-    // What goes on by itself.
+    // Steps of the protocol.
     Deliver { to: Process, ahead: u8 },
     DeliverAssignments { to: u8 },
     Register(Process),

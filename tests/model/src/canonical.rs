@@ -1,12 +1,15 @@
-//! One state for all that nobody can tell apart.
+//! The canonical form of a state: one for all states that cannot be told apart.
 //!
-//! What has no future is forgotten, and revisions are numbered anew. A revision is an identity: all that decisions and
-//! guards ask of two is whether they are the same, and of a router's registration whether it is newer than a view. So
-//! those up to the oldest view that anybody has are numbered in the order in which they are met, and those after it
-//! follow in their own order. An epoch begins as a revision, but all that is asked of two is which is newer: epochs are
-//! numbered by their order, from 1, and revisions above all epochs, so that the next epoch is the newest again.
-//! What must stay true: what can happen next is the same in a state and in its canonical
-//! form, up to canonical form (a test walks at random and compares).
+//! State without a future is dropped, and revisions are renumbered. A revision is an identity: decisions and guards
+//! only compare two for equality, and ask of a router's registration whether it is newer than a view. So revisions up
+//! to the oldest view in use are numbered in the order in which they are met, and later ones keep their order. An epoch
+//! begins as a revision, but only the order of epochs matters: they are numbered from 1 by their order, and revisions
+//! above all epochs, so that the next epoch is the newest again.
+//!
+//! # Invariants
+//!
+//! * The enabled actions of a state and of its canonical form are the same, up to canonical form. A test walks at
+//!   random and compares.
 
 use segue_protocol::handoff::pod_reconcile::Stage as StateStage;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
@@ -161,7 +164,7 @@ impl Cluster {
         }
         for exchange in &mut state.exchanges {
             if !exchange.is_counted {
-                // Its pod works on; nobody waits for it.
+                // Its pod continues; nothing waits for it.
                 let epoch = if exchange.stage == Stage::Working { Epoch::default() } else { exchange.target.epoch };
                 let target = Target { incarnation: Incarnation::NONE, epoch, ..exchange.target };
                 *exchange = Exchange { router: 0, is_tried: false, target, ..*exchange };
@@ -299,7 +302,7 @@ mod tests {
         for scenario in scenarios::all() {
             let cluster = Cluster::new(scenario);
             for _ in 0..6 {
-                let mut state = cluster.beginning();
+                let mut state = cluster.initial_state();
                 for _ in 0..60 {
                     let form = canonical(&cluster, &state);
                     renumbered += usize::from(form.now() != state.now());

@@ -1,7 +1,7 @@
-//! What all parts of the model share during a search: the scenario, the store's contents, and what was computed from them.
+//! What all parts of the model share during a search: the scenario, the store's contents, and memoized decisions.
 //!
-//! The production functions are pure, so their answers are remembered by what they were asked: which content of the
-//! store was seen, by whom, in which situation. A search asks the same few thousand questions millions of times.
+//! The production functions are pure, so their results are memoized by their arguments: the content of the store, the
+//! participant, and its situation. A search asks the same few thousand questions millions of times.
 
 use std::cell::RefCell;
 use std::hash::Hash;

@@ -1,4 +1,4 @@
-//! Who sees the store when: registrations, snapshots and the events of a watch.
+//! The delivery of the store to participants: registrations, snapshots and the events of a watch.
 
 use segue_protocol::ids::Incarnation;
 use segue_protocol::records::encode;

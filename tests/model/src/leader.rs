@@ -1,8 +1,8 @@
-//! The coordinator of the model: `plan` and `advance` over what the store holds now, in the name of whoever leads.
+//! The coordinator of the model: `plan` and `advance` over what the store holds now, in the name of the leader.
 //!
-//! Coordinators need no state of their own: whatever one remembers it may forget at any moment (a new leader has nothing),
-//! and one that acts on an old view, or does not know that it no longer leads, is a delayed write here. Time-outs are
-//! a second look at the same view with all times passed.
+//! Coordinators have no state of their own: a new leader has none, so any leader may lose it. A leader that acts on an
+//! old view, or does not know that it no longer leads, is a delayed write here. A time-out is a second look at the same
+//! view with all its times passed.
 
 use std::time::Duration;
 

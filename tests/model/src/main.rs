@@ -1,22 +1,21 @@
 //! An exhaustive model of the handoff.
 //!
-//! The decisions are production's own: planning, the moves of phases, what routers and pods do next, the gate's moves, the
-//! stash, the pod's door. Modelled is what surrounds them: the store, the network, leases and their clocks, crashes.
-//! A search goes through every order in which things can happen, within a budget of faults, and checks the invariants
-//! of the protocol in every state. Deterministic; the other half of the proof, long runs with many faults, is the
-//! simulation's.
+//! The decisions are production's own: planning, the moves of phases, the next step of routers and pods, the gate's
+//! moves, the stash, the pod's fence. Modelled is what surrounds them: the store, the network, leases and their clocks,
+//! crashes. A search goes through every order of events within a budget of faults and checks the protocol's invariants
+//! in every state. It is deterministic. Long runs with many faults are the simulation's part.
 
 mod action;
-mod beginning;
 mod canonical;
 mod cluster;
 mod delivery;
+mod enabled_actions;
+mod gate_model;
+mod initial_state;
 mod leader;
 mod model;
 mod mutants;
-mod passage;
 mod pod;
-mod possible;
 mod router;
 mod rules;
 mod scenario;

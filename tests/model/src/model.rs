@@ -1,4 +1,4 @@
-//! The cluster as stateright searches it: its first state, its steps, and what must always be so.
+//! The cluster as stateright searches it: its first state, its steps, and its properties.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl Model for Cluster {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![self.beginning()]
+        vec![self.initial_state()]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -72,7 +72,7 @@ impl Cluster {
         (action.is_slow == post.was_slow).then_some(state)
     }
 
-    /// Whether a cluster in which nothing goes on any more is as it should be.
+    /// Returns whether a cluster in which nothing can happen any more is in a good state.
     fn has_converged(&self, state: &State) -> bool {
         let view = self.store.view(state.now());
         let pods: Vec<_> = view.pods.values().filter(|pod| pod.value.status == PodStatus::Ready).collect();
@@ -84,7 +84,7 @@ impl Cluster {
             return false;
         }
         if pods.is_empty() {
-            // Nobody can own anything: requests are held until they have waited too long.
+            // No pod can own anything: requests are held until they have waited too long.
             return true;
         }
         let leads_right = |partition: usize, gate: &Gate| {

@@ -1,4 +1,4 @@
-//! Each rule of the protocol taken out, one at a time, with the cluster and the faults in which its absence shows.
+//! The rules of the protocol, each with the cluster and the faults in which its absence shows.
 //!
 //! A violation counts only if the same search with the rule in place finds none within as many steps.
 

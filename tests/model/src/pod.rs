@@ -1,9 +1,9 @@
-//! A pod of the model: [`duty`] says what it has to do, [`pod_reconcile::next`] in which order, [`known_epoch`] whom it
-//! lets in. Only its service is modelled, as a copy of the state: the set of writes that it contains.
+//! A pod of the model. [`duty`] says what it has to do, [`pod_reconcile::next`] in which order, and [`known_epoch`]
+//! which requests it accepts. Its service is modelled as a copy of the state: the set of writes that it contains.
 //!
-//! Mirrors `pod::shell` and `pod::work` of `segue-coordination`. Callbacks take no time here: that they take long is the
-//! same as that the word which follows them is written late. A pod without `fence` lets in everything and knows no lease
-//! clock; one without `drained` does not even refuse what it has been told to drain.
+//! Mirrors `pod::shell` and `pod::work` of `segue-coordination`. Callbacks take no time: a slow callback is the same as
+//! a late write of the ack that follows it. A pod without `fence` accepts every request and knows no lease clock. A pod
+//! without `drained` does not even refuse what it has been told to drain.
 
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::epoch_fence::{Answer, known_epoch};
@@ -86,7 +86,7 @@ impl Cluster {
                 Callback::Drain => {}
             }
         }
-        // It goes on for ever, with nothing new to see.
+        // It continues for ever, with nothing new to see.
         state.violate(Violation::Converges);
     }
 

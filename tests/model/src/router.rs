@@ -1,7 +1,7 @@
-//! A router of the model, as far as the protocol goes: `next_step` decides, and what it says is done at once.
+//! A router of the model, as far as the protocol goes: `next_step` decides, and the decision is carried out at once.
 //!
 //! Mirrors `run_router` of `segue-coordination`: after every change of the view, of the lease clock or of a gate the
-//! router does all that it can do without the store. Requests are in [`passage`](crate::passage).
+//! router does all that it can do without the store. Requests are in [`gate_model`](crate::gate_model).
 
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::router::{self as protocol, DrainTimeout, OnDrainTimeout, Step, Trust};
@@ -153,7 +153,7 @@ impl Cluster {
         }
     }
 
-    /// What a router does whose drain has lasted too long. `None`: it waits on.
+    /// Returns the step of a router whose drain has lasted too long, unless it continues to wait.
     pub(crate) fn drain_timed_out(&self, state: &State, router: u8, partition: u8) -> Option<DrainEnd> {
         let it = &state.routers[usize::from(router)];
         let gate = &it.gates[usize::from(partition)];

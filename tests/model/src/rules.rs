@@ -1,7 +1,7 @@
-//! The rules of the protocol that can be taken out one at a time, to see that each is needed.
+//! The rules of the protocol that can be removed one at a time, to show that each is needed.
 //!
-//! A rule is taken out around the production functions, not in them: guards are struck from the transactions that they
-//! return, views are falsified before they are asked, or the environment does what the rule forbids.
+//! A rule is removed around the production functions, not in them: guards are struck from the transactions that they
+//! return, views are falsified before they are passed in, or the environment does what the rule forbids.
 
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
 use segue_protocol::keys::{KeyName, Keyspace};
@@ -58,7 +58,7 @@ pub(crate) enum Rule {
     Barrier,
     /// The old owner confirms that its work has ended.
     OldOwnerConfirms,
-    /// The gate opens only when nobody waits.
+    /// The gate opens only when no request waits.
     FlushFirst,
     /// A request is sent again only if it is certain that no pod acted on it.
     NeverSendTwice,
@@ -175,7 +175,7 @@ pub(crate) fn unpinned(view: &View) -> View {
     view
 }
 
-/// Cancelling a handoff whatever its phase: record and acks go, and the old owner goes on as before.
+/// Cancelling a handoff whatever its phase: record and acks are deleted, and the old owner continues as before.
 pub(crate) fn cancel_whatever(view: &View, partition: PartitionId) -> Option<Txn> {
     let keys = view.keys();
     let handoff = &view.handoffs.get(&partition)?.value;

@@ -1,5 +1,5 @@
-//! What a search starts from: which processes there are and what they can do, which requests will come, and which faults
-//! may happen.
+//! What a search starts from: the processes and their capabilities, the requests to come, and the faults that may
+//! happen.
 
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::records::{Capabilities, Mode};
@@ -51,7 +51,7 @@ pub(crate) struct Scenario {
     pub(crate) routers: usize,
     pub(crate) routers_up: usize,
     pub(crate) partitions: u8,
-    /// Pod 0 owns everything at the beginning; else nobody owns anything yet.
+    /// Pod 0 owns everything at the beginning; otherwise no partition has an owner yet.
     pub(crate) is_placed: bool,
     /// Pod 0 is draining, so that its partitions have to move.
     pub(crate) drains: bool,

@@ -1,7 +1,7 @@
-//! The searches: which faults, on which cluster, and what is expected of each.
+//! The searches: a cluster, its faults, and the expected verdict.
 //!
-//! Together they are the claim of `docs/verification.md`: every fault alone, those together that break weaker
-//! protocols, and every row of the table of capabilities with the verdict that the protocol's page gives it.
+//! Together they are the claim of `docs/verification.md`: every fault alone, the combinations that break weaker
+//! protocols, and every row of the table of capabilities with its documented verdict.
 
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::records::{Capabilities, Mode};

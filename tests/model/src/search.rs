@@ -1,4 +1,4 @@
-//! Runs one search and compares what it found with what was expected of it.
+//! Runs one search and compares its result with the expected one.
 
 use std::time::{Duration, Instant};
 

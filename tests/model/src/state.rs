@@ -1,8 +1,8 @@
 //! A state of the modelled cluster: what the store holds and has held, what every process knows and does, where every
 //! request is, and which faults may still happen.
 //!
-//! Plain data, compared and hashed as a whole. What processes do with it is elsewhere ([`router`](crate::router),
-//! [`pod`](crate::pod), [`leader`](crate::leader), [`passage`](crate::passage)).
+//! Plain data, compared and hashed as a whole. The processes are in [`router`](crate::router), [`pod`](crate::pod),
+//! [`leader`](crate::leader) and [`gate_model`](crate::gate_model).
 
 use std::sync::Arc;
 
@@ -166,7 +166,7 @@ pub(crate) struct Ledger {
 pub(crate) struct Budget {
     pub(crate) pod_crashes: u8,
     pub(crate) pod_starts: u8,
-    /// A pod's lease clock runs out; its lease may end while it goes on.
+    /// A pod's lease clock runs out; its lease may end while it continues.
     pub(crate) pod_clocks: u8,
     pub(crate) router_crashes: u8,
     pub(crate) router_starts: u8,
@@ -299,7 +299,7 @@ impl State {
         self.ledgers.iter().filter_map(|it| it.owner).for_each(|owner| each(owner.incarnation.revision()));
     }
 
-    /// Forgets what nobody sees any more.
+    /// Drops the state that no participant can see any more.
     pub(crate) fn tidy(&mut self) {
         let seen = self.routers.iter().flat_map(|router| [router.view, router.assignments]);
         let seen: Vec<StoreRef> = seen.chain(self.pods.iter().map(|pod| pod.view)).flatten().collect();

@@ -1,19 +1,23 @@
-//! The store of the model: etcd's transactions over a handful of keys, every content kept once and named by a number.
+//! The store of the model: etcd's transactions over a handful of keys.
 //!
-//! The environment's part: nothing is decided here. Contents and transactions are interned, so that a state of the model
-//! is a few numbers, and committing one transaction to one content is computed once however many states do it. What
-//! must stay true: a transaction means what it means in etcd; a view is always that of one revision, and moving a view on
-//! by the changes of a commit gives what a fresh snapshot gives (asserted for every content that is ever made).
+//! Contents and transactions are interned: a state of the model is a few numbers, and committing one transaction to one
+//! content is computed once, however many states do it. Nothing is decided here.
+//!
+//! # Invariants
+//!
+//! * A transaction means what it means in etcd.
+//! * A view is always that of one revision.
+//! * Applying the changes of a commit to a view gives what a fresh snapshot gives. This is asserted for every content.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use dashmap::{DashMap, Entry};
 use rustc_hash::FxBuildHasher;
-use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, Revision};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::records::{Assignment, Handoff, PodAck, RouterCutoverAck, RouterDrainedAck, encode};
-use segue_protocol::txn::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn};
+use segue_protocol::txn::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Snapshot, Txn};
 use segue_protocol::view::View;
 
 use crate::canonical::{Numbers, epochs, identities};
@@ -95,7 +99,7 @@ impl Store {
         }
     }
 
-    /// A store that nobody has written to.
+    /// Returns an empty store.
     pub(crate) fn empty(&self) -> StoreRef {
         self.intern(Revision::new(1), BTreeMap::new())
     }
@@ -244,7 +248,7 @@ impl Store {
         })
     }
 
-    /// Names a content, without what nobody asks of it.
+    /// Interns a content, without what no participant reads of it.
     fn intern(&self, revision: Revision, mut entries: BTreeMap<String, KeyValue>) -> StoreRef {
         for (key, entry) in &mut entries {
             let (asks_created, asks_modified) = self.asked(key);
@@ -277,7 +281,7 @@ impl Store {
     }
 }
 
-/// A view without the revisions that nobody asks for, and without words for people.
+/// Returns a view without revisions that are never compared and without text for people.
 fn as_asked(mut view: View) -> View {
     view.config.iter_mut().for_each(|config| config.create_revision = Revision::ZERO);
     view.leader.iter_mut().for_each(|leader| leader.mod_revision = Revision::ZERO);
@@ -295,35 +299,16 @@ impl StoreRef {
 }
 
 fn holds(content: &Content, compare: &Compare) -> bool {
-    let related = |entry: Option<&KeyValue>| match &compare.field {
-        Field::Value(value) => entry.is_some_and(|entry| relates(compare.relation, &entry.value, value)),
-        Field::CreateRevision(revision) => {
-            relates(compare.relation, &entry.map_or(Revision::ZERO, |entry| entry.create_revision), revision)
-        }
-        Field::ModRevision(revision) => {
-            relates(compare.relation, &entry.map_or(Revision::ZERO, |entry| entry.mod_revision), revision)
-        }
-        Field::Lease(lease) => {
-            relates(compare.relation, &entry.and_then(|entry| entry.lease).unwrap_or(LeaseId::NONE), lease)
-        }
-    };
     match &compare.keys {
-        Keys::One(key) => related(content.entries.get(key)),
+        Keys::One(key) => compare.holds_for(content.entries.get(key)),
         Keys::Prefix(prefix) => {
             let mut below = content.entries.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(prefix));
             match below.next() {
-                None => related(None),
-                Some((_, first)) => related(Some(first)) && below.all(|(_, entry)| related(Some(entry))),
+                None => compare.holds_for(None),
+                Some((_, first)) => {
+                    compare.holds_for(Some(first)) && below.all(|(_, entry)| compare.holds_for(Some(entry)))
+                }
             }
         }
-    }
-}
-
-fn relates<T: Ord + ?Sized>(relation: Relation, actual: &T, compared: &T) -> bool {
-    match relation {
-        Relation::Equal => actual == compared,
-        Relation::NotEqual => actual != compared,
-        Relation::Less => actual < compared,
-        Relation::Greater => actual > compared,
     }
 }

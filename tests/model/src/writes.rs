@@ -1,4 +1,4 @@
-//! How writes reach the store: at once, or slowly, so that their writer may take them for failed before they happen.
+//! The way of writes to the store: at once, or so slowly that the writer may take them for failed.
 
 use segue_protocol::ids::{Epoch, Revision};
 use segue_protocol::records::Mode;

@@ -1,4 +1,4 @@
-//! The model's searches as part of the test run: the quick ones unoptimised, the usual suite with `--release`, as a table.
+//! The model's searches as part of the test run: the quick ones in debug builds, the usual suite with `--release`.
 
 use std::process::{Command, ExitCode};
 

@@ -1,4 +1,4 @@
-//! The processes of a simulation: which live, under which name, and how they are started, ended and looked at.
+//! The processes of a simulation by name: how they start and end, and access to those that live.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,16 +18,16 @@ use tokio::sync::watch;
 use tokio::task::spawn_local;
 use tokio_util::sync::CancellationToken;
 
-use crate::line::{Kind, Line};
 use crate::pod::Pod;
 use crate::process::Process;
 use crate::router::Router;
+use crate::store_link::{Kind, StoreLink};
 use crate::world::World;
 
 /// One life of a coordinator.
 pub(crate) struct Coordinator {
     process: Arc<Process>,
-    line: Arc<Line>,
+    link: Arc<StoreLink>,
     shutdown: CancellationToken,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Cluster {
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) process: Arc<Process>,
-    pub(crate) line: Arc<Line>,
+    pub(crate) link: Arc<StoreLink>,
 }
 
 impl Cluster {
@@ -92,7 +92,7 @@ impl Cluster {
         }
         let world = &self.world;
         let process = Process::new(name, self.life(name), &world.trace);
-        let line = Line::new(world, &process, Kind::Coordinator);
+        let link = StoreLink::new(world, &process, Kind::Coordinator);
         let settings = CoordinatorSettings {
             name: name.to_owned(),
             lease_ttl: world.setting.lease_ttl,
@@ -101,14 +101,14 @@ impl Cluster {
         let shutdown = CancellationToken::new();
         let observer = Arc::new(Observer { world: world.clone(), name: name.to_owned() });
         let (status, _) = watch::channel(CoordinatorStatus::default());
-        let store: Arc<dyn Store> = line.clone();
+        let store: Arc<dyn Store> = link.clone();
         let run = run_coordinator(store, world.keys.clone(), settings, observer, status, shutdown.clone());
         let (confined, ended) = (process.run(run), process.clone());
         spawn_local(async move {
             confined.await;
             ended.kill();
         });
-        self.coordinators.borrow_mut().insert(name.to_owned(), Rc::new(Coordinator { process, line, shutdown }));
+        self.coordinators.borrow_mut().insert(name.to_owned(), Rc::new(Coordinator { process, link, shutdown }));
     }
 
     /// Starts a router unless one of that name runs.
@@ -158,15 +158,15 @@ impl Cluster {
 
     /// When the exchange that begins now breaks, if it does.
     pub(crate) fn breaks_after(&self) -> Option<Duration> {
-        let dice = &self.world.dice;
-        let breaks = self.breaking.get() > 0 && dice.percent(self.breaking.get());
-        breaks.then(|| dice.millis(1..=2 * (self.world.setting.message_ms + self.world.setting.work_ms)))
+        let rng = &self.world.rng;
+        let breaks = self.breaking.get() > 0 && rng.percent(self.breaking.get());
+        breaks.then(|| rng.millis(1..=2 * (self.world.setting.message_ms + self.world.setting.work_ms)))
     }
 }
 
 impl Coordinator {
     pub(crate) fn member(&self) -> Member {
-        Member { process: self.process.clone(), line: self.line.clone() }
+        Member { process: self.process.clone(), link: self.link.clone() }
     }
 
     pub(crate) fn shut_down(&self) {
@@ -176,13 +176,13 @@ impl Coordinator {
 
 impl Router {
     pub(crate) fn member(&self) -> Member {
-        Member { process: self.process.clone(), line: self.line.clone() }
+        Member { process: self.process.clone(), link: self.link.clone() }
     }
 }
 
 impl Pod {
     pub(crate) fn member(&self) -> Member {
-        Member { process: self.process.clone(), line: self.line.clone() }
+        Member { process: self.process.clone(), link: self.link.clone() }
     }
 }
 

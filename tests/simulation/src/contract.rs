@@ -1,7 +1,13 @@
-//! Looks at the store after each write and says where the records break the protocol.
+//! Checks after each write that the records in the store keep the protocol, which the transactions' guards are to
+//! ensure.
 //!
-//! The guards of the transactions are to make this impossible; here is checked that they do, by looking at what stands
-//! before and after. What must stay true: nothing here asks a function that decides for production.
+//! The checker of `tests/chaos` is another one: it has a watch's events, one at a time, where this one has the store
+//! before and after a whole transaction, and its author. What they could share is less than what each would have to
+//! translate.
+//!
+//! # Invariants
+//!
+//! * No function that decides for production is asked.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +20,7 @@ use segue_protocol::view::{PodLife, Stamped, View};
 
 use crate::trace::Trace;
 
-/// The store as it stands, and what was true of it before.
+/// The store as it is, and the epochs that it has had.
 #[derive(Debug)]
 pub(crate) struct Contract {
     trace: Arc<Trace>,
@@ -28,14 +34,14 @@ struct Inner {
     epochs: BTreeMap<PartitionId, Epoch>,
 }
 
-/// Who writes.
+/// The author of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Author<'a> {
     /// A coordinator of this name: it must lead.
     Coordinator(&'a str),
     /// A router or a pod.
     Other,
-    /// Someone with etcdctl, who may do as he likes.
+    /// An operator with etcdctl, who may write anything.
     Operator,
 }
 
@@ -45,7 +51,7 @@ impl Contract {
         Contract { trace, inner: Mutex::new(inner) }
     }
 
-    /// The store stands like this now, by nobody's writing or by `author`'s.
+    /// Checks the store as it is now, after a write of `author` or none.
     pub(crate) fn look(&self, snapshot: Snapshot, author: Author<'_>) {
         let mut inner = self.lock();
         if snapshot.revision <= inner.view.revision {
@@ -77,7 +83,7 @@ impl Contract {
         }
     }
 
-    /// What stands.
+    /// Calls `ask` with the view of the store.
     pub(crate) fn with_view<T>(&self, ask: impl FnOnce(&View) -> T) -> T {
         ask(&self.lock().view)
     }
@@ -128,7 +134,7 @@ impl Contract {
             Phase::Complete => "a handoff completed",
         });
         let barrier = record.mode == Mode::Barrier && record.old_owner.is_some();
-        // Whoever is registered when the phase moves on must have agreed.
+        // Every router that is registered when the phase moves on must have agreed.
         for router in after.routers.keys() {
             let agreed = match was.value.phase {
                 Phase::Ready if barrier => after.drained_ack(partition, router, id).is_some_and(|ack| !ack.gave_up),

@@ -1,7 +1,12 @@
 //! One exchange between a router and a pod, as messages over the simulated network.
 //!
-//! What must stay true, as with sockets: nothing was sent if no connection could be made; once something was, only an answer
-//! tells what became of it; a pod goes on working whether the connection still stands or not.
+//! # Invariants
+//!
+//! As with sockets:
+//!
+//! * Nothing was sent if no connection could be made.
+//! * Once something was sent, only a response tells what became of it.
+//! * A pod continues to work whether the connection stands or not.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,12 +41,12 @@ pub(crate) enum Outcome {
 /// Sends a request where its pass leads.
 pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, permit: &Permit, asked: Asked) -> Outcome {
     let world = &cluster.world;
-    let (setting, dice) = (&world.setting, &world.dice);
+    let (setting, rng) = (&world.setting, &world.rng);
     let (me, pod) = (router.process.name.clone(), permit.pod().name.clone());
     // Most requests find a connection that stands.
-    let made_for_this = dice.percent(30) || cluster.pod(&pod).is_none();
+    let made_for_this = rng.percent(30) || cluster.pod(&pod).is_none();
     if made_for_this {
-        sleep(dice.millis(0..=setting.message_ms)).await;
+        sleep(rng.millis(0..=setting.message_ms)).await;
         if world.network.is_cut(&me, &pod) {
             sleep(setting.connect_timeout).await;
             return Outcome::Unreachable;
@@ -53,7 +58,7 @@ pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, permit: &Pe
             return Outcome::Fenced;
         }
     }
-    world.witness.sent(asked.id, &pod, permit.epoch());
+    world.history.sent(asked.id, &pod, permit.epoch());
     let job = Job { id: asked.id, partition: asked.partition, epoch: permit.epoch(), work: asked.work };
     let broken = CancellationToken::new();
     let (said, heard) = oneshot::channel();
@@ -79,7 +84,7 @@ pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, permit: &Pe
         () = after(breaks_after) => {
             world.trace.seen("an exchange broke");
             // The pod may notice, or not.
-            if dice.percent(50) {
+            if rng.percent(50) {
                 broken.cancel();
             }
             Outcome::Broken
@@ -104,7 +109,7 @@ async fn far_side(
     said: oneshot::Sender<Answer>,
 ) {
     let world = &cluster.world;
-    let late = || world.dice.millis(0..=world.setting.message_ms);
+    let late = || world.rng.millis(0..=world.setting.message_ms);
     sleep(late()).await;
     let silence = 2 * world.setting.request_timeout.min(Duration::from_secs(60));
     if world.network.is_cut(&router, &pod) {
@@ -116,7 +121,7 @@ async fn far_side(
     let served = tokio::select! {
         biased;
         served = at.serve(job) => served,
-        // The server drops what it does for a connection that is gone; what it has begun goes on all the same.
+        // The server drops its part of a connection that is gone; the work that it has begun continues.
         () = broken.cancelled() => return,
     };
     drop(at);

@@ -1,6 +1,8 @@
-//! What goes wrong: each fault begins at random, lasts a while and is healed at the latest when the storm is over.
+//! Faults: each begins at random, lasts a while, and is healed at the latest when the storm is over.
 //!
-//! What must stay true: everything that a fault breaks, [`heal`] mends.
+//! # Invariants
+//!
+//! * [`heal`] mends everything that a fault breaks.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -42,7 +44,7 @@ pub(crate) enum Fault {
     DeleteHandoff,
     OperatorDrains,
     DrainPod,
-    /// A router and a pod lose the store together, and go on talking to each other.
+    /// A router and a pod lose the store together, but not each other.
     CutTogether,
     /// Another router joins, and leaves properly.
     RouterJoins,
@@ -120,17 +122,17 @@ impl Fault {
 /// Has things go wrong until `until`.
 pub(crate) async fn storm(cluster: Rc<Cluster>, until: Instant) {
     let world = cluster.world.clone();
-    let (setting, dice) = (&world.setting, world.dice.fork());
+    let (setting, rng) = (&world.setting, world.rng.fork());
     loop {
-        sleep(dice.millis(200..=setting.fault_rest_ms)).await;
+        sleep(rng.millis(200..=setting.fault_rest_ms)).await;
         if Instant::now() >= until {
             return;
         }
-        if let Some(fault) = dice.pick(&setting.faults) {
-            let lasts = match dice.percent(50) {
-                true => dice.millis(10..=1_000),
+        if let Some(fault) = rng.pick(&setting.faults) {
+            let lasts = match rng.percent(50) {
+                true => rng.millis(10..=1_000),
                 // Longer than a lease.
-                false => dice.millis(1_000..=setting.lease_ttl.as_millis() as u64 * 5 / 2),
+                false => rng.millis(1_000..=setting.lease_ttl.as_millis() as u64 * 5 / 2),
             };
             let lasts = lasts.min(until - Instant::now());
             world.trace.event(format_args!("FAULT {fault:?} for {lasts:?}"));
@@ -170,10 +172,10 @@ pub(crate) fn heal(cluster: &Cluster) {
     if let Some(joined) = cluster.router("r9") {
         joined.shut_down();
     }
-    for Member { process, line } in cluster.members() {
+    for Member { process, link } in cluster.members() {
         process.resume();
-        line.set_cut(false);
-        line.set_stalled(false);
+        link.set_cut(false);
+        link.set_stalled(false);
     }
     cluster.complete();
 }
@@ -200,37 +202,37 @@ fn disk(cluster: &Cluster) -> std::sync::MutexGuard<'_, Duration> {
 
 async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
     let world = cluster.world.clone();
-    let dice = world.dice.fork();
+    let rng = world.rng.fork();
     let (coordinators, routers, pods) = (cluster.coordinators(), cluster.routers(), cluster.pods());
     match fault {
         Fault::CrashPod => {
-            let Some(pod) = dice.pick(&pods) else { return };
+            let Some(pod) = rng.pick(&pods) else { return };
             pod.crash();
             sleep(lasts).await;
             cluster.start_pod(&pod.process.name);
         }
         Fault::CrashRouter => {
-            let Some(router) = dice.pick(&routers) else { return };
+            let Some(router) = rng.pick(&routers) else { return };
             router.process.kill();
             sleep(lasts).await;
             cluster.start_router(&router.process.name);
         }
         Fault::CrashCoordinator => {
-            let Some(coordinator) = dice.pick(&coordinators) else { return };
+            let Some(coordinator) = rng.pick(&coordinators) else { return };
             let Member { process, .. } = coordinator.member();
             process.kill();
             sleep(lasts).await;
             cluster.start_coordinator(&process.name);
         }
         Fault::ShutDownPod => {
-            let Some(pod) = dice.pick(&pods).cloned() else { return };
-            pod.handle.shutdown(dice.millis(500..=8_000)).await;
+            let Some(pod) = rng.pick(&pods).cloned() else { return };
+            pod.handle.shutdown(rng.millis(500..=8_000)).await;
             pod.crash();
             sleep(lasts).await;
             cluster.start_pod(&pod.process.name);
         }
         Fault::ShutDownRouter => {
-            let Some(router) = dice.pick(&routers) else { return };
+            let Some(router) = rng.pick(&routers) else { return };
             router.shut_down();
             while !router.process.is_dead() {
                 sleep(Duration::from_millis(50)).await;
@@ -239,7 +241,7 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             cluster.start_router(&router.process.name);
         }
         Fault::ShutDownCoordinator => {
-            let Some(coordinator) = dice.pick(&coordinators) else { return };
+            let Some(coordinator) = rng.pick(&coordinators) else { return };
             coordinator.shut_down();
             let Member { process, .. } = coordinator.member();
             while !process.is_dead() {
@@ -248,18 +250,18 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             sleep(lasts).await;
             cluster.start_coordinator(&process.name);
         }
-        Fault::PausePod => pause(dice.pick(&pods).map(|pod| pod.member()), lasts).await,
-        Fault::PauseRouter => pause(dice.pick(&routers).map(|router| router.member()), lasts).await,
-        Fault::PauseCoordinator => pause(dice.pick(&coordinators).map(|it| it.member()), lasts).await,
-        Fault::CutPod => cut(dice.pick(&pods).map(|pod| pod.member()), lasts).await,
-        Fault::CutRouter => cut(dice.pick(&routers).map(|router| router.member()), lasts).await,
-        Fault::CutCoordinator => cut(dice.pick(&coordinators).map(|it| it.member()), lasts).await,
+        Fault::PausePod => pause(rng.pick(&pods).map(|pod| pod.member()), lasts).await,
+        Fault::PauseRouter => pause(rng.pick(&routers).map(|router| router.member()), lasts).await,
+        Fault::PauseCoordinator => pause(rng.pick(&coordinators).map(|it| it.member()), lasts).await,
+        Fault::CutPod => cut(rng.pick(&pods).map(|pod| pod.member()), lasts).await,
+        Fault::CutRouter => cut(rng.pick(&routers).map(|router| router.member()), lasts).await,
+        Fault::CutCoordinator => cut(rng.pick(&coordinators).map(|it| it.member()), lasts).await,
         Fault::CutTogether => {
-            let (Some(router), Some(pod)) = (dice.pick(&routers), dice.pick(&pods)) else { return };
+            let (Some(router), Some(pod)) = (rng.pick(&routers), rng.pick(&pods)) else { return };
             let both = [router.member(), pod.member()];
-            both.iter().for_each(|member| member.line.set_cut(true));
+            both.iter().for_each(|member| member.link.set_cut(true));
             sleep(lasts * 2).await;
-            both.iter().for_each(|member| member.line.set_cut(false));
+            both.iter().for_each(|member| member.link.set_cut(false));
         }
         Fault::RouterJoins => {
             let name = "r9";
@@ -270,25 +272,25 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             }
         }
         Fault::StallPod => {
-            let Some(pod) = dice.pick(&pods) else { return };
-            pod.line.set_stalled(true);
+            let Some(pod) = rng.pick(&pods) else { return };
+            pod.link.set_stalled(true);
             sleep(lasts).await;
-            pod.line.set_stalled(false);
+            pod.link.set_stalled(false);
         }
         Fault::CutLink => {
-            let (Some(router), Some(pod)) = (dice.pick(&routers), dice.pick(&pods)) else { return };
+            let (Some(router), Some(pod)) = (rng.pick(&routers), rng.pick(&pods)) else { return };
             let (router, pod) = (router.process.name.clone(), pod.process.name.clone());
             world.network.cut(&router, &pod);
             sleep(lasts).await;
             world.network.heal(&router, &pod);
         }
         Fault::BreakExchanges => {
-            cluster.breaking.set(dice.among(5..=60) as u32);
+            cluster.breaking.set(rng.among(5..=60) as u32);
             sleep(lasts).await;
             cluster.breaking.set(0);
         }
         Fault::SlowDisk => {
-            *disk(&cluster) = dice.millis(20..=800);
+            *disk(&cluster) = rng.millis(20..=800);
             sleep(lasts).await;
             *disk(&cluster) = Duration::ZERO;
         }
@@ -298,38 +300,38 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             world.store.set_available(true);
         }
         Fault::BreakWatch => {
-            if let Some(member) = dice.pick(&cluster.members()) {
-                member.line.break_watches();
+            if let Some(member) = rng.pick(&cluster.members()) {
+                member.link.break_watches();
             }
         }
         Fault::StallWatch => {
             let members = cluster.members();
-            let Some(member) = dice.pick(&members) else { return };
-            member.line.set_stalled(true);
+            let Some(member) = rng.pick(&members) else { return };
+            member.link.set_stalled(true);
             sleep(lasts).await;
-            member.line.set_stalled(false);
+            member.link.set_stalled(false);
         }
         Fault::Compact => {
-            // Again and again, so that one comes between a snapshot and the watch that is to go on from it.
+            // Repeatedly, so that one falls between a snapshot and the watch that continues from it.
             let ends = Instant::now() + lasts;
             while Instant::now() < ends {
                 let revision = world.contract.with_view(|view| view.revision);
                 // Refused if it is compacted that far already.
                 let _ = world.store.compact(revision);
-                if dice.percent(2) {
-                    cluster.members().iter().for_each(|member| member.line.break_watches());
+                if rng.percent(2) {
+                    cluster.members().iter().for_each(|member| member.link.break_watches());
                 }
-                sleep(dice.millis(1..=10)).await;
+                sleep(rng.millis(1..=10)).await;
             }
         }
         Fault::DeleteHandoff => {
             let standing: Vec<PartitionId> = world.contract.with_view(|view| view.handoffs.keys().copied().collect());
-            let Some(partition) = dice.pick(&standing) else { return };
+            let Some(partition) = rng.pick(&standing) else { return };
             let key = Keys::One(world.keys.handoff(*partition));
             by_hand(&cluster, Txn { then: vec![Op::Delete(key)], ..Txn::default() }).await;
         }
         Fault::OperatorDrains => {
-            let Some(pod) = dice.pick(&pods) else { return };
+            let Some(pod) = rng.pick(&pods) else { return };
             set_status(&cluster, &pod.process.name, PodStatus::Draining).await;
             sleep(lasts).await;
             set_status(&cluster, &pod.process.name, PodStatus::Ready).await;
@@ -339,18 +341,18 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
                 let pods = view.pods.keys().map(|pod| world.keys.pod(pod));
                 pods.chain(view.routers.keys().map(|router| world.keys.router(router))).collect::<Vec<_>>()
             });
-            let Some(key) = dice.pick(&keys) else { return };
+            let Some(key) = rng.pick(&keys) else { return };
             let Ok(snapshot) = world.store.snapshot(&Keys::One(key.clone())).await else { return };
             let Some(entry) = snapshot.entries.into_iter().next() else { return };
             world.trace.event(format_args!("{key} is detached from its lease"));
             world.trace.seen("a registration was detached from its lease");
-            let value = if dice.percent(30) { b"no JSON".to_vec() } else { entry.value };
+            let value = if rng.percent(30) { b"no JSON".to_vec() } else { entry.value };
             let when = vec![Compare::created_at(key.clone(), entry.create_revision)];
             let put = Op::Put { key: key.clone(), value, lease: None };
             by_hand(&cluster, Txn { when, then: vec![put], otherwise: None }).await;
         }
         Fault::DrainPod => {
-            if let Some(pod) = dice.pick(&pods).filter(|_| pods.len() > 1) {
+            if let Some(pod) = rng.pick(&pods).filter(|_| pods.len() > 1) {
                 pod.handle.set_draining();
                 sleep(lasts).await;
                 pod.crash();
@@ -363,7 +365,7 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
 async fn by_hand(cluster: &Cluster, txn: Txn) {
     let world = &cluster.world;
     world.look(Author::Other).await;
-    // An operator whose store is out of reach goes home.
+    // An operator gives up when the store is out of reach.
     let _ = world.store.commit(txn).await;
     world.look(Author::Operator).await;
 }
@@ -376,8 +378,8 @@ async fn pause(member: Option<Member>, lasts: Duration) {
 }
 
 async fn cut(member: Option<Member>, lasts: Duration) {
-    let Some(Member { line, .. }) = member else { return };
-    line.set_cut(true);
+    let Some(Member { link, .. }) = member else { return };
+    link.set_cut(true);
     sleep(lasts).await;
-    line.set_cut(false);
+    link.set_cut(false);
 }

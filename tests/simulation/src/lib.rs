@@ -1,34 +1,34 @@
-//! The whole cluster in one thread, under a simulated clock and network, from one seed.
+//! A whole cluster in one thread, under a simulated clock and network, from one seed.
 //!
-//! Coordinators, routers and pods run production's code over the embedded store; simulated are the clock, the sockets, the
-//! lines to the store, the writers inside the pods and whatever goes wrong. Witnesses see every event and check the
-//! invariants of the protocol at each. A seed repeats: the same one gives the same history, to the microsecond.
+//! Coordinators, routers and pods run production's code over the embedded store. Simulated are the clock, the sockets,
+//! the links to the store, the writers in the pods, and the faults. Each event is checked against the invariants of the
+//! protocol. A seed repeats its history to the microsecond.
 //!
 //! ```text
 //! clients ─► router (table, control side) ─ exchange ─► pod (ownership layer ─ writer ─► log)
-//!                 └──── line ──► MemoryStore ◄── line ────┘        ◄── line ── coordinators
+//!                 └──── link ──► MemoryStore ◄── link ────┘        ◄── link ── coordinators
 //! ```
 #![allow(clippy::unwrap_used)]
 
+mod byzantine;
 mod client;
 mod cluster;
 mod contract;
-mod dice;
 mod exchange;
 mod faults;
-mod liar;
-mod line;
+mod history;
 mod log;
 mod network;
 mod pod;
 mod process;
+mod rng;
 mod router;
 mod run;
 mod sabotage;
 mod setting;
+mod store_link;
 mod sweep;
 mod trace;
-mod witness;
 mod world;
 
 pub use run::{Outcome, Scenario, run};

@@ -1,8 +1,8 @@
 //! The durable log behind each partition, which outlives the pods that write to it, as a Kafka partition would.
 //!
-//! A write takes effect when it is appended. A writer with the capability `fence` has its epoch checked: the log refuses
-//! one that is older than the newest it has been told of. A writer without it is not checked, so a late write of an old owner
-//! lands, and the owner who has read the tail already does not know it: that is how a write gets lost.
+//! A write takes effect when it is appended. The log checks the epoch of a writer with the capability `fence` and
+//! refuses one that is older than the newest epoch it knows. A writer without it is not checked: a late write of an old
+//! owner lands, and the new owner, which has read the tail already, never sees it. That is how a write gets lost.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

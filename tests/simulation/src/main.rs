@@ -1,4 +1,4 @@
-//! The command line of the simulation: which seeds, how many at a time, and what to tell.
+//! The command line of the simulation: the seeds, the number of jobs, and what to print.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a command-line program")]
 
 use std::fs;

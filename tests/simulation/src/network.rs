@@ -1,7 +1,7 @@
-//! The simulated network between routers and pods: which link is cut, and how long a message takes.
+//! The simulated network between routers and pods: cut links and delays.
 //!
-//! Sockets are what is simulated instead of run. Each message has a delay of its own, so messages of different connections
-//! overtake each other.
+//! It takes the place of sockets. Each message has a delay of its own, so messages of different connections overtake
+//! each other.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,8 @@
 //! A simulated pod: production's pod side and ownership layer around a writer that keeps state and appends to the log.
 //!
-//! Simulated are only the writer's own doings: how long it takes to warm, to work, to append. It keeps to what
-//! `segue_coordination::pod` asks of a service: state per handoff, the tail read before the first request of an epoch.
+//! Only the writer is simulated: how long it takes to warm, to work, and to append. It does what
+//! `segue_coordination::pod` asks of a service: state per handoff, and the tail read before the first request of an
+//! epoch.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -22,17 +23,17 @@ use tokio::task::spawn_local;
 use tokio::time::sleep;
 use tower::{Layer as _, Service};
 
-use crate::line::{Kind, Line};
+use crate::history::{Owner, RequestId};
 use crate::log::Writer;
 use crate::process::Process;
 use crate::sabotage::Sabotage;
-use crate::witness::{Owner, RequestId};
+use crate::store_link::{Kind, StoreLink};
 use crate::world::{KEYSPACE, World};
 
 /// One life of a pod.
 pub(crate) struct Pod {
     pub(crate) process: Arc<Process>,
-    pub(crate) line: Arc<Line>,
+    pub(crate) link: Arc<StoreLink>,
     pub(crate) handle: PodHandle,
     service: OwnershipService<WriterService>,
     bare: WriterService,
@@ -60,20 +61,20 @@ pub(crate) struct Job {
 impl Pod {
     pub(crate) fn start(world: &Arc<World>, name: &str, life: u64) -> Pod {
         let process = Process::new(name, life, &world.trace);
-        let line = Line::new(world, &process, Kind::Pod);
+        let link = StoreLink::new(world, &process, Kind::Pod);
         let writer = Arc::new(Writing { world: world.clone(), process: process.clone(), states: Mutex::default() });
         let mut settings = PodSettings::new(name, format!("{name}:80"));
         settings.lease_ttl = world.setting.lease_ttl;
         settings.capabilities = world.setting.capabilities;
-        let store: Arc<dyn Store> = line.clone();
+        let store: Arc<dyn Store> = link.clone();
         let (handle, run) = PodHandle::prepare(store, KEYSPACE, world.keys.clone(), settings, writer.clone());
         spawn_local(process.run(run));
         let bare = WriterService { writer: writer.clone(), handle: handle.clone() };
         let service = handle.layer().layer(bare.clone());
         if world.is_sabotaged(Sabotage::EarlyDrained) {
-            spawn_local(process.run(crate::liar::say_drained(world.clone(), name.to_owned())));
+            spawn_local(process.run(crate::byzantine::say_drained(world.clone(), name.to_owned())));
         }
-        Pod { process, line, handle, service, bare, writer }
+        Pod { process, link, handle, service, bare, writer }
     }
 
     /// Ends at once. What it had on the way to the log arrives.
@@ -173,7 +174,7 @@ impl Writing {
     }
 
     async fn takes(&self, at_most_ms: u64) {
-        sleep(self.world.dice.millis(0..=at_most_ms)).await;
+        sleep(self.world.rng.millis(0..=at_most_ms)).await;
         self.process.awake().await;
     }
 }
@@ -183,14 +184,14 @@ impl HandoffHandler for Writing {
     async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
         let (world, name) = (&self.world, &self.process.name);
         world.trace.event(format_args!("{name} warms {} for {}", part.partition, part.epoch));
-        let id = world.dice.among(0..=u64::MAX - 1);
+        let id = world.rng.among(0..=u64::MAX - 1);
         let state = State { id, epoch: part.epoch, handoff: part.handoff, known: Mutex::default() };
         let state = Arc::new(state);
         self.states().insert(part.partition, state.clone());
         self.takes(200).await;
         *state.known() = Known { length: world.logs.len(part.partition), with_tail: false };
         // Now and then longer than any time-out, or in vain.
-        match world.dice.among(0..=99) {
+        match world.rng.among(0..=99) {
             0..=3 => self.takes(20_000).await,
             4..=7 => return Err("the state cannot be copied".into()),
             _ => self.takes(300).await,
@@ -261,7 +262,7 @@ impl Service<Request<()>> for WriterService {
         let world = &writer.world;
         let stands =
             |owner: &Owner| world.contract.with_view(|view| view.live_pod(&owner.pod, owner.incarnation).is_some());
-        world.witness.accepted(job.id, epoch, &owner, stands);
+        world.history.accepted(job.id, epoch, &owner, stands);
         let left = Left { writer: writer.clone(), id: job.id };
         let work = async move {
             let status = work(&writer, job, epoch).await;
@@ -269,7 +270,7 @@ impl Service<Request<()>> for WriterService {
             Ok(answer(status))
         };
         if self.writer.world.is_sabotaged(Sabotage::WorkPastLease) {
-            // As if nobody could stop it.
+            // As if it could not be stopped.
             let (said, heard) = oneshot::channel();
             tokio::spawn(async move {
                 let _ = said.send(work.await);
@@ -296,7 +297,7 @@ struct Left {
 
 impl Drop for Left {
     fn drop(&mut self) {
-        self.writer.world.witness.left(self.id);
+        self.writer.world.history.left(self.id);
     }
 }
 
@@ -309,7 +310,7 @@ async fn work(writer: &Arc<Writing>, job: Job, epoch: Epoch) -> StatusCode {
         }
         return StatusCode::INTERNAL_SERVER_ERROR;
     };
-    // Nobody has read the tail: a pod without `sync` does it before its first request.
+    // The tail has not been read: a pod without `sync` reads it before its first request.
     let with_tail = state.known().with_tail;
     if !with_tail && !writer.read_tail(job.partition, &state) {
         return StatusCode::SERVICE_UNAVAILABLE;
@@ -326,8 +327,8 @@ async fn append(writer: &Arc<Writing>, state: &Arc<State>, job: Job) -> StatusCo
     let (world, name) = (writer.world.clone(), writer.process.name.clone());
     let (state, entry) = (state.clone(), state.writer(writer.fences()));
     // Now and then the log is slow.
-    let longest = if world.dice.percent(95) { world.setting.append_ms.min(20) } else { world.setting.append_ms };
-    let delay = world.dice.millis(0..=longest);
+    let longest = if world.rng.percent(95) { world.setting.append_ms.min(20) } else { world.setting.append_ms };
+    let delay = world.rng.millis(0..=longest);
     let (said, heard) = oneshot::channel();
     tokio::spawn(async move {
         sleep(delay).await;
@@ -335,7 +336,7 @@ async fn append(writer: &Arc<Writing>, state: &Arc<State>, job: Job) -> StatusCo
         let appended = world.logs.append(job.partition, entry, job.id, &mut known.length);
         drop(known);
         match appended {
-            Ok(()) => world.witness.applied(job.id, &name, entry.epoch),
+            Ok(()) => world.history.applied(job.id, &name, entry.epoch),
             Err(_) => {
                 world.trace.event(format_args!("the log refuses {} of {name} at {}", job.id, entry.epoch));
                 world.trace.seen("the log refused an old epoch");

@@ -1,8 +1,8 @@
 //! A simulated process: its tasks run, stand still while time goes on (as after SIGSTOP), or are gone.
 //!
-//! Only what is wrapped in [`Process::run`] stands still. Production code spawns a few tasks of its own (keepalives, the
-//! watch, writes); those reach the world only through the process's [`Line`](crate::line::Line) to the store, which waits
-//! for [`Process::awake`] before and after each call.
+//! Only futures wrapped in [`Process::run`] stand still. Production code spawns a few tasks of its own (keepalives, the
+//! watch, writes). They reach the world only through the process's [`StoreLink`](crate::store_link::StoreLink), which
+//! waits for [`Process::awake`] before and after each call.
 
 use std::collections::BTreeMap;
 use std::future::Future;

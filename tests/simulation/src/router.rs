@@ -1,7 +1,8 @@
-//! A simulated router: production's control side and routing table, and the path of a request with messages for sockets.
+//! A simulated router: production's control side and routing table, and a request path with messages instead of
+//! sockets.
 //!
-//! What is decided about a request is `segue_proxy::forward`'s, decision by decision: a pod that cannot be reached was sent
-//! nothing, a 421 is put back, an exchange that breaks is never sent again, and one whose client has gone is seen through.
+//! The decisions about a request are those of `segue_proxy::forward`: an unreachable pod was sent nothing, a 421 puts
+//! the request back, a broken exchange is never repeated, and an exchange whose client has gone continues to its end.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -23,13 +24,13 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::byzantine::Hasty;
 use crate::cluster::Cluster;
 use crate::exchange::{Outcome, exchange};
-use crate::liar::Hasty;
-use crate::line::{Kind, Line};
+use crate::history::{RequestId, Status};
 use crate::process::Process;
 use crate::sabotage::Sabotage;
-use crate::witness::{RequestId, Status};
+use crate::store_link::{Kind, StoreLink};
 use crate::world::World;
 
 /// What the path of a request may take beyond its limits.
@@ -38,7 +39,7 @@ const SLACK: Duration = Duration::from_millis(200);
 /// One life of a router.
 pub(crate) struct Router {
     pub(crate) process: Arc<Process>,
-    pub(crate) line: Arc<Line>,
+    pub(crate) link: Arc<StoreLink>,
     pub(crate) table: Arc<Table>,
     world: Arc<World>,
     worker: TableHandle,
@@ -85,7 +86,7 @@ impl Router {
     pub(crate) fn start(world: &Arc<World>, name: &str, life: u64) -> Rc<Router> {
         let setting = &world.setting;
         let process = Process::new(name, life, &world.trace);
-        let line = Line::new(world, &process, Kind::Router);
+        let link = StoreLink::new(world, &process, Kind::Router);
         let limits = StashLimits {
             max_requests: setting.max_requests,
             // As many as `max_requests` of that size.
@@ -112,17 +113,17 @@ impl Router {
         };
         let observer = Arc::new(Observer { world: world.clone(), name: name.to_owned() });
         let ports = RouterPorts { plane, notices, observer, status: sender };
-        let store: Arc<dyn Store> = line.clone();
+        let store: Arc<dyn Store> = link.clone();
         let run = run_router(store, world.keys.clone(), settings, ports, shutdown.clone());
         let (confined, ended) = (process.run(run), process.clone());
         spawn_local(async move {
             confined.await;
-            // Nothing of it goes on.
+            // None of its tasks continues.
             ended.kill();
         });
         let worker = table.worker(0);
         let (closed, open, returned) = (Cell::new(false), Cell::new(0), RefCell::default());
-        Rc::new(Router { process, line, table, world: world.clone(), worker, closed, open, returned, shutdown })
+        Rc::new(Router { process, link, table, world: world.clone(), worker, closed, open, returned, shutdown })
     }
 
     /// Takes requests.
@@ -168,14 +169,14 @@ impl Router {
         let _open = Open(&self.open);
         let (arrived, paused) = (Instant::now(), self.process.paused());
         let status = self.route(&cluster, asked, arrived, &mut answer).await;
-        self.world.witness.unheld(asked.id);
+        self.world.history.unheld(asked.id);
         let Some(status) = status else { return };
         let took = arrived.elapsed().saturating_sub(self.process.paused() - paused);
         let setting = &self.world.setting;
         // It may wait for the router's first view; it may be with a pod that refuses it at last; then it may wait, and go to a
         // pod once more at the last moment.
         let at_most = 2 * (setting.max_wait + setting.request_timeout) + setting.connect_timeout + SLACK;
-        self.world.witness.took(asked.id, took, at_most);
+        self.world.history.took(asked.id, took, at_most);
         let _ = answer.send(status);
     }
 
@@ -186,14 +187,14 @@ impl Router {
         arrived: Instant,
         answer: &mut oneshot::Sender<Status>,
     ) -> Option<Status> {
-        let (world, witness) = (&self.world, &self.world.witness);
+        let (world, history) = (&self.world, &self.world.history);
         while self.worker.partitions() <= asked.partition.get() {
             if arrived.elapsed() >= world.setting.max_wait || self.worker.shutting_down() {
                 return Some(Status::Refused("no-owner"));
             }
             sleep(Duration::from_millis(10)).await;
         }
-        witness.taken(asked.id, &self.process.name, self.process.life);
+        history.taken(asked.id, &self.process.name, self.process.life);
         let order = asked.key.filter(|_| !world.is_sabotaged(Sabotage::NoOrder));
         let mut held_since = None;
         let mut returned = None;
@@ -209,15 +210,15 @@ impl Router {
                     let deadline = *held_since.get_or_insert(began) + world.setting.max_wait;
                     let turn = self.wait(queued, asked.id, answer).await?;
                     let late = Instant::now().saturating_duration_since(deadline.max(began));
-                    witness.took(asked.id, late.saturating_sub(self.process.paused() - paused), SLACK);
+                    history.took(asked.id, late.saturating_sub(self.process.paused() - paused), SLACK);
                     match turn {
                         Ok(permit) => permit,
                         Err(refusal) => return Some(self.refused(refusal)),
                     }
                 }
             };
-            witness.started(asked.id);
-            // Once its client has gone there is nobody to put it back for.
+            history.started(asked.id);
+            // Once its client has gone it need not be put back.
             let mut gone = false;
             let outcome = loop {
                 let under_way = exchange(cluster, self, &permit, asked);
@@ -261,7 +262,7 @@ impl Router {
                         return Some(Status::Bounced);
                     }
                     world.trace.seen(if why == "421" { "a 421 was put back" } else { "a pod could not be reached" });
-                    witness.undone(asked.id, why);
+                    history.undone(asked.id, why);
                     returned.get_or_insert_with(|| Returned::count(self, asked.partition));
                     let back = if outcome == Outcome::Misdirected { permit.refused() } else { Ok(permit.put_back()) };
                     match back {
@@ -274,7 +275,7 @@ impl Router {
                 }
                 Outcome::Fenced => {
                     world.trace.seen("a lease ran out while a connection was made");
-                    witness.undone(asked.id, "fenced");
+                    history.undone(asked.id, "fenced");
                     returned.get_or_insert_with(|| Returned::count(self, asked.partition));
                     permit.put_back_fenced()
                 }
@@ -302,7 +303,7 @@ impl Router {
         id: RequestId,
         answer: &mut oneshot::Sender<Status>,
     ) -> Option<Result<Permit, Refusal>> {
-        self.world.witness.held(id);
+        self.world.history.held(id);
         self.world.trace.seen("a request was held");
         let turn = tokio::select! {
             biased;

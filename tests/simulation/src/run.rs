@@ -1,5 +1,5 @@
-//! One seed from beginning to end: a cluster starts, things go wrong for a while, then nothing does any more, and then
-//! everything must be well.
+//! One seed from beginning to end: a cluster starts, faults happen for a while, then they stop and the cluster must
+//! recover.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -69,17 +69,17 @@ pub fn run(scenario: Scenario) -> std::io::Result<Outcome> {
         let world = World::new(seed, sabotage, keeps_lines);
         let cluster = Cluster::start(&world);
         play(&cluster).await;
-        let requests = world.witness.totals();
-        let history = world.trace.finish();
+        let requests = world.history.totals();
+        let recorded = world.trace.finish();
         Outcome {
             seed,
-            hash: history.hash,
-            events: history.events,
+            hash: recorded.hash,
+            events: recorded.events,
             requests,
             simulated: began.elapsed(),
-            seen: history.seen,
-            violations: history.violations,
-            lines: history.lines,
+            seen: recorded.seen,
+            violations: recorded.violations,
+            lines: recorded.lines,
         }
     });
     Ok(outcome)
@@ -102,7 +102,7 @@ async fn play(cluster: &Rc<Cluster>) {
     }
     faults::heal(cluster);
     spawn_local(faults::forget(cluster.clone()));
-    // Requests go on to come: a cluster must become well under load.
+    // Requests continue: a cluster must recover under load.
     let (deadline, quiet) = (Instant::now() + CALM, Instant::now() + Duration::from_secs(10));
     let mut why = Vec::new();
     while Instant::now() < deadline {
@@ -165,7 +165,7 @@ fn what_is_not_well(cluster: &Cluster) -> Vec<String> {
             }
         }
     });
-    let open = world.witness.open();
+    let open = world.history.open();
     if open > 0 {
         why.push(format!("{open} requests have no answer"));
     }

@@ -1,8 +1,9 @@
-//! Rules of the protocol that can be switched off, so that one can see whether the simulation notices.
+//! Rules of the protocol that can be switched off, to show that the simulation notices.
 //!
-//! Nothing here touches production code: each is done by what surrounds it (the line to the store, the simulated network,
-//! the simulated writer). That a router registers before it takes its snapshot is not among them: the store is seen too soon
-//! after for the harm to show in a thousand seeds. The model finds it (`make mutants ARGS="--rule RegisterFirst"`).
+//! Production code is not touched: what surrounds it breaks the rule (the link to the store, the simulated network, the
+//! simulated writer). One rule is missing: that a router registers before it takes its snapshot. The store is seen too
+//! soon afterwards for the harm to show in a thousand seeds; the model finds it (`make mutants ARGS="--rule
+//! RegisterFirst"`).
 
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
@@ -28,7 +29,7 @@ pub enum Sabotage {
     SendAgain,
     /// A pod accepts every epoch.
     AnyEpoch,
-    /// A pod's work goes on when its lease is over.
+    /// A pod's work continues when its lease is over.
     WorkPastLease,
     /// A pod says `drained` as soon as it is asked.
     EarlyDrained,

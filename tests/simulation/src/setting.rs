@@ -1,8 +1,13 @@
-//! What a seed decides before anything runs: how big the cluster is, what its pods can do, and what may go wrong.
+//! The choices that a seed makes before anything runs: the size of the cluster, the capabilities of its pods, and the
+//! faults that may happen.
 //!
-//! *Swarm*: each seed allows a random part of the faults, so that some runs are all about one and no fault hides another.
-//! What must stay true: only such faults are allowed together with such pods as the protocol makes promises for (the table
-//! under "What a pod must be able to do").
+//! *Swarm*: each seed allows a random part of the faults, so that some runs are all about one and no fault hides
+//! another.
+//!
+//! # Invariants
+//!
+//! * A fault is allowed only together with pods for which the protocol makes promises under it (the table under "What a
+//!   pod must be able to do").
 
 use std::time::Duration;
 
@@ -10,8 +15,8 @@ use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
 use segue_protocol::planning::{Policy, Strategy};
 use segue_protocol::records::{Capabilities, Mode};
 
-use crate::dice::Dice;
 use crate::faults::Fault;
+use crate::rng::Rng;
 
 /// What the pods of a cluster can do: a row of the protocol's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,25 +73,25 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    pub(crate) fn of(dice: &Dice) -> Self {
-        let row = match dice.among(0..=9) {
+    pub(crate) fn of(rng: &Rng) -> Self {
+        let row = match rng.among(0..=9) {
             0..=5 => Row::Full,
             6 | 7 => Row::Drained,
             _ => Row::Plain,
         };
         let capabilities = Capabilities {
-            sync: dice.percent(60),
+            sync: rng.percent(60),
             drained: row != Row::Plain,
-            released: dice.percent(60),
-            fence: row == Row::Full || (row == Row::Plain && dice.percent(50)),
+            released: rng.percent(60),
+            fence: row == Row::Full || (row == Row::Plain && rng.percent(50)),
         };
-        let lease_ttl = Duration::from_secs(dice.among(3..=6));
-        let routers = dice.among(1..=3);
+        let lease_ttl = Duration::from_secs(rng.among(3..=6));
+        let routers = rng.among(1..=3);
         // What has been added later is drawn last, so that a seed remains as much of what it was as can be.
         let (first, added) = Fault::ALL.split_at(22);
         let mut faults: Vec<Fault> = first.iter().copied().filter(|fault| fault.is_allowed(row)).collect();
-        faults.retain(|_| dice.percent(50));
-        let independent = routers == 1 && row == Row::Full && dice.percent(20);
+        faults.retain(|_| rng.percent(50));
+        let independent = routers == 1 && row == Row::Full && rng.percent(20);
         if independent {
             // And no exchange may break in a handoff, by severing or a timeout either.
             faults.retain(|fault| fault.spares_single_router());
@@ -105,48 +110,48 @@ impl Setting {
             capabilities,
             coordinators: 2,
             routers,
-            pods: dice.among(2..=4),
-            clients: dice.among(3..=8),
-            partitions: dice.among(2..=8) as u32,
+            pods: rng.among(2..=4),
+            clients: rng.among(3..=8),
+            partitions: rng.among(2..=8) as u32,
             lease_ttl,
             policy: Policy {
                 partitions: 0,
-                strategy: if dice.percent(70) { Strategy::Sticky } else { Strategy::Jump },
+                strategy: if rng.percent(70) { Strategy::Sticky } else { Strategy::Jump },
                 mode: if independent { Mode::Independent } else { Mode::Barrier },
-                settle: dice.millis(50..=500),
+                settle: rng.millis(50..=500),
                 settle_max: Duration::from_secs(2),
-                min_interval: dice.millis(100..=500),
+                min_interval: rng.millis(100..=500),
                 heartbeat: Duration::from_secs(3),
-                warm_timeout: dice.millis(4_000..=10_000),
-                phase_timeout: dice.millis(4_000..=10_000),
-                max_concurrent_handoffs: dice.among(1..=8) as usize,
+                warm_timeout: rng.millis(4_000..=10_000),
+                phase_timeout: rng.millis(4_000..=10_000),
+                max_concurrent_handoffs: rng.among(1..=8) as usize,
             },
-            on_store_loss: dice.pick(&losses).copied().unwrap_or_default(),
-            drain_timeout: if independent { Duration::from_secs(60) } else { dice.millis(500..=3_000) },
-            on_drain_timeout: dice.pick(&policies).copied().unwrap_or_default(),
-            max_wait: dice.millis(2_000..=15_000),
-            max_requests: dice.among(2..=60) as usize,
+            on_store_loss: rng.pick(&losses).copied().unwrap_or_default(),
+            drain_timeout: if independent { Duration::from_secs(60) } else { rng.millis(500..=3_000) },
+            on_drain_timeout: rng.pick(&policies).copied().unwrap_or_default(),
+            max_wait: rng.millis(2_000..=15_000),
+            max_requests: rng.among(2..=60) as usize,
             // A timeout breaks an exchange with work still in the pod.
-            request_timeout: if patient { Duration::from_secs(600) } else { dice.millis(2_000..=8_000) },
-            connect_timeout: dice.millis(200..=1_000),
-            drift: if dice.percent(50) { dice.among(0..=50) } else { 0 },
-            append_ms: if row == Row::Full && !independent && dice.percent(30) { 4_000 } else { dice.among(1..=20) },
-            message_ms: dice.among(1..=30),
-            store_ms: dice.among(1..=10),
-            work_ms: dice.among(1..=60),
-            long_work: if dice.percent(30) { 3 } else { 0 },
-            hang_ups: if dice.percent(50) { 10 } else { 0 },
-            rest_ms: dice.among(20..=400),
+            request_timeout: if patient { Duration::from_secs(600) } else { rng.millis(2_000..=8_000) },
+            connect_timeout: rng.millis(200..=1_000),
+            drift: if rng.percent(50) { rng.among(0..=50) } else { 0 },
+            append_ms: if row == Row::Full && !independent && rng.percent(30) { 4_000 } else { rng.among(1..=20) },
+            message_ms: rng.among(1..=30),
+            store_ms: rng.among(1..=10),
+            work_ms: rng.among(1..=60),
+            long_work: if rng.percent(30) { 3 } else { 0 },
+            hang_ups: if rng.percent(50) { 10 } else { 0 },
+            rest_ms: rng.among(20..=400),
             faults,
-            fault_rest_ms: dice.among(1_000..=6_000),
-            storm: 2 * dice.millis(20_000..=40_000),
+            fault_rest_ms: rng.among(1_000..=6_000),
+            storm: 2 * rng.millis(20_000..=40_000),
             // Few places make a flush release what is hot after a few; many never do.
-            flush_concurrency: if dice.percent(50) { dice.among(1..=4) as usize } else { 1_000_000 },
-            gives_way_after: dice.millis(5..=250),
+            flush_concurrency: if rng.percent(50) { rng.among(1..=4) as usize } else { 1_000_000 },
+            gives_way_after: rng.millis(5..=250),
         };
         setting.policy.partitions = setting.partitions;
         let added = added.iter().filter(|fault| fault.is_allowed(row) && !independent);
-        setting.faults.extend(added.filter(|_| dice.percent(40)));
+        setting.faults.extend(added.filter(|_| rng.percent(40)));
         setting
     }
 }

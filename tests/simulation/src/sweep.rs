@@ -1,4 +1,4 @@
-//! Many seeds: one thread for each job, what came of all together, and what none of them has seen.
+//! Runs many seeds, one thread for each job, and adds up the results and what none of them has seen.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,10 @@
-//! What happened, as a hash that tells two runs apart and, on demand, as lines to read.
+//! The events of a run, as a hash that tells two runs apart and, on demand, as lines to read.
 //!
-//! Every event goes in with its simulated time. What must stay true: nothing goes in that depends on the machine, the wall
-//! clock or an address in memory, so that a seed has one hash.
+//! Every event is hashed with its simulated time.
+//!
+//! # Invariants
+//!
+//! * Nothing is hashed that depends on the machine, the wall clock or an address in memory: a seed has one hash.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,7 +49,7 @@ impl fmt::Display for Violation {
 
 /// What is left of a run's history.
 #[derive(Debug, Default)]
-pub(crate) struct History {
+pub(crate) struct Recorded {
     pub(crate) hash: u64,
     pub(crate) events: u64,
     pub(crate) lines: Vec<String>,
@@ -97,9 +100,9 @@ impl Trace {
         !self.lock().violations.is_empty()
     }
 
-    pub(crate) fn finish(&self) -> History {
+    pub(crate) fn finish(&self) -> Recorded {
         let mut inner = self.lock();
-        History {
+        Recorded {
             hash: inner.hash.finish(),
             events: inner.events,
             lines: inner.lines.take().unwrap_or_default(),

@@ -1,4 +1,5 @@
-//! What all participants of a simulation share: the store, the network, the log of the partitions, and the witnesses.
+//! What all participants of a simulation share: the store, the network, the log of the partitions, and what checks
+//! them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,13 +8,13 @@ use segue_coordination::store::MemoryStore;
 use segue_protocol::keys::Keyspace;
 
 use crate::contract::Contract;
-use crate::dice::Dice;
+use crate::history::RequestHistory;
 use crate::log::Logs;
 use crate::network::Network;
+use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use crate::setting::Setting;
 use crate::trace::Trace;
-use crate::witness::Witness;
 
 /// One simulated world.
 #[derive(Debug)]
@@ -22,13 +23,13 @@ pub(crate) struct World {
     pub(crate) sabotage: Option<Sabotage>,
     pub(crate) store: MemoryStore,
     pub(crate) keys: Keyspace,
-    pub(crate) dice: Dice,
+    pub(crate) rng: Rng,
     pub(crate) network: Network,
     /// By how much the store's disk slows each write down.
     pub(crate) disk: Mutex<Duration>,
     pub(crate) logs: Logs,
     pub(crate) contract: Contract,
-    pub(crate) witness: Witness,
+    pub(crate) history: RequestHistory,
     pub(crate) trace: Arc<Trace>,
 }
 
@@ -38,8 +39,8 @@ pub(crate) const KEYSPACE: &str = "sim";
 impl World {
     /// The world of a seed. To be called inside its runtime.
     pub(crate) fn new(seed: u64, sabotage: Option<Sabotage>, keeps_lines: bool) -> Arc<Self> {
-        let dice = Dice::new(seed);
-        let setting = Setting::of(&dice.fork());
+        let rng = Rng::new(seed);
+        let setting = Setting::of(&rng.fork());
         let keys = Keyspace::new("/segue/", KEYSPACE);
         let trace = Arc::new(Trace::new(keeps_lines));
         trace.event(format_args!("{setting:?}"));
@@ -49,8 +50,8 @@ impl World {
             disk: Mutex::default(),
             logs: Logs::new(setting.partitions, trace.clone()),
             contract: Contract::new(keys.clone(), trace.clone()),
-            witness: Witness::new(trace.clone()),
-            dice,
+            history: RequestHistory::new(trace.clone()),
+            rng,
             keys,
             setting,
             sabotage,

@@ -13,7 +13,7 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use segue_protocol::ids::{LeaseId, Revision};
-use segue_protocol::txn::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn, TxnOutcome};
+use segue_protocol::txn::{Batch, Compare, Event, KeyValue, Keys, Op, Snapshot, Txn, TxnOutcome};
 use tokio::time::Instant;
 
 use super::super::StoreError;
@@ -213,22 +213,10 @@ impl State {
 
     fn holds(&self, compare: &Compare) -> bool {
         let mut entries = self.range(&compare.keys).peekable();
-        if entries.peek().is_none() {
-            return match &compare.field {
-                // An absent value is not an empty one; no compare of it holds, not even "not equal".
-                Field::Value(_) => false,
-                Field::CreateRevision(revision) | Field::ModRevision(revision) => {
-                    relates(compare.relation, &Revision::ZERO, revision)
-                }
-                Field::Lease(lease) => relates(compare.relation, &LeaseId::NONE, lease),
-            };
+        match entries.peek() {
+            None => compare.holds_for(None),
+            Some(_) => entries.all(|entry| compare.holds_for(Some(entry))),
         }
-        entries.all(|entry| match &compare.field {
-            Field::Value(value) => relates(compare.relation, &entry.value, value),
-            Field::CreateRevision(revision) => relates(compare.relation, &entry.create_revision, revision),
-            Field::ModRevision(revision) => relates(compare.relation, &entry.mod_revision, revision),
-            Field::Lease(lease) => relates(compare.relation, &entry.lease.unwrap_or(LeaseId::NONE), lease),
-        })
     }
 
     /// Applies `ops` at the next revision. Without a change there is none.
@@ -295,15 +283,6 @@ impl State {
 
     fn compaction_error(&self, requested: Revision) -> StoreError {
         StoreError::Compacted { requested, oldest: self.compacted }
-    }
-}
-
-fn relates<T: Ord + ?Sized>(relation: Relation, actual: &T, compared: &T) -> bool {
-    match relation {
-        Relation::Equal => actual == compared,
-        Relation::NotEqual => actual != compared,
-        Relation::Less => actual < compared,
-        Relation::Greater => actual > compared,
     }
 }
 

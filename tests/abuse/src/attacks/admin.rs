@@ -1,10 +1,10 @@
-//! The router's own pages, asked by more than they are for.
+//! Attacks on the admin endpoint: more requests and connections than it is made for.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use futures_util::future::join_all;
-use segue_tests::process;
+use segue_tests::http;
 use serde_json::Value;
 
 use super::{Got, LASTS, Target};
@@ -20,7 +20,7 @@ const IDLE_AT_MOST: Duration = Duration::from_secs(8);
 async fn incarnation(target: &Target) -> anyhow::Result<Value> {
     let (admin, begun) = (target.admin, Instant::now());
     loop {
-        let asked = tokio::task::spawn_blocking(move || process::get(admin, "/status")).await?;
+        let asked = tokio::task::spawn_blocking(move || http::get(admin, "/status")).await?;
         if let Some((200, body)) = asked {
             let incarnation = serde_json::from_str::<Value>(&body)?["router"]["incarnation"].take();
             ensure!(!incarnation.is_null(), "it is not registered");
@@ -50,7 +50,7 @@ pub(super) async fn flood(target: Target) -> anyhow::Result<Got> {
     };
     let asked: Vec<(usize, usize)> = join_all((0..READERS).map(one)).await;
     let (served, refused) = asked.iter().fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
-    // After the readers: while these have all places, nobody else is served.
+    // After the readers: while these hold every connection, no other client is served.
     let mut idle = Vec::new();
     for _ in 0..IDLE {
         idle.push(Raw::connect(target.admin).await.context("connect")?);

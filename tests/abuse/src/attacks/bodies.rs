@@ -1,12 +1,12 @@
-//! Bodies and answers that do not end, and clients that do not read.
+//! Bodies without an end, in both directions, and clients that do not read.
 
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
 use super::{Got, LASTS, Target};
+use crate::cluster::IDLE_TIMEOUT;
 use crate::service::BIG;
-use crate::site::IDLE_TIMEOUT;
 use crate::wire::{H, Raw};
 
 const CLIENTS: usize = 200;
@@ -120,7 +120,7 @@ pub(super) async fn slow_readers(target: Target) -> anyhow::Result<Got> {
     Ok(Got::new(cut == READERS, what))
 }
 
-/// Requests without end on each connection, whose answers nobody reads.
+/// Endless requests on each connection, and no client reads the responses.
 pub(super) async fn pipelining(target: Target) -> anyhow::Result<Got> {
     let requests = format!("GET /echo HTTP/1.1\r\n{H}\r\n").repeat(200);
     let one = async || {

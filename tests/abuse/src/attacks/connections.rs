@@ -1,4 +1,4 @@
-//! Connections, more than there are places.
+//! More connections than the router accepts.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use anyhow::ensure;
 use futures_util::future::join_all;
 
 use super::{Got, LASTS, Target};
-use crate::site::{CONNECTIONS, HEAD_TIMEOUT};
+use crate::cluster::{CONNECTIONS, HEAD_TIMEOUT};
 use crate::wire::{ATTACKER, H, Raw};
 
 /// Clients that have been served once, and their address.
@@ -45,7 +45,7 @@ async fn newcomer(target: &Target) -> anyhow::Result<(Option<Duration>, usize)> 
     Ok((None, sent_away))
 }
 
-/// Three times as many as there are places, of which nobody says a word. Who has been served before keeps his place.
+/// Three times as many silent connections as the limit. A client that has been served before keeps its connection.
 pub(super) async fn silent(target: Target) -> anyhow::Result<Got> {
     let get = format!("GET /echo HTTP/1.1\r\n{H}\r\n");
     let mut before = Vec::new();
@@ -78,7 +78,7 @@ pub(super) async fn silent(target: Target) -> anyhow::Result<Got> {
     Ok(Got::new(expected, format!("{left} of {silent} kept their places, {kept}/{SERVED} of those served; {what}")))
 }
 
-/// As many as there are places and more, each with a request that lasts: nobody can be closed.
+/// More connections than the limit, each with a long request: none can be closed.
 pub(super) async fn busy(target: Target) -> anyhow::Result<Got> {
     let mut connections = open(&target, CONNECTIONS + 200, 8).await;
     let request = format!("POST /echo HTTP/1.1\r\n{H}content-length: 9\r\n\r\nx");

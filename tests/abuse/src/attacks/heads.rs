@@ -1,11 +1,11 @@
-//! Heads that do not end.
+//! Request heads without an end.
 
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
 use super::{Got, LASTS, Target};
-use crate::site::HEAD_TIMEOUT;
+use crate::cluster::HEAD_TIMEOUT;
 use crate::wire::{Came, H, Raw};
 
 /// A byte now and then, from many connections.
@@ -44,7 +44,7 @@ async fn flood(target: &Target, begin: &str, more: &str) -> anyhow::Result<(Came
     let (until, mut sent) = (Instant::now() + LASTS, begin.len());
     while Instant::now() < until && raw.send(more, LASTS).await {
         sent += more.len();
-        // A client that reads what it is told before the connection is reset.
+        // A client that reads the response before the connection is reset.
         let came = raw.read(Duration::from_millis(1), 1).await;
         if came.closed || !came.bytes.is_empty() {
             let rest = raw.read(Duration::from_millis(200), 1 << 16).await;

@@ -1,5 +1,5 @@
-//! Requests that are held, and what they are when their turn comes: waiting for their own clients, slow, refused for what
-//! they are, or without a client. Nobody of another key may wait for them.
+//! Held requests that are awkward to send once their turn comes: their client is slow, their pod is slow, they are
+//! invalid, or their client is gone. No request of another key may wait for them.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -134,7 +134,7 @@ async fn refused(target: Target) -> anyhow::Result<Got> {
         }
         anyhow::Ok((asked, told, longest))
     };
-    let all = join_all((0..crate::site::PARTITIONS).map(one)).await;
+    let all = join_all((0..crate::cluster::PARTITIONS).map(one)).await;
     let all = all.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     let (asked, told) = all.iter().fold((0, 0), |(asked, told), one| (asked + one.0, told + one.1));
     let longest = all.iter().map(|one| one.2).max().unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Frames of HTTP/2 that cost the one who gets them more than the one who sends them.
+//! HTTP/2 frames that cost the receiver more than the sender.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::{Got, LASTS, Target};
-use crate::site::{HEAD_TIMEOUT, IN_FLIGHT, PER_CLIENT};
+use crate::cluster::{HEAD_TIMEOUT, IN_FLIGHT, PER_CLIENT};
 use crate::wire::{
     CONTINUATION, DATA, END_HEADERS, HEADERS, PING, PRIORITY, RST_STREAM, Raw, SETTINGS, Said, WINDOW_UPDATE, block,
     code, frame, get, integer, preface, request, said,
@@ -62,7 +62,7 @@ pub(super) async fn rapid_reset(target: Target) -> anyhow::Result<Got> {
     Ok(Got::new(calm == connections && reached < streams, what))
 }
 
-/// Reset once the pod has the request: it goes on, and the client's place is free again.
+/// Streams that are reset once the pod has the request. The pod continues, and the client's stream is free again.
 pub(super) async fn reset_in_flight(target: Target) -> anyhow::Result<Got> {
     target.seen.take_most_in_flight();
     let (mut connections, mut streams, mut closed) = (0, 0, 0);
@@ -95,7 +95,7 @@ pub(super) async fn reset_in_flight(target: Target) -> anyhow::Result<Got> {
     Ok(Got::new(most <= IN_FLIGHT && streams > 0, what))
 }
 
-/// A head that goes on in frames without end.
+/// A head in endless CONTINUATION frames.
 pub(super) async fn continuation(target: Target) -> anyhow::Result<Got> {
     let begin = frame(HEADERS, 0, 1, &block(&request("GET", "/", &[])));
     let flood = flood(&target, begin, 16, |_| frame(CONTINUATION, 0, 1, &block(&[("x-a", "b")])).repeat(16)).await?;
@@ -134,7 +134,7 @@ pub(super) async fn hpack_bomb(target: Target) -> anyhow::Result<Got> {
 
 pub(super) async fn pings(target: Target) -> anyhow::Result<Got> {
     let flood = flood(&target, Vec::new(), 500, |_| frame(PING, 0, 0, &[7; 8]).repeat(500)).await?;
-    // Nobody reads the answers, so nothing more is taken once the kernel's buffers are full.
+    // The responses are not read, so nothing more is accepted once the kernel's buffers are full.
     Ok(Got::new(flood.closed || flood.frames < 3_000_000, told(&flood)))
 }
 

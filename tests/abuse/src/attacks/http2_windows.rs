@@ -1,9 +1,9 @@
-//! Windows of HTTP/2: answers that are asked for and not taken.
+//! HTTP/2 flow control: responses that are requested and never read.
 
 use std::time::{Duration, Instant};
 
 use super::{Got, LASTS, Target};
-use crate::site::IDLE_TIMEOUT;
+use crate::cluster::IDLE_TIMEOUT;
 use crate::wire::{
     ACK, DATA, END_HEADERS, HEADERS, INITIAL_WINDOW_SIZE, Raw, SETTINGS, WINDOW_UPDATE, block, code, frame, get,
     integer, preface, request, said,
@@ -47,7 +47,7 @@ pub(super) async fn zero(target: Target) -> anyhow::Result<Got> {
     Ok(Got::new(left < 20.0 && data == 0, what))
 }
 
-/// All the window there is, and nobody reads.
+/// The largest window, and a client that does not read.
 pub(super) async fn unread(target: Target) -> anyhow::Result<Got> {
     let open = ask(&target, 0x7fff_ffff, 4, 100).await?;
     tokio::time::sleep(IDLE_TIMEOUT + Duration::from_secs(3)).await;
@@ -96,7 +96,7 @@ const STREAMS: u32 = 100;
 pub(super) const FULL_KIB: u64 = CLIENTS as u64 * STREAMS as u64 * 224;
 
 /// Everything that a stream can make the router keep, on all streams that one address may have: a head that costs a few
-/// bytes on the wire, a body as long as its window, and an answer that nobody reads.
+/// bytes on the wire, a body as long as its window, and a response that is not read.
 pub(super) async fn full(target: Target) -> anyhow::Result<Got> {
     const VALUE: usize = 3_900;
     let body = vec![b'x'; 60 << 10];

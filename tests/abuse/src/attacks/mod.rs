@@ -1,6 +1,6 @@
-//! What attackers do, each for a few seconds, and what they get.
+//! The attacks. Each runs for a few seconds and reports what came back to it.
 //!
-//! An attack judges only what it got itself; that nobody else was harmed is judged the same way for all
+//! An attack judges only its own responses. Whether anybody else was harmed is judged in the same way for all of them
 //! ([`judge`](crate::judge)).
 
 mod admin;
@@ -20,10 +20,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cluster::metric;
 use crate::service::Seen;
-use crate::site::metric;
 
-/// How long an attack goes on that goes on.
+/// How long a continuous attack lasts.
 pub(crate) const LASTS: Duration = Duration::from_secs(3);
 
 /// What is attacked.

@@ -1,4 +1,4 @@
-//! Attacks on what exchanges share behind the router: connections to pods, and the pods' links.
+//! Attacks on what exchanges share behind the router: the connections to pods.
 
 use std::time::{Duration, Instant};
 
@@ -139,7 +139,7 @@ async fn abandoned_downloads(target: Target) -> anyhow::Result<Got> {
     left(&target, format!("{streams} answers reset")).await
 }
 
-/// Browsers that reload a page whose answer does not end.
+/// Browsers that reload a page whose response does not end.
 async fn reconnects(target: Target) -> anyhow::Result<Got> {
     let mut clients = 0;
     let until = Instant::now() + LASTS;
@@ -152,7 +152,7 @@ async fn reconnects(target: Target) -> anyhow::Result<Got> {
     left(&target, format!("{clients} clients left")).await
 }
 
-/// Nothing of it goes on for long.
+/// Judges how much an attack has left in flight half a second after its end.
 async fn left(target: &Target, what: String) -> anyhow::Result<Got> {
     tokio::time::sleep(Duration::from_millis(500)).await;
     let left = target.in_flight().await;

@@ -1,7 +1,7 @@
-//! A request inside another, or in place of another: what front and back may read differently.
+//! Request smuggling: a request inside another one, which the router and the pod may read differently.
 //!
-//! Each shape tries to have the pod see a request to `/smuggled`. What is exact about each, byte for byte, is the subject
-//! of `proxy/tests/edge`; here the whole router is asked, and all of its clients go on.
+//! Each shape tries to make the pod see a request to `/smuggled`. `proxy/tests/edge` checks the bytes of each shape;
+//! here the whole router is attacked while its other clients continue.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Targets that a pod may take for others: with one key for the router and another for the pod, two pods would write it.
+//! Request targets that a router and a pod may read as different keys, so that two pods would write one key.
 //!
-//! Each aims at the key `smuggled` by way of another key's partition. What each server makes of such paths is the subject of
-//! `tests/fuzz/fuzz_targets/partition.rs`; here none may reach a pod.
+//! Each aims at the key `smuggled` through the partition of another key. None may reach a pod.
+//! `tests/fuzz/fuzz_targets/partition.rs` compares how servers read such paths.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

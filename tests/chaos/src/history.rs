@@ -1,0 +1,186 @@
+//! Watches the store from the clients' host and records each ownership with its begin and end, by one monotonic clock.
+//!
+//! An ownership begins between two known moments: the sending of a read that was answered with a smaller revision, and
+//! the arrival of the event. The watch resumes from its last revision, so it misses nothing. The run fails if that
+//! revision was compacted.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_demo::check::{Owners, Ownership};
+use segue_demo::clock::{self, Nanos};
+use segue_protocol::ids::{PartitionId, Revision};
+use segue_protocol::keys::{KeyName, Keyspace};
+use segue_protocol::records::{Assignment, Phase};
+use segue_protocol::txn::{Batch, Event, Keys, Op, Txn};
+use segue_protocol::view::View;
+use tokio::runtime::Handle;
+
+use crate::contract;
+
+const POLL: Duration = Duration::from_millis(5);
+
+/// The keyspace's history, watched for as long as this lives.
+pub(crate) struct History {
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    seen: Arc<Mutex<Seen>>,
+    runtime: Handle,
+}
+
+/// The state of the watch.
+pub(crate) struct Seen {
+    pub(crate) view: View,
+    pub(crate) owners: Owners,
+    /// Partitions that changed from one owner to another.
+    pub(crate) moved: u64,
+    /// Handoffs that were deleted before they had changed the owner.
+    pub(crate) cancelled: u64,
+    /// Breaches of the contract.
+    pub(crate) breaches: Vec<String>,
+    /// The time at which the last read that returned this revision was sent.
+    reads: BTreeMap<Revision, Nanos>,
+    revision: Revision,
+    lost: Option<String>,
+    over: bool,
+}
+
+impl History {
+    pub(crate) fn begin(endpoints: Vec<String>, keys: Keyspace, runtime: &Handle) -> anyhow::Result<Self> {
+        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(EtcdOptions::new(endpoints))?);
+        let snapshot = runtime.block_on(store.snapshot(&Keys::Prefix(keys.root().to_owned())))?;
+        let revision = snapshot.revision;
+        let seen = Arc::new(Mutex::new(Seen {
+            view: View::from_snapshot(keys.clone(), snapshot),
+            owners: Owners::default(),
+            moved: 0,
+            cancelled: 0,
+            breaches: Vec::new(),
+            reads: BTreeMap::new(),
+            revision,
+            lost: None,
+            over: false,
+        }));
+        runtime.spawn(follow(store.clone(), keys.clone(), seen.clone()));
+        runtime.spawn(read_revisions(store.clone(), keys.clone(), seen.clone()));
+        Ok(History { store, keys, seen, runtime: runtime.clone() })
+    }
+
+    pub(crate) fn seen(&self) -> MutexGuard<'_, Seen> {
+        lock(&self.seen)
+    }
+
+    pub(crate) fn keys(&self) -> &Keyspace {
+        &self.keys
+    }
+
+    /// Writes to the store as an operator would by hand.
+    pub(crate) fn by_hand(&self, write: Op) -> anyhow::Result<()> {
+        let txn = Txn { when: Vec::new(), then: vec![write], otherwise: None };
+        self.runtime.block_on(self.store.commit(txn))?;
+        Ok(())
+    }
+
+    /// Waits until all that has been written by now has been seen.
+    pub(crate) fn catch_up(&self) -> anyhow::Result<Revision> {
+        let all = Keys::Prefix(self.keys.root().to_owned());
+        let snapshot = self.runtime.block_on(self.store.snapshot(&all)).context("reading the store")?;
+        let begun = Instant::now();
+        loop {
+            let (seen, lost) = {
+                let seen = self.seen();
+                (seen.revision, seen.lost.clone())
+            };
+            if let Some(lost) = lost {
+                bail!("the watch of the store was lost: {lost}");
+            }
+            // Only Segue writes to this etcd: its revision is the keyspace's.
+            if seen >= snapshot.revision {
+                return Ok(seen);
+            }
+            if begun.elapsed() > Duration::from_secs(20) {
+                bail!("the watch has seen revision {seen} and the store is at {}", snapshot.revision);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for History {
+    fn drop(&mut self) {
+        self.seen().over = true;
+    }
+}
+
+impl Seen {
+    fn note(&mut self, batch: Batch) {
+        let arrived = clock::now();
+        self.revision = batch.revision;
+        for event in batch.events {
+            self.breaches.extend(contract::breaches(&self.view, &event));
+            match &event {
+                Event::Put(put) => {
+                    if let (Some(KeyName::Assignment(partition)), Ok(assignment)) =
+                        (self.view.keys().parse(&put.key), serde_json::from_slice::<Assignment>(&put.value))
+                    {
+                        self.assigned(partition, assignment, put.mod_revision, arrived);
+                    }
+                }
+                Event::Delete { key } => {
+                    if let Some(KeyName::Handoff(partition)) = self.view.keys().parse(key) {
+                        let phase = self.view.handoffs.get(&partition).map(|handoff| handoff.value.phase);
+                        self.cancelled += u64::from(phase.is_some_and(|phase| phase < Phase::Switching));
+                    }
+                }
+            }
+            contract::apply(&mut self.view, event, batch.revision);
+        }
+    }
+
+    fn assigned(&mut self, partition: PartitionId, assignment: Assignment, revision: Revision, arrived: Nanos) {
+        let not_before = self.reads.range(..revision).next_back().map_or(0, |(_, sent)| *sent);
+        let Assignment { owner: pod, incarnation, epoch, .. } = assignment;
+        self.owners.note(partition, epoch, Ownership { pod, incarnation, not_before });
+        self.owners.begun(partition, epoch, arrived);
+        self.moved += u64::from(self.view.assignments.contains_key(&partition));
+    }
+}
+
+async fn follow(store: Arc<dyn Store>, keys: Keyspace, seen: Arc<Mutex<Seen>>) {
+    let all = Keys::Prefix(keys.root().to_owned());
+    while !lock(&seen).over {
+        let from = lock(&seen).revision.next();
+        let error = match store.watch(&all, from).await {
+            Ok(mut watch) => loop {
+                match watch.next().await {
+                    Ok(batch) => lock(&seen).note(batch),
+                    Err(error) => break error,
+                }
+            },
+            Err(error) => error,
+        };
+        if let StoreError::Compacted { .. } = error {
+            lock(&seen).lost = Some(error.to_string());
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn read_revisions(store: Arc<dyn Store>, keys: Keyspace, seen: Arc<Mutex<Seen>>) {
+    let one = Keys::One(keys.config());
+    while !lock(&seen).over {
+        let sent = clock::now();
+        if let Ok(snapshot) = store.snapshot(&one).await {
+            lock(&seen).reads.insert(snapshot.revision, sent);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}

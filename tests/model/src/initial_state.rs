@@ -1,0 +1,106 @@
+//! The first state of a search: every running process has registered, seen the store and opened its routes.
+
+use std::sync::Arc;
+
+use segue_protocol::ids::{Epoch, LeaseId, PartitionId};
+use segue_protocol::keys::KeyName;
+use segue_protocol::records::{Assignment, KeyspaceConfig, Leader, PodStatus, RouterRecord, encode};
+use segue_protocol::txn::{Op, Txn};
+
+use crate::action::Process;
+use crate::cluster::Cluster;
+use crate::rules::Rule;
+use crate::state::{Ledger, Pod, Request, Router, State};
+use crate::store::StoreRef;
+
+impl Cluster {
+    pub(crate) fn initial_state(&self) -> State {
+        let scenario = &self.scenario;
+        let mut at = self.store.empty();
+        let mut put = |key: String, value: Vec<u8>| at = self.write_first(at, key, value);
+        let keys = &self.store.keys;
+        put(keys.config(), encode(&KeyspaceConfig::new(u32::from(scenario.partitions))));
+        put(keys.leader(), encode(&Leader { holder: "coordinator".to_owned(), lease_id: LeaseId::NONE }));
+        for pod in 0..scenario.pods_up as u8 {
+            put(keys.pod(&self.pod_names[usize::from(pod)]), encode(&self.pod_record(pod, self.status(pod))));
+        }
+        for router in 0..scenario.routers_up as u8 {
+            put(keys.router(&self.router_names[usize::from(router)]), self.router_record(router));
+        }
+        if scenario.is_placed {
+            let first = self.stands(at, Process::Pod(0));
+            for partition in PartitionId::all(scenario.partitions.into()) {
+                let assignment = Assignment {
+                    work_ends_within_ms: self.bound_of(0),
+                    ..Assignment::new(partition, self.pod_names[0].clone(), first, Epoch::new(1))
+                };
+                at = self.write_first(at, keys.assignment(partition), encode(&assignment));
+            }
+        }
+        let mut state = State {
+            history: vec![at],
+            routers: (0..scenario.routers).map(|_| Arc::new(Router::down(scenario.partitions))).collect(),
+            pods: (0..scenario.pods.len()).map(|_| Arc::new(Pod::down(scenario.partitions))).collect(),
+            requests: vec![Request::Unsent; scenario.requests.len()],
+            beside: vec![0; scenario.requests.len()],
+            exchanges: Vec::new(),
+            slow: Vec::new(),
+            ledgers: vec![Ledger::default(); usize::from(scenario.partitions)],
+            budget: scenario.budget,
+            violated: 0,
+            bound_passed: false,
+        };
+        for pod in 0..scenario.pods_up as u8 {
+            let created = self.stands(at, Process::Pod(pod));
+            let it = state.pod(pod);
+            (it.is_up, it.incarnation, it.view) = (true, created, Some(at));
+            self.reconcile_pod(&mut state, pod);
+        }
+        for router in 0..scenario.routers_up as u8 {
+            let created = self.stands(at, Process::Router(router));
+            let it = state.router(router);
+            (it.is_up, it.incarnation, it.view) = (true, created, Some(at));
+            it.assignments = self.without(Rule::OneRevision).then_some(at);
+            self.reconcile_router(&mut state, router);
+        }
+        if scenario.is_planned {
+            for txn in self.planned(&state, false) {
+                let _ = self.commit(&mut state, txn);
+            }
+        }
+        state
+    }
+
+    pub(crate) fn write_first(&self, at: StoreRef, key: String, value: Vec<u8>) -> StoreRef {
+        let lease = self.lease_of(&key);
+        let txn = Txn { when: Vec::new(), then: vec![Op::Put { key, value, lease }], otherwise: None };
+        self.store.commit(at, self.store.txn(txn)).expect("a put without guards")
+    }
+
+    /// Registrations stand with a lease. Which one makes no difference here.
+    pub(crate) fn lease_of(&self, key: &str) -> Option<LeaseId> {
+        let is_leased = matches!(self.store.keys.parse(key)?, KeyName::Pod(_) | KeyName::Router(_) | KeyName::Leader);
+        is_leased.then_some(LeaseId::new(1))
+    }
+
+    pub(crate) fn status(&self, pod: u8) -> PodStatus {
+        if self.scenario.drains && pod == 0 { PodStatus::Draining } else { PodStatus::Ready }
+    }
+
+    pub(crate) fn router_record(&self, router: u8) -> Vec<u8> {
+        let router_name = self.router_names[usize::from(router)].clone();
+        encode(&RouterRecord::new(router_name))
+    }
+
+    pub(crate) fn key_of(&self, who: Process) -> String {
+        match who {
+            Process::Router(router) => self.store.keys.router(&self.router_names[usize::from(router)]),
+            Process::Pod(pod) => self.store.keys.pod(&self.pod_names[usize::from(pod)]),
+        }
+    }
+
+    pub(crate) fn processes(&self) -> impl Iterator<Item = Process> {
+        let routers = (0..self.scenario.routers as u8).map(Process::Router);
+        routers.chain((0..self.scenario.pods.len() as u8).map(Process::Pod))
+    }
+}

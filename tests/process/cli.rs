@@ -1,0 +1,382 @@
+//! The `segue` command as a user meets it: real processes, bad input, signals.
+#![allow(clippy::unwrap_used)]
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::{Keys, Op, Txn};
+use segue_tests::cluster::TestCluster;
+use segue_tests::config::Config;
+use segue_tests::etcd::Etcd;
+use segue_tests::http::{get, is_ready};
+use segue_tests::ports::free_address;
+use segue_tests::process::Process;
+use tempfile::TempDir;
+
+const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+
+fn segue() -> Command {
+    Command::new(SEGUE)
+}
+
+fn run(args: &[&str]) -> Output {
+    segue().args(args).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn file(folder: &TempDir, text: &str) -> PathBuf {
+    let path = folder.path().join("segue.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn check(text: &str) -> Output {
+    let folder = TempDir::new().unwrap();
+    let path = file(&folder, text);
+    run(&["check", "--config", path.to_str().unwrap()])
+}
+
+fn start(folder: &Path, config: &Path) -> Process {
+    Process::start("segue", folder, segue().args(["run", "--config"]).arg(config))
+}
+
+/// Returns the file of a router whose etcd is not there.
+fn lone_router(store: SocketAddr, admin: SocketAddr) -> Config {
+    Config::new([format!("http://{store}")]).set("router.listen", "127.0.0.1:0").admin(admin)
+}
+
+#[test]
+fn check_says_nothing_about_a_good_file() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/config/segue.example.toml");
+    let output = run(&["check", "--config", example]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(output.stdout.is_empty() && output.stderr.is_empty());
+}
+
+#[test]
+fn check_reports_every_mistake_with_its_place_and_exits_2() {
+    let output = check(
+        "[router]\nlease-ttl = \"15s\"\nworkers = \"two\"\n[router.partition]\nheader = \"p\"\nkey = { query = \"k\" }\n",
+    );
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    for part in
+        ["segue.toml:2:1: router.lease-ttl", "did you mean lease_ttl", "segue.toml:3:", "router.workers", "partition"]
+    {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
+}
+
+/// `segue check` of several files: its exit code, what it prints, and what it says is wrong.
+fn check_together(texts: &[&str]) -> (Option<i32>, String, String) {
+    let folder = TempDir::new().unwrap();
+    let paths = texts.iter().zip(["a", "b", "c"]).map(|(text, name)| {
+        let path = folder.path().join(format!("{name}.toml"));
+        std::fs::write(&path, text).unwrap();
+        path.into_os_string()
+    });
+    let output = segue().args(["check", "--config"]).args(paths).output().unwrap();
+    let stdout = String::from_utf8(output.stdout.clone()).unwrap();
+    (output.status.code(), stdout, stderr(&output))
+}
+
+/// Takes few files, so that no machine has too few.
+const ROUTER: &str = "[router]\nname = \"r-0\"\nlimits.max_connections = 100\n";
+
+#[test]
+fn several_files_are_checked_against_each_other_and_the_promise_is_told() {
+    let pod = "[pod]\nname = \"w-0\"\n";
+    let (code, stdout, said) = check_together(&[ROUTER, "[coordinator]\nname = \"c-0\"\n", pod]);
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    assert!(stdout.contains("single writer"), "{stdout}");
+
+    let coordinator = "[coordinator]\nname = \"c-0\"\nphase_timeout = \"30s\"\n";
+    let (code, _, said) = check_together(&[ROUTER, coordinator, pod]);
+    assert_eq!(code, Some(0), "it works");
+    for part in
+        ["warning: ", "b.toml:3:17: coordinator.phase_timeout", "30s is not below router.stash.max_wait of router r-0"]
+    {
+        assert!(said.contains(part), "{part:?} is missing in: {said}");
+    }
+
+    let coordinator = "[coordinator]\nname = \"c-0\"\nphase_timeout = \"20s\"\n";
+    let (code, _, said) = check_together(&[ROUTER, coordinator]);
+    assert_eq!(code, Some(2));
+    assert!(
+        said.contains("router.drain.timeout: 20s is not below coordinator.phase_timeout, which is 20s ("),
+        "{said}"
+    );
+
+    let (code, _, said) = check_together(&[ROUTER, "[pod]\nname = \"w-0\"\nlease_ttl = \"30s\"\n"]);
+    assert!(
+        code == Some(0) && said.contains("warning: ") && said.contains("pod.lease_ttl: 30s is not below"),
+        "{said}"
+    );
+
+    let bounded = |work: &str| format!("[pod]\nname = \"w-0\"\nlease_ttl = \"10s\"\nwork_ends_within = \"{work}\"\n");
+    let (code, _, said) = check_together(&[ROUTER, &bounded("20s")]);
+    assert!(
+        code == Some(0) && said.contains("pod.work_ends_within: 20s and pod.lease_ttl, which is 10s"),
+        "its partitions wait for both: {said}"
+    );
+    assert!(!check_together(&[ROUTER, &bounded("19s")]).2.contains("work_ends_within"));
+}
+
+#[test]
+fn files_of_one_keyspace_have_names_of_their_own_and_one_mapping_of_requests() {
+    let (code, _, said) = check_together(&[ROUTER, ROUTER]);
+    assert!(code == Some(2) && said.contains("router.name: \"r-0\" is router.name of another file, too"), "{said}");
+    let keyed =
+        "[router]\nname = \"r-1\"\nlimits.max_connections = 100\n[router.partition]\nkey = { query = \"id\" }\n";
+    let (code, _, said) = check_together(&[ROUTER, keyed]);
+    assert!(code == Some(2) && said.contains("router.partition: another mapping"), "{said}");
+    let (code, _, said) = check_together(&[ROUTER, &format!("keyspace = \"other\"\n{keyed}")]);
+    assert_eq!((code, said.as_str()), (Some(0), ""), "that is another keyspace");
+    let (code, _, said) = check_together(&[ROUTER, "[router]\nnam = 1\n", "[pod]\nnam = 1\n"]);
+    assert!(code == Some(2) && said.contains("b.toml:2:1") && said.contains("c.toml:2:1"), "{said}");
+}
+
+#[test]
+fn a_registration_that_never_ends_is_named_and_can_be_forgotten() {
+    let etcd = Etcd::start();
+    let endpoint = etcd.endpoint();
+    let keys = Keyspace::new("/segue/", "default");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let store = EtcdStore::connect(EtcdOptions::new(vec![endpoint.clone()])).unwrap();
+    let put = |key: String, value: &str, lease| {
+        let then = vec![Op::Put { key, value: value.into(), lease }];
+        runtime.block_on(store.commit(Txn { then, ..Txn::default() })).unwrap();
+    };
+    let lease = runtime.block_on(store.grant(Duration::from_secs(60))).unwrap();
+    let pod = r#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
+    put(keys.pod("leased"), pod, Some(lease));
+    put(keys.pod("leaseless"), pod, None);
+    put(keys.router("unreadable"), "no JSON", Some(lease));
+
+    let status = run(&["status", "--etcd", &endpoint]);
+    let said = String::from_utf8(status.stdout).unwrap();
+    for command in ["segue forget pod leaseless", "segue forget router unreadable"] {
+        assert!(said.contains(command), "{command:?} is missing in:\n{said}");
+    }
+    assert!(!said.contains("forget pod leased"), "{said}");
+
+    let forget = |words: &[&str]| {
+        let output = segue().arg("forget").args(words).args(["--etcd", &endpoint]).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout.clone()).unwrap() + &stderr(&output))
+    };
+    let (code, said) = forget(&["pod", "leased"]);
+    assert!(code == Some(1) && said.contains("ends with the lease"), "{said}");
+    let (code, said) = forget(&["pod", "nobody"]);
+    assert!(code == Some(1) && said.contains("nothing to forget"), "{said}");
+    let (code, said) = forget(&["pod", "leaseless"]);
+    assert!(code == Some(0) && said.contains("pod leaseless is forgotten"), "{said}");
+    let (code, said) = forget(&["router", "unreadable", "--json"]);
+    assert!(code == Some(0) && said.contains(r#""kind":"router""#), "{said}");
+    let (code, said) = forget(&["pod", "leased", "--force"]);
+    assert_eq!(code, Some(0), "{said}");
+    let left = runtime.block_on(store.snapshot(&Keys::Prefix("/segue/".to_owned()))).unwrap();
+    assert!(left.entries.is_empty(), "{:?}", left.entries);
+
+    assert_eq!(forget(&["pod"]).0, Some(2));
+    let nowhere = run(&["forget", "pod", "w", "--etcd", &format!("http://{}", free_address())]);
+    assert_eq!(nowhere.status.code(), Some(3), "{}", stderr(&nowhere));
+}
+
+/// The command, started with these soft and hard limits of open files.
+fn with_files(soft: u32, hard: u32) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "ulimit -Sn \"$1\" && ulimit -Hn \"$2\" && shift 2 && exec \"$@\"", "sh"]);
+    command.args([soft.to_string(), hard.to_string()]).arg(SEGUE);
+    command
+}
+
+#[test]
+fn check_warns_of_connections_that_may_take_more_files_than_there_are() {
+    let folder = TempDir::new().unwrap();
+    let text = "[router]\n[router.limits]\nmax_connections = 600\n";
+    let path = file(&folder, text);
+    let check = |hard: u32| with_files(64, hard).args(["check", "--config"]).arg(&path).output().unwrap();
+    let enough = check(1200);
+    assert!(enough.status.success() && enough.stderr.is_empty(), "{}", stderr(&enough));
+    let short = check(1199);
+    // The machine that will run the file may be another one.
+    assert!(short.status.success() && short.stdout.is_empty());
+    let said = stderr(&short);
+    for part in ["warning: ", "segue.toml:3:19: router.limits.max_connections", "1200 open files", "1199"] {
+        assert!(said.contains(part), "{part:?} is missing in: {said}");
+    }
+}
+
+#[test]
+fn run_raises_its_soft_limit_of_open_files_and_takes_fewer_clients_if_the_hard_one_is_low() {
+    let (folder, admin, store) = (TempDir::new().unwrap(), free_address(), free_address());
+    let path = lone_router(store, admin).write(folder.path(), "segue");
+    let mut router = Process::start("segue", folder.path(), with_files(200, 1000).args(["run", "--config"]).arg(&path));
+    router.until("/health", || get(admin, "/health").is_some());
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", router.id())).unwrap();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    assert_eq!(files.split_whitespace().take(2).collect::<Vec<_>>(), ["1000", "1000"]);
+    let (status, output) = router.terminate();
+    assert!(status.success(), "{output}");
+    assert!(output.contains("router.limits.max_connections is 10000"), "{output}");
+    // Without a file for a single client it does not even begin.
+    let none = with_files(100, 100).args(["run", "--config"]).arg(&path).output().unwrap();
+    assert_eq!(none.status.code(), Some(1));
+    assert!(stderr(&none).contains("ulimit -Hn"), "{}", stderr(&none));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let output = run(&["run", "--config", "/nonexistent/segue.toml"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("/nonexistent/segue.toml"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_listen_address_in_use_is_an_error_that_names_it_and_its_key() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let folder = TempDir::new().unwrap();
+    for (text, key) in [
+        (format!("[router]\nlisten = \"{address}\"\n"), "listen"),
+        (format!("[coordinator]\n[admin]\nlisten = \"{address}\"\n"), "admin.listen"),
+        (format!("[pod]\nlisten = \"{address}\"\nupstream = \"127.0.0.1:1\"\n"), "pod.listen"),
+    ] {
+        let text = format!("{text}\n[store]\nkind = \"memory\"\n");
+        // [store] may stand anywhere; the roles come first only to keep the cases short.
+        let path = file(&folder, &text);
+        let output = run(&["run", "--config", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        let said = stderr(&output);
+        assert!(said.contains(&address.to_string()) && said.contains(key), "{said}");
+    }
+}
+
+#[test]
+fn an_etcd_that_cannot_be_reached_is_named_by_commands_that_need_it() {
+    let nowhere = free_address();
+    let output = run(&["status", "--etcd", &format!("http://{nowhere}")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(&nowhere.to_string()), "{}", stderr(&output));
+}
+
+#[test]
+fn a_role_waits_for_its_etcd_and_says_so_meanwhile() {
+    let (folder, admin, store) = (TempDir::new().unwrap(), free_address(), free_address());
+    let mut router = start(folder.path(), &lone_router(store, admin).write(folder.path(), "segue"));
+    router.until("/ready", || get(admin, "/ready").is_some_and(|(status, _)| status == 503));
+    assert_eq!(get(admin, "/health").unwrap().0, 200);
+    let log = folder.path().join("segue.log");
+    router
+        .until("a word of the store's address", || std::fs::read_to_string(&log).unwrap().contains(&store.to_string()));
+    let (status, output) = router.terminate();
+    assert!(status.success(), "{output}");
+}
+
+#[test]
+fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
+    let (cluster, admin, listen) = (TestCluster::start(SEGUE), free_address(), free_address());
+    let endpoint = cluster.etcd().endpoint();
+    let config = cluster.config().router("r-0", listen).coordinator("c-0", 8).admin(admin).quick();
+    let mut process = cluster.run("all", &config);
+    process.until("/ready", || is_ready(admin));
+
+    let (_, metrics) = get(admin, "/metrics").unwrap();
+    for series in [
+        "segue_requests_total",
+        "segue_request_duration_seconds",
+        "segue_requests_in_flight",
+        "segue_stash_requests",
+        "segue_stash_bytes",
+        "segue_stash_wait_seconds",
+        "segue_stash_rejected_total",
+        "segue_requests_bounced_total",
+        "segue_cutovers_total",
+        "segue_cutover_pause_seconds",
+        "segue_cutover_drain_seconds",
+        "segue_cutover_flush_seconds",
+        "segue_exchanges_severed_total",
+        "segue_handoffs_total",
+        "segue_handoff_phase_seconds",
+        "segue_handoffs_in_flight",
+        "segue_handoff_oldest_started_timestamp_seconds",
+        "segue_planning_rounds_total",
+        "segue_lease_trusted_until_timestamp_seconds",
+        "segue_partitions_unowned",
+        "segue_store_resyncs_total",
+        "segue_build_info{version=",
+        "segue_leader 1",
+    ] {
+        assert!(metrics.contains(series), "{series} is missing in:\n{metrics}");
+    }
+
+    let (_, status) = get(admin, "/status").unwrap();
+    assert!(status.contains("\"leader\":\"c-0\"") && status.contains("\"stage\":\"held\""), "{status}");
+
+    // A request that names no partition, and one out of range.
+    assert_eq!(get(listen, "/").unwrap().0, 400);
+
+    let output = run(&["status", "--etcd", &endpoint, "--json"]);
+    let overview: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&overview["leader"], &overview["unowned"]), (&"c-0".into(), &8.into()));
+    assert_eq!(overview["routers"], serde_json::json!(["r-0"]));
+    let output = run(&["status", "--etcd", &endpoint]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("leader      c-0"));
+
+    let (status, log) = process.terminate();
+    assert!(status.success(), "{log}");
+    let output = run(&["status", "--etcd", &endpoint, "--json"]);
+    let overview: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(overview["routers"], serde_json::json!([]), "it has deregistered");
+    assert_eq!(overview["leader"], serde_json::Value::Null, "it has resigned");
+}
+
+#[test]
+fn a_demo_with_an_admin_endpoint_counts_its_routers_and_shows_its_steps() {
+    let (folder, admin) = (TempDir::new().unwrap(), free_address());
+    let arguments = ["demo", "--json", "--partitions", "8", "--clients", "4", "--rate", "100", "--duration", "60s"];
+    let mut command = segue();
+    let process = command.args(arguments).args(["--admin", &admin.to_string()]);
+    let mut process = Process::start("demo", folder.path(), process);
+    let page = |path: &str| get(admin, path).map_or(String::new(), |(_, page)| page);
+    let answered = |page: &str, router: u32| {
+        let of_router = format!("segue_requests_total{{router=\"router-{router}\"");
+        page.lines().any(|line| line.starts_with(&of_router) && !line.ends_with(" 0"))
+    };
+    process.until("requests of both routers", || {
+        let metrics = page("/metrics");
+        answered(&metrics, 0) && answered(&metrics, 1) && metrics.contains("segue_leader 1")
+    });
+    assert!(page("/metrics").contains("segue_cutovers_total{result=\"switched\"}"));
+    let status: serde_json::Value = serde_json::from_str(&page("/status")).unwrap();
+    assert_eq!(status["keyspace"]["partitions"], 8);
+    assert_eq!(status["keyspace"]["routers"], serde_json::json!(["router-0", "router-1"]));
+    assert_eq!(status["demo"]["steps"][0]["scenario"], "start");
+    assert_eq!(status["demo"]["leader"], status["keyspace"]["leader"]);
+}
+
+#[test]
+fn a_hang_up_takes_the_log_level_over_and_a_bad_file_changes_nothing() {
+    let folder = TempDir::new().unwrap();
+    let text = |level: &str| format!("[store]\nkind = \"memory\"\n[coordinator]\n[log]\nlevel = \"{level}\"\n");
+    let path = file(&folder, &text("info"));
+    let log = folder.path().join("segue.log");
+    let printed = |what: &str| std::fs::read_to_string(&log).unwrap().contains(what);
+    let mut process = start(folder.path(), &path);
+    process.until("its start", || printed("running"));
+    std::fs::write(&path, text("loud")).unwrap();
+    process.signal("HUP");
+    process.until("a refusal", || printed("the file was not taken over"));
+    std::fs::write(&path, text("debug")).unwrap();
+    process.signal("HUP");
+    process.until("the new level", || printed("file read again"));
+    assert!(process.terminate().0.success());
+}

@@ -1,0 +1,307 @@
+//! The sidecar: a service that knows nothing of Segue gets fencing, handoffs and hooks from a `segue run` with a
+//! `[pod]` section in front of it.
+#![allow(clippy::unwrap_used)]
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::routing::{get, post};
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::txn::Keys;
+use segue_tests::cluster::TestCluster;
+use segue_tests::http::{self, Request};
+use segue_tests::ports::free_address;
+use segue_tests::process::Process;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+
+const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+/// Longer than anything is held or worked on.
+const LONGEST_REQUEST: Duration = Duration::from_secs(120);
+
+/// The events that a service saw, in order.
+#[derive(Default)]
+struct Seen {
+    events: Mutex<Vec<String>>,
+    gate: Notify,
+}
+
+impl Seen {
+    fn note(&self, event: String) {
+        self.events.lock().unwrap().push(event);
+    }
+
+    fn has(&self, what: &str) -> bool {
+        self.events.lock().unwrap().iter().any(|event| event.starts_with(what))
+    }
+}
+
+/// A plain service: `/` answers with its name, `/slow` when the test says so, and the hooks are noted. It works on when a
+/// client closes its side of the connection, which axum's own server does not.
+async fn service(name: &'static str) -> (SocketAddr, Arc<Seen>) {
+    let seen = Arc::new(Seen::default());
+    let hook = |what: &'static str| {
+        post(move |State(seen): State<Arc<Seen>>, body: String| async move { seen.note(format!("{what} {body}")) })
+    };
+    let routes = Router::new()
+        .route(
+            "/",
+            get(move |headers: HeaderMap| async move {
+                format!("{name} {}", headers.get("segue-epoch").map_or("none", |epoch| epoch.to_str().unwrap()))
+            }),
+        )
+        .route(
+            "/slow",
+            get(|State(seen): State<Arc<Seen>>| async move {
+                seen.note("slow begins".into());
+                seen.gate.notified().await;
+                seen.note("slow ends".into());
+                "slow"
+            }),
+        )
+        .route("/misdirected", get(|| async { (axum::http::StatusCode::MISDIRECTED_REQUEST, "the service's own") }))
+        .route("/warm", hook("warm"))
+        .route("/sync", hook("sync"))
+        .route("/release", hook("release"))
+        .with_state(seen.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut builder = hyper::server::conn::http1::Builder::new();
+            let routes = hyper_util::service::TowerToHyperService::new(routes.clone());
+            let stream = hyper_util::rt::TokioIo::new(stream);
+            tokio::spawn(builder.half_close(true).serve_connection(stream, routes));
+        }
+    });
+    (address, seen)
+}
+
+/// A router, a coordinator and one partition.
+struct OnePartition {
+    cluster: TestCluster,
+    router: SocketAddr,
+    _control: Process,
+}
+
+impl OnePartition {
+    fn start() -> Self {
+        let (cluster, router) = (TestCluster::start(SEGUE), free_address());
+        let config = cluster.config().router("r-0", router).coordinator("c-0", 1).quick();
+        let control = cluster.run("control", &config);
+        OnePartition { cluster, router, _control: control }
+    }
+
+    /// Starts a sidecar whose service has a hook for each callback.
+    fn pod(&self, name: &str, listen: SocketAddr, upstream: SocketAddr) -> Process {
+        let config = self.cluster.config().pod(name, listen, upstream).quick();
+        let config = ["warm", "sync", "release"]
+            .into_iter()
+            .fold(config, |config, hook| config.set(&format!("pod.{hook}_url"), format!("http://{upstream}/{hook}")));
+        self.cluster.run(name, &config)
+    }
+
+    /// Starts a sidecar whose service has no hooks.
+    fn pod_without_hooks(&self, upstream: SocketAddr) -> Process {
+        self.cluster.run("a", &self.cluster.config().pod("a", free_address(), upstream).quick())
+    }
+}
+
+/// The epoch in the answer to `GET /` at `address`, if the service `name` gives it.
+async fn epoch_of(name: &str, address: SocketAddr) -> Option<u64> {
+    epoch_in(&ask(address, "/").await?.1, name)
+}
+
+/// The epoch in an answer of the service `name`.
+fn epoch_in(answer: &str, name: &str) -> Option<u64> {
+    answer.strip_prefix(name)?.trim().parse().ok()
+}
+
+/// Returns the response to `GET path` for partition 0, status and body.
+async fn ask(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let request = Request::get(path).header("x-partition", 0).timeout(LONGEST_REQUEST);
+    let response = tokio::task::spawn_blocking(move || request.send(address)).await.unwrap()?;
+    Some((response.status, response.body))
+}
+
+async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition().await {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
+    let fixture = OnePartition::start();
+    let ((a_address, a_seen), (b_address, b_seen)) = (service("a").await, service("b").await);
+    let a_listen = free_address();
+    let a = fixture.pod("a", a_listen, a_address);
+    until("answer of a", async || epoch_of("a", fixture.router).await.is_some()).await;
+    let first = epoch_of("a", fixture.router).await.unwrap();
+    assert!(a_seen.has(&format!("warm {{\"epoch\":{first},")), "{:?}", a_seen.events);
+
+    // A 421 of the service is a response to its client, not the sidecar's refusal.
+    assert_eq!(ask(fixture.router, "/misdirected").await, Some((421, "the service's own".to_owned())));
+
+    // Requests that bypass the router are refused.
+    assert_eq!(ask(a_listen, "/").await.unwrap().0, 421);
+
+    // a leaves while it works on a request: b gets the partition only when that has ended.
+    let b = fixture.pod("b", free_address(), b_address);
+    let slow = tokio::spawn(async move { ask(fixture.router, "/slow").await.unwrap() });
+    until("begin of the slow request", async || a_seen.has("slow begins")).await;
+    let leaving = tokio::task::spawn_blocking(move || a.terminate());
+    until("drain of the router", async || fixture.cluster.status().contains("router r-0 to drain")).await;
+    let held = tokio::spawn(async move { ask(fixture.router, "/").await.unwrap() });
+    assert!(!b_seen.has("sync"), "the partition moved with work in it");
+    a_seen.gate.notify_one();
+    assert_eq!(slow.await.unwrap(), (200, "slow".to_owned()));
+    let (status, answer) = held.await.unwrap();
+    let second = epoch_in(&answer, "b").unwrap_or_else(|| panic!("{answer}"));
+    assert!(status == 200 && second > first, "{status} {answer} after epoch {first}");
+    assert!(b_seen.has(&format!("sync {{\"epoch\":{second},")), "{:?}", b_seen.events);
+
+    let (status, output) = leaving.await.unwrap();
+    assert!(status.success(), "{output}");
+    assert!(a_seen.has("release"), "{:?}", a_seen.events);
+    drop(b);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_protocols_passes_through_the_sidecar() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let fixture = OnePartition::start();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // A service that switches whatever it is asked, and echoes what comes then.
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") && stream.read_buf(&mut head).await.unwrap() > 0 {}
+                let head = String::from_utf8(head).unwrap().to_lowercase();
+                assert!(head.contains("upgrade: chat\r\n") && head.contains("connection: upgrade\r\n"), "{head}");
+                let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\nhello";
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                let (mut read, mut write) = stream.split();
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+            });
+        }
+    });
+    let _pod = fixture.pod_without_hooks(address);
+    until("router", async || TcpStream::connect(fixture.router).await.is_ok()).await;
+    let mut stream = TcpStream::connect(fixture.router).await.unwrap();
+    // Held until the pod is there.
+    let request = "GET / HTTP/1.1\r\nhost: x\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\nhello") {
+        assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0, "{}", String::from_utf8_lossy(&answer));
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&answer));
+    stream.write_all(b"there and back").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut echo = String::new();
+    stream.read_to_string(&mut echo).await.unwrap();
+    assert_eq!(echo, "there and back", "also after the client has said its last");
+}
+
+/// Returns a body that ends with an empty DATA frame of its own, as many implementations do.
+fn ended_by_an_empty_frame() -> impl hyper::body::Body<Data = bytes::Bytes, Error = std::convert::Infallible> + Send {
+    let message = hyper::body::Frame::data(bytes::Bytes::from_static(b"a message"));
+    http_body_util::StreamBody::new(futures_util::stream::iter([Ok(message)]))
+}
+
+/// Rust's `h2`, here in router, sidecar and service, closes a connection after a hundred empty frames that end nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
+    use http_body_util::BodyExt as _;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    let fixture = OnePartition::start();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            stream.set_nodelay(true).unwrap();
+            let service = hyper::service::service_fn(async |request: hyper::Request<hyper::body::Incoming>| {
+                request.into_body().collect().await?;
+                Ok::<_, hyper::Error>(hyper::Response::new(ended_by_an_empty_frame()))
+            });
+            let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let _pod = fixture.pod_without_hooks(address);
+    until("router", async || TcpStream::connect(fixture.router).await.is_ok()).await;
+    let stream = TcpStream::connect(fixture.router).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let (mut client, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    for count in 0..250 {
+        let request = hyper::Request::post(format!("http://{}/", fixture.router)).header("x-partition", "0");
+        let answer = client.send_request(request.body(ended_by_an_empty_frame()).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), 200, "request {count}: {:?}", answer.headers());
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "a message", "answer {count}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
+    let (cluster, listen, admin) = (TestCluster::start(SEGUE), free_address(), free_address());
+    let _control = cluster.run("control", &cluster.config().coordinator("c-0", 1).quick());
+    let router = |name: &str, listen: SocketAddr| cluster.run(name, &cluster.config().router(name, listen).quick());
+    let ((a_address, a_seen), (b_address, b_seen)) = (service("a").await, service("b").await);
+    let pod = |name: &str, upstream: SocketAddr| {
+        let pod = cluster.config().pod(name, free_address(), upstream).quick();
+        pod.set("pod.sync_url", format!("http://{upstream}/sync"))
+    };
+    let a = cluster.run("a", &pod("a", a_address).admin(admin));
+    let dies = router("r-0", listen);
+    until("answer of a", async || epoch_of("a", listen).await.is_some()).await;
+    let first = epoch_of("a", listen).await.unwrap();
+
+    let cut_off = tokio::spawn(ask(listen, "/slow"));
+    until("begin of the slow request", async || a_seen.has("slow begins")).await;
+    tokio::task::spawn_blocking(|| dies.kill()).await.unwrap();
+    assert!(cut_off.await.unwrap().is_none(), "its router is dead");
+    let other = free_address();
+    let _other = router("r-1", other);
+    let _b = cluster.run("b", &pod("b", b_address));
+    let leaving = tokio::task::spawn_blocking(move || a.terminate());
+    // No router has anything in flight, and still b has to wait: only a's sidecar knows that a works on.
+    let status = || http::get(admin, "/status").unwrap().1;
+    until("drain of a", async || cluster.status().contains("pod a to drain")).await;
+    let status = tokio::task::block_in_place(status);
+    assert!(status.contains("in_flight") && !status.contains("\"in_flight\":0"), "{status}");
+    assert!(!b_seen.has("sync"));
+    a_seen.gate.notify_one();
+    until("answer of b", async || epoch_of("b", other).await.is_some_and(|second| second > first)).await;
+    let order = a_seen.events.lock().unwrap().clone();
+    assert!(order.contains(&"slow ends".to_owned()), "{order:?}");
+    let (status, output) = leaving.await.unwrap();
+    assert!(status.success(), "{output}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registrations_say_where_the_admin_endpoint_is_reached() {
+    let cluster = TestCluster::start(SEGUE);
+    let (upstream, _) = service("a").await;
+    let config = cluster.config().coordinator("c-0", 1).router("r-0", free_address());
+    let config = config.pod("a", free_address(), upstream).admin(free_address());
+    let _all = cluster.run("all", &config.set("admin.advertise", "host-1:9090"));
+    let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
+    for key in ["/segue/default/routers/r-0", "/segue/default/pods/a"] {
+        until(key, async || {
+            let found = store.snapshot(&Keys::One(key.to_owned())).await.unwrap().entries.pop();
+            found.is_some_and(|entry| String::from_utf8_lossy(&entry.value).contains("\"admin\":\"host-1:9090\""))
+        })
+        .await;
+    }
+}

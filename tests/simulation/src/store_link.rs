@@ -1,0 +1,294 @@
+//! A process's link to the store: late, cut off, or silent half-way through a write.
+//!
+//! A call is a message to the store, its execution there, and a message back. A caller that gives up does not take back
+//! what it has sent, and a caller that hears nothing does not know whether it was done. The link also stops with its
+//! process: a stopped process sends its calls and receives their results when it resumes.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use segue_coordination::store::{Store, StoreError, Watch};
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Batch, Event, Keys, Op, Snapshot, Txn, TxnOutcome};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+
+use crate::contract::Author;
+use crate::process::Process;
+use crate::sabotage::Sabotage;
+use crate::world::World;
+
+/// How long an answer is waited for, as with etcd.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The kind of a process, as far as its link cares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Coordinator,
+    Router,
+    Pod,
+}
+
+/// The state of the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct State {
+    cut: bool,
+    /// The watch brings nothing although calls go through.
+    stalled: bool,
+    /// How often watches were broken.
+    breaks: u64,
+}
+
+/// A [`State`] that can be waited for, first come, first served. (Whom a `tokio::sync::watch` wakes first is random.)
+#[derive(Debug, Default)]
+struct Condition {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+impl Condition {
+    fn get(&self) -> State {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_waiters();
+    }
+
+    async fn becomes(&self, holds: impl Fn(State) -> bool) {
+        loop {
+            // Made before the look, so that no change after it is missed.
+            let changed = self.changed.notified();
+            if holds(self.get()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// One process's way to the store.
+#[derive(Debug)]
+pub(crate) struct StoreLink {
+    world: Arc<World>,
+    process: Arc<Process>,
+    kind: Kind,
+    /// By how many thousandths the process's clock is off.
+    drift: i64,
+    state: Arc<Condition>,
+}
+
+impl StoreLink {
+    pub(crate) fn new(world: &Arc<World>, process: &Arc<Process>, kind: Kind) -> Arc<Self> {
+        let most = world.setting.drift as i64;
+        let drift = world.rng.among(0..=2 * most as u64) as i64 - most;
+        let state = Arc::new(Condition::default());
+        Arc::new(StoreLink { world: world.clone(), process: process.clone(), kind, drift, state })
+    }
+
+    pub(crate) fn set_cut(&self, cut: bool) {
+        self.state.change(|state| state.cut = cut);
+    }
+
+    pub(crate) fn set_stalled(&self, stalled: bool) {
+        self.state.change(|state| state.stalled = stalled);
+    }
+
+    /// Ends the watches that stand: their reader has to begin anew.
+    pub(crate) fn break_watches(&self) {
+        self.state.change(|state| state.breaks += 1);
+    }
+
+    /// Carries `act` to the store and its answer back.
+    async fn call<T, F>(&self, write: bool, act: impl FnOnce(Arc<World>) -> F + Send + 'static) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        self.process.awake().await;
+        let world = self.world.clone();
+        let (there, back) =
+            (world.rng.millis(0..=world.setting.store_ms), world.rng.millis(0..=world.setting.store_ms));
+        // Whether a caller that is cut off notices, or waits in vain.
+        let notices = world.rng.percent(50);
+        let (link, (answer, answered)) = (self.state.clone(), oneshot::channel());
+        tokio::spawn(async move {
+            sleep(there).await;
+            if write {
+                let disk = *world.disk.lock().unwrap_or_else(PoisonError::into_inner);
+                sleep(disk).await;
+            }
+            if link.get().cut {
+                return lost(answer, notices).await;
+            }
+            let result = act(world.clone()).await;
+            sleep(back).await;
+            if link.get().cut {
+                world.trace.seen("the outcome of a store call stayed unknown");
+                return lost(answer, notices).await;
+            }
+            let _ = answer.send(result);
+        });
+        let result = match timeout(CALL_TIMEOUT, answered).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(StoreError::Unavailable("the connection broke".into())),
+            Err(_) => Err(StoreError::Unavailable("no answer".into())),
+        };
+        self.process.awake().await;
+        result
+    }
+}
+
+/// No answer arrives: the caller notices soon, or never.
+async fn lost<T>(answer: oneshot::Sender<T>, notices: bool) {
+    if !notices {
+        sleep(2 * CALL_TIMEOUT).await;
+    }
+    drop(answer);
+}
+
+impl World {
+    /// Looks at the store; leases whose time is over end before that.
+    pub(crate) async fn look(&self, author: Author<'_>) {
+        // Unavailable: then nothing is written either.
+        if let Ok(snapshot) = self.store.snapshot(&Keys::Prefix(self.keys.root().to_owned())).await {
+            self.contract.look(snapshot, author);
+        }
+    }
+}
+
+#[async_trait]
+impl Store for StoreLink {
+    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+        let whole = matches!(keys, Keys::Prefix(_));
+        let keys = keys.clone();
+        let snapshot = self.call(false, |world| async move { world.store.snapshot(&keys).await }).await?;
+        if whole {
+            self.world.trace.event(format_args!("{} sees all at {}", self.process.name, snapshot.revision));
+        }
+        Ok(snapshot)
+    }
+
+    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+        let asked = keys.clone();
+        let open = self.call(false, move |world| async move { world.store.watch(&asked, from).await });
+        let inner = match open.await {
+            Err(error @ StoreError::Compacted { .. }) => {
+                self.world.trace.seen("a watch fell behind a compaction");
+                return Err(error);
+            }
+            other => other?,
+        };
+        let (out, batches) = mpsc::channel(64);
+        let (name, state) = (self.process.name.clone(), self.state.clone());
+        tokio::spawn(relay(self.world.clone(), name, inner, state, out));
+        Ok(Watch::new(batches))
+    }
+
+    async fn commit(&self, mut txn: Txn) -> Result<TxnOutcome, StoreError> {
+        if let Some(sabotage) = self.world.sabotage {
+            sabotage.strip(&self.world.keys, &mut txn);
+        }
+        let (name, kind) = (self.process.name.clone(), self.kind);
+        let outcome = self.call(true, move |world| async move {
+            world.look(Author::Other).await;
+            // To be elected is the one thing that a coordinator writes before it leads.
+            let elects = txn.then.iter().any(|op| matches!(op, Op::Put { key, .. } if *key == world.keys.leader()));
+            let outcome = world.store.commit(txn).await;
+            let author = if kind == Kind::Coordinator && !elects { Author::Coordinator(&name) } else { Author::Other };
+            world.look(author).await;
+            if let Ok(TxnOutcome { revision, branch }) = &outcome {
+                world.trace.event(format_args!("{name} commits: {revision} {branch:?}"));
+                if branch.is_none() {
+                    world.trace.seen("a guard refused a write");
+                }
+            }
+            outcome
+        });
+        outcome.await
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        // A fast clock of the store's is a short lease.
+        let thousandths = (1000 + self.drift) as u32;
+        let ttl = ttl * thousandths / 1000;
+        self.call(true, move |world| async move { world.store.grant(ttl).await }).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+        let name = self.process.name.clone();
+        let result = self.call(false, move |world| async move {
+            let result = world.store.keep_alive(lease).await;
+            if matches!(result, Err(StoreError::LeaseNotFound)) {
+                world.trace.event(format_args!("{name} hears that its lease is gone"));
+                world.trace.seen("a lease ran out");
+            }
+            result
+        });
+        if self.world.is_sabotaged(Sabotage::LeaseClock) {
+            // At once, and whatever the store says.
+            let _ = timeout(Duration::from_millis(100), result).await;
+            return Ok(());
+        }
+        result.await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.call(true, move |world| async move {
+            let result = world.store.revoke(lease).await;
+            world.look(Author::Other).await;
+            result
+        })
+        .await
+    }
+}
+
+/// Brings the batches of a watch, in order, each late.
+async fn relay(
+    world: Arc<World>,
+    name: String,
+    mut inner: Watch,
+    state: Arc<Condition>,
+    out: mpsc::Sender<Result<Batch, StoreError>>,
+) {
+    let breaks = state.get().breaks;
+    loop {
+        let batch = tokio::select! {
+            biased;
+            () = out.closed() => return,
+            () = state.becomes(|state| state.breaks != breaks) => Err(StoreError::Unavailable("the watch broke".into())),
+            batch = inner.next() => batch,
+        };
+        sleep(world.rng.millis(0..=world.setting.store_ms)).await;
+        tokio::select! {
+            biased;
+            () = out.closed() => return,
+            () = state.becomes(|state| (!state.cut && !state.stalled) || state.breaks != breaks) => {}
+        }
+        let batch = match state.get().breaks == breaks {
+            true => batch,
+            false => Err(StoreError::Unavailable("the watch broke".into())),
+        };
+        match &batch {
+            Ok(batch) => world.trace.event(format_args!("{name} sees {} ({})", batch.revision, deletes(batch))),
+            Err(error) => {
+                if matches!(error, StoreError::Compacted { .. }) {
+                    world.trace.seen("a watch fell behind a compaction");
+                }
+                world.trace.event(format_args!("{name} loses its watch"));
+                world.trace.seen("a watch was lost");
+            }
+        }
+        let ends = batch.is_err();
+        if out.send(batch).await.is_err() || ends {
+            return;
+        }
+    }
+}
+
+fn deletes(batch: &Batch) -> usize {
+    batch.events.iter().filter(|event| matches!(event, Event::Delete { .. })).count()
+}
