@@ -7,5 +7,7 @@
 
 pub mod certificates;
 pub mod etcd;
+#[cfg(segue_loom)]
+pub mod loom;
 pub mod ports;
 pub mod process;

@@ -36,15 +36,15 @@ mod returning;
 mod severing;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::task::Poll;
 use std::time::Duration;
 
 use ::loom::future::block_on;
-use ::loom::model::Builder;
 use ::loom::thread::{JoinHandle, spawn};
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::{Incarnation, PartitionId};
+use segue_tests::loom::explore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
@@ -56,21 +56,6 @@ use crate::routing::table::{Refusal, StashLimits, Table};
 const PARTITION: PartitionId = PartitionId::new(0);
 /// The only key.
 const KEY: Option<u64> = Some(7);
-
-/// Runs a model in all interleavings with at most so many preemptions (`None`: no bound).
-#[expect(clippy::print_stdout, reason = "`make loom` adds these lines up")]
-fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
-    let executions = Arc::new(AtomicU64::new(0));
-    let counted = executions.clone();
-    let mut builder = Builder::new();
-    builder.preemption_bound = preemptions;
-    builder.max_branches = 100_000;
-    builder.check(move || {
-        counted.fetch_add(1, SeqCst);
-        model();
-    });
-    println!("loom: model={name} executions={}", executions.load(SeqCst));
-}
 
 /// The actual state of the requests, kept apart from the table's. Loom does not see it, so it costs no interleavings.
 #[derive(Default)]
