@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 const P0: PartitionId = PartitionId::new(0);
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const TTL: Duration = Duration::from_secs(3);
 const ADMIN: &str = "10.0.0.7:9090";
 
@@ -53,7 +53,7 @@ async fn until<T>(what: &str, mut shows: impl AsyncFnMut() -> Option<T>) -> T {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
+    timeout(TEST_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
 }
 
 fn by_key(name: &str) -> Partitioner {

@@ -14,9 +14,9 @@ use segue_protocol::ids::PartitionId;
 use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Answer, Http2, Plain, data, empty, stream};
-use support::pod::{Pod, Script, Speaks};
-use support::{Settings, World, soon, until};
+use support::client::{Answer, Http2Client, RawHttp1Client, data, empty, stream};
+use support::pod::{Pod, ScriptedPod, Speaks};
+use support::{Fixture, Settings, soon, until};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -39,17 +39,17 @@ fn post(fields: &str, body: &str) -> String {
 async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {
     let mut settings = Settings::default();
     settings.forward.limits.max_body_bytes = Some(5);
-    let world = World::with(settings);
+    let fixture = Fixture::with(settings);
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(P0, pod.address, 1);
-    let answer = Plain::connect(world.address).await.ask(post("content-length: 6", "hello!")).await;
+    fixture.route(P0, pod.address, 1);
+    let answer = RawHttp1Client::connect(fixture.address).await.ask(post("content-length: 6", "hello!")).await;
     assert_eq!(reason(&answer), (413, "limit"));
     assert_eq!(pod.connections.load(SeqCst), 0);
-    let answer = Plain::connect(world.address).await.ask(post("content-length: 5", "hello")).await;
+    let answer = RawHttp1Client::connect(fixture.address).await.ask(post("content-length: 5", "hello")).await;
     assert_eq!(answer.status, 200);
     // Nor does it wait.
-    world.hold(P0, HoldCause::Handoff);
-    let answer = Plain::connect(world.address).await.ask(post("content-length: 6", "hello!")).await;
+    fixture.hold(P0, HoldCause::Handoff);
+    let answer = RawHttp1Client::connect(fixture.address).await.ask(post("content-length: 6", "hello!")).await;
     assert_eq!(reason(&answer), (413, "limit"));
 }
 
@@ -59,7 +59,7 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
         let mut settings = Settings::default();
         settings.forward.limits.max_body_bytes = Some(5);
         settings.forward.upstream.protocol = protocol;
-        let mut world = World::with(settings);
+        let mut fixture = Fixture::with(settings);
         let (seen, mut sees) = tokio::sync::mpsc::unbounded_channel();
         let pod = Pod::start(speaks, move |request| {
             let seen = seen.clone();
@@ -69,23 +69,24 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
             }
         })
         .await;
-        world.lead(P0, pod.address, 1);
+        fixture.route(P0, pod.address, 1);
         let chunked = "transfer-encoding: chunked";
-        let answer = Plain::connect(world.address).await.ask(post(chunked, "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")).await;
+        let answer =
+            RawHttp1Client::connect(fixture.address).await.ask(post(chunked, "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")).await;
         assert_eq!((answer.status, soon(sees.recv()).await), (200, Some(true)));
         // The pod has some of it by then, or not.
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         let answer = client.ask(post(chunked, "3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n")).await;
         assert_eq!(reason(&answer), (413, "limit"), "{protocol:?}");
-        let http2 = Http2::connect(world.address).await;
+        let http2 = Http2Client::connect(fixture.address).await;
         let (sender, body) = stream();
         sender.send(data("abcd")).unwrap();
         sender.send(data("ef")).unwrap();
         let answer = http2.ask(http2.request("POST", "/").body(body).unwrap()).await;
         assert_eq!(reason(&answer), (413, "limit"), "{protocol:?}");
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
         // Once both sides have ended, the pod has said of each request whether it was whole.
-        world.server.take().unwrap().shutdown(Instant::now()).await;
+        fixture.server.take().unwrap().shutdown(Instant::now()).await;
         drop(pod);
         while let Some(complete) = soon(sees.recv()).await {
             assert!(!complete, "the pod took a part for the whole");
@@ -97,29 +98,29 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
 async fn a_held_body_that_grows_too_large_is_refused_while_it_waits() {
     let mut settings = Settings::default();
     settings.forward.limits.max_body_bytes = Some(5);
-    let world = World::with(settings);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::with(settings);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(post("transfer-encoding: chunked", "3\r\nabc\r\n")).await;
-    world.held(P0, 1).await;
+    fixture.held(P0, 1).await;
     client.write("3\r\ndef\r\n").await;
     assert_eq!(reason(&client.answer().await), (413, "limit"));
-    world.held(P0, 0).await;
+    fixture.held(P0, 0).await;
 }
 
 #[tokio::test]
 async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
     let mut settings = Settings::default();
     settings.forward.upstream.max_in_flight_per_pod = 2;
-    let world = World::with(settings);
-    let slow = Script::new().await;
+    let fixture = Fixture::with(settings);
+    let slow = ScriptedPod::new().await;
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(P0, slow.address, 1);
-    world.lead(P1, slow.address, 1);
-    world.lead(P2, pod.address, 1);
+    fixture.route(P0, slow.address, 1);
+    fixture.route(P1, slow.address, 1);
+    fixture.route(P2, pod.address, 1);
     let ask = |partition: PartitionId| {
         let get = GET.replace("x-partition: 0", &format!("x-partition: {partition}"));
         async move {
-            let mut client = Plain::connect(world.address).await;
+            let mut client = RawHttp1Client::connect(fixture.address).await;
             client.write(get).await;
             client
         }
@@ -136,15 +137,15 @@ async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
     assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(ask(P2).await.answer().await.status, 200);
     // What is held goes when its turn comes.
-    world.hold(P1, HoldCause::Handoff);
+    fixture.hold(P1, HoldCause::Handoff);
     let mut held = ask(P1).await;
-    world.held(P1, 1).await;
+    fixture.held(P1, 1).await;
     other.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
-    world.in_flight(P1, 0).await;
+    fixture.in_flight(P1, 0).await;
     let mut third = ask(P0).await;
     let mut three = slow.accept().await;
     three.head().await;
-    world.lead(P1, slow.address, 2);
+    fixture.route(P1, slow.address, 2);
     let mut four = slow.accept().await;
     four.head().await;
     for connection in [&mut one, &mut three, &mut four] {
@@ -161,27 +162,28 @@ async fn the_places_of_a_pod_are_shared_out_between_the_workers() {
     let mut settings = Settings::default();
     settings.server.workers = 2;
     settings.forward.upstream.max_in_flight_per_pod = 2;
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::with(settings);
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
     let mut clients = Vec::new();
     for _ in 0..16 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(GET).await;
         clients.push(client);
     }
-    until(|| world.metrics.own_answers(LocalReply::Overload) >= 14, "all but one for each worker to be refused").await;
+    until(|| fixture.metrics.own_answers(LocalReply::Overload) >= 14, "all but one for each worker to be refused")
+        .await;
 }
 
 /// A pod that refuses until it is told otherwise, and answers what it is allowed to.
-struct Refusing {
+struct RefusingPod {
     pod: Pod,
     seen: Arc<AtomicUsize>,
     answers: Arc<Semaphore>,
     accepts: Arc<std::sync::atomic::AtomicBool>,
 }
 
-impl Refusing {
+impl RefusingPod {
     async fn start() -> Self {
         let (seen, answers) = (Arc::<AtomicUsize>::default(), Arc::new(Semaphore::new(0)));
         let accepts = Arc::<std::sync::atomic::AtomicBool>::default();
@@ -196,7 +198,7 @@ impl Refusing {
             }
         })
         .await;
-        Refusing { pod, seen, answers, accepts }
+        RefusingPod { pod, seen, answers, accepts }
     }
 
     async fn sees(&self, requests: usize) {
@@ -206,27 +208,27 @@ impl Refusing {
 
 #[tokio::test]
 async fn a_pod_that_has_refused_gets_one_request_and_more_once_it_has_taken_that() {
-    let world = World::new();
-    let pod = Refusing::start().await;
+    let fixture = Fixture::new();
+    let pod = RefusingPod::start().await;
     let mut clients = Vec::new();
     for key in 0..40 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(GET.replace("host: h", &format!("host: h\r\nx-key: {key}"))).await;
         clients.push(client);
     }
-    world.held(P0, 40).await;
-    world.lead(P0, pod.pod.address, 1);
+    fixture.held(P0, 40).await;
+    fixture.route(P0, pod.pod.address, 1);
     // The flush's concurrency.
     pod.sees(16).await;
     pod.answers.add_permits(16);
     // One alone, although all forty wait for this pod.
     for round in 17..20 {
         pod.sees(round).await;
-        assert_eq!((world.table.in_flight(P0), world.table.stashed(P0).0), (1, 39));
+        assert_eq!((fixture.table.in_flight(P0), fixture.table.stashed(P0).0), (1, 39));
         pod.answers.add_permits(1);
     }
     pod.sees(20).await;
-    assert_eq!((world.table.in_flight(P0), world.table.stashed(P0).0), (1, 39));
+    assert_eq!((fixture.table.in_flight(P0), fixture.table.stashed(P0).0), (1, 39));
     pod.accepts.store(true, SeqCst);
     pod.answers.add_permits(1);
     pod.sees(20 + 16).await;
@@ -234,52 +236,52 @@ async fn a_pod_that_has_refused_gets_one_request_and_more_once_it_has_taken_that
     for mut client in clients {
         assert_eq!(client.answer().await.status, 200);
     }
-    assert_eq!(world.metrics.requests_bounced(Bounce::Misdirected), 16 + 3);
+    assert_eq!(fixture.metrics.requests_bounced(Bounce::Misdirected), 16 + 3);
 }
 
 #[tokio::test]
 async fn a_pod_that_refuses_everything_is_noticed_and_not_any_more_once_it_accepts() {
-    let world = World::new();
-    let pod = Refusing::start().await;
+    let fixture = Fixture::new();
+    let pod = RefusingPod::start().await;
     pod.answers.add_permits(1000);
-    world.lead(P0, pod.pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    fixture.route(P0, pod.pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(GET).await;
-    until(|| !world.table.outliers().is_empty(), "the pod to be noticed").await;
-    let outlier = world.table.outliers()[0].clone();
+    until(|| !fixture.table.outliers().is_empty(), "the pod to be noticed").await;
+    let outlier = fixture.table.outliers()[0].clone();
     assert_eq!(outlier.address, pod.pod.address.to_string());
     assert!(outlier.health.refusals().1 >= 5 && outlier.health.refusals().0 == 0);
     pod.accepts.store(true, SeqCst);
     assert_eq!(client.answer().await.status, 200);
-    assert!(world.table.outliers().is_empty());
+    assert!(fixture.table.outliers().is_empty());
 }
 
 #[tokio::test]
 async fn a_pod_that_cannot_be_reached_is_tried_by_one_request_at_a_time_of_all_partitions() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
     for partition in PartitionId::all(8) {
-        world.lead(partition, address, 1);
+        fixture.route(partition, address, 1);
     }
     let mut clients = Vec::new();
     for number in 0..80 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(GET.replace("x-partition: 0", &format!("x-partition: {}\r\nx-key: {number}", number % 8))).await;
         clients.push(client);
     }
     // All that came before the first has failed.
-    until(|| PartitionId::all(8).all(|partition| world.table.stashed(partition).0 == 10), "all to be held").await;
-    let before = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.requests_bounced(cause));
+    until(|| PartitionId::all(8).all(|partition| fixture.table.stashed(partition).0 == 10), "all to be held").await;
+    let before = [Bounce::Refused, Bounce::Spared].map(|cause| fixture.metrics.requests_bounced(cause));
     let since = || {
-        let [refused, spared] = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.requests_bounced(cause));
+        let [refused, spared] = [Bounce::Refused, Bounce::Spared].map(|cause| fixture.metrics.requests_bounced(cause));
         (refused - before[0], spared - before[1])
     };
     until(|| since().0 > 0 && since().1 >= 40, "partitions to come back").await;
     let (tried, spared) = since();
     assert!(2 * tried < spared, "{tried} were tried while {spared} were spared");
-    until(|| !world.table.outliers().is_empty(), "the pod to be noticed").await;
+    until(|| !fixture.table.outliers().is_empty(), "the pod to be noticed").await;
     let _pod =
         Pod::start_on(TcpListener::bind(address).await.unwrap(), Speaks::Http1, |_| async { Response::new(empty()) });
     for mut client in clients {

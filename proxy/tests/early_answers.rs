@@ -9,9 +9,9 @@ use std::time::Duration;
 use http::Response;
 use http_body_util::BodyExt;
 use segue_protocol::ids::PartitionId;
-use support::client::{Plain, full};
-use support::pod::{Pod, Script, Speaks};
-use support::{Settings, World, soon};
+use support::client::{RawHttp1Client, full};
+use support::pod::{Pod, ScriptedPod, Speaks};
+use support::{Fixture, Settings, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const P0: PartitionId = PartitionId::new(0);
@@ -27,20 +27,20 @@ fn bad(fields: &str) -> String {
     post(fields).replace("x-partition: 0", "x-partition: 99")
 }
 
-async fn collecting_pod(world: &World) -> Pod {
+async fn collecting_pod(fixture: &Fixture) -> Pod {
     let pod = Pod::start(Speaks::Http1, |request| async {
         let body = request.into_body().collect().await.unwrap().to_bytes();
         Response::new(full(body))
     })
     .await;
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     pod
 }
 
 #[tokio::test]
 async fn an_answer_of_the_routers_own_before_the_end_of_an_upload_says_that_the_connection_closes() {
-    let world = World::new();
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(bad("content-length: 1048576")).await;
     client.write(vec![b'x'; 1000]).await;
     let answer = client.answer().await;
@@ -54,15 +54,15 @@ async fn an_answer_of_the_routers_own_before_the_end_of_an_upload_says_that_the_
 async fn a_client_that_sends_a_whole_upload_before_it_reads_is_told_why_it_was_refused() {
     let mut settings = Settings::default();
     settings.forward.limits.max_body_bytes = Some(MIB);
-    let world = World::with(settings);
-    let _pod = collecting_pod(&world).await;
+    let fixture = Fixture::with(settings);
+    let _pod = collecting_pod(&fixture).await;
     let chunks = format!("10000\r\n{}\r\n", "x".repeat(0x10000)).repeat(64) + "0\r\n\r\n";
     for (head, body, status) in [
         (bad("content-length: 1048576"), "x".repeat(MIB), "400"),
         (post("content-length: 4194304"), "x".repeat(4 * MIB), "413"),
         (post("transfer-encoding: chunked"), chunks, "413"),
     ] {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(&head).await;
         client.write(&body).await;
         let mut text = String::new();
@@ -74,9 +74,9 @@ async fn a_client_that_sends_a_whole_upload_before_it_reads_is_told_why_it_was_r
 
 #[tokio::test]
 async fn a_small_body_that_has_arrived_does_not_cost_the_connection() {
-    let world = World::new();
-    let _pod = collecting_pod(&world).await;
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let _pod = collecting_pod(&fixture).await;
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     for _ in 0..3 {
         for (fields, body) in
             [("content-length: 5", "hello"), ("transfer-encoding: chunked", "5\r\nhello\r\n0\r\n\r\n")]
@@ -91,11 +91,11 @@ async fn a_small_body_that_has_arrived_does_not_cost_the_connection() {
 
 #[tokio::test]
 async fn a_pods_answer_before_the_end_of_an_upload_says_that_the_connection_closes() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
     for status in ["200 OK", "502 Bad Gateway"] {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(post("content-length: 1048576")).await;
         client.write(vec![b'x'; 1000]).await;
         let mut connection = pod.accept().await;
@@ -108,26 +108,26 @@ async fn a_pods_answer_before_the_end_of_an_upload_says_that_the_connection_clos
 
 #[tokio::test]
 async fn clients_that_reuse_their_connection_whenever_they_may_lose_no_answer() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("early")) }).await;
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     let mut client = None;
     for round in 0..100 {
-        let mut plain = match client.take() {
+        let mut http1 = match client.take() {
             Some(client) => client,
-            None => Plain::connect(world.address).await,
+            None => RawHttp1Client::connect(fixture.address).await,
         };
         // Every other client sends no more than the beginning before it is answered. The others stop once they are.
         let is_slow = round % 2 == 0;
         let request = post("content-length: 1048576") + &"x".repeat(if is_slow { 1 } else { MIB });
-        let sent = plain.stream.write_all(request.as_bytes());
+        let sent = http1.stream.write_all(request.as_bytes());
         let _ = tokio::time::timeout(Duration::from_secs(5), sent).await.expect("not even an end");
-        let answer = plain.answer().await;
+        let answer = http1.answer().await;
         assert_eq!(answer.text(), "early");
         match answer.header("connection") {
             "close" => {}
             _ if is_slow => panic!("the rest of the body would stand in front of the next request"),
-            _ => client = Some(plain),
+            _ => client = Some(http1),
         }
     }
 }

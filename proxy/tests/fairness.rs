@@ -10,9 +10,9 @@ use http::Response;
 use http_body_util::BodyExt;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
-use support::client::{Answer, Http2, Plain, empty, full};
-use support::pod::{Pod, Script, Speaks};
-use support::{PATIENCE, Settings, World, soon, until};
+use support::client::{Answer, Http2Client, RawHttp1Client, empty, full};
+use support::pod::{Pod, ScriptedPod, Speaks};
+use support::{Fixture, Settings, TEST_TIMEOUT, soon, until};
 use tokio::io::AsyncReadExt as _;
 use tokio::time::Instant;
 
@@ -36,9 +36,9 @@ fn with_connections(most: usize) -> Settings {
     settings
 }
 
-async fn quick_pod(world: &World) -> Pod {
+async fn quick_pod(fixture: &Fixture) -> Pod {
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     pod
 }
 
@@ -46,33 +46,33 @@ async fn quick_pod(world: &World) -> Pod {
 async fn an_address_has_no_more_requests_than_it_may_whether_they_wait_or_are_in_flight() {
     let mut settings = Settings::default();
     settings.forward.limits.max_in_flight_per_client = 3;
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    world.hold(P1, HoldCause::Handoff);
-    let mut first = Plain::connect(world.address).await;
+    let fixture = Fixture::with(settings);
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    fixture.hold(P1, HoldCause::Handoff);
+    let mut first = RawHttp1Client::connect(fixture.address).await;
     first.write(GET).await;
     let mut one = pod.accept().await;
     one.head().await;
-    let mut held = Plain::connect(world.address).await;
+    let mut held = RawHttp1Client::connect(fixture.address).await;
     held.write(GET.replace("x-partition: 0", "x-partition: 1")).await;
-    world.held(P1, 1).await;
+    fixture.held(P1, 1).await;
     // A pod goes on with what its client has left.
-    let mut gone = Plain::connect(world.address).await;
+    let mut gone = RawHttp1Client::connect(fixture.address).await;
     gone.write(GET.replace("GET", "POST")).await;
     let mut other = pod.accept().await;
     other.head().await;
     drop(gone);
-    let mut more = Plain::connect(world.address).await;
+    let mut more = RawHttp1Client::connect(fixture.address).await;
     for _ in 0..2 {
         let refused = more.ask(GET).await;
         assert_eq!(reason(&refused), (503, "overload"));
         assert_eq!(refused.header("retry-after"), "1");
     }
-    let http2 = Http2::connect(world.address).await;
+    let http2 = Http2Client::connect(fixture.address).await;
     assert_eq!(http2.ask(http2.request("GET", "/").body(empty()).unwrap()).await.status, 503);
     // Others have their own.
-    let mut stranger = Plain::connect_from(THERE, world.address).await;
+    let mut stranger = RawHttp1Client::connect_from(THERE, fixture.address).await;
     stranger.write(GET).await;
     let mut strangers = pod.accept().await;
     strangers.head().await;
@@ -85,7 +85,7 @@ async fn an_address_has_no_more_requests_than_it_may_whether_they_wait_or_are_in
     one.head().await;
     one.write(OK).await;
     assert_eq!(more.answer().await.status, 200);
-    world.lead(P1, pod.address, 1);
+    fixture.route(P1, pod.address, 1);
     one.head().await;
     one.write(OK).await;
     assert_eq!(held.answer().await.status, 200);
@@ -95,10 +95,10 @@ async fn an_address_has_no_more_requests_than_it_may_whether_they_wait_or_are_in
 async fn requests_that_wait_for_the_table_count_for_their_address() {
     let mut settings = Settings { partitions: 0, ..Settings::default() };
     settings.forward.limits.max_in_flight_per_client = 2;
-    let world = World::with(settings);
-    let mut one = Plain::connect(world.address).await;
-    let mut two = Plain::connect(world.address).await;
-    let mut three = Plain::connect(world.address).await;
+    let fixture = Fixture::with(settings);
+    let mut one = RawHttp1Client::connect(fixture.address).await;
+    let mut two = RawHttp1Client::connect(fixture.address).await;
+    let mut three = RawHttp1Client::connect(fixture.address).await;
     for client in [&mut one, &mut two, &mut three] {
         client.write(GET).await;
     }
@@ -115,38 +115,38 @@ async fn requests_that_wait_for_the_table_count_for_their_address() {
 async fn a_connection_by_http2_has_no_more_streams_than_it_may() {
     let mut settings = Settings::default();
     settings.forward.limits.max_streams_per_connection = 2;
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+    let fixture = Fixture::with(settings);
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let http2 = Http2Client::connect(fixture.address).await;
     let ask = || {
         let http2 = http2.clone();
         tokio::spawn(async move { http2.ask(http2.request("GET", "/").body(empty()).unwrap()).await })
     };
     let asked = [ask(), ask(), ask()];
     // By HTTP/2, as the clients came: each waits for its pod.
-    world.in_flight(P0, 2).await;
+    fixture.in_flight(P0, 2).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(world.table.in_flight(P0), 2);
+    assert_eq!(fixture.table.in_flight(P0), 2);
     asked.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test]
 async fn silent_newcomers_give_way_to_each_other_and_never_take_the_place_of_a_served_client() {
-    let world = World::with(with_connections(120));
-    let _pod = quick_pod(&world).await;
+    let fixture = Fixture::with(with_connections(120));
+    let _pod = quick_pod(&fixture).await;
     // More than are looked at to find one that may go: clients that wait for their first answer do not hide the silent ones.
-    world.hold(P1, HoldCause::Handoff);
+    fixture.hold(P1, HoldCause::Handoff);
     let mut held = Vec::new();
     for _ in 0..80 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(GET.replace("x-partition: 0", "x-partition: 1")).await;
         held.push(client);
     }
-    world.held(P1, 80).await;
+    fixture.held(P1, 80).await;
     let mut served = Vec::new();
     for _ in 0..20 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         assert_eq!(client.ask(GET).await.status, 200);
         served.push(client);
     }
@@ -154,8 +154,9 @@ async fn silent_newcomers_give_way_to_each_other_and_never_take_the_place_of_a_s
     let (mut silent, mut newcomers) = (Vec::new(), 0);
     // Until all who were served have been idle for long enough to be taken for it.
     while began.elapsed() < Duration::from_millis(500) || silent.len() <= 40 {
-        silent.push(Plain::connect(world.address).await);
-        let answer = Plain::connect(world.address).await.ask(GET.replace("host", "connection: close\r\nhost")).await;
+        silent.push(RawHttp1Client::connect(fixture.address).await);
+        let answer =
+            RawHttp1Client::connect(fixture.address).await.ask(GET.replace("host", "connection: close\r\nhost")).await;
         newcomers += usize::from(answer.status == 200);
     }
     assert!(newcomers > silent.len() / 2, "{newcomers} of {}", silent.len());
@@ -166,23 +167,23 @@ async fn silent_newcomers_give_way_to_each_other_and_never_take_the_place_of_a_s
 
 #[tokio::test]
 async fn of_clients_that_have_been_served_one_of_the_address_with_most_connections_gives_way() {
-    let world = World::with(with_connections(4));
-    let _pod = quick_pod(&world).await;
+    let fixture = Fixture::with(with_connections(4));
+    let _pod = quick_pod(&fixture).await;
     let mut clients = Vec::new();
     // The one that has been idle for longest has its address to itself.
     for ip in [HERE, THERE, THERE, THERE] {
-        let mut client = Plain::connect_from(ip, world.address).await;
+        let mut client = RawHttp1Client::connect_from(ip, fixture.address).await;
         assert_eq!(client.ask(GET).await.status, 200);
         clients.push(client);
     }
     let began = Instant::now();
     loop {
-        let mut newcomer = Plain::connect_from([127, 0, 0, 3], world.address).await;
+        let mut newcomer = RawHttp1Client::connect_from([127, 0, 0, 3], fixture.address).await;
         match newcomer.ask(GET).await.status {
             200 => break,
             status => assert_eq!(status, 503),
         }
-        assert!(began.elapsed() < PATIENCE, "nobody gave way");
+        assert!(began.elapsed() < TEST_TIMEOUT, "nobody gave way");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let mut alone = clients.remove(0);
@@ -197,10 +198,10 @@ async fn of_clients_that_have_been_served_one_of_the_address_with_most_connectio
 
 #[tokio::test]
 async fn a_websocket_keeps_its_place_until_it_is_closed() {
-    let world = World::with(with_connections(1));
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut websocket = Plain::connect(world.address).await;
+    let fixture = Fixture::with(with_connections(1));
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut websocket = RawHttp1Client::connect(fixture.address).await;
     websocket.write(GET.replace("host", "connection: upgrade\r\nupgrade: websocket\r\nhost")).await;
     let mut connection = pod.accept().await;
     connection.head().await;
@@ -209,30 +210,30 @@ async fn a_websocket_keeps_its_place_until_it_is_closed() {
     // Also once it has been idle for longer than others may be.
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(300) {
-        let refused = Plain::connect(world.address).await.ask(GET).await;
+        let refused = RawHttp1Client::connect(fixture.address).await.ask(GET).await;
         assert_eq!(reason(&refused), (503, "overload"));
     }
     connection.write("still here").await;
     assert_eq!(websocket.exactly(10).await, b"still here");
     drop((websocket, connection));
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(P0, pod.address, 2);
+    fixture.route(P0, pod.address, 2);
     let began = Instant::now();
-    while Plain::connect(world.address).await.ask(GET).await.status != 200 {
-        assert!(began.elapsed() < PATIENCE, "the place of a closed one was not free again");
+    while RawHttp1Client::connect(fixture.address).await.ask(GET).await.status != 200 {
+        assert!(began.elapsed() < TEST_TIMEOUT, "the place of a closed one was not free again");
     }
 }
 
 #[tokio::test]
 async fn uploads_that_nobody_reads_do_not_stop_others_of_their_connection() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http2, |request| async {
         let body = request.into_body().collect().await.unwrap().to_bytes();
         Response::new(full(body.len().to_string()))
     })
     .await;
-    world.lead(P1, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+    fixture.route(P1, pod.address, 1);
+    let http2 = Http2Client::connect(fixture.address).await;
     let upload = |partition: PartitionId| {
         let http2 = http2.clone();
         tokio::spawn(async move {
@@ -241,10 +242,10 @@ async fn uploads_that_nobody_reads_do_not_stop_others_of_their_connection() {
         })
     };
     let held: Vec<_> = (0..12).map(|_| upload(P0)).collect();
-    world.held(P0, 12).await;
-    until(|| world.table.stashed(P0).1 >= 12 * (64 << 10), "bodies to be read ahead").await;
+    fixture.held(P0, 12).await;
+    until(|| fixture.table.stashed(P0).1 >= 12 * (64 << 10), "bodies to be read ahead").await;
     assert_eq!(soon(upload(P1)).await.unwrap().text(), "307200");
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     for upload in held {
         assert_eq!(soon(upload).await.unwrap().text(), "307200");
     }
@@ -255,13 +256,14 @@ async fn an_upload_that_drips_is_ended_and_one_of_grpc_is_not() {
     let mut settings = Settings::default();
     settings.forward.limits.min_upload_rate = 1000;
     settings.forward.upload_grace = Duration::from_millis(300);
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::with(settings);
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
     let post = |kind: &str| {
         format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-type: {kind}\r\ncontent-length: 9999\r\n\r\n")
     };
-    let (mut slow, mut grpc) = (Plain::connect(world.address).await, Plain::connect(world.address).await);
+    let (mut slow, mut grpc) =
+        (RawHttp1Client::connect(fixture.address).await, RawHttp1Client::connect(fixture.address).await);
     slow.write(post("text/plain")).await;
     grpc.write(post("application/grpc")).await;
     let drips = async {
@@ -278,7 +280,7 @@ async fn an_upload_that_drips_is_ended_and_one_of_grpc_is_not() {
     };
     soon(drips).await;
     assert_eq!(reason(&slow.answer().await), (408, "limit"));
-    world.in_flight(P0, 1).await;
+    fixture.in_flight(P0, 1).await;
 }
 
 #[tokio::test]
@@ -286,19 +288,19 @@ async fn a_client_is_not_blamed_for_the_time_in_which_its_refused_upload_was_hel
     let mut settings = Settings::default();
     settings.forward.limits.min_upload_rate = 1000;
     settings.forward.upload_grace = Duration::from_secs(2);
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::with(settings);
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\n").await;
     let mut first = pod.accept().await;
     first.head().await;
-    world.hold(P0, HoldCause::Handoff);
+    fixture.hold(P0, HoldCause::Handoff);
     first.write("HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n").await;
-    world.held(P0, 1).await;
+    fixture.held(P0, 1).await;
     // Longer than a pod would have waited.
     tokio::time::sleep(Duration::from_millis(2500)).await;
-    world.lead(P0, pod.address, 2);
+    fixture.route(P0, pod.address, 2);
     let mut second = pod.accept().await;
     second.head().await;
     // Long enough for its deadline to be looked at.

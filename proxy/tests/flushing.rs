@@ -14,9 +14,9 @@ use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::{HoldCause, Stage};
 use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Answer, Body, Http2, Plain, data, empty, full, stream};
+use support::client::{Answer, Body, Http2Client, RawHttp1Client, data, empty, full, stream};
 use support::pod::{Pod, Speaks};
-use support::{Settings, World, soon, until};
+use support::{Fixture, Settings, soon, until};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use tokio::time::Instant;
 const P0: PartitionId = PartitionId::new(0);
 
 /// Far less than `max_wait`, and far more than a flush takes.
-const AT_ONCE: Duration = Duration::from_secs(3);
+const PROMPT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 fn settings(protocol: UpstreamProtocol) -> Settings {
     let mut settings = Settings::default();
@@ -42,23 +42,23 @@ fn get(path: &str, key: &str) -> String {
 }
 
 /// Asks on a connection of its own.
-async fn asks(world: &World, path: &str, key: &str) -> Plain {
-    let mut client = Plain::connect(world.address).await;
+async fn asks(fixture: &Fixture, path: &str, key: &str) -> RawHttp1Client {
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(get(path, key)).await;
     client
 }
 
 /// An exchange that takes no longer than it should.
-async fn at_once(world: &World, path: &str, key: &str) -> Answer {
-    let answered = async { asks(world, path, key).await.answer().await };
-    tokio::time::timeout(AT_ONCE, answered).await.expect("an answer, although others wait")
+async fn at_once(fixture: &Fixture, path: &str, key: &str) -> Answer {
+    let answered = async { asks(fixture, path, key).await.answer().await };
+    tokio::time::timeout(PROMPT_RESPONSE_TIMEOUT, answered).await.expect("an answer, although others wait")
 }
 
 /// Waits while others ask: only while a pod takes something is it known what its refusals mean.
-async fn while_others_go_on<T>(world: &World, work: impl Future<Output = T>) -> T {
+async fn while_others_go_on<T>(fixture: &Fixture, work: impl Future<Output = T>) -> T {
     let goes_on = async {
         loop {
-            assert_eq!(at_once(world, "/ok", "other").await.status, 200);
+            assert_eq!(at_once(fixture, "/ok", "other").await.status, 200);
         }
     };
     tokio::select! {
@@ -109,7 +109,7 @@ const BOTH: [(UpstreamProtocol, Speaks); 2] =
 
 /// An upload whose client has sent one byte of it.
 fn upload(
-    client: &Http2,
+    client: &Http2Client,
     key: &str,
 ) -> (tokio::sync::mpsc::UnboundedSender<Option<http_body::Frame<bytes::Bytes>>>, JoinHandle<Answer>) {
     let (sender, body) = stream();
@@ -122,25 +122,25 @@ fn upload(
 #[tokio::test]
 async fn uploads_that_wait_for_their_clients_hold_up_nobody_else() {
     for (protocol, speaks) in BOTH {
-        let world = World::with(settings(protocol));
+        let fixture = Fixture::with(settings(protocol));
         let service = Service::start(speaks).await;
-        let attacker = Http2::connect(world.address).await;
+        let attacker = Http2Client::connect(fixture.address).await;
         let uploads: Vec<_> = (0..40).map(|number| upload(&attacker, &format!("upload-{number}"))).collect();
-        world.held(P0, 40).await;
-        let mut held = asks(&world, "/held", "other").await;
-        world.held(P0, 41).await;
+        fixture.held(P0, 40).await;
+        let mut held = asks(&fixture, "/held", "other").await;
+        fixture.held(P0, 41).await;
         let begun = Instant::now();
-        world.lead(P0, service.pod.address, 1);
-        let answered = tokio::time::timeout(AT_ONCE, held.answer()).await;
+        fixture.route(P0, service.pod.address, 1);
+        let answered = tokio::time::timeout(PROMPT_RESPONSE_TIMEOUT, held.answer()).await;
         assert_eq!(answered.expect("an answer, although uploads wait for their clients").status, 200);
         // Were each given a quarter of a second, four at a time, it would be two and a half.
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-        assert_eq!(at_once(&world, "/new", "another").await.status, 200);
+        assert_eq!(at_once(&fixture, "/new", "another").await.status, 200);
         // Its own key waits for what was before it.
-        let mut behind = asks(&world, "/behind", "upload-0").await;
-        world.held(P0, 1).await;
-        assert_eq!(at_once(&world, "/newer", "another").await.status, 200);
-        assert!(world.table.stashed(P0).0 == 1 && !service.has_seen("/behind"));
+        let mut behind = asks(&fixture, "/behind", "upload-0").await;
+        fixture.held(P0, 1).await;
+        assert_eq!(at_once(&fixture, "/newer", "another").await.status, 200);
+        assert!(fixture.table.stashed(P0).0 == 1 && !service.has_seen("/behind"));
         for (sender, _) in &uploads {
             sender.send(None).unwrap();
         }
@@ -148,34 +148,34 @@ async fn uploads_that_wait_for_their_clients_hold_up_nobody_else() {
         for (_, answer) in uploads {
             assert_eq!(soon(answer).await.unwrap().status, 200);
         }
-        until(|| matches!(world.table_stage(), Stage::Open(_)), "the gate").await;
+        until(|| matches!(fixture.table_stage(), Stage::Open(_)), "the gate").await;
     }
 }
 
 #[tokio::test]
 async fn long_polls_hold_up_nobody_else_for_long() {
     for (protocol, speaks) in BOTH {
-        let world = World::with(settings(protocol));
+        let fixture = Fixture::with(settings(protocol));
         let service = Service::start(speaks).await;
         let mut polls = Vec::new();
         for number in 0..6 {
-            polls.push(asks(&world, &format!("/poll/{number}"), &format!("poll-{number}")).await);
-            world.held(P0, number + 1).await;
+            polls.push(asks(&fixture, &format!("/poll/{number}"), &format!("poll-{number}")).await);
+            fixture.held(P0, number + 1).await;
         }
-        let mut held = asks(&world, "/held", "other").await;
-        world.held(P0, 7).await;
+        let mut held = asks(&fixture, "/held", "other").await;
+        fixture.held(P0, 7).await;
         let begun = Instant::now();
-        world.lead(P0, service.pod.address, 1);
-        let answered = tokio::time::timeout(AT_ONCE, held.answer()).await;
+        fixture.route(P0, service.pod.address, 1);
+        let answered = tokio::time::timeout(PROMPT_RESPONSE_TIMEOUT, held.answer()).await;
         assert_eq!(answered.expect("an answer, although polls wait at the pod").status, 200);
         assert!(begun.elapsed() >= Duration::from_millis(150), "places are given away at once");
         // Those who have come since go by.
         for _ in 0..3 {
-            assert_eq!(at_once(&world, "/new", "another").await.status, 200);
+            assert_eq!(at_once(&fixture, "/new", "another").await.status, 200);
         }
-        let mut behind = asks(&world, "/behind", "poll-0").await;
-        world.held(P0, 1).await;
-        assert_eq!(at_once(&world, "/newer", "another").await.status, 200);
+        let mut behind = asks(&fixture, "/behind", "poll-0").await;
+        fixture.held(P0, 1).await;
+        assert_eq!(at_once(&fixture, "/newer", "another").await.status, 200);
         assert!(!service.has_seen("/behind"), "it has overtaken one of its key");
         service.polls.add_permits(100);
         assert_eq!(soon(behind.answer()).await.status, 200);
@@ -187,31 +187,31 @@ async fn long_polls_hold_up_nobody_else_for_long() {
 
 #[tokio::test]
 async fn a_flush_is_over_for_the_handoff_once_nothing_but_what_is_slow_holds_its_key() {
-    let world = World::with(settings(UpstreamProtocol::Http1));
+    let fixture = Fixture::with(settings(UpstreamProtocol::Http1));
     let service = Service::start(Speaks::Http1).await;
-    let mut polls = vec![asks(&world, "/poll/0", "poll").await];
-    world.held(P0, 1).await;
-    polls.push(asks(&world, "/poll/1", "poll").await);
-    world.held(P0, 2).await;
+    let mut polls = vec![asks(&fixture, "/poll/0", "poll").await];
+    fixture.held(P0, 1).await;
+    polls.push(asks(&fixture, "/poll/1", "poll").await);
+    fixture.held(P0, 2).await;
     let begun = Instant::now();
-    world.lead(P0, service.pod.address, 1);
+    fixture.route(P0, service.pod.address, 1);
     until(|| service.has_seen("/poll/0"), "the first poll at the pod").await;
-    let stage = world.table_stage();
+    let stage = fixture.table_stage();
     // On a machine that is busy for longer, the poll has had its time.
     if begun.elapsed() < Duration::from_millis(150) {
         assert!(matches!(stage, Stage::Flushing(_)), "acknowledged before the poll has had its time");
     }
-    until(|| matches!(world.table_stage(), Stage::Open(_)), "the flush to be over").await;
-    assert_eq!(world.table.stashed(P0).0, 1, "the second poll waits for the first one's outcome");
-    let times = DataPlane::take_times(&*world.table, P0).expect("what the acknowledgement says");
-    assert!(times.stashed == 2 && times.flush < AT_ONCE, "{times:?}");
+    until(|| matches!(fixture.table_stage(), Stage::Open(_)), "the flush to be over").await;
+    assert_eq!(fixture.table.stashed(P0).0, 1, "the second poll waits for the first one's outcome");
+    let times = DataPlane::take_times(&*fixture.table, P0).expect("what the acknowledgement says");
+    assert!(times.stashed == 2 && times.flush < PROMPT_RESPONSE_TIMEOUT, "{times:?}");
     // The next handoff finds it in flight, as any other.
-    world.hold(P0, HoldCause::Handoff);
-    assert!(matches!(world.table_stage(), Stage::Draining(_)));
+    fixture.hold(P0, HoldCause::Handoff);
+    assert!(matches!(fixture.table_stage(), Stage::Draining(_)));
     service.polls.add_permits(2);
-    world.in_flight(P0, 0).await;
-    assert!(matches!(world.table_stage(), Stage::Held));
-    world.lead(P0, service.pod.address, 2);
+    fixture.in_flight(P0, 0).await;
+    assert!(matches!(fixture.table_stage(), Stage::Held));
+    fixture.route(P0, service.pod.address, 2);
     for mut poll in polls {
         assert_eq!(soon(poll.answer()).await.status, 200);
     }
@@ -221,36 +221,36 @@ async fn a_flush_is_over_for_the_handoff_once_nothing_but_what_is_slow_holds_its
 #[tokio::test]
 async fn a_request_that_is_refused_for_ever_is_answered_and_holds_up_nobody_for_long() {
     for (protocol, speaks) in BOTH {
-        let world = World::with(settings(protocol));
+        let fixture = Fixture::with(settings(protocol));
         let service = Service::start(speaks).await;
-        world.lead(P0, service.pod.address, 1);
-        let mut poison = asks(&world, "/poison", "poisonous").await;
+        fixture.route(P0, service.pod.address, 1);
+        let mut poison = asks(&fixture, "/poison", "poisonous").await;
         until(|| service.has_seen("/poison"), "the poison at the pod").await;
-        assert_eq!(at_once(&world, "/ok", "other").await.status, 200);
-        let answered = while_others_go_on(&world, poison.answer()).await;
+        assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
+        let answered = while_others_go_on(&fixture, poison.answer()).await;
         assert_eq!(reason(&answered), (503, "no-owner"));
         let tries = service.seen().iter().filter(|path| *path == "/poison").count();
         assert!(tries >= 4, "three, and one more once another was taken; not {tries}");
-        assert_eq!(at_once(&world, "/ok", "poisonous").await.status, 200);
+        assert_eq!(at_once(&fixture, "/ok", "poisonous").await.status, 200);
     }
 }
 
 #[tokio::test]
 async fn what_stands_behind_a_request_that_is_refused_for_ever_goes_when_that_is_answered() {
-    let world = World::with(settings(UpstreamProtocol::Http1));
+    let fixture = Fixture::with(settings(UpstreamProtocol::Http1));
     let service = Service::start(Speaks::Http1).await;
     let mut clients = Vec::new();
     for (number, (path, key)) in
         [("/poison/a", "a"), ("/behind", "a"), ("/poison/b", "b"), ("/ok", "c")].into_iter().enumerate()
     {
-        clients.push(asks(&world, path, key).await);
-        world.held(P0, number + 1).await;
+        clients.push(asks(&fixture, path, key).await);
+        fixture.held(P0, number + 1).await;
     }
-    world.lead(P0, service.pod.address, 1);
+    fixture.route(P0, service.pod.address, 1);
     // Only while the pod takes something is it known what its refusals mean.
     let goes_on = async {
         loop {
-            assert_eq!(at_once(&world, "/ok", "d").await.status, 200);
+            assert_eq!(at_once(&fixture, "/ok", "d").await.status, 200);
         }
     };
     let all_answered = async {
@@ -272,19 +272,19 @@ async fn what_stands_behind_a_request_that_is_refused_for_ever_goes_when_that_is
 
 #[tokio::test]
 async fn many_requests_that_are_refused_for_ever_hold_up_nobody_for_long() {
-    let world = World::with(settings(UpstreamProtocol::Http1));
+    let fixture = Fixture::with(settings(UpstreamProtocol::Http1));
     let service = Service::start(Speaks::Http1).await;
     let mut poisons = Vec::new();
     for number in 0..40 {
-        poisons.push(asks(&world, "/poison", &format!("poison-{number}")).await);
+        poisons.push(asks(&fixture, "/poison", &format!("poison-{number}")).await);
     }
-    world.held(P0, 40).await;
-    world.lead(P0, service.pod.address, 1);
+    fixture.held(P0, 40).await;
+    fixture.route(P0, service.pod.address, 1);
     until(|| service.seen().len() >= 4, "the first refusals").await;
-    assert_eq!(at_once(&world, "/ok", "other").await.status, 200);
+    assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
     let goes_on = async {
         loop {
-            assert_eq!(at_once(&world, "/ok", "other").await.status, 200);
+            assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
         }
     };
     let all_answered = async {
@@ -300,7 +300,7 @@ async fn many_requests_that_are_refused_for_ever_hold_up_nobody_for_long() {
 
 #[tokio::test]
 async fn a_stream_that_is_refused_for_ever_is_answered_and_holds_up_nobody_for_long() {
-    let world = World::with(settings(UpstreamProtocol::Http2));
+    let fixture = Fixture::with(settings(UpstreamProtocol::Http2));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -317,11 +317,11 @@ async fn a_stream_that_is_refused_for_ever_is_answered_and_holds_up_nobody_for_l
             });
         }
     });
-    world.lead(P0, address, 1);
-    let mut poison = asks(&world, "/poison", "poisonous").await;
-    until(|| world.table.stashed(P0).0 == 1, "the poison to be refused").await;
-    assert_eq!(at_once(&world, "/ok", "other").await.status, 200);
-    let answered = while_others_go_on(&world, poison.answer()).await;
+    fixture.route(P0, address, 1);
+    let mut poison = asks(&fixture, "/poison", "poisonous").await;
+    until(|| fixture.table.stashed(P0).0 == 1, "the poison to be refused").await;
+    assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
+    let answered = while_others_go_on(&fixture, poison.answer()).await;
     assert_eq!(reason(&answered), (503, "no-owner"));
 }
 
@@ -344,18 +344,18 @@ async fn a_held_request_whose_client_is_gone_is_not_sent() {
         ),
     ];
     for (request, body) in requests {
-        let world = World::with(settings(UpstreamProtocol::Http1));
+        let fixture = Fixture::with(settings(UpstreamProtocol::Http1));
         let service = Service::start(Speaks::Http1).await;
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(&request).await;
         client.write(vec![b'x'; body]).await;
-        world.held(P0, 1).await;
+        fixture.held(P0, 1).await;
         drop(client);
-        let mut other = asks(&world, "/other", "other").await;
-        until(|| world.table.stashed(P0).0 >= 1, "the other").await;
-        world.lead(P0, service.pod.address, 1);
+        let mut other = asks(&fixture, "/other", "other").await;
+        until(|| fixture.table.stashed(P0).0 >= 1, "the other").await;
+        fixture.route(P0, service.pod.address, 1);
         assert_eq!(soon(other.answer()).await.status, 200);
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
         assert_eq!(service.seen(), ["/other"], "{request}");
     }
 }

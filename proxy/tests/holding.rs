@@ -15,9 +15,9 @@ use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
-use support::client::{Http2, Plain, empty, full};
-use support::pod::{Pod, Script, Speaks};
-use support::{Settings, World, until};
+use support::client::{Http2Client, RawHttp1Client, empty, full};
+use support::pod::{Pod, ScriptedPod, Speaks};
+use support::{Fixture, Settings, until};
 use tokio::net::TcpListener;
 
 const P0: PartitionId = PartitionId::new(0);
@@ -34,16 +34,17 @@ fn reason(answer: &support::client::Answer) -> (u16, &str) {
 
 #[tokio::test]
 async fn a_request_that_names_no_partition_is_refused() {
-    let world = World::new();
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     assert_eq!(reason(&client.ask("GET / HTTP/1.1\r\nhost: h\r\n\r\n").await), (400, "no-partition"));
     for bad in ["8", "x", "-1"] {
         let answer = client.ask(format!("GET / HTTP/1.1\r\nhost: h\r\nx-partition: {bad}\r\n\r\n")).await;
         assert_eq!(reason(&answer), (400, "bad-partition"));
     }
-    let answer = Plain::connect(world.address).await.ask("CONNECT h:80 HTTP/1.1\r\nhost: h:80\r\n\r\n").await;
+    let answer =
+        RawHttp1Client::connect(fixture.address).await.ask("CONNECT h:80 HTTP/1.1\r\nhost: h:80\r\n\r\n").await;
     assert_eq!(reason(&answer), (400, "no-partition"));
-    assert_eq!(world.metrics.own_answers(LocalReply::NoPartition), 2);
+    assert_eq!(fixture.metrics.own_answers(LocalReply::NoPartition), 2);
 }
 
 #[tokio::test]
@@ -53,14 +54,15 @@ async fn a_key_in_the_path_finds_its_partition() {
         source: KeySource::Path("/persons/{key}".parse().unwrap()),
         hash: segue_proxy::routing::key_hash::KeyHash::Murmur2,
     };
-    let world = World::with(settings);
+    let fixture = Fixture::with(settings);
     let pod = Pod::start(Speaks::Http1, |request| async move {
         Response::builder().header("x-at", request.headers()["segue-partition"].clone()).body(empty()).unwrap()
     })
     .await;
     let partition = segue_proxy::routing::key_hash::KeyHash::Murmur2.partition(b"42", 8);
-    world.lead(partition, pod.address, 1);
-    let answer = Plain::connect(world.address).await.ask("GET /persons/42/x HTTP/1.1\r\nhost: h\r\n\r\n").await;
+    fixture.route(partition, pod.address, 1);
+    let answer =
+        RawHttp1Client::connect(fixture.address).await.ask("GET /persons/42/x HTTP/1.1\r\nhost: h\r\n\r\n").await;
     assert_eq!((answer.status, answer.header("x-at")), (200, partition.to_string().as_str()));
 }
 
@@ -68,20 +70,20 @@ async fn a_key_in_the_path_finds_its_partition() {
 async fn without_a_view_of_the_store_there_is_no_owner() {
     let mut settings = Settings { partitions: 0, ..Settings::default() };
     settings.stash.max_wait = Duration::from_millis(20);
-    let world = World::with(settings);
-    let answer = Plain::connect(world.address).await.ask(GET).await;
+    let fixture = Fixture::with(settings);
+    let answer = RawHttp1Client::connect(fixture.address).await.ask(GET).await;
     assert_eq!(reason(&answer), (503, "no-owner"));
     assert_eq!(answer.header("retry-after"), "1");
 }
 
 #[tokio::test]
 async fn a_request_that_comes_before_the_first_view_of_the_store_waits_for_it() {
-    let world = World::with(Settings { partitions: 0, ..Settings::default() });
+    let fixture = Fixture::with(Settings { partitions: 0, ..Settings::default() });
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    let mut client = Plain::connect(world.address).await;
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(GET).await;
-    world.table.set_partitions(8);
-    world.lead(P0, pod.address, 1);
+    fixture.table.set_partitions(8);
+    fixture.route(P0, pod.address, 1);
     assert_eq!(client.answer().await.status, 200);
 }
 
@@ -92,12 +94,12 @@ async fn a_request_held_too_long_is_answered_with_what_held_it() {
     {
         let mut settings = Settings::default();
         settings.stash.max_wait = Duration::from_millis(20);
-        let world = World::with(settings);
+        let fixture = Fixture::with(settings);
         let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-        world.lead(P0, pod.address, 1);
-        let mut client = Plain::connect(world.address).await;
+        fixture.route(P0, pod.address, 1);
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         assert_eq!(client.ask(GET).await.status, 200);
-        world.hold(P0, cause);
+        fixture.hold(P0, cause);
         assert_eq!(reason(&client.ask(POST).await), (503, expected));
     }
 }
@@ -106,8 +108,8 @@ async fn a_request_held_too_long_is_answered_with_what_held_it() {
 async fn grpc_is_told_in_its_own_words() {
     let mut settings = Settings::default();
     settings.stash.max_wait = Duration::from_millis(20);
-    let world = World::with(settings);
-    let http2 = Http2::connect(world.address).await;
+    let fixture = Fixture::with(settings);
+    let http2 = Http2Client::connect(fixture.address).await;
     let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc");
     let answer = http2.ask(call.body(full("x")).unwrap()).await;
     assert_eq!((answer.status, answer.header("grpc-status")), (200, "14"));
@@ -119,22 +121,22 @@ async fn grpc_is_told_in_its_own_words() {
 async fn a_full_stash_refuses_at_once() {
     let mut settings = Settings::default();
     settings.stash.max_requests = 1;
-    let world = World::with(settings);
-    let mut first = Plain::connect(world.address).await;
+    let fixture = Fixture::with(settings);
+    let mut first = RawHttp1Client::connect(fixture.address).await;
     first.write(GET).await;
-    world.held(P0, 1).await;
-    let mut second = Plain::connect(world.address).await;
+    fixture.held(P0, 1).await;
+    let mut second = RawHttp1Client::connect(fixture.address).await;
     assert_eq!(reason(&second.ask(GET).await), (503, "stash-full"));
 }
 
 #[tokio::test]
 async fn held_requests_are_delivered_when_the_partition_is_led_somewhere() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let mut clients = Vec::new();
     for index in 0..3 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(POST).await;
-        world.held(P0, index + 1).await;
+        fixture.held(P0, index + 1).await;
         clients.push(client);
     }
     let pod = Pod::start(Speaks::Http1, |request| async move {
@@ -142,23 +144,23 @@ async fn held_requests_are_delivered_when_the_partition_is_led_somewhere() {
         Response::new(full(body))
     })
     .await;
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     for mut client in clients {
         assert_eq!(client.answer().await.text(), "hello");
     }
-    assert_eq!(world.table.stashed(P0), (0, 0));
+    assert_eq!(fixture.table.stashed(P0), (0, 0));
 }
 
 #[tokio::test]
 async fn a_held_client_that_asks_before_it_sends_is_not_told_to_go_on() {
-    let world = World::new();
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client
         .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
         .await;
-    world.held(P0, 1).await;
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    fixture.held(P0, 1).await;
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
     let mut connection = pod.accept().await;
     connection.head().await;
     connection.write(MISDIRECTED).await;
@@ -177,7 +179,7 @@ async fn a_misdirected_request_is_put_back_and_its_client_sees_only_the_end() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
         let mut settings = Settings::default();
         settings.forward.upstream = UpstreamSettings { protocol, ..UpstreamSettings::default() };
-        let world = World::with(settings);
+        let fixture = Fixture::with(settings);
         let old = Pod::start(speaks, |request| async move {
             request.into_body().collect().await.unwrap();
             Response::builder().status(421).body(full("not mine")).unwrap()
@@ -189,16 +191,17 @@ async fn a_misdirected_request_is_put_back_and_its_client_sees_only_the_end() {
             Response::new(full(body))
         })
         .await;
-        world.lead(P0, old.address, 1);
-        let (mut plain, http2) = (Plain::connect(world.address).await, Http2::connect(world.address).await);
-        plain.write(POST).await;
+        fixture.route(P0, old.address, 1);
+        let (mut http1, http2) =
+            (RawHttp1Client::connect(fixture.address).await, Http2Client::connect(fixture.address).await);
+        http1.write(POST).await;
         let asked = tokio::spawn({
             let http2 = http2.clone();
             async move { http2.ask(http2.request("POST", "/").body(full("other")).unwrap()).await }
         });
-        until(|| world.metrics.requests_bounced(Bounce::Misdirected) >= 3, "bounces").await;
-        world.lead(P0, new.address, 2);
-        assert_eq!(plain.answer().await.text(), "hello");
+        until(|| fixture.metrics.requests_bounced(Bounce::Misdirected) >= 3, "bounces").await;
+        fixture.route(P0, new.address, 2);
+        assert_eq!(http1.answer().await.text(), "hello");
         let answer = asked.await.unwrap();
         assert_eq!((answer.status, answer.text()), (200, "other"));
     }
@@ -206,7 +209,7 @@ async fn a_misdirected_request_is_put_back_and_its_client_sees_only_the_end() {
 
 #[tokio::test]
 async fn a_misdirected_grpc_call_is_put_back() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http2, |request| async move {
         let mine = request.headers()["segue-epoch"] == "2";
         let answer = Response::builder().header("content-type", "application/grpc");
@@ -217,24 +220,24 @@ async fn a_misdirected_grpc_call_is_put_back() {
         answer.body(empty()).unwrap()
     })
     .await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+    fixture.route(P0, pod.address, 1);
+    let http2 = Http2Client::connect(fixture.address).await;
     let asked = tokio::spawn({
         let http2 = http2.clone();
         let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc");
         async move { http2.ask(call.body(full("x")).unwrap()).await }
     });
-    until(|| world.metrics.requests_bounced(Bounce::Misdirected) >= 1, "a bounce").await;
-    world.lead(P0, pod.address, 2);
+    until(|| fixture.metrics.requests_bounced(Bounce::Misdirected) >= 1, "a bounce").await;
+    fixture.route(P0, pod.address, 2);
     assert_eq!(asked.await.unwrap().header("grpc-status"), "0");
 }
 
 #[tokio::test]
 async fn the_connection_that_brought_a_bounce_is_used_again() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(POST).await;
     let mut connection = pod.accept().await;
     for _ in 0..3 {
@@ -245,15 +248,15 @@ async fn the_connection_that_brought_a_bounce_is_used_again() {
     connection.head().await;
     connection.write("HTTP/1.1 204 No Content\r\n\r\n").await;
     assert_eq!(client.answer().await.status, 204);
-    assert_eq!(world.metrics.requests_bounced(Bounce::Misdirected), 3);
+    assert_eq!(fixture.metrics.requests_bounced(Bounce::Misdirected), 3);
 }
 
 #[tokio::test]
 async fn a_bounce_in_the_middle_of_an_upload_sends_the_upload_again_from_its_beginning() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client
         .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n")
         .await;
@@ -261,7 +264,7 @@ async fn a_bounce_in_the_middle_of_an_upload_sends_the_upload_again_from_its_beg
     assert!(first.head().await.contains("transfer-encoding: chunked"));
     assert_eq!(first.exactly(8).await, "3\r\none\r\n");
     first.write(MISDIRECTED).await;
-    until(|| world.metrics.requests_bounced(Bounce::Misdirected) == 1, "the bounce").await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Misdirected) == 1, "the bounce").await;
     client.write("3\r\ntwo\r\n0\r\n\r\n").await;
     let mut second = pod.accept().await;
     second.head().await;
@@ -273,10 +276,10 @@ async fn a_bounce_in_the_middle_of_an_upload_sends_the_upload_again_from_its_beg
 
 #[tokio::test]
 async fn a_bounce_of_an_upload_too_large_to_keep_leaves_the_client_to_try_again() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 1000000\r\n\r\n").await;
     let mut connection = pod.accept().await;
     connection.head().await;
@@ -285,62 +288,63 @@ async fn a_bounce_of_an_upload_too_large_to_keep_leaves_the_client_to_try_again(
     connection.write(MISDIRECTED).await;
     let answer = client.answer().await;
     assert_eq!(reason(&answer), (503, "no-owner"));
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn a_pod_that_refuses_connections_gets_the_request_once_it_listens() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    world.lead(P0, address, 1);
-    let (mut plain, http2) = (Plain::connect(world.address).await, Http2::connect(world.address).await);
-    plain.write(POST).await;
-    until(|| world.metrics.requests_bounced(Bounce::Refused) >= 3, "refusals").await;
+    fixture.route(P0, address, 1);
+    let (mut http1, http2) =
+        (RawHttp1Client::connect(fixture.address).await, Http2Client::connect(fixture.address).await);
+    http1.write(POST).await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Refused) >= 3, "refusals").await;
     let answer = |request: http::Request<hyper::body::Incoming>| async move {
         let body = request.into_body().collect().await.unwrap().to_bytes();
         Response::new(full(body))
     };
     let pod = Pod::start_on(TcpListener::bind(address).await.unwrap(), Speaks::Http1, answer);
-    assert_eq!(plain.answer().await.text(), "hello");
+    assert_eq!(http1.answer().await.text(), "hello");
     // And by HTTP/2, in the same way.
     drop(pod);
-    world.hold(P0, HoldCause::Handoff);
+    fixture.hold(P0, HoldCause::Handoff);
     let asked = tokio::spawn({
         let http2 = http2.clone();
         async move { http2.ask(http2.request("POST", "/").body(full("other")).unwrap()).await }
     });
-    world.held(P0, 1).await;
+    fixture.held(P0, 1).await;
     let pod = Pod::start(Speaks::Http2, answer).await;
-    world.lead(P0, pod.address, 2);
+    fixture.route(P0, pod.address, 2);
     assert_eq!(asked.await.unwrap().text(), "other");
 }
 
 #[tokio::test]
 async fn a_pod_that_is_about_to_get_a_partition_is_connected_to_before() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let answer = |_| async { Response::new(empty()) };
     let (old, new) = (Pod::start(Speaks::Http1, answer).await, Pod::start(Speaks::Http1, answer).await);
-    world.lead(P0, old.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    fixture.route(P0, old.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     assert_eq!(client.ask(GET).await.status, 200);
-    world.hold(P0, HoldCause::Handoff);
+    fixture.hold(P0, HoldCause::Handoff);
     client.write(GET).await;
-    world.held(P0, 1).await;
-    world.expect(new.address, 2);
+    fixture.held(P0, 1).await;
+    fixture.expect(new.address, 2);
     until(|| new.connections.load(SeqCst) == 1, "the connection").await;
-    world.lead(P0, new.address, 2);
+    fixture.route(P0, new.address, 2);
     assert_eq!(client.answer().await.status, 200);
     assert_eq!(new.connections.load(SeqCst), 1, "it was used");
 }
 
 #[tokio::test]
 async fn a_connection_that_died_while_idle_costs_the_client_nothing() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     for _ in 0..20 {
         client.write(POST).await;
         let mut connection = pod.accept().await;
@@ -352,26 +356,26 @@ async fn a_connection_that_died_while_idle_costs_the_client_nothing() {
         drop(connection);
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert_eq!(world.metrics.requests_bounced(Bounce::Refused), 0);
+    assert_eq!(fixture.metrics.requests_bounced(Bounce::Refused), 0);
 }
 
 #[tokio::test]
 async fn requests_of_one_key_reach_the_new_owner_in_their_order_one_at_a_time() {
-    let world = World::new();
-    let pod = Script::new().await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
     let mut clients = Vec::new();
     for index in 0..3 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(format!("GET /{index} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx-key: k\r\n\r\n")).await;
-        world.held(P0, index + 1).await;
+        fixture.held(P0, index + 1).await;
         clients.push(client);
     }
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     let mut connection = pod.accept().await;
     for (index, mut client) in clients.into_iter().enumerate() {
         let head = connection.head().await;
         assert!(head.starts_with(&format!("GET /{index} ")), "{head}");
-        world.in_flight(P0, 1).await;
+        fixture.in_flight(P0, 1).await;
         connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
         assert_eq!(client.answer().await.status, 200);
     }

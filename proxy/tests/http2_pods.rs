@@ -16,18 +16,18 @@ use http_body_util::BodyExt;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
-use support::client::{Http2, Plain, data, empty, stream};
-use support::{Settings, World, soon, until};
+use support::client::{Http2Client, RawHttp1Client, data, empty, stream};
+use support::{Fixture, Settings, soon, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 const P0: PartitionId = PartitionId::new(0);
 
-fn upstream(change: impl Fn(&mut UpstreamSettings)) -> World {
+fn upstream(change: impl Fn(&mut UpstreamSettings)) -> Fixture {
     let mut settings = Settings::default();
     settings.forward.upstream.protocol = UpstreamProtocol::Http2;
     change(&mut settings.forward.upstream);
-    World::with(settings)
+    Fixture::with(settings)
 }
 
 fn get(path: &str) -> String {
@@ -39,18 +39,18 @@ fn reason(answer: &support::client::Answer) -> (u16, &str) {
 }
 
 /// A pod on bare `h2`, whose connections the test accepts and serves.
-struct Bare {
+struct ScriptedHttp2Pod {
     listener: TcpListener,
     address: SocketAddr,
 }
 
 type Accepted = (Request<h2::RecvStream>, SendResponse<Bytes>);
 
-impl Bare {
+impl ScriptedHttp2Pod {
     async fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        Bare { listener, address }
+        ScriptedHttp2Pod { listener, address }
     }
 
     async fn accept(&self) -> Connection<TcpStream, Bytes> {
@@ -87,10 +87,10 @@ fn serve(mut connection: Connection<TcpStream, Bytes>) {
 
 #[tokio::test]
 async fn a_large_head_of_an_answer_reaches_its_client() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(get("/")).await;
     let mut connection = pod.accept().await;
     let (_, mut respond) = next(&mut connection).await;
@@ -106,10 +106,10 @@ async fn a_large_head_of_an_answer_reaches_its_client() {
 
 #[tokio::test]
 async fn a_head_too_large_for_a_pod_is_refused_before_anything_is_sent_and_costs_nobody_else_anything() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut bystander = Plain::connect(world.address).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut bystander = RawHttp1Client::connect(fixture.address).await;
     bystander.write(get("/slow")).await;
     let mut connection = pod.accept().await;
     let (_, mut slow) = next(&mut connection).await;
@@ -119,11 +119,11 @@ async fn a_head_too_large_for_a_pod_is_refused_before_anything_is_sent_and_costs
         for number in 0..lines {
             head += &format!("\r\nx-{number}: {}", "v".repeat(length));
         }
-        let mut attacker = Plain::connect(world.address).await;
+        let mut attacker = RawHttp1Client::connect(fixture.address).await;
         assert_eq!(reason(&attacker.ask(head + "\r\n\r\n").await), (431, "limit"), "{lines} lines of {length}");
     }
     pod.nobody_comes().await;
-    assert_eq!(world.metrics.requests_bounced(Bounce::Refused), 0);
+    assert_eq!(fixture.metrics.requests_bounced(Bounce::Refused), 0);
     ok(&mut slow);
     assert_eq!(bystander.answer().await.status, 200);
     // What fits goes on.
@@ -134,18 +134,18 @@ async fn a_head_too_large_for_a_pod_is_refused_before_anything_is_sent_and_costs
 /// A request that is refused or put back later has done nothing, so its client is not told to send its body for it.
 #[tokio::test]
 async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
-    let world = upstream(|_| {});
-    let Bare { listener, address } = Bare::new().await;
+    let fixture = upstream(|_| {});
+    let ScriptedHttp2Pod { listener, address } = ScriptedHttp2Pod::new().await;
     drop(listener);
-    world.lead(P0, address, 1);
-    let mut client = Plain::connect(world.address).await;
+    fixture.route(P0, address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client
         .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
         .await;
-    until(|| world.metrics.requests_bounced(Bounce::Refused) > 0, "a connection to fail").await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Refused) > 0, "a connection to fail").await;
     let early = tokio::time::timeout(Duration::from_millis(200), client.stream.readable()).await;
     assert!(early.is_err(), "told to go on although nobody could be reached");
-    let pod = Bare { listener: TcpListener::bind(address).await.unwrap(), address };
+    let pod = ScriptedHttp2Pod { listener: TcpListener::bind(address).await.unwrap(), address };
     let mut connection = pod.accept().await;
     let (request, mut respond) = next(&mut connection).await;
     serve(connection);
@@ -160,10 +160,10 @@ async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
 async fn a_body_that_is_too_large_when_it_arrives_is_refused_before_anything_is_sent() {
     let mut settings = Settings::default();
     settings.forward.limits.max_body_bytes = Some(1000);
-    let world = World::with(settings);
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let stream = TcpStream::connect(world.address).await.unwrap();
+    let fixture = Fixture::with(settings);
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let stream = TcpStream::connect(fixture.address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
     let mut client = client.ready().await.unwrap();
@@ -178,10 +178,10 @@ async fn a_body_that_is_too_large_when_it_arrives_is_refused_before_anything_is_
 
 #[tokio::test]
 async fn a_head_larger_than_its_pod_has_announced_is_refused_before_anything_is_sent() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut bystander = Plain::connect(world.address).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut bystander = RawHttp1Client::connect(fixture.address).await;
     bystander.write(get("/")).await;
     let mut connection = pod.accept_with(h2::server::Builder::new().max_header_list_size(8 << 10)).await;
     let (_, mut first) = next(&mut connection).await;
@@ -193,7 +193,7 @@ async fn a_head_larger_than_its_pod_has_announced_is_refused_before_anything_is_
     };
     let ((), (_, mut slow)) = tokio::join!(asks_again, next(&mut connection));
     serve(connection);
-    let mut attacker = Plain::connect(world.address).await;
+    let mut attacker = RawHttp1Client::connect(fixture.address).await;
     let head = get("/").trim_end().to_owned() + "\r\nx-large: " + &"v".repeat(9_000) + "\r\n\r\n";
     assert_eq!(reason(&attacker.ask(head).await), (431, "limit"));
     ok(&mut slow);
@@ -202,10 +202,10 @@ async fn a_head_larger_than_its_pod_has_announced_is_refused_before_anything_is_
 
 #[tokio::test]
 async fn pods_that_take_more_are_sent_more() {
-    let world = upstream(|upstream| upstream.max_header_bytes_http2 = 60 << 10);
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = upstream(|upstream| upstream.max_header_bytes_http2 = 60 << 10);
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(get("/").trim_end().to_owned() + "\r\nx-fits: " + &"v".repeat(50_000) + "\r\n\r\n").await;
     let mut builder = h2::server::Builder::new();
     let mut connection = pod.accept_with(builder.max_header_list_size(64 << 10)).await;
@@ -218,11 +218,11 @@ async fn pods_that_take_more_are_sent_more() {
 
 #[tokio::test]
 async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_else_anything() {
-    let world = World::new();
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
     let upload = async || {
-        let http2 = Http2::connect(world.address).await;
+        let http2 = Http2Client::connect(fixture.address).await;
         let (sender, body) = stream();
         sender.send(data("hello")).unwrap();
         let request = http2.request("POST", "/").body(body).unwrap();
@@ -245,20 +245,20 @@ async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_
     sender.send(Some(http_body::Frame::trailers(trailers))).unwrap();
     assert_eq!(reason(&soon(asked).await.unwrap()), (431, "limit"));
     assert!(soon(body.data()).await.unwrap().is_err(), "it must not look complete");
-    world.in_flight(P0, 1).await;
+    fixture.in_flight(P0, 1).await;
     bystander.send(None).unwrap();
     ok(&mut respond);
     assert_eq!(soon(waits).await.unwrap().status, 200);
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 /// Servers count streams that are reset before they were looked at, and end the connection past some twenty.
 #[tokio::test]
 async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
-    let world = World::new();
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let bystander = Http2::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let bystander = Http2Client::connect(fixture.address).await;
     let asked = tokio::spawn({
         let bystander = bystander.clone();
         async move { bystander.ask(bystander.request("POST", "/").body(support::client::full("small")).unwrap()).await }
@@ -266,7 +266,7 @@ async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
     let mut connection = pod.accept().await;
     let (_, mut slow) = next(&mut connection).await;
     // This pod has much to do: it looks at nothing more until the attack is over.
-    let attacker = Http2::connect(world.address).await;
+    let attacker = Http2Client::connect(fixture.address).await;
     let mut uploads = Vec::new();
     for _ in 0..60 {
         let (sender, body) = stream();
@@ -275,9 +275,9 @@ async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
         let attacker = attacker.clone();
         uploads.push((sender, tokio::spawn(async move { attacker.begin(request).await.map(drop) })));
     }
-    world.in_flight(P0, 61).await;
+    fixture.in_flight(P0, 61).await;
     uploads.clear();
-    world.in_flight(P0, 1).await;
+    fixture.in_flight(P0, 1).await;
     serve(connection);
     tokio::time::sleep(Duration::from_millis(100)).await;
     ok(&mut slow);
@@ -287,9 +287,9 @@ async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
 /// Some servers end a connection on which two hundred streams were reset in a while.
 #[tokio::test]
 async fn a_connection_on_which_many_answers_were_abandoned_gets_no_further_exchanges() {
-    let world = World::new();
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
     let most = Arc::new(AtomicUsize::new(0));
     let seen = most.clone();
     let listener = pod.listener;
@@ -311,22 +311,22 @@ async fn a_connection_on_which_many_answers_were_abandoned_gets_no_further_excha
             });
         }
     });
-    let client = Http2::connect(world.address).await;
+    let client = Http2Client::connect(fixture.address).await;
     for _ in 0..300 {
         let mut answer = client.begin(client.request("GET", "/events").body(empty()).unwrap()).await.unwrap();
         soon(answer.frame()).await.unwrap().unwrap();
     }
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
     let most = most.load(SeqCst);
     assert!((1..=32).contains(&most), "{most} resets on one connection");
 }
 
 #[tokio::test]
 async fn what_a_pod_has_refused_to_look_at_is_sent_again() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(get("/")).await;
     let mut connection = pod.accept().await;
     let (_, mut respond) = next(&mut connection).await;
@@ -341,8 +341,8 @@ async fn a_pod_that_refuses_all_streams_gets_no_more_of_them_for_those_who_share
     let mut settings = Settings::default();
     settings.forward.upstream.protocol = UpstreamProtocol::Http2;
     settings.stash.flush_concurrency = REQUESTS;
-    let world = World::with(settings);
-    let pod = Bare::new().await;
+    let fixture = Fixture::with(settings);
+    let pod = ScriptedHttp2Pod::new().await;
     let (streams, address) = (Arc::new(AtomicUsize::new(0)), pod.address);
     let counted = streams.clone();
     tokio::spawn(async move {
@@ -359,14 +359,14 @@ async fn a_pod_that_refuses_all_streams_gets_no_more_of_them_for_those_who_share
     });
     let mut clients = Vec::new();
     for _ in 0..REQUESTS {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(get("/")).await;
         clients.push(client);
     }
-    world.held(P0, REQUESTS).await;
+    fixture.held(P0, REQUESTS).await;
     // All set out at once, and wait for a connection.
-    world.lead(P0, address, 1);
-    until(|| world.metrics.requests_bounced(Bounce::Refused) >= REQUESTS as u64, "all to be refused").await;
+    fixture.route(P0, address, 1);
+    until(|| fixture.metrics.requests_bounced(Bounce::Refused) >= REQUESTS as u64, "all to be refused").await;
     let streams = streams.load(SeqCst);
     // Two for each, and what budgets allow: a hundred and ten a second.
     assert!(streams < 10 * REQUESTS, "{streams} streams");
@@ -377,10 +377,10 @@ const REQUESTS: usize = 60;
 #[tokio::test]
 async fn what_a_pod_has_reset_otherwise_is_not_sent_again() {
     for why in [h2::Reason::INTERNAL_ERROR, h2::Reason::CANCEL, h2::Reason::NO_ERROR, h2::Reason::ENHANCE_YOUR_CALM] {
-        let world = upstream(|_| {});
-        let pod = Bare::new().await;
-        world.lead(P0, pod.address, 1);
-        let mut client = Plain::connect(world.address).await;
+        let fixture = upstream(|_| {});
+        let pod = ScriptedHttp2Pod::new().await;
+        fixture.route(P0, pod.address, 1);
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(get("/")).await;
         let mut connection = pod.accept().await;
         let (_, mut respond) = next(&mut connection).await;
@@ -395,10 +395,10 @@ async fn what_a_pod_has_reset_otherwise_is_not_sent_again() {
 #[tokio::test]
 async fn an_answer_that_its_pod_resets_is_never_whole() {
     for why in [h2::Reason::INTERNAL_ERROR, h2::Reason::CANCEL] {
-        let world = upstream(|_| {});
-        let pod = Bare::new().await;
-        world.lead(P0, pod.address, 1);
-        let mut client = Plain::connect(world.address).await;
+        let fixture = upstream(|_| {});
+        let pod = ScriptedHttp2Pod::new().await;
+        fixture.route(P0, pod.address, 1);
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(get("/")).await;
         let mut connection = pod.accept().await;
         let (_, mut respond) = next(&mut connection).await;
@@ -415,15 +415,15 @@ async fn an_answer_that_its_pod_resets_is_never_whole() {
 
 #[tokio::test]
 async fn a_request_above_the_last_one_that_a_leaving_pod_names_is_sent_again() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut first = Plain::connect(world.address).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut first = RawHttp1Client::connect(fixture.address).await;
     first.write(get("/first")).await;
     let mut stream = soon(pod.listener.accept()).await.unwrap().0;
     let mut read = Vec::new();
     greet(&mut stream, &mut read, 1).await;
-    let mut second = Plain::connect(world.address).await;
+    let mut second = RawHttp1Client::connect(fixture.address).await;
     second.write(get("/second")).await;
     requests(&mut stream, &mut read, 2).await;
     stream.write_all(&goaway(1, 0)).await.unwrap();
@@ -437,10 +437,10 @@ async fn a_request_above_the_last_one_that_a_leaving_pod_names_is_sent_again() {
 /// A request may be what its pod's connection ends for.
 #[tokio::test]
 async fn a_request_whose_connection_ends_with_an_error_is_tried_once_more_and_never_again() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(get("/poison")).await;
     for _ in 0..2 {
         let mut stream = soon(pod.listener.accept()).await.unwrap().0;
@@ -449,7 +449,7 @@ async fn a_request_whose_connection_ends_with_an_error_is_tried_once_more_and_ne
     assert_eq!(reason(&client.answer().await), (502, "upstream-failed"));
     pod.nobody_comes().await;
     // Nor is its partition held for it.
-    let mut other = Plain::connect(world.address).await;
+    let mut other = RawHttp1Client::connect(fixture.address).await;
     other.write(get("/")).await;
     serve(pod.accept().await);
     assert_eq!(other.answer().await.status, 200);
@@ -457,16 +457,16 @@ async fn a_request_whose_connection_ends_with_an_error_is_tried_once_more_and_ne
 
 #[tokio::test]
 async fn a_request_that_has_ended_a_connection_gets_its_own_although_the_next_cannot_be_made_at_once() {
-    let world = upstream(|_| {});
-    let Bare { listener, address } = Bare::new().await;
-    world.lead(P0, address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = upstream(|_| {});
+    let ScriptedHttp2Pod { listener, address } = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(get("/poison")).await;
     let mut stream = soon(listener.accept()).await.unwrap().0;
     drop(listener);
     kill(&mut stream).await;
-    until(|| world.metrics.requests_bounced(Bounce::Refused) > 0, "the second connection to fail").await;
-    let pod = Bare { listener: TcpListener::bind(address).await.unwrap(), address };
+    until(|| fixture.metrics.requests_bounced(Bounce::Refused) > 0, "the second connection to fail").await;
+    let pod = ScriptedHttp2Pod { listener: TcpListener::bind(address).await.unwrap(), address };
     kill(&mut soon(pod.listener.accept()).await.unwrap().0).await;
     assert_eq!(reason(&client.answer().await), (502, "upstream-failed"));
     pod.nobody_comes().await;
@@ -511,9 +511,9 @@ fn heads(bytes: &[u8]) -> usize {
 
 #[tokio::test]
 async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_in_between() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
     let mut builder = h2::server::Builder::new();
     builder.max_concurrent_streams(2);
     let mut clients = Vec::new();
@@ -534,10 +534,10 @@ async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_i
     });
     let mut waiting = Vec::new();
     for number in 0..6 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(get("/")).await;
         clients.push(client);
-        until(|| world.table.in_flight(P0) == number + 1, "the request").await;
+        until(|| fixture.table.in_flight(P0) == number + 1, "the request").await;
         waiting.push(soon(arrivals.recv()).await.expect("it waits although a connection could be made"));
     }
     assert_eq!(connections.load(SeqCst), 3);
@@ -552,8 +552,8 @@ async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_i
 /// Those who wait for the first connection go before the pod has said how many it takes; it refuses the others.
 #[tokio::test]
 async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
     let address = pod.address;
     let (arrived, mut arrivals) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
@@ -573,12 +573,12 @@ async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time()
     });
     let mut clients = Vec::new();
     for _ in 0..6 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(get("/")).await;
         clients.push(client);
     }
-    world.held(P0, 6).await;
-    world.lead(P0, address, 1);
+    fixture.held(P0, 6).await;
+    fixture.route(P0, address, 1);
     let mut waiting = Vec::new();
     for _ in 0..6 {
         waiting.push(soon(arrivals.recv()).await.expect("it waits although a connection could be made"));
@@ -591,10 +591,10 @@ async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time()
 
 #[tokio::test]
 async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(get("/first")).await;
     let mut connection = pod.accept().await;
     let (_, mut respond) = next(&mut connection).await;
@@ -614,10 +614,10 @@ async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
 #[tokio::test]
 async fn a_length_that_has_arrived_is_no_end_of_a_request_by_http2() {
     for ends in [true, false] {
-        let world = World::new();
-        let pod = Bare::new().await;
-        world.lead(P0, pod.address, 1);
-        let http2 = Http2::connect(world.address).await;
+        let fixture = Fixture::new();
+        let pod = ScriptedHttp2Pod::new().await;
+        fixture.route(P0, pod.address, 1);
+        let http2 = Http2Client::connect(fixture.address).await;
         let (sender, body) = stream();
         sender.send(data("hello")).unwrap();
         let request = http2.request("POST", "/").header("content-length", "5").body(body).unwrap();
@@ -643,6 +643,6 @@ async fn a_length_that_has_arrived_is_no_end_of_a_request_by_http2() {
             assert!(soon(body.data()).await.unwrap().is_err());
             assert!(soon(asked).await.unwrap().is_err());
         }
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
     }
 }

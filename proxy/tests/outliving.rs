@@ -11,9 +11,9 @@ use http_body_util::BodyExt;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
-use support::client::{Body, Http2, Plain, data, empty, stream};
-use support::pod::{Pod, Script, Speaks};
-use support::{Settings, World, soon, until};
+use support::client::{Body, Http2Client, RawHttp1Client, data, empty, stream};
+use support::pod::{Pod, ScriptedPod, Speaks};
+use support::{Fixture, Settings, soon, until};
 use tokio::time::Instant;
 
 const P0: PartitionId = PartitionId::new(0);
@@ -28,26 +28,26 @@ fn upstream(change: impl Fn(&mut UpstreamSettings)) -> Settings {
     settings
 }
 
-fn text(world: &World) -> String {
+fn text(fixture: &Fixture) -> String {
     let mut registry = prometheus_client::registry::Registry::with_prefix("segue");
-    world.metrics.register(&mut registry);
+    fixture.metrics.register(&mut registry);
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     text
 }
 
 /// Waits until the router has seen that no client is connected any more.
-async fn all_clients_are_gone(world: &World) {
-    until(|| text(world).contains("segue_connections 0\n"), "the router to see its client leave").await;
+async fn all_clients_are_gone(fixture: &Fixture) {
+    until(|| text(fixture).contains("segue_connections 0\n"), "the router to see its client leave").await;
 }
 
 type Frames = tokio::sync::mpsc::UnboundedSender<Option<http_body::Frame<bytes::Bytes>>>;
 
 /// A pod by HTTP/1.1 that has answered an upload half-way, and a client by HTTP/2 that goes on with it.
-async fn half_way(world: &World, answer: &str) -> (Frames, support::pod::Connection) {
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+async fn half_way(fixture: &Fixture, answer: &str) -> (Frames, support::pod::Connection) {
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let http2 = Http2Client::connect(fixture.address).await;
     let (sender, body) = stream();
     sender.send(data("12345")).unwrap();
     let request = http2.request("POST", "/").header("content-length", "10").body(body).unwrap();
@@ -60,46 +60,46 @@ async fn half_way(world: &World, answer: &str) -> (Frames, support::pod::Connect
     (sender, connection)
 }
 
-fn by_http1() -> World {
-    World::with(upstream(|upstream| upstream.protocol = UpstreamProtocol::Http1))
+fn by_http1() -> Fixture {
+    Fixture::with(upstream(|upstream| upstream.protocol = UpstreamProtocol::Http1))
 }
 
 #[tokio::test]
 async fn an_upload_counts_until_it_is_sent_although_its_answer_is_there() {
-    let world = by_http1();
-    let (client, mut connection) = half_way(&world, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
-    assert_eq!(world.table.in_flight(P0), 1, "the pod is still being sent to");
+    let fixture = by_http1();
+    let (client, mut connection) = half_way(&fixture, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(fixture.table.in_flight(P0), 1, "the pod is still being sent to");
     client.send(data("67890")).unwrap();
     assert_eq!(connection.exactly(5).await, "67890");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn severing_breaks_off_an_upload_whose_answer_is_there() {
-    let world = by_http1();
-    let (client, mut connection) = half_way(&world, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
-    world.hold(P0, HoldCause::Handoff);
-    assert_eq!(world.table.in_flight(P0), 1);
-    world.sever(P0);
-    world.in_flight(P0, 0).await;
+    let fixture = by_http1();
+    let (client, mut connection) = half_way(&fixture, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    fixture.hold(P0, HoldCause::Handoff);
+    assert_eq!(fixture.table.in_flight(P0), 1);
+    fixture.sever(P0);
+    fixture.in_flight(P0, 0).await;
     let _ = client.send(data("67890"));
     assert_eq!(connection.rest().await, "", "a byte has reached a pod that its router had drained");
 }
 
 #[tokio::test]
 async fn an_upload_ends_when_its_pod_closes_after_the_answer() {
-    let world = by_http1();
+    let fixture = by_http1();
     let answer = "HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-    let (_client, connection) = half_way(&world, answer).await;
+    let (_client, connection) = half_way(&fixture, answer).await;
     drop(connection);
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 /// A client by HTTP/1.1 in the midst of an upload that its pod has answered.
-async fn half_way_by_http1(world: &World) -> (Plain, support::pod::Connection) {
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+async fn half_way_by_http1(fixture: &Fixture) -> (RawHttp1Client, support::pod::Connection) {
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(HALF).await;
     let mut connection = pod.accept().await;
     connection.head().await;
@@ -112,42 +112,42 @@ async fn half_way_by_http1(world: &World) -> (Plain, support::pod::Connection) {
 /// The client's connection takes no further request, but the pod gets the whole of this one.
 #[tokio::test]
 async fn an_upload_by_http1_goes_on_although_its_connection_closes_behind_it() {
-    let world = World::new();
-    let (mut client, mut connection) = half_way_by_http1(&world).await;
-    assert_eq!(world.table.in_flight(P0), 1, "the pod is still being sent to");
+    let fixture = Fixture::new();
+    let (mut client, mut connection) = half_way_by_http1(&fixture).await;
+    assert_eq!(fixture.table.in_flight(P0), 1, "the pod is still being sent to");
     client.write("67890").await;
     assert_eq!(connection.exactly(5).await, "67890");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
     assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]
 async fn an_upload_by_http1_ends_with_its_client() {
-    let world = World::new();
-    let (client, mut connection) = half_way_by_http1(&world).await;
+    let fixture = Fixture::new();
+    let (client, mut connection) = half_way_by_http1(&fixture).await;
     drop(client);
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
     assert_eq!(connection.rest().await, "");
 }
 
 /// A client that waits for its connection to be closed sends nothing more.
 #[tokio::test]
 async fn an_upload_by_http1_that_stops_after_its_answer_is_broken_off() {
-    let world = World::with(upstream(|upstream| upstream.idle_timeout = Duration::from_millis(200)));
-    let (client, mut connection) = half_way_by_http1(&world).await;
+    let fixture = Fixture::with(upstream(|upstream| upstream.idle_timeout = Duration::from_millis(200)));
+    let (client, mut connection) = half_way_by_http1(&fixture).await;
     assert_eq!(client.rest().await, "");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
     assert_eq!(connection.rest().await, "");
 }
 
 #[tokio::test]
 async fn severing_breaks_off_an_upload_by_http1_whose_answer_is_there() {
-    let world = World::new();
-    let (mut client, mut connection) = half_way_by_http1(&world).await;
-    world.hold(P0, HoldCause::Handoff);
-    assert_eq!(world.table.in_flight(P0), 1, "the pod is still being sent to");
-    world.sever(P0);
-    world.in_flight(P0, 0).await;
+    let fixture = Fixture::new();
+    let (mut client, mut connection) = half_way_by_http1(&fixture).await;
+    fixture.hold(P0, HoldCause::Handoff);
+    assert_eq!(fixture.table.in_flight(P0), 1, "the pod is still being sent to");
+    fixture.sever(P0);
+    fixture.in_flight(P0, 0).await;
     client.write("67890").await;
     assert_eq!(connection.rest().await, "", "a byte has reached a pod that its router had drained");
 }
@@ -157,7 +157,7 @@ const BOTH: [(Speaks, UpstreamProtocol); 2] =
 
 /// Two uploads that drip to a pod that answers at once and reads on. The one that is not gRPC is broken off.
 async fn of_two_that_drip_the_one_of_grpc_goes_on(settings: Settings, speaks: Speaks, answer: fn() -> Body) {
-    let world = World::with(settings);
+    let fixture = Fixture::with(settings);
     let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
     let pod = Pod::start(speaks, move |request| {
         let ended = ended.clone();
@@ -168,8 +168,8 @@ async fn of_two_that_drip_the_one_of_grpc_goes_on(settings: Settings, speaks: Sp
         }
     })
     .await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+    fixture.route(P0, pod.address, 1);
+    let http2 = Http2Client::connect(fixture.address).await;
     let (mut senders, mut answers) = (Vec::new(), Vec::new());
     for kind in ["text/plain", "application/grpc"] {
         let (sender, body) = stream();
@@ -187,7 +187,7 @@ async fn of_two_that_drip_the_one_of_grpc_goes_on(settings: Settings, speaks: Sp
         end = soon(ends.recv()) => assert_eq!(end.unwrap(), ("text/plain".parse().unwrap(), false)),
         () = drips => {}
     }
-    world.in_flight(P0, 1).await;
+    fixture.in_flight(P0, 1).await;
 }
 
 #[tokio::test]
@@ -244,10 +244,10 @@ async fn eager_http2_pod() -> (std::net::SocketAddr, tokio::sync::mpsc::Unbounde
 #[tokio::test]
 async fn an_upload_by_http2_counts_until_it_is_sent_although_its_answer_is_there() {
     for sever in [false, true] {
-        let world = World::new();
+        let fixture = Fixture::new();
         let (address, mut bodies) = eager_http2_pod().await;
-        world.lead(P0, address, 1);
-        let http2 = Http2::connect(world.address).await;
+        fixture.route(P0, address, 1);
+        let http2 = Http2Client::connect(fixture.address).await;
         let (sender, body) = stream();
         sender.send(data("first")).unwrap();
         let answer = http2.begin(http2.request("POST", "/").body(body).unwrap()).await.unwrap();
@@ -255,11 +255,11 @@ async fn an_upload_by_http2_counts_until_it_is_sent_although_its_answer_is_there
         let mut body = soon(bodies.recv()).await.unwrap();
         assert_eq!(soon(body.data()).await.unwrap().unwrap(), "first");
         assert!(soon(answer.into_body().collect()).await.unwrap().to_bytes().is_empty());
-        assert_eq!(world.table.in_flight(P0), 1, "the pod is still being sent to");
+        assert_eq!(fixture.table.in_flight(P0), 1, "the pod is still being sent to");
         if sever {
-            world.hold(P0, HoldCause::Handoff);
-            world.sever(P0);
-            world.in_flight(P0, 0).await;
+            fixture.hold(P0, HoldCause::Handoff);
+            fixture.sever(P0);
+            fixture.in_flight(P0, 0).await;
             let _ = sender.send(data("second"));
             assert!(soon(body.data()).await.unwrap().is_err(), "a byte has reached a drained pod");
         } else {
@@ -271,17 +271,17 @@ async fn an_upload_by_http2_counts_until_it_is_sent_although_its_answer_is_there
                 assert_eq!(data.unwrap(), "");
             }
             assert!(body.is_end_stream());
-            world.in_flight(P0, 0).await;
+            fixture.in_flight(P0, 0).await;
         }
     }
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_in_the_midst_of_an_answer_leaves_an_exchange_that_counts() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(POST).await;
     let mut connection = pod.accept().await;
     connection.head().await;
@@ -289,20 +289,20 @@ async fn a_client_that_leaves_in_the_midst_of_an_answer_leaves_an_exchange_that_
     connection.write("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n").await;
     client.head().await;
     drop(client);
-    all_clients_are_gone(&world).await;
-    assert_eq!(world.table.in_flight(P0), 1);
+    all_clients_are_gone(&fixture).await;
+    assert_eq!(fixture.table.in_flight(P0), 1);
     connection.write("5\r\nhello\r\n").await;
-    assert_eq!(world.table.in_flight(P0), 1);
+    assert_eq!(fixture.table.in_flight(P0), 1);
     connection.write("0\r\n\r\n").await;
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn an_answer_that_nobody_reads_any_more_is_read_on_for_a_mebibyte_at_most() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(POST).await;
     let mut connection = pod.accept().await;
     connection.head().await;
@@ -310,7 +310,7 @@ async fn an_answer_that_nobody_reads_any_more_is_read_on_for_a_mebibyte_at_most(
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n").await;
     client.head().await;
     drop(client);
-    all_clients_are_gone(&world).await;
+    all_clients_are_gone(&fixture).await;
     let begun = Instant::now();
     let mut sent = 0;
     use tokio::io::AsyncWriteExt as _;
@@ -320,13 +320,13 @@ async fn an_answer_that_nobody_reads_any_more_is_read_on_for_a_mebibyte_at_most(
     }
     assert!(sent >= 1 << 20, "{sent} bytes");
     assert!(begun.elapsed() < Duration::from_secs(4), "it was not the time that ended it");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn an_answer_to_a_get_that_nobody_reads_any_more_is_broken_off_at_once() {
     for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
-        let world = World::with(upstream(|upstream| upstream.protocol = protocol));
+        let fixture = Fixture::with(upstream(|upstream| upstream.protocol = protocol));
         let speaks = if protocol == UpstreamProtocol::Http1 { Speaks::Http1 } else { Speaks::Http2 };
         let (frames, body) = stream();
         let body = std::sync::Arc::new(std::sync::Mutex::new(Some(body)));
@@ -335,15 +335,15 @@ async fn an_answer_to_a_get_that_nobody_reads_any_more_is_broken_off_at_once() {
             async move { Response::new(body) }
         })
         .await;
-        world.lead(P0, pod.address, 1);
-        let mut client = Plain::connect(world.address).await;
+        fixture.route(P0, pod.address, 1);
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(GET).await;
         frames.send(data("an event")).unwrap();
         client.head().await;
         let begun = Instant::now();
         drop(client);
         soon(frames.closed()).await;
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
 }
@@ -351,7 +351,7 @@ async fn an_answer_to_a_get_that_nobody_reads_any_more_is_broken_off_at_once() {
 #[tokio::test]
 async fn a_stream_on_which_only_the_client_sends_is_not_idle() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
-        let world = World::with(upstream(|upstream| {
+        let fixture = Fixture::with(upstream(|upstream| {
             upstream.protocol = protocol;
             upstream.idle_timeout = Duration::from_secs(1);
         }));
@@ -366,8 +366,8 @@ async fn a_stream_on_which_only_the_client_sends_is_not_idle() {
             Response::new(body)
         })
         .await;
-        world.lead(P0, pod.address, 1);
-        let http2 = Http2::connect(world.address).await;
+        fixture.route(P0, pod.address, 1);
+        let http2 = Http2Client::connect(fixture.address).await;
         let (sender, body) = stream();
         let answer = http2.begin(http2.request("POST", "/").body(body).unwrap()).await.unwrap();
         for _ in 0..15 {
@@ -377,16 +377,16 @@ async fn a_stream_on_which_only_the_client_sends_is_not_idle() {
         sender.send(None).unwrap();
         let collected = soon(answer.into_body().collect()).await.unwrap().to_bytes();
         assert_eq!(collected, format!("hello {}", "x".repeat(15)));
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
     }
 }
 
 #[tokio::test]
 async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     for said in ["", "HTTP/1.1 200 O"] {
         client.write(POST).await;
         let mut connection = pod.accept().await;
@@ -409,10 +409,10 @@ async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
 
 #[tokio::test]
 async fn a_connection_is_not_used_past_the_time_that_its_pod_gives_it() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(GET).await;
     let mut first = pod.accept().await;
     first.head().await;
@@ -430,7 +430,7 @@ async fn a_connection_is_not_used_past_the_time_that_its_pod_gives_it() {
 
 #[tokio::test]
 async fn the_mark_of_a_refusal_that_comes_too_late_is_not_passed_on() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http2, |_| async {
         let (frames, body) = stream();
         frames.send(data("begun")).unwrap();
@@ -442,8 +442,8 @@ async fn the_mark_of_a_refusal_that_comes_too_late_is_not_passed_on() {
         Response::builder().header("content-type", "application/grpc").body(body).unwrap()
     })
     .await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+    fixture.route(P0, pod.address, 1);
+    let http2 = Http2Client::connect(fixture.address).await;
     let answer = http2.ask(http2.request("POST", "/svc/Do").body(empty()).unwrap()).await;
     assert_eq!(answer.trailers["grpc-status"], "9");
     assert!(!answer.trailers.contains_key("segue-misdirected"));

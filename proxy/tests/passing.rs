@@ -10,9 +10,9 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
-use support::client::{Body, Http2, Plain, data, empty, full, stream};
-use support::pod::{Pod, Script, Speaks};
-use support::{Settings, World, soon};
+use support::client::{Body, Http2Client, RawHttp1Client, data, empty, full, stream};
+use support::pod::{Pod, ScriptedPod, Speaks};
+use support::{Fixture, Settings, soon};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const P0: PartitionId = PartitionId::new(0);
@@ -47,10 +47,10 @@ async fn echo(request: http::Request<hyper::body::Incoming>) -> Response<Body> {
 
 #[tokio::test]
 async fn a_get_and_a_post_pass_by_http1() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http1, echo).await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     let answer = client.ask("GET /a?b=1 HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\n\r\n").await;
     assert_eq!((answer.status, answer.header("x-method"), answer.header("x-target")), (201, "GET", "/a?b=1"));
     let answer = client.ask("POST /a HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello").await;
@@ -60,46 +60,47 @@ async fn a_get_and_a_post_pass_by_http1() {
     let answer = client.ask("HEAD / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     assert_eq!(answer.status, 201);
     assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), 1, "the connection to the pod is kept");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn each_version_passes_to_each_version() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
-        let world = World::with(speaking(protocol));
+        let fixture = Fixture::with(speaking(protocol));
         let pod = Pod::start(speaks, echo).await;
-        world.lead(P0, pod.address, 1);
+        fixture.route(P0, pod.address, 1);
         let version = if speaks == Speaks::Http1 { "HTTP/1.1" } else { "HTTP/2.0" };
 
-        let mut plain = Plain::connect(world.address).await;
+        let mut http1 = RawHttp1Client::connect(fixture.address).await;
         let answer =
-            plain.ask("POST /x?y HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello").await;
+            http1.ask("POST /x?y HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello").await;
         assert_eq!((answer.text(), answer.header("x-version")), ("hello", version));
-        let answer = plain.ask("GET /x HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\n\r\n").await;
+        let answer = http1.ask("GET /x HTTP/1.1\r\nhost: here\r\nx-partition: 0\r\n\r\n").await;
         assert_eq!((answer.header("x-target"), answer.header("x-length")), ("/x", "0"));
 
-        let http2 = Http2::connect(world.address).await;
+        let http2 = Http2Client::connect(fixture.address).await;
         let answer = http2.ask(http2.request("POST", "/x?y").body(full("hello")).unwrap()).await;
         assert_eq!((answer.text(), answer.header("x-version")), ("hello", version));
         assert_eq!(answer.header("x-target"), "/x?y");
         let answer = http2.ask(http2.request("GET", "/").body(empty()).unwrap()).await;
         assert_eq!((answer.status, answer.header("x-length")), (201, "0"));
         if speaks == Speaks::Http1 {
-            assert_eq!(answer.header("got-host"), world.address.to_string());
+            assert_eq!(answer.header("got-host"), fixture.address.to_string());
         }
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
     }
 }
 
 #[tokio::test]
 async fn automatic_means_the_version_that_the_client_came_with() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let (first, second) = (Pod::start(Speaks::Http1, echo).await, Pod::start(Speaks::Http2, echo).await);
-    world.lead(P0, first.address, 1);
-    let answer = Plain::connect(world.address).await.ask("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
+    fixture.route(P0, first.address, 1);
+    let answer =
+        RawHttp1Client::connect(fixture.address).await.ask("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     assert_eq!(answer.header("x-version"), "HTTP/1.1");
-    world.lead(P0, second.address, 2);
-    let http2 = Http2::connect(world.address).await;
+    fixture.route(P0, second.address, 2);
+    let http2 = Http2Client::connect(fixture.address).await;
     let answer = http2.ask(http2.request("GET", "/").body(empty()).unwrap()).await;
     assert_eq!(answer.header("x-version"), "HTTP/2.0");
 }
@@ -107,13 +108,13 @@ async fn automatic_means_the_version_that_the_client_came_with() {
 #[tokio::test]
 async fn bodies_stream_both_ways_at_once() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
-        let world = World::with(speaking(protocol));
+        let fixture = Fixture::with(speaking(protocol));
         let pod = Pod::start(speaks, |request| async move {
             Response::new(request.into_body().map_err(std::io::Error::other).boxed())
         })
         .await;
-        world.lead(P0, pod.address, 1);
-        let http2 = Http2::connect(world.address).await;
+        fixture.route(P0, pod.address, 1);
+        let http2 = Http2Client::connect(fixture.address).await;
         let (sender, body) = stream();
         let answer = http2.begin(http2.request("POST", "/").body(body).unwrap()).await.unwrap();
         let mut answer = answer.into_body();
@@ -122,42 +123,42 @@ async fn bodies_stream_both_ways_at_once() {
             let frame = soon(answer.frame()).await.unwrap().unwrap();
             assert_eq!(frame.into_data().unwrap(), word);
         }
-        world.in_flight(P0, 1).await;
+        fixture.in_flight(P0, 1).await;
         sender.send(None).unwrap();
         assert!(soon(answer.collect()).await.unwrap().to_bytes().is_empty());
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
     }
 }
 
 #[tokio::test]
 async fn large_bodies_arrive_whole() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
-        let world = World::with(speaking(protocol));
+        let fixture = Fixture::with(speaking(protocol));
         let pod = Pod::start(speaks, |request| async move {
             let body = request.into_body().collect().await.unwrap().to_bytes();
             Response::new(full(body))
         })
         .await;
-        world.lead(P0, pod.address, 1);
+        fixture.route(P0, pod.address, 1);
         let bytes: Vec<u8> = (0..3_000_000u32).map(|index| (index % 251) as u8).collect();
-        let http2 = Http2::connect(world.address).await;
+        let http2 = Http2Client::connect(fixture.address).await;
         let answer = http2.ask(http2.request("POST", "/").body(full(bytes.clone())).unwrap()).await;
         assert!(answer.body == bytes);
-        let mut plain = Plain::connect(world.address).await;
-        plain
+        let mut http1 = RawHttp1Client::connect(fixture.address).await;
+        http1
             .write(format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: {}\r\n\r\n", bytes.len()))
             .await;
-        plain.write(&bytes).await;
-        assert!(plain.answer().await.body == bytes);
+        http1.write(&bytes).await;
+        assert!(http1.answer().await.body == bytes);
     }
 }
 
 #[tokio::test]
 async fn large_frames_of_a_body_without_length_arrive_whole() {
-    let world = World::with(speaking(UpstreamProtocol::Http1));
+    let fixture = Fixture::with(speaking(UpstreamProtocol::Http1));
     let pod = Pod::start(Speaks::Http1, echo).await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+    fixture.route(P0, pod.address, 1);
+    let http2 = Http2Client::connect(fixture.address).await;
     let (sender, body) = stream();
     let mut sent = Vec::new();
     for bytes in [1, 4096, 4097, 16384, 3, 100_000, 0, 5] {
@@ -177,7 +178,7 @@ async fn large_frames_of_a_body_without_length_arrive_whole() {
 #[tokio::test]
 async fn trailers_pass_both_ways() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
-        let world = World::with(speaking(protocol));
+        let fixture = Fixture::with(speaking(protocol));
         let pod = Pod::start(speaks, |request| async move {
             let takes = request.headers().get("te").cloned();
             let collected = request.into_body().collect().await.unwrap();
@@ -191,8 +192,8 @@ async fn trailers_pass_both_ways() {
             answer.header("x-te", takes.unwrap()).body(body).unwrap()
         })
         .await;
-        world.lead(P0, pod.address, 1);
-        let http2 = Http2::connect(world.address).await;
+        fixture.route(P0, pod.address, 1);
+        let http2 = Http2Client::connect(fixture.address).await;
         let (sender, body) = stream();
         let mut trailers = HeaderMap::new();
         trailers.insert("x-sum", "7".parse().unwrap());
@@ -204,8 +205,8 @@ async fn trailers_pass_both_ways() {
         assert_eq!((answer.text(), answer.trailers["x-sum"].to_str().unwrap()), ("hello", "7"));
         assert_eq!(answer.header("x-te"), "trailers");
 
-        let mut plain = Plain::connect(world.address).await;
-        let answer = plain
+        let mut http1 = RawHttp1Client::connect(fixture.address).await;
+        let answer = http1
             .ask("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nte: trailers\r\nconnection: te\r\ntrailer: x-sum\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\nx-sum: 8\r\n\r\n")
             .await;
         assert_eq!((answer.text(), answer.trailers["x-sum"].to_str().unwrap()), ("hello", "8"));
@@ -214,7 +215,7 @@ async fn trailers_pass_both_ways() {
 
 #[tokio::test]
 async fn a_grpc_call_passes_with_its_status_in_the_trailers() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http2, |request| async move {
         assert_eq!(request.headers()["te"], "trailers");
         let body = request.into_body().collect().await.unwrap().to_bytes();
@@ -226,8 +227,8 @@ async fn a_grpc_call_passes_with_its_status_in_the_trailers() {
         Response::builder().header("content-type", "application/grpc").body(answer).unwrap()
     })
     .await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+    fixture.route(P0, pod.address, 1);
+    let http2 = Http2Client::connect(fixture.address).await;
     let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc").header("te", "trailers");
     let answer = http2.ask(call.body(full(Bytes::from_static(b"\0\0\0\0\x02hi"))).unwrap()).await;
     assert_eq!(answer.body, b"\0\0\0\0\x02hi");
@@ -237,10 +238,10 @@ async fn a_grpc_call_passes_with_its_status_in_the_trailers() {
 #[tokio::test]
 async fn the_pod_gets_the_routers_stamps_and_not_the_clients() {
     for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
-        let world = World::with(speaking(protocol));
+        let fixture = Fixture::with(speaking(protocol));
         let pod = Pod::start(speaks, echo).await;
-        world.lead(P3, pod.address, 42);
-        let mut client = Plain::connect(world.address).await;
+        fixture.route(P3, pod.address, 42);
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         let answer = client
             .ask(
                 "GET / HTTP/1.1\r\nhost: here.example\r\nx-partition: 3\r\nsegue-partition: 9\r\nsegue-epoch: 99\r\n\
@@ -272,10 +273,10 @@ async fn the_pod_gets_the_routers_stamps_and_not_the_clients() {
 
 #[tokio::test]
 async fn the_client_gets_the_pods_answer_without_what_was_about_its_connection() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     let mut connection = pod.accept().await;
     connection.head().await;
@@ -298,10 +299,10 @@ async fn the_client_gets_the_pods_answer_without_what_was_about_its_connection()
 
 #[tokio::test]
 async fn an_answer_before_the_end_of_the_request_does_not_stop_the_request() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 10\r\n\r\n12345").await;
     let mut connection = pod.accept().await;
     connection.head().await;
@@ -316,10 +317,10 @@ async fn an_answer_before_the_end_of_the_request_does_not_stop_the_request() {
 
 #[tokio::test]
 async fn a_client_that_asks_before_it_sends_is_told_to_go_on_by_the_pod() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client
         .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
         .await;
@@ -335,10 +336,10 @@ async fn a_client_that_asks_before_it_sends_is_told_to_go_on_by_the_pod() {
 
 #[tokio::test]
 async fn a_client_that_asks_before_it_sends_can_be_refused() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client
         .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
         .await;
@@ -351,7 +352,7 @@ async fn a_client_that_asks_before_it_sends_can_be_refused() {
 
 #[tokio::test]
 async fn an_upgraded_connection_passes_bytes_both_ways_and_counts_until_it_ends() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http1, |mut request| async move {
         let upgrade = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
@@ -365,8 +366,8 @@ async fn an_upgraded_connection_passes_bytes_both_ways_and_counts_until_it_ends(
         answer.header("upgrade", request.headers()["upgrade"].clone()).body(empty()).unwrap()
     })
     .await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client
         .write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n")
         .await;
@@ -376,17 +377,17 @@ async fn an_upgraded_connection_passes_bytes_both_ways_and_counts_until_it_ends(
         client.write(word).await;
         assert_eq!(client.exactly(3).await, word.as_bytes());
     }
-    world.in_flight(P0, 1).await;
+    fixture.in_flight(P0, 1).await;
     drop(client);
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn an_upgrade_that_the_pod_declines_is_an_ordinary_answer() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http1, echo).await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     let upgrade = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n";
     assert_eq!(client.ask(upgrade).await.status, 201);
     assert_eq!(client.ask("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await.status, 201);
@@ -394,10 +395,10 @@ async fn an_upgrade_that_the_pod_declines_is_an_ordinary_answer() {
 
 #[tokio::test]
 async fn what_a_pod_says_before_its_answer_is_passed_on_before_it() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     for round in 0..3 {
         client.write("GET /a HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
         let mut connection = pod.accept().await;
@@ -424,18 +425,18 @@ async fn what_a_pod_says_before_its_answer_is_passed_on_before_it() {
 async fn who_knows_no_interim_answers_gets_none() {
     let mut settings = Settings::default();
     settings.forward.upstream.protocol = UpstreamProtocol::Http1;
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::with(settings);
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
     let (hints, ok) =
         ("HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
-    let mut old = Plain::connect(world.address).await;
+    let mut old = RawHttp1Client::connect(fixture.address).await;
     old.write("GET /a HTTP/1.0\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     let mut connection = pod.accept().await;
     connection.head().await;
     connection.write([hints, ok].concat()).await;
     assert_eq!(old.answer().await.status, 200);
-    let http2 = Http2::connect(world.address).await;
+    let http2 = Http2Client::connect(fixture.address).await;
     let asked = tokio::spawn(async move { http2.ask(http2.request("GET", "/b").body(empty()).unwrap()).await });
     connection.head().await;
     connection.write([hints, ok].concat()).await;
@@ -445,10 +446,10 @@ async fn who_knows_no_interim_answers_gets_none() {
 /// Only 100 asks for the body.
 #[tokio::test]
 async fn a_body_that_waits_for_its_pod_goes_on_waiting_after_hints() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client
         .write("POST /a HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
         .await;

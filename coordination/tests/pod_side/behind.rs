@@ -14,8 +14,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
+use crate::fixture::Fixture;
 use crate::sidecar::{answer, service, url};
-use crate::world::World;
 
 /// A service whose fate the test decides.
 #[derive(Debug)]
@@ -47,18 +47,18 @@ impl Service for Scripted {
 struct NoState;
 impl HandoffHandler for NoState {}
 
-fn pod(world: &World, fence: bool) -> (PodHandle, Arc<Scripted>) {
+fn pod(fixture: &Fixture, fence: bool) -> (PodHandle, Arc<Scripted>) {
     let channel = || watch::channel(false).0;
     let (up, told_to_settle, settled) = (channel(), channel(), channel());
     let service = Arc::new(Scripted { up, told_to_settle, settled, lent: Mutex::default() });
     let capabilities = Capabilities { fence, ..Capabilities::ALL };
     let settings = PodSettings { capabilities, ..PodSettings::new("w", "127.0.0.1:1") };
-    let (store, keys) = (world.store.clone(), world.keys.clone());
+    let (store, keys) = (fixture.store.clone(), fixture.keys.clone());
     (PodHandle::start_before(store, "default", keys, settings, Arc::new(NoState), service.clone()), service)
 }
 
-async fn is_registered(world: &World) -> bool {
-    !world.store.snapshot(&Keys::One(world.keys.pod("w"))).await.unwrap().entries.is_empty()
+async fn is_registered(fixture: &Fixture) -> bool {
+    !fixture.store.snapshot(&Keys::One(fixture.keys.pod("w"))).await.unwrap().entries.is_empty()
 }
 
 async fn is(what: &watch::Sender<bool>) {
@@ -67,10 +67,10 @@ async fn is(what: &watch::Sender<bool>) {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_registers_when_its_service_is_up_and_lends_it_less_than_its_lease() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, true);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, true);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(!is_registered(&world).await);
+    assert!(!is_registered(&fixture).await);
     service.up.send_replace(true);
     let state = handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap().clone();
     let lent = service.lent.lock().unwrap().unwrap();
@@ -79,18 +79,18 @@ async fn a_pod_registers_when_its_service_is_up_and_lends_it_less_than_its_lease
 
 #[tokio::test(start_paused = true)]
 async fn a_registration_is_given_up_once_the_work_of_a_service_that_is_down_has_ended() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, true);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, true);
     service.up.send_replace(true);
     let first = handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap().incarnation;
     service.up.send_replace(false);
     is(&service.told_to_settle).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(is_registered(&world).await, "its work may go on");
+    assert!(is_registered(&fixture).await, "its work may go on");
     service.settled.send_replace(true);
     handle.status().wait_for(|state| state.incarnation == Incarnation::NONE).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(!is_registered(&world).await);
+    assert!(!is_registered(&fixture).await);
     service.up.send_replace(true);
     let state = handle.status();
     assert!(state.clone().wait_for(|state| state.not_ready.is_none()).await.unwrap().incarnation > first);
@@ -98,8 +98,8 @@ async fn a_registration_is_given_up_once_the_work_of_a_service_that_is_down_has_
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_without_fence_stays_and_hands_over_while_its_service_is_down() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, false);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, false);
     service.up.send_replace(true);
     let first = handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap().incarnation;
     service.up.send_replace(false);
@@ -112,14 +112,14 @@ async fn a_pod_without_fence_stays_and_hands_over_while_its_service_is_down() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_an_operator_undid_while_the_service_was_down_ends_with_that() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, false);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, false);
     service.up.send_replace(true);
     handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap();
-    let own = world.until("it is there", |view| view.pods.contains_key("w")).await.pods["w"].clone();
+    let own = fixture.until("it is there", |view| view.pods.contains_key("w")).await.pods["w"].clone();
     let says = async |status| {
         let value = encode(&PodRecord { status, ..own.value.clone() });
-        world.commit(vec![], vec![Op::Put { key: world.keys.pod("w"), value, lease: own.lease }]).await
+        fixture.commit(vec![], vec![Op::Put { key: fixture.keys.pod("w"), value, lease: own.lease }]).await
     };
     says(PodStatus::Draining).await;
     handle.status().wait_for(|state| state.draining).await.unwrap();
@@ -129,15 +129,15 @@ async fn a_drain_that_an_operator_undid_while_the_service_was_down_ends_with_tha
     let drains = |view: &View| {
         view.pods.get("w").is_some_and(|it| it.mod_revision > undone && it.value.status == PodStatus::Draining)
     };
-    world.until("it hands over, since its service is down", drains).await;
+    fixture.until("it hands over, since its service is down", drains).await;
     service.up.send_replace(true);
     handle.status().wait_for(|state| !state.draining).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_deregisters_after_its_services_work_has_ended() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, true);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, true);
     service.up.send_replace(true);
     handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap();
     let ending = tokio::spawn({
@@ -146,10 +146,10 @@ async fn a_pod_deregisters_after_its_services_work_has_ended() {
     });
     is(&service.told_to_settle).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(is_registered(&world).await, "its work may go on");
+    assert!(is_registered(&fixture).await, "its work may go on");
     service.settled.send_replace(true);
     ending.await.unwrap();
-    assert!(!is_registered(&world).await);
+    assert!(!is_registered(&fixture).await);
 }
 
 const LENT: Duration = Duration::from_millis(500);

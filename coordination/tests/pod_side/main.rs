@@ -5,8 +5,8 @@
 
 mod behind;
 mod etcd;
+mod fixture;
 mod handoffs;
 mod life;
 mod requests;
 mod sidecar;
-mod world;

@@ -11,7 +11,7 @@ use segue_tests::certificates::{Authority, Issued};
 use segue_tests::etcd::Etcd;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::site::{PATIENCE, REQUEST_TIMEOUT, etcd_store};
+use crate::fixture::{REQUEST_TIMEOUT, TEST_TIMEOUT, etcd_store};
 
 /// Nobody listens here, and nobody gets this port by chance.
 const DEAD: &str = "http://127.0.0.1:1";
@@ -123,7 +123,7 @@ async fn a_dropped_watch_ends_in_etcd_too() {
     }
     assert_eq!(watchers(), 5.0);
     drop(watches);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while watchers() > 0.0 {
         assert!(Instant::now() < deadline, "{} are left", watchers());
         sleep(Duration::from_millis(10)).await;
@@ -137,7 +137,7 @@ async fn a_watch_whose_reader_is_slow_leaves_nothing_unread_on_the_connection() 
     let watchers = || etcd.metric("etcd_debugging_mvcc_watcher_total").unwrap();
     let mut slow = store.watch(&everything(), Revision::new(1)).await.unwrap();
     // How many events etcd puts into one message is up to it, so how many it takes until the reader is behind is as well.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     let mut last = Revision::new(1);
     while last == Revision::new(1) || watchers() > 0.0 {
         assert!(Instant::now() < deadline, "after {last} revisions it still waits with its stream open");

@@ -14,7 +14,7 @@ use segue_tests::etcd::Etcd;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::site::PATIENCE;
+use crate::fixture::TEST_TIMEOUT;
 
 /// As in the chaos tests: a member is given up as leader after 0.5 s to 1 s of silence.
 const LEASE_TTL: Duration = Duration::from_secs(3);
@@ -62,7 +62,7 @@ async fn a_leader_that_is_stuck_costs_no_participant_its_lease() {
     // For longer than a lease lasts, counted from the election. It never wakes up: an etcd before 3.4.31 and 3.5.13 would
     // have the new leader revoke all leases then (etcd-io/etcd#15247).
     members[stuck].pause();
-    let ended = tokio::time::timeout(PATIENCE, participants.join_all()).await.unwrap();
+    let ended = tokio::time::timeout(TEST_TIMEOUT, participants.join_all()).await.unwrap();
     let lost: Vec<_> = ended.iter().filter_map(|it| it.as_ref().err()).collect();
     assert!(lost.is_empty(), "{} of {PARTICIPANTS}: {lost:?}", lost.len());
 }

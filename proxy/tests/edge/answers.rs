@@ -2,9 +2,9 @@
 
 use tokio::io::AsyncReadExt;
 
-use crate::support::client::Plain;
-use crate::support::pod::{Connection, Script};
-use crate::support::{World, soon};
+use crate::support::client::RawHttp1Client;
+use crate::support::pod::{Connection, ScriptedPod};
+use crate::support::{Fixture, soon};
 use crate::wire::{self, Stop};
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
@@ -148,12 +148,12 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn a_broken_answer_fails_alone_and_its_connection_is_not_used_again() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
+    fixture.route(P0, pod.address, 1);
     let mut kept: Option<Connection> = None;
     for Case { what, answers, closes, gets, then } in cases() {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = RawHttp1Client::connect(fixture.address).await;
         client.write(GET.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n")).await;
         let mut connection = match kept.take() {
             Some(connection) => connection,
@@ -168,7 +168,7 @@ async fn a_broken_answer_fails_alone_and_its_connection_is_not_used_again() {
             continue;
         }
         check(what, &client.rest().await, gets);
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
         match then {
             Reused => kept = Some(connection),
             Dropped => {

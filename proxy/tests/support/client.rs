@@ -40,7 +40,7 @@ pub fn data(bytes: &'static str) -> Option<http_body::Frame<Bytes>> {
 }
 
 /// A plain connection.
-pub struct Plain {
+pub struct RawHttp1Client {
     pub stream: TcpStream,
     buffer: Vec<u8>,
 }
@@ -64,16 +64,16 @@ impl Answer {
     }
 }
 
-impl Plain {
+impl RawHttp1Client {
     pub async fn connect(address: SocketAddr) -> Self {
-        Plain { stream: TcpStream::connect(address).await.unwrap(), buffer: Vec::new() }
+        RawHttp1Client { stream: TcpStream::connect(address).await.unwrap(), buffer: Vec::new() }
     }
 
     /// From another address of this machine.
     pub async fn connect_from(ip: [u8; 4], address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(SocketAddr::from((ip, 0))).unwrap();
-        Plain { stream: socket.connect(address).await.unwrap(), buffer: Vec::new() }
+        RawHttp1Client { stream: socket.connect(address).await.unwrap(), buffer: Vec::new() }
     }
 
     pub async fn write(&mut self, text: impl AsRef<[u8]>) {
@@ -165,12 +165,12 @@ impl Plain {
 
 /// A connection by HTTP/2.
 #[derive(Clone)]
-pub struct Http2 {
+pub struct Http2Client {
     sender: hyper::client::conn::http2::SendRequest<Body>,
     address: SocketAddr,
 }
 
-impl Http2 {
+impl Http2Client {
     pub async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
@@ -178,7 +178,7 @@ impl Http2 {
         let io = hyper_util::rt::TokioIo::new(stream);
         let (sender, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
         tokio::spawn(connection);
-        Http2 { sender, address }
+        Http2Client { sender, address }
     }
 
     /// A request to partition 0, to be completed.

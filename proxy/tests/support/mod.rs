@@ -1,4 +1,4 @@
-//! A world for tests of the data path: a table that the test switches, a server over it, pods and clients with real
+//! A fixture for tests of the data path: a table that the test switches, a server over it, pods and clients with real
 //! sockets. Pods and clients do what the test says, when it says so.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 const I1: Incarnation = Incarnation::registered_at(Revision::new(1));
 
 /// Longer than anything here takes; only a test that fails waits for it.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub struct Settings {
     pub forward: ForwardSettings,
@@ -55,7 +55,7 @@ impl Default for Settings {
                 max_requests: 100,
                 max_bytes: 1 << 20,
                 max_total_bytes: 1 << 20,
-                max_wait: PATIENCE,
+                max_wait: TEST_TIMEOUT,
                 flush_concurrency: 16,
             },
             partitions: 8,
@@ -65,7 +65,7 @@ impl Default for Settings {
 
 type Targets = Arc<Mutex<HashMap<PartitionId, (Target, PodRecord)>>>;
 
-pub struct World {
+pub struct Fixture {
     pub table: Arc<Table>,
     pub metrics: Metrics,
     pub address: SocketAddr,
@@ -73,7 +73,7 @@ pub struct World {
     targets: Targets,
 }
 
-impl World {
+impl Fixture {
     pub fn new() -> Self {
         Self::with(Settings::default())
     }
@@ -87,7 +87,7 @@ impl World {
         Self::started(server, settings, |server, forward, table, metrics| server.start(forward, table, metrics))
     }
 
-    /// A world whose server is started by `start`.
+    /// A fixture whose server is started by `start`.
     pub fn started(
         server: Server,
         settings: Settings,
@@ -109,7 +109,7 @@ impl World {
                 tokio::spawn(settle(told.clone(), wanted.clone(), partition));
             }
         });
-        World { table, metrics, address, server: Some(server), targets }
+        Fixture { table, metrics, address, server: Some(server), targets }
     }
 
     /// The pod at this address is about to be led to.
@@ -119,7 +119,7 @@ impl World {
     }
 
     /// Leads a partition to the pod at this address, as soon as nothing is in flight elsewhere.
-    pub fn lead(&self, partition: PartitionId, address: impl ToString, epoch: u64) {
+    pub fn route(&self, partition: PartitionId, address: impl ToString, epoch: u64) {
         let (target, record) = named(&address.to_string(), epoch);
         self.targets.lock().unwrap().insert(partition, (target, record));
         self.table.stop(partition, HoldCause::Handoff);
@@ -190,7 +190,7 @@ async fn settle(table: Arc<Table>, targets: Targets, partition: PartitionId) {
 
 /// Waits for a condition that another thread brings about and nobody announces.
 pub async fn until(mut condition: impl FnMut() -> bool, what: &str) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -199,5 +199,5 @@ pub async fn until(mut condition: impl FnMut() -> bool, what: &str) {
 
 /// Runs until done, or fails the test.
 pub async fn soon<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, work).await.expect("something that should have happened has not")
+    tokio::time::timeout(TEST_TIMEOUT, work).await.expect("something that should have happened has not")
 }

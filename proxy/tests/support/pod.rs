@@ -84,16 +84,16 @@ impl Drop for Pod {
 }
 
 /// A pod by hand.
-pub struct Script {
+pub struct ScriptedPod {
     listener: TcpListener,
     pub address: SocketAddr,
 }
 
-impl Script {
+impl ScriptedPod {
     pub async fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        Script { listener, address }
+        ScriptedPod { listener, address }
     }
 
     pub async fn accept(&self) -> Connection {

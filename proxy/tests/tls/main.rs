@@ -22,23 +22,23 @@ use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::tls::{ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls};
 use segue_tests::certificates::{Authority, Issued};
 use support::client::{Body, full};
-use support::{Settings, World, soon};
+use support::{Fixture, Settings, soon};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
 /// Two authorities, one of which is trusted.
-struct Site {
+struct Authorities {
     folder: TempDir,
     ours: Authority,
     other: Authority,
 }
 
-impl Site {
+impl Authorities {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let (ours, other) = (Authority::new(folder.path(), "ours"), Authority::new(folder.path(), "other"));
-        Site { folder, ours, other }
+        Authorities { folder, ours, other }
     }
 
     fn server(&self, client_ca: Option<&Authority>) -> ServerTls {
@@ -60,7 +60,7 @@ fn server(own: Issued, client_ca: Option<PathBuf>) -> ServerTls {
     ServerTls::load(ServerFiles { cert: own.cert, key: own.key, client_ca }).unwrap()
 }
 
-fn world(front: Option<ServerTls>, behind: Option<ClientTls>, change: impl FnOnce(&mut Settings)) -> World {
+fn fixture(front: Option<ServerTls>, behind: Option<ClientTls>, change: impl FnOnce(&mut Settings)) -> Fixture {
     let mut settings = Settings::default();
     settings.server.tls = front;
     if behind.is_none() && settings.server.tls.is_some() {
@@ -69,7 +69,7 @@ fn world(front: Option<ServerTls>, behind: Option<ClientTls>, change: impl FnOnc
     }
     settings.forward.upstream.tls = behind;
     change(&mut settings);
-    World::with(settings)
+    Fixture::with(settings)
 }
 
 /// curl, asking for partition 0 and printing the body, then status and version on a last line of their own.

@@ -67,7 +67,7 @@ struct Witness {
 }
 
 /// One router: a table with one partition, workers as threads, and the model's own thread as control side.
-struct World {
+struct Fixture {
     table: Arc<Table>,
     notices: UnboundedReceiver<PartitionId>,
     witness: Arc<Witness>,
@@ -76,7 +76,7 @@ struct World {
     began: Instant,
 }
 
-impl World {
+impl Fixture {
     fn new(workers: usize, max_wait: Duration) -> Self {
         let limits = StashLimits {
             max_requests: 100,
@@ -88,21 +88,21 @@ impl World {
         let (table, notices) = Table::new(workers, limits);
         let began = Instant::now();
         table.trust_until(began + Duration::from_secs(86_400));
-        World { table, notices, witness: Arc::default(), ended: unbounded_channel(), began }
+        Fixture { table, notices, witness: Arc::default(), ended: unbounded_channel(), began }
     }
 
-    /// Returns a world whose partition exists and is held.
+    /// Returns a fixture whose partition exists and is held.
     fn held(workers: usize, max_wait: Duration) -> Self {
-        let world = World::new(workers, max_wait);
-        world.table.set_partitions(1);
-        world
+        let fixture = Fixture::new(workers, max_wait);
+        fixture.table.set_partitions(1);
+        fixture
     }
 
-    /// Returns a world whose partition is open at epoch 1.
+    /// Returns a fixture whose partition is open at epoch 1.
     fn open(workers: usize) -> Self {
-        let world = World::held(workers, Duration::from_secs(3600));
-        world.switch(1);
-        world
+        let fixture = Fixture::held(workers, Duration::from_secs(3600));
+        fixture.switch(1);
+        fixture
     }
 
     /// Runs a worker as a thread.

@@ -27,26 +27,26 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 pub(crate) const TTL: Duration = Duration::from_secs(15);
 /// Longer than anything that is waited for; passes in no time under a paused clock.
-const LONG: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The store, and the coordinator's pen.
 #[derive(Clone)]
-pub(crate) struct World {
+pub(crate) struct Fixture {
     pub(crate) store: Arc<dyn Store>,
     /// The way in which pods reach it.
     pub(crate) pods_store: Arc<dyn Store>,
     pub(crate) keys: Keyspace,
 }
 
-impl World {
-    pub(crate) fn new() -> (World, MemoryStore) {
+impl Fixture {
+    pub(crate) fn new() -> (Fixture, MemoryStore) {
         count_by_tokio();
         let memory = MemoryStore::new();
-        (World::on(Arc::new(memory.clone())), memory)
+        (Fixture::on(Arc::new(memory.clone())), memory)
     }
 
-    pub(crate) fn on(store: Arc<dyn Store>) -> World {
-        World { pods_store: store.clone(), store, keys: Keyspace::new("/segue/", "default") }
+    pub(crate) fn on(store: Arc<dyn Store>) -> Fixture {
+        Fixture { pods_store: store.clone(), store, keys: Keyspace::new("/segue/", "default") }
     }
 
     pub(crate) async fn commit(&self, when: Vec<Compare>, then: Vec<Op>) -> Revision {
@@ -75,7 +75,7 @@ impl World {
                 }
             }
         };
-        timeout(LONG, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
+        timeout(TEST_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
     }
 
     pub(crate) async fn view(&self) -> View {
@@ -275,22 +275,22 @@ pub(crate) struct Arrival {
 
 impl Pod {
     /// Starts one, without waiting for its registration.
-    pub(crate) fn launch(world: &World, settings: PodSettings) -> Pod {
+    pub(crate) fn launch(fixture: &Fixture, settings: PodSettings) -> Pod {
         let (service, calls) = Service::new();
-        let (name, store) = (settings.name.clone(), world.pods_store.clone());
-        let handle = PodHandle::start(store, "default", world.keys.clone(), settings, service.clone());
+        let (name, store) = (settings.name.clone(), fixture.pods_store.clone());
+        let handle = PodHandle::start(store, "default", fixture.keys.clone(), settings, service.clone());
         let (arrivals, arrived) = mpsc::unbounded_channel();
         Pod { name, handle, service, calls, arrivals, arrived }
     }
 
-    pub(crate) async fn start_with(world: &World, settings: PodSettings) -> Pod {
-        let pod = Pod::launch(world, settings);
+    pub(crate) async fn start_with(fixture: &Fixture, settings: PodSettings) -> Pod {
+        let pod = Pod::launch(fixture, settings);
         pod.until("it is ready", |state| state.not_ready.is_none()).await;
         pod
     }
 
-    pub(crate) async fn start(world: &World, name: &str) -> Pod {
-        Pod::start_with(world, PodSettings { lease_ttl: TTL, ..PodSettings::new(name, "127.0.0.1:1") }).await
+    pub(crate) async fn start(fixture: &Fixture, name: &str) -> Pod {
+        Pod::start_with(fixture, PodSettings { lease_ttl: TTL, ..PodSettings::new(name, "127.0.0.1:1") }).await
     }
 
     pub(crate) fn state(&self) -> PodState {
@@ -303,13 +303,13 @@ impl Pod {
 
     pub(crate) async fn until(&self, what: &str, shows: impl Fn(&PodState) -> bool) -> PodState {
         let mut status = self.handle.status();
-        let seen = timeout(LONG, status.wait_for(|state| shows(state))).await;
+        let seen = timeout(TEST_TIMEOUT, status.wait_for(|state| shows(state))).await;
         seen.unwrap_or_else(|_| panic!("never came true: {what}")).unwrap().clone()
     }
 
     /// The next callback that begins or ends.
     pub(crate) async fn call(&mut self) -> Call {
-        timeout(LONG, self.calls.recv()).await.expect("no callback").unwrap()
+        timeout(TEST_TIMEOUT, self.calls.recv()).await.expect("no callback").unwrap()
     }
 
     /// Sends a request as a router would.
@@ -350,7 +350,7 @@ impl Pod {
     }
 
     pub(crate) async fn arrival(&mut self) -> Arrival {
-        timeout(LONG, self.arrived.recv()).await.expect("no request came through").unwrap()
+        timeout(TEST_TIMEOUT, self.arrived.recv()).await.expect("no request came through").unwrap()
     }
 }
 

@@ -17,12 +17,12 @@ pub(crate) const TTL: Duration = Duration::from_secs(1);
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Long enough for anything that happens at all, on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 static SHARED: LazyLock<Etcd> = LazyLock::new(Etcd::start);
 static PREFIXES: AtomicUsize = AtomicUsize::new(0);
 
-pub(crate) struct Site {
+pub(crate) struct Fixture {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) prefix: String,
     behind: Behind,
@@ -42,24 +42,24 @@ pub(crate) fn etcd_store(endpoints: impl IntoIterator<Item = String>) -> EtcdSto
     EtcdStore::connect(options).unwrap()
 }
 
-impl Site {
+impl Fixture {
     pub(crate) fn memory() -> Self {
         let store = MemoryStore::new();
-        Site::new(Arc::new(store.clone()), Behind::Memory(store))
+        Fixture::new(Arc::new(store.clone()), Behind::Memory(store))
     }
 
     pub(crate) fn shared() -> Self {
-        Site::new(Arc::new(etcd_store([SHARED.endpoint()])), Behind::Shared)
+        Fixture::new(Arc::new(etcd_store([SHARED.endpoint()])), Behind::Shared)
     }
 
     pub(crate) fn own() -> Self {
         let etcd = Etcd::start();
-        Site::new(Arc::new(etcd_store([etcd.endpoint()])), Behind::Own(etcd))
+        Fixture::new(Arc::new(etcd_store([etcd.endpoint()])), Behind::Own(etcd))
     }
 
     fn new(store: Arc<dyn Store>, behind: Behind) -> Self {
         let number = PREFIXES.fetch_add(1, Ordering::Relaxed);
-        Site { store, prefix: format!("/case-{number:03}/"), behind }
+        Fixture { store, prefix: format!("/case-{number:03}/"), behind }
     }
 
     pub(crate) fn key(&self, name: &str) -> String {
@@ -199,7 +199,7 @@ pub(crate) async fn next(watch: &mut Watch) -> Batch {
 }
 
 pub(crate) async fn try_next(watch: &mut Watch) -> Result<Batch, StoreError> {
-    timeout(PATIENCE, watch.next()).await.expect("the watch stays silent")
+    timeout(TEST_TIMEOUT, watch.next()).await.expect("the watch stays silent")
 }
 
 /// Reads until `count` events have come.
