@@ -152,18 +152,18 @@ async fn a_pod_deregisters_after_its_services_work_has_ended() {
     assert!(!is_registered(&fixture).await);
 }
 
-const LENT: Duration = Duration::from_millis(500);
-const SOON: Duration = Duration::from_secs(10);
+const LENT_TTL: Duration = Duration::from_millis(500);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn what_a_service_was_told_counts_until_it_has_run_out() {
     let (port, task) = service(vec![200, 200, 500]).await;
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
-    let until = Instant::now() + LENT;
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
+    let until = Instant::now() + LENT_TTL;
     lent.lend(until);
     confirmed(&lent, until).await;
-    timeout(SOON, lent.end()).await.unwrap();
+    timeout(TEST_TIMEOUT, lent.end()).await.unwrap();
     assert!(Instant::now() >= until, "the service has not confirmed its end");
     let seen = task.await.unwrap();
     assert!(seen[0].contains("\"until_boottime_ms\":0") && seen[0].contains("\"ttl_ms\":0"), "{}", seen[0]);
@@ -175,21 +175,21 @@ async fn what_a_service_was_told_counts_until_it_has_run_out() {
 async fn a_service_that_confirms_its_end_is_not_waited_for() {
     let (port, _task) = service(vec![200, 200, 200]).await;
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
-    let until = Instant::now() + 6 * SOON;
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
+    let until = Instant::now() + 6 * TEST_TIMEOUT;
     lent.lend(until);
     confirmed(&lent, until).await;
-    timeout(SOON, lent.end()).await.unwrap();
+    timeout(TEST_TIMEOUT, lent.end()).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_service_that_does_not_confirm_what_it_is_lent_has_run_out() {
     let (port, _task) = service(vec![200, 500, 500]).await;
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
-    let until = Instant::now() + LENT;
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
+    let until = Instant::now() + LENT_TTL;
     lent.lend(until);
-    timeout(SOON, lent.ran_out()).await.unwrap();
+    timeout(TEST_TIMEOUT, lent.ran_out()).await.unwrap();
     assert!(Instant::now() >= until);
 }
 
@@ -198,12 +198,12 @@ async fn a_service_that_never_confirms_has_run_out_although_it_is_lent_more_and_
     // No more answers come: what is told after these fails as well.
     let (port, _task) = service(vec![200, 500]).await;
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
-    let ran_out = timeout(SOON, lent.ran_out());
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
+    let ran_out = timeout(TEST_TIMEOUT, lent.ran_out());
     tokio::pin!(ran_out);
     loop {
-        lent.lend(Instant::now() + LENT);
-        if let Ok(ran_out) = timeout(LENT / 10, &mut ran_out).await {
+        lent.lend(Instant::now() + LENT_TTL);
+        if let Ok(ran_out) = timeout(LENT_TTL / 10, &mut ran_out).await {
             return ran_out.unwrap();
         }
     }
@@ -221,11 +221,11 @@ async fn what_a_service_has_not_answered_counts_although_it_has_confirmed_its_en
         (answer(&listener, 200).await, unread)
     });
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
     let until = Instant::now() + Duration::from_secs(3);
     lent.lend(until);
-    timeout(SOON, comes).await.unwrap().unwrap();
-    timeout(SOON, lent.end()).await.unwrap();
+    timeout(TEST_TIMEOUT, comes).await.unwrap().unwrap();
+    timeout(TEST_TIMEOUT, lent.end()).await.unwrap();
     assert!(Instant::now() >= until, "it may read yet that it may write until then");
     let (end, _) = service.await.unwrap();
     assert!(end.contains("\"ttl_ms\":0"), "{end}");

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::fixture::{REQUEST_TIMEOUT, TEST_TIMEOUT, etcd_store};
 
 /// Nobody listens here, and nobody gets this port by chance.
-const DEAD: &str = "http://127.0.0.1:1";
+const CLOSED_ENDPOINT: &str = "http://127.0.0.1:1";
 
 fn put(key: &str) -> Txn {
     let then = vec![Op::Put { key: key.into(), value: b"1".to_vec(), lease: None }];
@@ -30,7 +30,7 @@ async fn a_dead_member_costs_no_call() {
     let etcd = Etcd::start();
     // Several stores: each begins at an endpoint of its own choice.
     for number in 0..6 {
-        let store = etcd_store([DEAD.to_owned(), etcd.endpoint()]);
+        let store = etcd_store([CLOSED_ENDPOINT.to_owned(), etcd.endpoint()]);
         for call in 0..3 {
             store.commit(put(&format!("{number}/{call}"))).await.unwrap();
         }
@@ -95,9 +95,9 @@ async fn a_renewal_that_is_given_up_early_is_tried_at_another_member() {
 #[tokio::test]
 async fn an_error_names_the_endpoints() {
     let began = Instant::now();
-    let error = etcd_store([DEAD.to_owned()]).commit(put("a")).await.unwrap_err();
+    let error = etcd_store([CLOSED_ENDPOINT.to_owned()]).commit(put("a")).await.unwrap_err();
     let StoreError::Unavailable(text) = error else { panic!("{error}") };
-    assert!(text.contains(DEAD) && text.contains("refused"), "{text}");
+    assert!(text.contains(CLOSED_ENDPOINT) && text.contains("refused"), "{text}");
     assert!(began.elapsed() < Duration::from_secs(1), "a refused connection needs no timeout");
 }
 

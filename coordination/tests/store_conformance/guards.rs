@@ -286,7 +286,7 @@ pub(crate) async fn transactions_that_go_together_are_each_carried_out_by_itself
 
 pub(crate) async fn concurrent_increments_lose_no_update(fixture: Fixture) {
     const TASKS: usize = 16;
-    const EACH: usize = 10;
+    const INCREMENTS_PER_TASK: usize = 10;
     fixture.put("count", "0").await;
     let fixture = Arc::new(fixture);
     let tasks: Vec<_> = (0..TASKS)
@@ -294,7 +294,7 @@ pub(crate) async fn concurrent_increments_lose_no_update(fixture: Fixture) {
             let fixture = Arc::clone(&fixture);
             tokio::spawn(async move {
                 let mut conflicts = 0;
-                for _ in 0..EACH {
+                for _ in 0..INCREMENTS_PER_TASK {
                     loop {
                         let now = fixture.get("count").await.unwrap();
                         // Lets the others in between reading and writing, under a single thread too.
@@ -316,6 +316,6 @@ pub(crate) async fn concurrent_increments_lose_no_update(fixture: Fixture) {
     for task in tasks {
         conflicts += task.await.unwrap();
     }
-    assert_eq!(fixture.get("count").await.unwrap().value, (TASKS * EACH).to_string().as_bytes());
+    assert_eq!(fixture.get("count").await.unwrap().value, (TASKS * INCREMENTS_PER_TASK).to_string().as_bytes());
     assert!(conflicts > 0, "nothing was concurrent, so nothing was shown");
 }

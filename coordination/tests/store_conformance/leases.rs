@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::fixture::{Fixture, TEST_TIMEOUT, TTL, collect, next};
 
-const UNKNOWN: LeaseId = LeaseId::new(0x5e60e);
+const UNKNOWN_LEASE: LeaseId = LeaseId::new(0x5e60e);
 
 /// `end` ends a lease: the keys go in one batch, and at one revision, which a watch of each key alone tells.
 async fn all_go_at_once(fixture: &Fixture, last: Revision, names: [&str; 3], end: impl Future<Output = ()>) {
@@ -74,7 +74,7 @@ pub(crate) async fn a_lease_that_is_kept_alive_outlives_its_ttl(fixture: Fixture
 }
 
 pub(crate) async fn a_lease_that_is_gone_cannot_be_kept_alive(fixture: Fixture) {
-    let unknown = fixture.store.keep_alive(UNKNOWN).await;
+    let unknown = fixture.store.keep_alive(UNKNOWN_LEASE).await;
     assert!(matches!(unknown, Err(StoreError::LeaseNotFound)), "{unknown:?}");
     let lease = fixture.store.grant(TTL).await.unwrap();
     // Once with a stream that stands already, and once more after that.
@@ -97,13 +97,13 @@ pub(crate) async fn a_revoked_lease_takes_all_its_keys_in_one_batch(fixture: Fix
     all_go_at_once(&fixture, last, ["a", "b", "c"], revoke).await;
     // Again, and one that never was: no error.
     fixture.store.revoke(lease).await.unwrap();
-    fixture.store.revoke(UNKNOWN).await.unwrap();
+    fixture.store.revoke(UNKNOWN_LEASE).await.unwrap();
 }
 
 pub(crate) async fn a_put_with_a_dead_lease_writes_nothing(fixture: Fixture) {
     let lease = fixture.store.grant(TTL).await.unwrap();
     fixture.store.revoke(lease).await.unwrap();
-    for dead in [lease, UNKNOWN] {
+    for dead in [lease, UNKNOWN_LEASE] {
         let ops = [fixture.put_op("a", ""), fixture.leased_op("b", "", Some(dead))];
         let result = fixture.commit([], ops).await;
         assert!(matches!(result, Err(StoreError::LeaseNotFound)), "{result:?}");

@@ -86,23 +86,23 @@ pub(crate) async fn a_transaction_arrives_in_one_batch_in_its_own_order(fixture:
 }
 
 pub(crate) async fn no_batch_ends_within_a_revision(fixture: Fixture) {
-    const SIZE: usize = 100;
+    const EVENTS_PER_REVISION: usize = 100;
     const REVISIONS: usize = 60;
     let start = fixture.put("x", "").await.next();
     let mut live = fixture.watch(fixture.all(), start).await;
     // 4 MiB in all: a server that splits by size would do it.
     let value = "v".repeat(700);
     for _ in 0..REVISIONS {
-        fixture.write((0..SIZE).map(|number| fixture.put_op(&number.to_string(), &value))).await;
+        fixture.write((0..EVENTS_PER_REVISION).map(|number| fixture.put_op(&number.to_string(), &value))).await;
     }
     let mut replayed = fixture.watch(fixture.all(), start).await;
     for watch in [&mut live, &mut replayed] {
         let mut seen = 0;
         let mut last = Revision::ZERO;
-        while seen < SIZE * REVISIONS {
+        while seen < EVENTS_PER_REVISION * REVISIONS {
             let batch = next(watch).await;
-            assert_eq!(batch.events.len() % SIZE, 0);
-            for whole in batch.events.chunks(SIZE) {
+            assert_eq!(batch.events.len() % EVENTS_PER_REVISION, 0);
+            for whole in batch.events.chunks(EVENTS_PER_REVISION) {
                 let revision = put_revision(&whole[0]);
                 assert!(revision > last && whole.iter().all(|event| put_revision(event) == revision));
                 last = revision;
@@ -117,14 +117,14 @@ pub(crate) async fn a_batch_is_at_the_revision_of_its_last_change(fixture: Fixtu
     // More than a store reports at once to a watch that is behind: etcd takes 1,000 revisions a time, and names its
     // newest one in the answer.
     const ROUNDS: usize = 12;
-    const EACH: usize = 100;
+    const PUTS_PER_ROUND: usize = 100;
     let start = fixture.put("x", "").await.next();
     for _ in 0..ROUNDS {
-        join_all((0..EACH).map(|number| fixture.put(if number % 2 == 0 { "a" } else { "b" }, ""))).await;
+        join_all((0..PUTS_PER_ROUND).map(|number| fixture.put(if number % 2 == 0 { "a" } else { "b" }, ""))).await;
     }
     let mut watch = fixture.watch(fixture.all(), start).await;
     let mut seen = 0;
-    while seen < ROUNDS * EACH {
+    while seen < ROUNDS * PUTS_PER_ROUND {
         let batch = next(&mut watch).await;
         assert_eq!(batch.events.last().map(put_revision), Some(batch.revision));
         seen += batch.events.len();
