@@ -12,40 +12,26 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::{HoldCause, Stage};
-use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::UpstreamProtocol;
 use support::client::{Answer, Body, Http2Client, RawHttp1Client, data, empty, full, stream};
-use support::pod::{Pod, Speaks};
-use support::{Fixture, Settings, soon, until};
+use support::pod::{Pod, Speaks, start_h2_pod};
+use support::{BOTH_VERSIONS, Fixture, P0, Settings, soon, until};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-
-const P0: PartitionId = PartitionId::new(0);
 
 /// Far less than `max_wait`, and far more than a flush takes.
 const PROMPT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 fn settings(protocol: UpstreamProtocol) -> Settings {
-    let mut settings = Settings::default();
-    settings.forward.upstream.protocol = protocol;
+    let mut settings = Settings::with_protocol(protocol);
     settings.stash.flush_concurrency = 4;
     settings
 }
 
-fn reason(answer: &Answer) -> (u16, &str) {
-    (answer.status, answer.header("segue-reason"))
-}
-
-fn get(path: &str, key: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx-key: {key}\r\n\r\n")
-}
-
 /// Asks on a connection of its own.
 async fn asks(fixture: &Fixture, path: &str, key: &str) -> RawHttp1Client {
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write(get(path, key)).await;
-    client
+    fixture.send(format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx-key: {key}\r\n\r\n")).await
 }
 
 /// An exchange that takes no longer than it should.
@@ -104,9 +90,6 @@ async fn answer(request: Request<Incoming>, seen: Arc<Mutex<Vec<String>>>, polls
     Response::new(full(path))
 }
 
-const BOTH: [(UpstreamProtocol, Speaks); 2] =
-    [(UpstreamProtocol::Http1, Speaks::Http1), (UpstreamProtocol::Http2, Speaks::Http2)];
-
 /// An upload whose client has sent one byte of it.
 fn upload(
     client: &Http2Client,
@@ -115,16 +98,15 @@ fn upload(
     let (sender, body) = stream();
     sender.send(data("x")).unwrap();
     let request = client.request("POST", "/upload").header("x-key", key).body(body).unwrap();
-    let client = client.clone();
-    (sender, tokio::spawn(async move { client.ask(request).await }))
+    (sender, client.spawn_ask(request))
 }
 
 #[tokio::test]
 async fn uploads_that_wait_for_their_clients_hold_up_nobody_else() {
-    for (protocol, speaks) in BOTH {
+    for (speaks, protocol) in BOTH_VERSIONS {
         let fixture = Fixture::with(settings(protocol));
         let service = Service::start(speaks).await;
-        let attacker = Http2Client::connect(fixture.address).await;
+        let attacker = fixture.http2_client().await;
         let uploads: Vec<_> = (0..40).map(|number| upload(&attacker, &format!("upload-{number}"))).collect();
         fixture.held(P0, 40).await;
         let mut held = asks(&fixture, "/held", "other").await;
@@ -154,7 +136,7 @@ async fn uploads_that_wait_for_their_clients_hold_up_nobody_else() {
 
 #[tokio::test]
 async fn long_polls_hold_up_nobody_else_for_long() {
-    for (protocol, speaks) in BOTH {
+    for (speaks, protocol) in BOTH_VERSIONS {
         let fixture = Fixture::with(settings(protocol));
         let service = Service::start(speaks).await;
         let mut polls = Vec::new();
@@ -220,7 +202,7 @@ async fn a_flush_is_over_for_the_handoff_once_nothing_but_what_is_slow_holds_its
 
 #[tokio::test]
 async fn a_request_that_is_refused_for_ever_is_answered_and_holds_up_nobody_for_long() {
-    for (protocol, speaks) in BOTH {
+    for (speaks, protocol) in BOTH_VERSIONS {
         let fixture = Fixture::with(settings(protocol));
         let service = Service::start(speaks).await;
         fixture.route(P0, service.pod.address, 1);
@@ -228,7 +210,7 @@ async fn a_request_that_is_refused_for_ever_is_answered_and_holds_up_nobody_for_
         until(|| service.has_seen("/poison"), "the poison at the pod").await;
         assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
         let answered = while_others_go_on(&fixture, poison.answer()).await;
-        assert_eq!(reason(&answered), (503, "no-owner"));
+        assert_eq!(answered.reason(), (503, "no-owner"));
         let tries = service.seen().iter().filter(|path| *path == "/poison").count();
         assert!(tries >= 4, "three, and one more once another was taken; not {tries}");
         assert_eq!(at_once(&fixture, "/ok", "poisonous").await.status, 200);
@@ -247,23 +229,14 @@ async fn what_stands_behind_a_request_that_is_refused_for_ever_goes_when_that_is
         fixture.held(P0, number + 1).await;
     }
     fixture.route(P0, service.pod.address, 1);
-    // Only while the pod takes something is it known what its refusals mean.
-    let goes_on = async {
-        loop {
-            assert_eq!(at_once(&fixture, "/ok", "d").await.status, 200);
-        }
-    };
     let all_answered = async {
         let mut statuses = Vec::new();
         for client in &mut clients {
-            statuses.push(soon(client.answer()).await.status);
+            statuses.push(client.answer().await.status);
         }
         statuses
     };
-    let statuses = tokio::select! {
-        statuses = all_answered => statuses,
-        () = goes_on => Vec::new(),
-    };
+    let statuses = while_others_go_on(&fixture, all_answered).await;
     assert_eq!(statuses, [503, 200, 503, 200]);
     let seen = service.seen();
     let last = |path: &str| seen.iter().rposition(|at| at == path).unwrap();
@@ -282,47 +255,31 @@ async fn many_requests_that_are_refused_for_ever_hold_up_nobody_for_long() {
     fixture.route(P0, service.pod.address, 1);
     until(|| service.seen().len() >= 4, "the first refusals").await;
     assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
-    let goes_on = async {
-        loop {
-            assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
-        }
-    };
     let all_answered = async {
         for poison in &mut poisons {
-            assert_eq!(reason(&soon(poison.answer()).await), (503, "no-owner"));
+            assert_eq!(poison.answer().await.reason(), (503, "no-owner"));
         }
     };
-    tokio::select! {
-        () = all_answered => {}
-        () = goes_on => {}
-    }
+    while_others_go_on(&fixture, all_answered).await;
 }
 
 #[tokio::test]
 async fn a_stream_that_is_refused_for_ever_is_answered_and_holds_up_nobody_for_long() {
     let fixture = Fixture::with(settings(UpstreamProtocol::Http2));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let mut connection = h2::server::handshake(stream).await.unwrap();
-                while let Some(Ok((request, mut respond))) = connection.accept().await {
-                    if request.uri().path() == "/poison" {
-                        respond.send_reset(h2::Reason::REFUSED_STREAM);
-                    } else {
-                        respond.send_response(Response::new(()), true).unwrap();
-                    }
-                }
-            });
+    let address = start_h2_pod(|request, mut respond| {
+        if request.uri().path() == "/poison" {
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+        } else {
+            respond.send_response(Response::new(()), true).unwrap();
         }
-    });
+    })
+    .await;
     fixture.route(P0, address, 1);
     let mut poison = asks(&fixture, "/poison", "poisonous").await;
     until(|| fixture.table.stashed(P0).0 == 1, "the poison to be refused").await;
     assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
     let answered = while_others_go_on(&fixture, poison.answer()).await;
-    assert_eq!(reason(&answered), (503, "no-owner"));
+    assert_eq!(answered.reason(), (503, "no-owner"));
 }
 
 #[tokio::test]
@@ -346,8 +303,7 @@ async fn a_held_request_whose_client_is_gone_is_not_sent() {
     for (request, body) in requests {
         let fixture = Fixture::with(settings(UpstreamProtocol::Http1));
         let service = Service::start(Speaks::Http1).await;
-        let mut client = RawHttp1Client::connect(fixture.address).await;
-        client.write(&request).await;
+        let mut client = fixture.send(&request).await;
         client.write(vec![b'x'; body]).await;
         fixture.held(P0, 1).await;
         drop(client);

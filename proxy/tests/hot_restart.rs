@@ -9,22 +9,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::Response;
-use segue_protocol::ids::PartitionId;
 use segue_proxy::server::Server;
 use segue_proxy::settings::{ServerSettings, UpstreamProtocol};
-use support::client::{Http2Client, RawHttp1Client, empty, full};
-use support::pod::{Pod, ScriptedPod, Speaks};
-use support::{Fixture, Settings, TEST_TIMEOUT, soon, until};
+use support::client::{empty, full};
+use support::pod::{Pod, Speaks};
+use support::{Fixture, GET, P0, Settings, TEST_TIMEOUT, soon, until};
 use tokio::time::Instant;
 
-const P0: PartitionId = PartitionId::new(0);
-
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
-
 fn workers(workers: usize) -> Settings {
-    let mut settings = Settings::default();
-    settings.server.workers = workers;
-    settings
+    Settings::with(|settings| settings.server.workers = workers)
 }
 
 /// A server of so many workers, and its listeners once more.
@@ -41,14 +34,12 @@ fn first(count: usize, pod: &Pod) -> (Fixture, Vec<std::net::TcpListener>) {
 #[tokio::test]
 async fn who_is_idle_is_answered_once_more_and_told_to_go() {
     let mut fixture = Fixture::new();
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
-    fixture.route(P0, pod.address, 1);
-    let (mut used, mut fresh) =
-        (RawHttp1Client::connect(fixture.address).await, RawHttp1Client::connect(fixture.address).await);
+    let _pod = fixture.pod(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    let (mut used, mut fresh) = (fixture.client().await, fixture.client().await);
     let answer = used.ask(GET).await;
     assert_eq!((answer.text(), answer.header("connection")), ("ok", ""));
-    let left = tokio::spawn(fixture.server.take().unwrap().shutdown_replaced(Instant::now() + TEST_TIMEOUT));
-    until(|| std::net::TcpStream::connect(fixture.address).is_err(), "the listener to be closed").await;
+    let left = fixture.replace_server();
+    fixture.refuses_connections().await;
     for client in [&mut used, &mut fresh] {
         let answer = client.ask(GET).await;
         assert_eq!((answer.status, answer.text(), answer.header("connection")), (200, "ok", "close"));
@@ -60,14 +51,10 @@ async fn who_is_idle_is_answered_once_more_and_told_to_go() {
 #[tokio::test]
 async fn who_is_being_answered_is_told_with_that_answer() {
     let mut fixture = Fixture::new();
-    let pod = ScriptedPod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write(GET).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    let http2 = Http2Client::connect(fixture.address).await;
-    let left = tokio::spawn(fixture.server.take().unwrap().shutdown_replaced(Instant::now() + TEST_TIMEOUT));
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, GET).await;
+    let http2 = fixture.http2_client().await;
+    let left = fixture.replace_server();
     until(|| http2.is_closed(), "the HTTP/2 client to be sent away").await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let answer = client.answer().await;
@@ -77,21 +64,13 @@ async fn who_is_being_answered_is_told_with_that_answer() {
 
 #[tokio::test]
 async fn a_stream_of_http2_is_answered_after_its_client_was_told_to_go() {
-    let mut settings = Settings::default();
-    settings.forward.upstream.protocol = UpstreamProtocol::Http1;
-    let mut fixture = Fixture::with(settings);
-    let pod = ScriptedPod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let http2 = Arc::new(Http2Client::connect(fixture.address).await);
-    let asked = http2.clone();
-    let answer = tokio::spawn(async move {
-        let request = asked.request("GET", "/").body(empty()).unwrap();
-        asked.ask(request).await
-    });
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    let left = tokio::spawn(fixture.server.take().unwrap().shutdown_replaced(Instant::now() + TEST_TIMEOUT));
-    until(|| std::net::TcpStream::connect(fixture.address).is_err(), "the server to leave").await;
+    let mut fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
+    let pod = fixture.scripted_pod().await;
+    let http2 = fixture.http2_client().await;
+    let answer = http2.spawn_ask(http2.request("GET", "/").body(empty()).unwrap());
+    let mut connection = pod.accept_request().await;
+    let left = fixture.replace_server();
+    fixture.refuses_connections().await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     assert_eq!(soon(answer).await.unwrap().text(), "ok");
     soon(left).await.unwrap();
@@ -100,9 +79,8 @@ async fn a_stream_of_http2_is_answered_after_its_client_was_told_to_go() {
 #[tokio::test]
 async fn who_asks_nothing_more_is_waited_for_until_the_deadline() {
     let mut fixture = Fixture::new();
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    fixture.route(P0, pod.address, 1);
-    let mut silent = RawHttp1Client::connect(fixture.address).await;
+    let _pod = fixture.quick_pod().await;
+    let mut silent = fixture.client().await;
     assert_eq!(silent.ask(GET).await.status, 200);
     soon(fixture.server.take().unwrap().shutdown_replaced(Instant::now() + Duration::from_millis(50))).await;
     assert_eq!(silent.rest().await, "");
@@ -119,9 +97,9 @@ async fn a_successor_with_fewer_or_more_workers_serves_the_same_address() {
         assert_eq!(server.duplicates().unwrap().len(), count.max(3));
         let new = Fixture::over(server, settings);
         new.route(P0, pod.address, 1);
-        soon(old.server.take().unwrap().shutdown_replaced(Instant::now() + TEST_TIMEOUT)).await;
+        soon(old.replace_server()).await.unwrap();
         for _ in 0..48 {
-            assert_eq!(RawHttp1Client::connect(new.address).await.ask(GET).await.status, 200, "{count} workers");
+            assert_eq!(new.ask(GET).await.status, 200, "{count} workers");
         }
     }
 }
@@ -132,10 +110,10 @@ async fn nobody_is_sent_to_a_successor_that_does_not_serve_yet() {
     let (old, listeners) = first(1, &pod);
     let successor = Server::adopt(workers(8).server, listeners).unwrap();
     for _ in 0..48 {
-        assert_eq!(RawHttp1Client::connect(old.address).await.ask(GET).await.status, 200);
+        assert_eq!(old.ask(GET).await.status, 200);
     }
     drop(successor);
-    assert_eq!(RawHttp1Client::connect(old.address).await.ask(GET).await.status, 200);
+    assert_eq!(old.ask(GET).await.status, 200);
 }
 
 /// What the kernel has let in and nobody has accepted goes to whoever accepts.
@@ -168,7 +146,7 @@ async fn no_connection_is_lost_in_hot_restarts_one_after_another() {
         let next = Fixture::over(server, settings);
         next.route(P0, pod.address, 1);
         let mut old = std::mem::replace(&mut fixture, next);
-        soon(old.server.take().unwrap().shutdown_replaced(Instant::now() + TEST_TIMEOUT)).await;
+        soon(old.replace_server()).await.unwrap();
     }
     over.store(true, Relaxed);
     for client in clients {

@@ -13,29 +13,23 @@ use bytes::Bytes;
 use h2::server::{Connection, SendResponse};
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use segue_protocol::ids::PartitionId;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
-use support::client::{Http2Client, RawHttp1Client, data, empty, stream};
-use support::{Fixture, Settings, soon, until};
+use support::client::{RawHttp1Client, data, empty, stream};
+use support::pod::start_h2_pod;
+use support::{Fixture, P0, POST_THAT_EXPECTS, Settings, soon, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-const P0: PartitionId = PartitionId::new(0);
-
 fn upstream(change: impl Fn(&mut UpstreamSettings)) -> Fixture {
-    let mut settings = Settings::default();
-    settings.forward.upstream.protocol = UpstreamProtocol::Http2;
-    change(&mut settings.forward.upstream);
-    Fixture::with(settings)
+    Fixture::with(Settings::with_upstream(|upstream| {
+        upstream.protocol = UpstreamProtocol::Http2;
+        change(upstream);
+    }))
 }
 
 fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n")
-}
-
-fn reason(answer: &support::client::Answer) -> (u16, &str) {
-    (answer.status, answer.header("segue-reason"))
 }
 
 /// A pod on bare `h2`, whose connections the test accepts and serves.
@@ -51,6 +45,25 @@ impl ScriptedHttp2Pod {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         ScriptedHttp2Pod { listener, address }
+    }
+
+    /// Starts one and routes partition 0 to it.
+    async fn start(fixture: &Fixture) -> Self {
+        let pod = Self::new().await;
+        fixture.route(P0, pod.address, 1);
+        pod
+    }
+
+    /// Brings a `GET` of this path from a new client to the pod on a new connection.
+    async fn exchange(
+        &self,
+        fixture: &Fixture,
+        path: &str,
+    ) -> (RawHttp1Client, Connection<TcpStream, Bytes>, SendResponse<Bytes>) {
+        let client = fixture.send(get(path)).await;
+        let mut connection = self.accept().await;
+        let (_, respond) = next(&mut connection).await;
+        (client, connection, respond)
     }
 
     async fn accept(&self) -> Connection<TcpStream, Bytes> {
@@ -88,12 +101,8 @@ fn serve(mut connection: Connection<TcpStream, Bytes>) {
 #[tokio::test]
 async fn a_large_head_of_an_answer_reaches_its_client() {
     let fixture = upstream(|_| {});
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write(get("/")).await;
-    let mut connection = pod.accept().await;
-    let (_, mut respond) = next(&mut connection).await;
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let (mut client, connection, mut respond) = pod.exchange(&fixture, "/").await;
     let mut answer = Response::builder();
     for number in 0..25 {
         answer = answer.header(format!("x-{number}"), "v".repeat(8 << 10));
@@ -107,20 +116,16 @@ async fn a_large_head_of_an_answer_reaches_its_client() {
 #[tokio::test]
 async fn a_head_too_large_for_a_pod_is_refused_before_anything_is_sent_and_costs_nobody_else_anything() {
     let fixture = upstream(|_| {});
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut bystander = RawHttp1Client::connect(fixture.address).await;
-    bystander.write(get("/slow")).await;
-    let mut connection = pod.accept().await;
-    let (_, mut slow) = next(&mut connection).await;
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let (mut bystander, connection, mut slow) = pod.exchange(&fixture, "/slow").await;
     serve(connection);
     for (lines, length) in [(50, 300), (90, 380), (60, 1_000)] {
         let mut head = get("/").trim_end().to_owned();
         for number in 0..lines {
             head += &format!("\r\nx-{number}: {}", "v".repeat(length));
         }
-        let mut attacker = RawHttp1Client::connect(fixture.address).await;
-        assert_eq!(reason(&attacker.ask(head + "\r\n\r\n").await), (431, "limit"), "{lines} lines of {length}");
+        let mut attacker = fixture.client().await;
+        assert_eq!(attacker.ask(head + "\r\n\r\n").await.reason(), (431, "limit"), "{lines} lines of {length}");
     }
     pod.nobody_comes().await;
     assert_eq!(fixture.metrics.requests_bounced(Bounce::Refused), 0);
@@ -138,10 +143,7 @@ async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
     let ScriptedHttp2Pod { listener, address } = ScriptedHttp2Pod::new().await;
     drop(listener);
     fixture.route(P0, address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client
-        .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
-        .await;
+    let mut client = fixture.send(POST_THAT_EXPECTS).await;
     until(|| fixture.metrics.requests_bounced(Bounce::Refused) > 0, "a connection to fail").await;
     let early = tokio::time::timeout(Duration::from_millis(200), client.stream.readable()).await;
     assert!(early.is_err(), "told to go on although nobody could be reached");
@@ -158,11 +160,8 @@ async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
 
 #[tokio::test]
 async fn a_body_that_is_too_large_when_it_arrives_is_refused_before_anything_is_sent() {
-    let mut settings = Settings::default();
-    settings.forward.limits.max_body_bytes = Some(1000);
-    let fixture = Fixture::with(settings);
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
+    let fixture = Fixture::with(Settings::with_limits(|limits| limits.max_body_bytes = Some(1000)));
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
     let stream = TcpStream::connect(fixture.address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
@@ -179,10 +178,8 @@ async fn a_body_that_is_too_large_when_it_arrives_is_refused_before_anything_is_
 #[tokio::test]
 async fn a_head_larger_than_its_pod_has_announced_is_refused_before_anything_is_sent() {
     let fixture = upstream(|_| {});
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut bystander = RawHttp1Client::connect(fixture.address).await;
-    bystander.write(get("/")).await;
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let mut bystander = fixture.send(get("/")).await;
     let mut connection = pod.accept_with(h2::server::Builder::new().max_header_list_size(8 << 10)).await;
     let (_, mut first) = next(&mut connection).await;
     ok(&mut first);
@@ -193,9 +190,9 @@ async fn a_head_larger_than_its_pod_has_announced_is_refused_before_anything_is_
     };
     let ((), (_, mut slow)) = tokio::join!(asks_again, next(&mut connection));
     serve(connection);
-    let mut attacker = RawHttp1Client::connect(fixture.address).await;
+    let mut attacker = fixture.client().await;
     let head = get("/").trim_end().to_owned() + "\r\nx-large: " + &"v".repeat(9_000) + "\r\n\r\n";
-    assert_eq!(reason(&attacker.ask(head).await), (431, "limit"));
+    assert_eq!(attacker.ask(head).await.reason(), (431, "limit"));
     ok(&mut slow);
     assert_eq!(bystander.answer().await.status, 200);
 }
@@ -203,10 +200,9 @@ async fn a_head_larger_than_its_pod_has_announced_is_refused_before_anything_is_
 #[tokio::test]
 async fn pods_that_take_more_are_sent_more() {
     let fixture = upstream(|upstream| upstream.max_header_bytes_http2 = 60 << 10);
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write(get("/").trim_end().to_owned() + "\r\nx-fits: " + &"v".repeat(50_000) + "\r\n\r\n").await;
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let mut client =
+        fixture.send(get("/").trim_end().to_owned() + "\r\nx-fits: " + &"v".repeat(50_000) + "\r\n\r\n").await;
     let mut builder = h2::server::Builder::new();
     let mut connection = pod.accept_with(builder.max_header_list_size(64 << 10)).await;
     let (request, mut respond) = next(&mut connection).await;
@@ -219,14 +215,13 @@ async fn pods_that_take_more_are_sent_more() {
 #[tokio::test]
 async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_else_anything() {
     let fixture = Fixture::new();
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
     let upload = async || {
-        let http2 = Http2Client::connect(fixture.address).await;
+        let http2 = fixture.http2_client().await;
         let (sender, body) = stream();
         sender.send(data("hello")).unwrap();
         let request = http2.request("POST", "/").body(body).unwrap();
-        (sender, tokio::spawn(async move { http2.ask(request).await }))
+        (sender, http2.spawn_ask(request))
     };
     let (bystander, waits) = upload().await;
     // As hyper's servers.
@@ -243,7 +238,7 @@ async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_
         trailers.insert(name, "v".repeat(1_000).parse().unwrap());
     }
     sender.send(Some(http_body::Frame::trailers(trailers))).unwrap();
-    assert_eq!(reason(&soon(asked).await.unwrap()), (431, "limit"));
+    assert_eq!(soon(asked).await.unwrap().reason(), (431, "limit"));
     assert!(soon(body.data()).await.unwrap().is_err(), "it must not look complete");
     fixture.in_flight(P0, 1).await;
     bystander.send(None).unwrap();
@@ -256,30 +251,26 @@ async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_
 #[tokio::test]
 async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
     let fixture = Fixture::new();
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let bystander = Http2Client::connect(fixture.address).await;
-    let asked = tokio::spawn({
-        let bystander = bystander.clone();
-        async move { bystander.ask(bystander.request("POST", "/").body(support::client::full("small")).unwrap()).await }
-    });
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let bystander = fixture.http2_client().await;
+    let asked = bystander.spawn_ask(bystander.request("POST", "/").body(support::client::full("small")).unwrap());
     let mut connection = pod.accept().await;
     let (_, mut slow) = next(&mut connection).await;
     // This pod has much to do: it looks at nothing more until the attack is over.
-    let attacker = Http2Client::connect(fixture.address).await;
+    let attacker = fixture.http2_client().await;
     let mut uploads = Vec::new();
     for _ in 0..60 {
         let (sender, body) = stream();
         sender.send(data("x")).unwrap();
-        let request = attacker.request("POST", "/").body(body).unwrap();
-        let attacker = attacker.clone();
-        uploads.push((sender, tokio::spawn(async move { attacker.begin(request).await.map(drop) })));
+        uploads.push((sender, attacker.spawn_begin(attacker.request("POST", "/").body(body).unwrap())));
     }
     fixture.in_flight(P0, 61).await;
     uploads.clear();
     fixture.in_flight(P0, 1).await;
+    let mut pings = connection.ping_pong().unwrap();
     serve(connection);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // The answer to a ping comes behind all that was reset, so the pod has seen that by then.
+    soon(pings.ping(h2::Ping::opaque())).await.unwrap();
     ok(&mut slow);
     assert_eq!(soon(asked).await.unwrap().status, 200);
 }
@@ -288,8 +279,7 @@ async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
 #[tokio::test]
 async fn a_connection_on_which_many_answers_were_abandoned_gets_no_further_exchanges() {
     let fixture = Fixture::new();
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
     let most = Arc::new(AtomicUsize::new(0));
     let seen = most.clone();
     let listener = pod.listener;
@@ -311,7 +301,7 @@ async fn a_connection_on_which_many_answers_were_abandoned_gets_no_further_excha
             });
         }
     });
-    let client = Http2Client::connect(fixture.address).await;
+    let client = fixture.http2_client().await;
     for _ in 0..300 {
         let mut answer = client.begin(client.request("GET", "/events").body(empty()).unwrap()).await.unwrap();
         soon(answer.frame()).await.unwrap().unwrap();
@@ -324,12 +314,8 @@ async fn a_connection_on_which_many_answers_were_abandoned_gets_no_further_excha
 #[tokio::test]
 async fn what_a_pod_has_refused_to_look_at_is_sent_again() {
     let fixture = upstream(|_| {});
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write(get("/")).await;
-    let mut connection = pod.accept().await;
-    let (_, mut respond) = next(&mut connection).await;
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let (mut client, connection, mut respond) = pod.exchange(&fixture, "/").await;
     respond.send_reset(h2::Reason::REFUSED_STREAM);
     serve(connection);
     assert_eq!(client.answer().await.status, 200);
@@ -342,26 +328,16 @@ async fn a_pod_that_refuses_all_streams_gets_no_more_of_them_for_those_who_share
     settings.forward.upstream.protocol = UpstreamProtocol::Http2;
     settings.stash.flush_concurrency = REQUESTS;
     let fixture = Fixture::with(settings);
-    let pod = ScriptedHttp2Pod::new().await;
-    let (streams, address) = (Arc::new(AtomicUsize::new(0)), pod.address);
+    let streams = Arc::new(AtomicUsize::new(0));
     let counted = streams.clone();
-    tokio::spawn(async move {
-        loop {
-            let mut connection = pod.accept().await;
-            let counted = counted.clone();
-            tokio::spawn(async move {
-                while let Some(Ok((_, mut respond))) = connection.accept().await {
-                    counted.fetch_add(1, SeqCst);
-                    respond.send_reset(h2::Reason::REFUSED_STREAM);
-                }
-            });
-        }
-    });
+    let address = start_h2_pod(move |_, mut respond| {
+        counted.fetch_add(1, SeqCst);
+        respond.send_reset(h2::Reason::REFUSED_STREAM);
+    })
+    .await;
     let mut clients = Vec::new();
     for _ in 0..REQUESTS {
-        let mut client = RawHttp1Client::connect(fixture.address).await;
-        client.write(get("/")).await;
-        clients.push(client);
+        clients.push(fixture.send(get("/")).await);
     }
     fixture.held(P0, REQUESTS).await;
     // All set out at once, and wait for a connection.
@@ -378,15 +354,11 @@ const REQUESTS: usize = 60;
 async fn what_a_pod_has_reset_otherwise_is_not_sent_again() {
     for why in [h2::Reason::INTERNAL_ERROR, h2::Reason::CANCEL, h2::Reason::NO_ERROR, h2::Reason::ENHANCE_YOUR_CALM] {
         let fixture = upstream(|_| {});
-        let pod = ScriptedHttp2Pod::new().await;
-        fixture.route(P0, pod.address, 1);
-        let mut client = RawHttp1Client::connect(fixture.address).await;
-        client.write(get("/")).await;
-        let mut connection = pod.accept().await;
-        let (_, mut respond) = next(&mut connection).await;
+        let pod = ScriptedHttp2Pod::start(&fixture).await;
+        let (mut client, mut connection, mut respond) = pod.exchange(&fixture, "/").await;
         respond.send_reset(why);
         let more = tokio::spawn(async move { connection.accept().await.is_some() });
-        assert_eq!(reason(&client.answer().await), (502, "upstream-failed"), "{why:?}");
+        assert_eq!(client.answer().await.reason(), (502, "upstream-failed"), "{why:?}");
         pod.nobody_comes().await;
         assert!(!more.is_finished(), "sent again after {why:?}");
     }
@@ -396,12 +368,8 @@ async fn what_a_pod_has_reset_otherwise_is_not_sent_again() {
 async fn an_answer_that_its_pod_resets_is_never_whole() {
     for why in [h2::Reason::INTERNAL_ERROR, h2::Reason::CANCEL] {
         let fixture = upstream(|_| {});
-        let pod = ScriptedHttp2Pod::new().await;
-        fixture.route(P0, pod.address, 1);
-        let mut client = RawHttp1Client::connect(fixture.address).await;
-        client.write(get("/")).await;
-        let mut connection = pod.accept().await;
-        let (_, mut respond) = next(&mut connection).await;
+        let pod = ScriptedHttp2Pod::start(&fixture).await;
+        let (mut client, connection, mut respond) = pod.exchange(&fixture, "/").await;
         let mut body = respond.send_response(Response::new(()), false).unwrap();
         body.send_data(Bytes::from_static(b"begin"), false).unwrap();
         serve(connection);
@@ -416,15 +384,12 @@ async fn an_answer_that_its_pod_resets_is_never_whole() {
 #[tokio::test]
 async fn a_request_above_the_last_one_that_a_leaving_pod_names_is_sent_again() {
     let fixture = upstream(|_| {});
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut first = RawHttp1Client::connect(fixture.address).await;
-    first.write(get("/first")).await;
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let mut first = fixture.send(get("/first")).await;
     let mut stream = soon(pod.listener.accept()).await.unwrap().0;
     let mut read = Vec::new();
     greet(&mut stream, &mut read, 1).await;
-    let mut second = RawHttp1Client::connect(fixture.address).await;
-    second.write(get("/second")).await;
+    let mut second = fixture.send(get("/second")).await;
     requests(&mut stream, &mut read, 2).await;
     stream.write_all(&goaway(1, 0)).await.unwrap();
     // `:status: 200`, and the end.
@@ -438,19 +403,16 @@ async fn a_request_above_the_last_one_that_a_leaving_pod_names_is_sent_again() {
 #[tokio::test]
 async fn a_request_whose_connection_ends_with_an_error_is_tried_once_more_and_never_again() {
     let fixture = upstream(|_| {});
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write(get("/poison")).await;
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let mut client = fixture.send(get("/poison")).await;
     for _ in 0..2 {
         let mut stream = soon(pod.listener.accept()).await.unwrap().0;
         kill(&mut stream).await;
     }
-    assert_eq!(reason(&client.answer().await), (502, "upstream-failed"));
+    assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
     pod.nobody_comes().await;
     // Nor is its partition held for it.
-    let mut other = RawHttp1Client::connect(fixture.address).await;
-    other.write(get("/")).await;
+    let mut other = fixture.send(get("/")).await;
     serve(pod.accept().await);
     assert_eq!(other.answer().await.status, 200);
 }
@@ -460,15 +422,14 @@ async fn a_request_that_has_ended_a_connection_gets_its_own_although_the_next_ca
     let fixture = upstream(|_| {});
     let ScriptedHttp2Pod { listener, address } = ScriptedHttp2Pod::new().await;
     fixture.route(P0, address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write(get("/poison")).await;
+    let mut client = fixture.send(get("/poison")).await;
     let mut stream = soon(listener.accept()).await.unwrap().0;
     drop(listener);
     kill(&mut stream).await;
     until(|| fixture.metrics.requests_bounced(Bounce::Refused) > 0, "the second connection to fail").await;
     let pod = ScriptedHttp2Pod { listener: TcpListener::bind(address).await.unwrap(), address };
     kill(&mut soon(pod.listener.accept()).await.unwrap().0).await;
-    assert_eq!(reason(&client.answer().await), (502, "upstream-failed"));
+    assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
     pod.nobody_comes().await;
 }
 
@@ -512,8 +473,7 @@ fn heads(bytes: &[u8]) -> usize {
 #[tokio::test]
 async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_in_between() {
     let fixture = upstream(|_| {});
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
     let mut builder = h2::server::Builder::new();
     builder.max_concurrent_streams(2);
     let mut clients = Vec::new();
@@ -534,9 +494,7 @@ async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_i
     });
     let mut waiting = Vec::new();
     for number in 0..6 {
-        let mut client = RawHttp1Client::connect(fixture.address).await;
-        client.write(get("/")).await;
-        clients.push(client);
+        clients.push(fixture.send(get("/")).await);
         until(|| fixture.table.in_flight(P0) == number + 1, "the request").await;
         waiting.push(soon(arrivals.recv()).await.expect("it waits although a connection could be made"));
     }
@@ -556,14 +514,18 @@ async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time()
     let pod = ScriptedHttp2Pod::new().await;
     let address = pod.address;
     let (arrived, mut arrivals) = tokio::sync::mpsc::unbounded_channel();
+    let table = fixture.table.clone();
     tokio::spawn(async move {
         let mut builder = h2::server::Builder::new();
         builder.max_concurrent_streams(2);
+        let mut is_first = true;
         while let Ok((stream, _)) = pod.listener.accept().await {
             let (arrived, builder) = (arrived.clone(), builder.clone());
+            // The pod says nothing before all requests wait for the first connection.
+            if std::mem::take(&mut is_first) {
+                until(|| table.in_flight(P0) == 6, "all to set out").await;
+            }
             tokio::spawn(async move {
-                // Slow to speak, so that what waits for the connection is sent before.
-                tokio::time::sleep(Duration::from_millis(100)).await;
                 let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
                 while let Some(Ok((_, respond))) = connection.accept().await {
                     arrived.send(respond).unwrap();
@@ -573,9 +535,7 @@ async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time()
     });
     let mut clients = Vec::new();
     for _ in 0..6 {
-        let mut client = RawHttp1Client::connect(fixture.address).await;
-        client.write(get("/")).await;
-        clients.push(client);
+        clients.push(fixture.send(get("/")).await);
     }
     fixture.held(P0, 6).await;
     fixture.route(P0, address, 1);
@@ -592,12 +552,8 @@ async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time()
 #[tokio::test]
 async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
     let fixture = upstream(|_| {});
-    let pod = ScriptedHttp2Pod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write(get("/first")).await;
-    let mut connection = pod.accept().await;
-    let (_, mut respond) = next(&mut connection).await;
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let (mut client, mut connection, mut respond) = pod.exchange(&fixture, "/first").await;
     ok(&mut respond);
     let second = tokio::spawn(async move {
         let accepted = next(&mut connection).await;
@@ -607,7 +563,7 @@ async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
     assert_eq!(client.answer().await.status, 200);
     client.write(get("/second")).await;
     assert_eq!(soon(second).await.unwrap(), "/second");
-    assert_eq!(reason(&client.answer().await), (502, "upstream-failed"));
+    assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
     pod.nobody_comes().await;
 }
 
@@ -615,9 +571,8 @@ async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
 async fn a_length_that_has_arrived_is_no_end_of_a_request_by_http2() {
     for ends in [true, false] {
         let fixture = Fixture::new();
-        let pod = ScriptedHttp2Pod::new().await;
-        fixture.route(P0, pod.address, 1);
-        let http2 = Http2Client::connect(fixture.address).await;
+        let pod = ScriptedHttp2Pod::start(&fixture).await;
+        let http2 = fixture.http2_client().await;
         let (sender, body) = stream();
         sender.send(data("hello")).unwrap();
         let request = http2.request("POST", "/").header("content-length", "5").body(body).unwrap();

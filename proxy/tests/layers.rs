@@ -14,17 +14,13 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use segue_protocol::ids::PartitionId;
 use segue_proxy::server::Server;
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Http2Client, RawHttp1Client, full};
-use support::pod::{Pod, Speaks};
-use support::{Fixture, Settings};
+use support::client::full;
+use support::pod::Speaks;
+use support::{Fixture, GET, P0, Settings};
 use tower::{Layer, Service, ServiceBuilder};
 use tower_http::set_header::SetResponseHeaderLayer;
-
-const P0: PartitionId = PartitionId::new(0);
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 
 /// Lets so many requests pass and answers all others with `429`.
 #[derive(Debug, Clone)]
@@ -86,14 +82,13 @@ fn layered(quota: i32) -> Fixture {
 #[tokio::test]
 async fn a_layer_sees_what_clients_are_answered_whether_a_pod_or_the_router_says_it() {
     let fixture = layered(100);
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
+    let _pod = fixture.pod(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    let mut client = fixture.client().await;
     let answer = client.ask(GET).await;
     assert_eq!((answer.text(), answer.header("x-site")), ("ok", "north"));
     let answer = client.ask("GET / HTTP/1.1\r\nhost: h\r\n\r\n").await;
     assert_eq!((answer.status, answer.header("segue-reason"), answer.header("x-site")), (400, "no-partition", "north"));
-    let http2 = Http2Client::connect(fixture.address).await;
+    let http2 = fixture.http2_client().await;
     let answer = http2.ask(http2.request("GET", "/").body(full("")).unwrap()).await;
     assert_eq!((answer.status, answer.header("x-site")), (200, "north"));
 }
@@ -101,15 +96,14 @@ async fn a_layer_sees_what_clients_are_answered_whether_a_pod_or_the_router_says
 #[tokio::test]
 async fn a_layer_may_answer_in_place_of_the_data_path() {
     let fixture = layered(2);
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
+    let _pod = fixture.pod(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    let mut client = fixture.client().await;
     let mut statuses = Vec::new();
     for _ in 0..3 {
         statuses.push(client.ask(GET).await.status);
     }
     assert_eq!(statuses, [200, 200, 429]);
     // All connections share the layer.
-    assert_eq!(RawHttp1Client::connect(fixture.address).await.ask(GET).await.status, 429);
+    assert_eq!(fixture.ask(GET).await.status, 429);
     fixture.in_flight(P0, 0).await;
 }

@@ -8,16 +8,11 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
-use segue_protocol::handoff::router::HoldCause;
-use segue_protocol::ids::PartitionId;
 use segue_proxy::metrics::Bounce;
-use support::client::{Body, Http2Client, RawHttp1Client, data, empty, full, stream};
-use support::pod::{Pod, ScriptedPod, Speaks};
-use support::{Fixture, Settings, soon, until};
+use support::client::{Body, Http2Client, data, empty, stream};
+use support::pod::{Pod, Speaks, echo_body};
+use support::{Fixture, GET, P0, P1, Settings, get_at, post, soon, until};
 use tokio::time::Instant;
-
-const P0: PartitionId = PartitionId::new(0);
-const P1: PartitionId = PartitionId::new(1);
 
 fn call(http2: &Http2Client, timeout: &str) -> http::request::Builder {
     let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc");
@@ -27,17 +22,15 @@ fn call(http2: &Http2Client, timeout: &str) -> http::request::Builder {
 #[tokio::test]
 async fn a_held_call_whose_deadline_passes_is_told_so_at_once_and_never_sent() {
     let fixture = Fixture::new();
-    let http2 = Http2Client::connect(fixture.address).await;
+    let http2 = fixture.http2_client().await;
     let begun = Instant::now();
     let answer = http2.ask(call(&http2, "50m").body(empty()).unwrap()).await;
     assert_eq!((answer.header("grpc-status"), answer.header("segue-reason")), ("4", "deadline"));
     assert!((50..5000).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
     assert_eq!(fixture.table.stashed(P0), (0, 0));
     // Were it still there, the pod would get it before this one.
-    let pod = ScriptedPod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut http1 = RawHttp1Client::connect(fixture.address).await;
-    http1.write("GET /other HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
+    let pod = fixture.scripted_pod().await;
+    let _http1 = fixture.send("GET /other HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     assert!(pod.accept().await.head().await.starts_with("GET /other"));
 }
 
@@ -49,11 +42,8 @@ async fn a_pod_is_told_what_is_left_of_a_calls_time() {
         Response::builder().header("x-left", left).header("grpc-status", "0").body(empty()).unwrap()
     })
     .await;
-    let http2 = Http2Client::connect(fixture.address).await;
-    let asked = tokio::spawn({
-        let http2 = http2.clone();
-        async move { http2.ask(call(&http2, "30S").body(empty()).unwrap()).await }
-    });
+    let http2 = fixture.http2_client().await;
+    let asked = http2.spawn_ask(call(&http2, "30S").body(empty()).unwrap());
     fixture.held(P0, 1).await;
     let held = Duration::from_millis(100);
     tokio::time::sleep(held).await;
@@ -77,25 +67,25 @@ impl Drop for Ended {
 async fn a_call_that_its_pod_does_not_answer_in_time_is_told_so_and_the_pod_as_well() {
     let fixture = Fixture::new();
     let (ended, mut end) = tokio::sync::mpsc::unbounded_channel();
-    let pod = Pod::start(Speaks::Http2, move |request| {
-        let ended = Ended(ended.clone());
-        async move {
-            if request.uri().path().ends_with("Stream") {
-                let (frames, body) = stream();
-                frames.send(data("part")).unwrap();
-                tokio::spawn(async move {
-                    frames.closed().await;
-                    drop(ended);
-                });
-                return Response::new(body);
+    let _pod = fixture
+        .pod(Speaks::Http2, move |request| {
+            let ended = Ended(ended.clone());
+            async move {
+                if request.uri().path().ends_with("Stream") {
+                    let (frames, body) = stream();
+                    frames.send(data("part")).unwrap();
+                    tokio::spawn(async move {
+                        frames.closed().await;
+                        drop(ended);
+                    });
+                    return Response::new(body);
+                }
+                let _ended = ended;
+                std::future::pending::<Response<Body>>().await
             }
-            let _ended = ended;
-            std::future::pending::<Response<Body>>().await
-        }
-    })
-    .await;
-    fixture.route(P0, pod.address, 1);
-    let http2 = Http2Client::connect(fixture.address).await;
+        })
+        .await;
+    let http2 = fixture.http2_client().await;
     let answer = http2.ask(call(&http2, "50m").body(empty()).unwrap()).await;
     assert_eq!((answer.header("grpc-status"), answer.header("segue-reason")), ("4", "deadline"));
     soon(end.recv()).await.expect("the pod sees its stream reset");
@@ -114,12 +104,9 @@ async fn a_call_that_its_pod_does_not_answer_in_time_is_told_so_and_the_pod_as_w
 #[tokio::test]
 async fn a_call_without_body_weighs_little_and_a_body_what_has_arrived() {
     let fixture = Fixture::new();
-    let http2 = Http2Client::connect(fixture.address).await;
+    let http2 = fixture.http2_client().await;
     let (frames, body) = stream();
-    let asked = tokio::spawn({
-        let http2 = http2.clone();
-        async move { http2.ask(http2.request("POST", "/").body(body).unwrap()).await }
-    });
+    let asked = http2.spawn_ask(http2.request("POST", "/").body(body).unwrap());
     fixture.held(P0, 1).await;
     let (_, head) = fixture.table.stashed(P0);
     assert!(head < 4 << 10, "{head} bytes for a head");
@@ -128,43 +115,37 @@ async fn a_call_without_body_weighs_little_and_a_body_what_has_arrived() {
     }
     until(|| fixture.table.stashed(P0).1 == head + 30, "what has arrived to be counted").await;
     frames.send(None).unwrap();
-    let pod = Pod::start(Speaks::Http2, |request| async move {
-        Response::new(request.into_body().map_err(std::io::Error::other).boxed())
-    })
-    .await;
-    fixture.route(P0, pod.address, 1);
+    let _pod = fixture
+        .pod(Speaks::Http2, |request| async move {
+            Response::new(request.into_body().map_err(std::io::Error::other).boxed())
+        })
+        .await;
     assert_eq!(asked.await.unwrap().text(), "0123456789".repeat(3));
     assert_eq!(fixture.table.stashed(P0), (0, 0));
 }
 
 #[tokio::test]
 async fn a_held_body_that_outgrows_the_stash_is_refused() {
-    let mut settings = Settings::default();
-    settings.stash.max_bytes = 8 << 10;
-    let fixture = Fixture::with(settings);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    let fixture = Fixture::with(Settings::with(|settings| settings.stash.max_bytes = 8 << 10));
+    let mut client = fixture.send(post("transfer-encoding: chunked", "")).await;
     fixture.held(P0, 1).await;
     client.write(format!("4000\r\n{}\r\n", "x".repeat(0x4000))).await;
-    let answer = client.answer().await;
-    assert_eq!((answer.status, answer.header("segue-reason")), (503, "stash-full"));
+    assert_eq!(client.answer().await.reason(), (503, "stash-full"));
     assert_eq!(fixture.table.stashed(P0), (0, 0));
     // Nor does it count in total any more.
-    let mut other = RawHttp1Client::connect(fixture.address).await;
-    other.write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 1\r\n\r\n").await;
+    let _other = fixture.send(get_at(P1, "")).await;
     fixture.held(P1, 1).await;
 }
 
 #[tokio::test]
 async fn a_421_that_is_marked_as_the_services_own_reaches_the_client() {
     let fixture = Fixture::new();
-    let pod = Pod::start(Speaks::Http1, |_| async {
-        Response::builder().status(421).header("segue-misdirected", "0").body(empty()).unwrap()
-    })
-    .await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    let answer = client.ask("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
+    let _pod = fixture
+        .pod(Speaks::Http1, |_| async {
+            Response::builder().status(421).header("segue-misdirected", "0").body(empty()).unwrap()
+        })
+        .await;
+    let answer = fixture.ask(GET).await;
     assert_eq!((answer.status, answer.header("segue-misdirected")), (421, ""));
     assert_eq!(fixture.metrics.requests_bounced(Bounce::Misdirected), 0);
 }
@@ -172,27 +153,15 @@ async fn a_421_that_is_marked_as_the_services_own_reaches_the_client() {
 #[tokio::test]
 async fn a_severed_websocket_is_closed_between_two_frames_towards_both_sides() {
     let fixture = Fixture::new();
-    let pod = ScriptedPod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    let head = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
-    client.write(head).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    let pod = fixture.scripted_pod().await;
     // The pod is in the middle of a frame, the client between two.
-    connection.write([answer.as_bytes(), b"\x81\x06first"].concat()).await;
-    assert_eq!(client.head().await.status, 101);
+    let (mut client, mut connection) = fixture.websocket(&pod, b"\x81\x06first").await;
     assert_eq!(client.exactly(7).await, b"\x81\x06first");
     client.write(b"\x81\x82\0\0\0\0hi").await;
     assert_eq!(connection.exactly_bytes(8).await, b"\x81\x82\0\0\0\0hi");
-    fixture.hold(P0, HoldCause::Handoff);
-    fixture.sever(P0);
+    fixture.hold_and_sever(P0);
     // The one worker has seen that before it answers anybody else.
-    assert_eq!(
-        RawHttp1Client::connect(fixture.address).await.ask("GET / HTTP/1.1\r\nhost: h\r\n\r\n").await.status,
-        400
-    );
+    assert_eq!(fixture.ask("GET / HTTP/1.1\r\nhost: h\r\n\r\n").await.status, 400);
     connection.write("!\x01\x03").await;
     assert_eq!(client.exactly(1).await, b"!", "the frame's end, and nothing of the next frame");
     let to_client = client.exactly(4).await;
@@ -206,16 +175,8 @@ async fn a_severed_websocket_is_closed_between_two_frames_towards_both_sides() {
 #[tokio::test]
 async fn a_websocket_is_closed_towards_both_sides_when_its_router_ends() {
     let mut fixture = Fixture::new();
-    let pod = ScriptedPod::new().await;
-    fixture.route(P0, pod.address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    let head = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
-    client.write(head).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
-    connection.write(answer).await;
-    assert_eq!(client.head().await.status, 101);
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.websocket(&pod, b"").await;
     let ended = tokio::spawn(fixture.server.take().unwrap().shutdown(Instant::now() + Duration::from_secs(4)));
     let to_client = client.exactly(4).await;
     assert_eq!((to_client[0], u16::from_be_bytes([to_client[2], to_client[3]])), (0x88, 1012));
@@ -231,37 +192,30 @@ async fn clients_that_end_their_bodies_with_an_empty_frame_do_not_use_up_a_pods_
     let fixture = Fixture::new();
     let answer_now = std::sync::Arc::new(tokio::sync::Notify::new());
     let told = answer_now.clone();
-    let pod = Pod::start(Speaks::Http2, move |request| {
-        let told = told.clone();
-        async move {
-            if request.uri().path() == "/long" {
-                told.notified().await;
+    let pod = fixture
+        .pod(Speaks::Http2, move |request| {
+            let told = told.clone();
+            async move {
+                if request.uri().path() == "/long" {
+                    told.notified().await;
+                }
+                echo_body(request).await
             }
-            let body = request.into_body().collect().await.unwrap();
-            Response::new(full(body.to_bytes()))
-        }
-    })
-    .await;
-    fixture.route(P0, pod.address, 1);
-    // Requests that have all arrived and uploads have connections of their own, and there is a bystander on either.
-    let bystander = Http2Client::connect(fixture.address).await;
-    let long = |body| {
-        let bystander = bystander.clone();
-        tokio::spawn(async move { bystander.ask(bystander.request("POST", "/long").body(body).unwrap()).await })
-    };
+        })
+        .await;
+    // Requests that have arrived whole and uploads use different connections to the pod. Each has a bystander.
+    let bystander = fixture.http2_client().await;
+    let long = |body| bystander.spawn_ask(bystander.request("POST", "/long").body(body).unwrap());
     let (upload, uploaded) = stream();
     upload.send(data("begun")).unwrap();
     let whole = long(empty());
     let uploading = long(uploaded);
     fixture.in_flight(P0, 2).await;
-    let http2 = Http2Client::connect(fixture.address).await;
+    let http2 = fixture.http2_client().await;
     for _ in 0..150 {
         let (sender, body) = stream();
         sender.send(data("a message")).unwrap();
-        let answer = tokio::spawn({
-            let http2 = http2.clone();
-            async move { http2.ask(http2.request("POST", "/").body(body).unwrap()).await }
-        });
+        let answer = http2.spawn_ask(http2.request("POST", "/").body(body).unwrap());
         sender.send(None).unwrap();
         let answer = answer.await.unwrap();
         assert_eq!((answer.status, answer.text()), (200, "a message"));
@@ -281,32 +235,32 @@ async fn a_client_that_does_not_read_small_frames_leaves_others_their_connection
     const MESSAGES: usize = 60_000;
     let fixture = Fixture::new();
     let (written, mut all_written) = tokio::sync::mpsc::unbounded_channel();
-    let pod = Pod::start(Speaks::Http2, move |request| {
-        let written = written.clone();
-        async move {
-            if request.uri().path() != "/many" {
-                return Response::new(empty());
-            }
-            let mut left = MESSAGES;
-            let messages = futures_util::stream::poll_fn(move |_| {
-                left = left.saturating_sub(1);
-                if left == 0 {
-                    let _ = written.send(());
-                    return std::task::Poll::Pending;
+    let pod = fixture
+        .pod(Speaks::Http2, move |request| {
+            let written = written.clone();
+            async move {
+                if request.uri().path() != "/many" {
+                    return Response::new(empty());
                 }
-                std::task::Poll::Ready(Some(Ok(http_body::Frame::data(bytes::Bytes::from_static(b"m")))))
-            });
-            Response::new(http_body_util::StreamBody::new(messages).boxed())
-        }
-    })
-    .await;
-    fixture.route(P0, pod.address, 1);
-    let lazy = Http2Client::connect(fixture.address).await;
+                let mut left = MESSAGES;
+                let messages = futures_util::stream::poll_fn(move |_| {
+                    left = left.saturating_sub(1);
+                    if left == 0 {
+                        let _ = written.send(());
+                        return std::task::Poll::Pending;
+                    }
+                    std::task::Poll::Ready(Some(Ok(http_body::Frame::data(bytes::Bytes::from_static(b"m")))))
+                });
+                Response::new(http_body_util::StreamBody::new(messages).boxed())
+            }
+        })
+        .await;
+    let lazy = fixture.http2_client().await;
     let unread = lazy.begin(lazy.request("GET", "/many").body(empty()).unwrap()).await.unwrap();
     soon(all_written.recv()).await.unwrap();
-    let bystander = Http2Client::connect(fixture.address).await;
+    let bystander = fixture.http2_client().await;
     for _ in 0..10 {
-        assert_eq!(bystander.ask(bystander.request("GET", "/").body(empty()).unwrap()).await.status, 200);
+        assert_eq!(bystander.get("/").await.status, 200);
     }
     assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), 1);
     drop(unread);

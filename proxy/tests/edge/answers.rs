@@ -2,12 +2,9 @@
 
 use tokio::io::AsyncReadExt;
 
-use crate::support::client::RawHttp1Client;
-use crate::support::pod::{Connection, ScriptedPod};
-use crate::support::{Fixture, soon};
+use crate::support::pod::Connection;
+use crate::support::{Fixture, GET, P0, soon};
 use crate::wire::{self, Stop};
-
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gets {
@@ -25,9 +22,6 @@ enum Then {
     Dropped,
 }
 use Then::{Dropped, Reused};
-use segue_protocol::ids::PartitionId;
-
-const P0: PartitionId = PartitionId::new(0);
 
 struct Case {
     what: &'static str,
@@ -149,12 +143,10 @@ fn cases() -> Vec<Case> {
 #[tokio::test]
 async fn a_broken_answer_fails_alone_and_its_connection_is_not_used_again() {
     let fixture = Fixture::new();
-    let pod = ScriptedPod::new().await;
-    fixture.route(P0, pod.address, 1);
+    let pod = fixture.scripted_pod().await;
     let mut kept: Option<Connection> = None;
     for Case { what, answers, closes, gets, then } in cases() {
-        let mut client = RawHttp1Client::connect(fixture.address).await;
-        client.write(GET.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n")).await;
+        let client = fixture.send(GET.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n")).await;
         let mut connection = match kept.take() {
             Some(connection) => connection,
             None => pod.accept().await,

@@ -3,22 +3,19 @@
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::UpstreamProtocol;
 use tokio::io::AsyncReadExt;
 
 use crate::recorder::Recorder;
-use crate::support::client::{Body, Http2Client, RawHttp1Client, empty, stream};
-use crate::support::pod::{Pod, Speaks};
-use crate::support::{Fixture, Settings};
+use crate::support::client::{Body, empty, stream};
+use crate::support::pod::Speaks;
+use crate::support::{Fixture, P0, Settings};
 use crate::wire::Message;
-
-const P0: PartitionId = PartitionId::new(0);
 
 /// The request that a pod gets from a client by HTTP/1.1 that sends this head.
 async fn passed_on(fixture: &Fixture, pod: &Recorder, head: &str) -> Message {
     let text = format!("{}\r\n\r\n", head.replace('\n', "\r\n"));
-    assert_eq!(RawHttp1Client::connect(fixture.address).await.ask(text).await.status, 200);
+    assert_eq!(fixture.ask(text).await.status, 200);
     pod.requests().await.pop().unwrap()
 }
 
@@ -59,9 +56,7 @@ async fn mirror(request: http::Request<Incoming>) -> Response<Body> {
 
 #[tokio::test]
 async fn a_trusted_proxy_says_where_its_clients_come_from() {
-    let mut settings = Settings::default();
-    settings.forward.trust_forwarded = true;
-    let fixture = Fixture::with(settings);
+    let fixture = Fixture::with(Settings::with(|settings| settings.forward.trust_forwarded = true));
     let pod = Recorder::start().await;
     fixture.route(P0, pod.address, 1);
     let request = passed_on(&fixture, &pod, CLAIMS).await;
@@ -74,9 +69,8 @@ async fn a_trusted_proxy_says_where_its_clients_come_from() {
 #[tokio::test]
 async fn an_http2_client_does_not_say_where_it_comes_from() {
     let fixture = Fixture::new();
-    let pod = Pod::start(Speaks::Http2, mirror).await;
-    fixture.route(P0, pod.address, 1);
-    let client = Http2Client::connect(fixture.address).await;
+    let _pod = fixture.pod(Speaks::Http2, mirror).await;
+    let client = fixture.http2_client().await;
     let request = client.request("GET", "/").header("x-forwarded-for", "1.2.3.4").header("x-forwarded-proto", "https");
     let request = request.header("x-forwarded-host", "bank").header("forwarded", "for=1.2.3.4");
     let answer = client.ask(request.body(empty()).unwrap()).await;
@@ -116,9 +110,8 @@ async fn trailers_of_a_request_neither_route_nor_speak_for_the_router() {
     assert_eq!(request.trailers, [("x-sum".to_owned(), b"7".to_vec())]);
 
     let fixture = Fixture::new();
-    let pod = Pod::start(Speaks::Http2, mirror).await;
-    fixture.route(P0, pod.address, 1);
-    let client = Http2Client::connect(fixture.address).await;
+    let _pod = fixture.pod(Speaks::Http2, mirror).await;
+    let client = fixture.http2_client().await;
     let (frames, body) = stream();
     let mut trailers = HeaderMap::new();
     for name in ["x-partition", "x-key", "segue-misdirected", "segue-reason", "segue_epoch", "forwarded", "x-sum"] {
@@ -133,12 +126,10 @@ async fn trailers_of_a_request_neither_route_nor_speak_for_the_router() {
 
 #[tokio::test]
 async fn cookies_that_came_in_pieces_are_one_line_for_a_pod_by_http1() {
-    let mut settings = Settings::default();
-    settings.forward.upstream.protocol = UpstreamProtocol::Http1;
-    let fixture = Fixture::with(settings);
+    let fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
     let pod = Recorder::start().await;
     fixture.route(P0, pod.address, 1);
-    let client = Http2Client::connect(fixture.address).await;
+    let client = fixture.http2_client().await;
     let request = client.request("GET", "/").header("cookie", "a=1").header("x-a", "b").header("cookie", "b=2; c=3");
     assert_eq!(client.ask(request.body(empty()).unwrap()).await.status, 200);
     let request = pod.requests().await.pop().unwrap();
@@ -153,14 +144,12 @@ async fn a_request_by_http11_names_its_host() {
     let pod = Recorder::start().await;
     fixture.route(P0, pod.address, 1);
     for line in ["GET / HTTP/1.1", "GET http://h/ HTTP/1.1"] {
-        let answer =
-            RawHttp1Client::connect(fixture.address).await.ask(format!("{line}\r\nx-partition: 0\r\n\r\n")).await;
-        assert_eq!((answer.status, answer.header("segue-reason")), (400, "ambiguous"), "{line}");
+        let answer = fixture.ask(format!("{line}\r\nx-partition: 0\r\n\r\n")).await;
+        assert_eq!(answer.reason(), (400, "ambiguous"), "{line}");
     }
     assert!(pod.requests().await.is_empty());
     // HTTP/1.0 has no such rule.
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write("GET / HTTP/1.0\r\nx-partition: 0\r\n\r\n").await;
+    let mut client = fixture.send("GET / HTTP/1.0\r\nx-partition: 0\r\n\r\n").await;
     let mut text = String::new();
     client.stream.read_to_string(&mut text).await.unwrap();
     assert!(text.contains(" 200 "), "{text}");

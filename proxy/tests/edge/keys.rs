@@ -6,11 +6,9 @@ use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
 
 use crate::recorder::Recorder;
-use crate::support::client::{Answer, Http2Client, RawHttp1Client, empty};
-use crate::support::pod::{Pod, Speaks};
+use crate::support::client::{Answer, empty};
+use crate::support::pod::Speaks;
 use crate::support::{Fixture, Settings};
-
-const P0: PartitionId = PartitionId::new(0);
 
 fn by(source: KeySource) -> Settings {
     let mut settings = Settings::default();
@@ -36,7 +34,7 @@ async fn ask(fixture: &Fixture, head: &str) -> (u16, String) {
 
 async fn answer(fixture: &Fixture, head: &str) -> Answer {
     let head = head.replace('\n', "\r\n");
-    RawHttp1Client::connect(fixture.address).await.ask(format!("{head}\r\n\r\n")).await
+    fixture.ask(format!("{head}\r\n\r\n")).await
 }
 
 fn refused() -> (u16, String) {
@@ -80,10 +78,10 @@ async fn a_path_that_pods_may_read_differently_is_refused() {
             assert_eq!(got, refused(), "{target}");
         }
     }
-    let client = Http2Client::connect(fixture.address).await;
+    let client = fixture.http2_client().await;
     for target in AMBIGUOUS {
         let answer = client.ask(client.request("GET", target).body(empty()).unwrap()).await;
-        assert_eq!((answer.status, answer.header("segue-reason")), (400, "bad-partition"), "{target}");
+        assert_eq!(answer.reason(), (400, "bad-partition"), "{target}");
     }
     assert!(pod.requests().await.is_empty());
 }
@@ -177,10 +175,10 @@ async fn a_key_or_an_order_that_is_given_twice_is_refused() {
         assert_eq!(ask(&fixture, &format!("GET / HTTP/1.1\nhost: h\n{key}")).await, refused());
     }
     // By HTTP/2 spaces around a value arrive, and a pod by HTTP/1.1 would not see them.
-    let client = Http2Client::connect(fixture.address).await;
+    let client = fixture.http2_client().await;
     for key in [" a", "a "] {
         let answer = client.ask(client.request("GET", "/").header("x-key", key).body(empty()).unwrap()).await;
-        assert_eq!((answer.status, answer.header("segue-reason")), (400, "bad-partition"), "{key:?}");
+        assert_eq!(answer.reason(), (400, "bad-partition"), "{key:?}");
     }
     assert!(pod.requests().await.is_empty());
 }
@@ -194,13 +192,13 @@ async fn a_target_without_a_path_reaches_the_pod_as_one_with_a_path() {
     assert_eq!(lines, [b"GET /?id=7 HTTP/1.1".to_vec(), b"GET / HTTP/1.1".to_vec()]);
 
     let fixture = Fixture::new();
-    let pod = Pod::start(Speaks::Http2, |request| async move {
-        let target = request.uri().path_and_query().map_or(String::new(), |target| target.to_string());
-        Response::builder().header("got", target).body(empty()).unwrap()
-    })
-    .await;
-    fixture.route(P0, pod.address, 1);
-    let client = Http2Client::connect(fixture.address).await;
+    let _pod = fixture
+        .pod(Speaks::Http2, |request| async move {
+            let target = request.uri().path_and_query().map_or(String::new(), |target| target.to_string());
+            Response::builder().header("got", target).body(empty()).unwrap()
+        })
+        .await;
+    let client = fixture.http2_client().await;
     let request = http::Request::get(format!("http://{}?id=7", fixture.address)).header("x-partition", "0");
     assert_eq!(client.ask(request.body(empty()).unwrap()).await.header("got"), "/?id=7");
 }

@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::recorder::Recorder;
-use crate::support::{Fixture, soon};
+use crate::support::{Fixture, P0, soon};
 use crate::wire::{self, Message};
 
 /// What every request here begins its head with.
@@ -19,9 +19,6 @@ enum Then {
     Goes,
 }
 use Then::{Closed, Goes};
-use segue_protocol::ids::PartitionId;
-
-const P0: PartitionId = PartitionId::new(0);
 
 struct Case {
     what: &'static str,

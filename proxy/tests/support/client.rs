@@ -9,6 +9,7 @@ use http_body_util::combinators::BoxBody;
 use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinHandle;
 
 use super::soon;
 
@@ -39,7 +40,7 @@ pub fn data(bytes: &'static str) -> Option<http_body::Frame<Bytes>> {
     Some(http_body::Frame::data(Bytes::from(bytes)))
 }
 
-/// A plain connection.
+/// A connection on which every byte is written by the test.
 pub struct RawHttp1Client {
     pub stream: TcpStream,
     buffer: Vec<u8>,
@@ -57,6 +58,15 @@ pub struct Answer {
 impl Answer {
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// The status, and why the router itself has answered.
+    pub fn reason(&self) -> (u16, &str) {
+        if !self.headers.contains_key("grpc-status") {
+            let body: serde_json::Value = serde_json::from_slice(&self.body).expect("a body that tells why");
+            assert_eq!(body["reason"], self.header("segue-reason"));
+        }
+        (self.status, self.header("segue-reason"))
     }
 
     pub fn text(&self) -> &str {
@@ -199,5 +209,30 @@ impl Http2Client {
         let collected = soon(body.collect()).await.unwrap();
         let trailers = collected.trailers().cloned().unwrap_or_default();
         Answer { status: head.status.as_u16(), headers: head.headers, body: collected.to_bytes().to_vec(), trailers }
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.ask(self.request("GET", path).body(empty()).unwrap()).await
+    }
+
+    pub async fn post(&self, path: &str, body: Body) -> Answer {
+        self.ask(self.request("POST", path).body(body).unwrap()).await
+    }
+
+    /// Sends a `POST` and returns the response when its head is there.
+    pub async fn begin_post(&self, path: &str, body: Body) -> Result<Response<Incoming>, hyper::Error> {
+        self.begin(self.request("POST", path).body(body).unwrap()).await
+    }
+
+    /// Sends a request from a task of its own, which ends when the head of the response is there.
+    pub fn spawn_begin(&self, request: Request<Body>) -> JoinHandle<Result<(), hyper::Error>> {
+        let client = self.clone();
+        tokio::spawn(async move { client.begin(request).await.map(drop) })
+    }
+
+    /// Sends a request from a task of its own.
+    pub fn spawn_ask(&self, request: Request<Body>) -> JoinHandle<Answer> {
+        let client = self.clone();
+        tokio::spawn(async move { client.ask(request).await })
     }
 }

@@ -1,5 +1,8 @@
 //! A fixture for tests of the data path: a table that the test switches, a server over it, pods and clients with real
-//! sockets. Pods and clients do what the test says, when it says so.
+//! sockets.
+//!
+//! Scripted pods and raw clients send what the test writes, when it writes it. [`Fixture::exchange`] brings a request from
+//! such a client to such a pod; the test decides what follows.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
@@ -11,6 +14,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use http::{Request, Response};
+use hyper::body::Incoming;
 use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
@@ -19,13 +24,46 @@ use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerError, ServerHandle};
-use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
+
+use client::{Answer, Body, Http2Client, RawHttp1Client, empty};
+use pod::{Connection, Pod, ScriptedPod, Speaks};
 
 const I1: Incarnation = Incarnation::registered_at(Revision::new(1));
 
 /// Longer than anything here takes; only a test that fails waits for it.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The partition of all requests below.
+pub const P0: PartitionId = PartitionId::new(0);
+pub const P1: PartitionId = PartitionId::new(1);
+pub const P2: PartitionId = PartitionId::new(2);
+
+pub const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
+pub const POST: &str = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello";
+/// A request whose body of five bytes the client sends once it is told to.
+pub const POST_THAT_EXPECTS: &str =
+    "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
+/// A response without a body.
+pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+
+/// What a pod speaks, and the setting by which a router speaks it to pods.
+pub const BOTH_VERSIONS: [(Speaks, UpstreamProtocol); 2] =
+    [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)];
+
+/// Returns [`GET`] for this partition, with more lines of its head if there are any.
+pub fn get_at(partition: PartitionId, more: &str) -> String {
+    GET.replace("x-partition: 0\r\n", &format!("x-partition: {partition}\r\n{more}"))
+}
+
+/// Returns a `POST` to partition 0 with these lines in its head.
+pub fn post(fields: &str, body: &str) -> String {
+    format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n{fields}\r\n\r\n{body}")
+}
 
 pub struct Settings {
     pub forward: ForwardSettings,
@@ -60,6 +98,35 @@ impl Default for Settings {
             },
             partitions: 8,
         }
+    }
+}
+
+impl Settings {
+    /// The defaults, changed.
+    pub fn with(change: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        settings
+    }
+
+    pub fn with_upstream(change: impl FnOnce(&mut UpstreamSettings)) -> Self {
+        Settings::with(|settings| change(&mut settings.forward.upstream))
+    }
+
+    pub fn with_limits(change: impl FnOnce(&mut ClientLimits)) -> Self {
+        Settings::with(|settings| change(&mut settings.forward.limits))
+    }
+
+    /// Uploads below 1000 bytes a second are ended after this time.
+    pub fn limit_upload_rate(mut self, grace: Duration) -> Self {
+        self.forward.limits.min_upload_rate = 1000;
+        self.forward.upload_grace = grace;
+        self
+    }
+
+    /// Pods are spoken to by this protocol.
+    pub fn with_protocol(protocol: UpstreamProtocol) -> Self {
+        Settings::with_upstream(|upstream| upstream.protocol = protocol)
     }
 }
 
@@ -112,13 +179,97 @@ impl Fixture {
         Fixture { table, metrics, address, server: Some(server), targets }
     }
 
-    /// The pod at this address is about to be led to.
+    /// Starts a pod and routes partition 0 to it.
+    pub async fn pod<F, R>(&self, speaks: Speaks, answer: F) -> Pod
+    where
+        F: Fn(Request<Incoming>) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let pod = Pod::start(speaks, answer).await;
+        self.route(P0, pod.address, 1);
+        pod
+    }
+
+    /// Starts a pod by HTTP/1.1 that answers everything with an empty `200`, and routes partition 0 to it.
+    pub async fn quick_pod(&self) -> Pod {
+        self.pod(Speaks::Http1, |_| async { Response::new(empty()) }).await
+    }
+
+    /// Starts a pod whose every byte the test writes, and routes partition 0 to it.
+    pub async fn scripted_pod(&self) -> ScriptedPod {
+        let pod = ScriptedPod::new().await;
+        self.route(P0, pod.address, 1);
+        pod
+    }
+
+    pub async fn client(&self) -> RawHttp1Client {
+        RawHttp1Client::connect(self.address).await
+    }
+
+    pub async fn http2_client(&self) -> Http2Client {
+        Http2Client::connect(self.address).await
+    }
+
+    /// Sends a request on a connection of its own.
+    pub async fn send(&self, request: impl AsRef<[u8]>) -> RawHttp1Client {
+        let mut client = self.client().await;
+        client.write(request).await;
+        client
+    }
+
+    /// Returns the response to a request on a connection of its own.
+    pub async fn ask(&self, request: impl AsRef<[u8]>) -> Answer {
+        self.send(request).await.answer().await
+    }
+
+    /// Brings a request, as far as it is written here, from a new client to the pod on a new connection.
+    pub async fn exchange(&self, pod: &ScriptedPod, request: impl AsRef<[u8]>) -> (RawHttp1Client, Connection) {
+        let mut client = self.client().await;
+        let connection = pod.accept_from(&mut client, request).await;
+        (client, connection)
+    }
+
+    /// Brings a WebSocket from a new client to the pod, which sends these bytes right behind its response.
+    pub async fn websocket(&self, pod: &ScriptedPod, behind: &[u8]) -> (RawHttp1Client, Connection) {
+        let upgrade = "connection: upgrade\r\nupgrade: websocket\r\n";
+        let (mut client, mut connection) = self.exchange(pod, get_at(P0, upgrade)).await;
+        let head = format!("HTTP/1.1 101 Switching Protocols\r\n{upgrade}\r\n");
+        connection.write([head.as_bytes(), behind].concat()).await;
+        assert_eq!(client.head().await.status, 101);
+        (client, connection)
+    }
+
+    /// Returns the page of metrics.
+    pub fn metrics_page(&self) -> String {
+        let mut registry = prometheus_client::registry::Registry::with_prefix("segue");
+        self.metrics.register(&mut registry);
+        let mut page = String::new();
+        prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
+        page
+    }
+
+    /// Begins the shutdown of the server.
+    pub fn shut_down(&mut self) -> JoinHandle<()> {
+        tokio::spawn(self.server.take().unwrap().shutdown(Instant::now() + TEST_TIMEOUT))
+    }
+
+    /// Begins the shutdown of a server whose clients another one serves from now on.
+    pub fn replace_server(&mut self) -> JoinHandle<()> {
+        tokio::spawn(self.server.take().unwrap().shutdown_replaced(Instant::now() + TEST_TIMEOUT))
+    }
+
+    /// Waits until the server's address refuses connections.
+    pub async fn refuses_connections(&self) {
+        until(|| std::net::TcpStream::connect(self.address).is_err(), "the listener to be closed").await;
+    }
+
+    /// The pod at this address is about to be routed to.
     pub fn expect(&self, address: impl ToString, epoch: u64) {
         let (target, record) = named(&address.to_string(), epoch);
         DataPlane::expect(&*self.table, &target, &record, false);
     }
 
-    /// Leads a partition to the pod at this address, as soon as nothing is in flight elsewhere.
+    /// Routes a partition to the pod at this address, as soon as nothing is in flight elsewhere.
     pub fn route(&self, partition: PartitionId, address: impl ToString, epoch: u64) {
         let (target, record) = named(&address.to_string(), epoch);
         self.targets.lock().unwrap().insert(partition, (target, record));
@@ -142,6 +293,12 @@ impl Fixture {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         });
+    }
+
+    /// Ends a drain as its timeout does.
+    pub fn hold_and_sever(&self, partition: PartitionId) {
+        self.hold(partition, HoldCause::Handoff);
+        self.sever(partition);
     }
 
     /// Waits until so many requests of the partition are held.

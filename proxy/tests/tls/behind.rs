@@ -1,28 +1,57 @@
 //! Towards pods.
 
 use std::io::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::UpstreamProtocol;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
-use super::support::client::{Http2Client, RawHttp1Client, empty};
-use super::support::{Fixture, soon};
+use super::support::client::RawHttp1Client;
+use super::support::{Fixture, GET, OK, P0, get_at, post, soon};
 use super::{Authorities, SecurePod, config, curl, fixture, python, run, text};
 
-const P0: PartitionId = PartitionId::new(0);
-
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 const BOTH: &[&str] = &["h2", "http/1.1"];
 
+/// A pod by TLS whose every byte the test writes.
+struct ScriptedTlsPod {
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    address: SocketAddr,
+}
+
+impl ScriptedTlsPod {
+    async fn start(authorities: &Authorities) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config(&authorities.ours.issue("pod"), None, &[])));
+        ScriptedTlsPod { listener, acceptor, address }
+    }
+
+    async fn accept(&self) -> TlsStream<TcpStream> {
+        let (stream, _) = soon(self.listener.accept()).await.unwrap();
+        soon(self.acceptor.accept(stream)).await.unwrap()
+    }
+
+    /// Accepts a connection and reads the head of its first request.
+    async fn accept_request(&self) -> TlsStream<TcpStream> {
+        let mut stream = self.accept().await;
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            soon(stream.read_buf(&mut head)).await.unwrap();
+        }
+        stream
+    }
+}
+
 async fn by_http2(fixture: &Fixture) -> String {
-    let client = Http2Client::connect(fixture.address).await;
-    let request = client.request("GET", "/").body(empty()).unwrap();
-    client.ask(request).await.text().to_owned()
+    fixture.http2_client().await.get("/").await.text().to_owned()
 }
 
 #[tokio::test]
@@ -44,7 +73,7 @@ async fn pods_are_spoken_to_as_alpn_and_the_configuration_say() {
             fixture(None, Some(authorities.pods(None)), |settings| settings.forward.upstream.protocol = protocol);
         fixture.route(P0, pod.address, 1);
         for _ in 0..3 {
-            let mut client = RawHttp1Client::connect(fixture.address).await;
+            let mut client = fixture.client().await;
             assert_eq!(client.ask(GET).await.text(), of_http1, "{protocol:?}");
             assert_eq!(by_http2(&fixture).await, of_http2, "{protocol:?}");
         }
@@ -125,7 +154,7 @@ async fn a_pod_on_openssl_that_wants_certificates_is_shown_one() {
         });
         unknown.route(P0, &address, 1);
         let answer = RawHttp1Client::connect(unknown.address).await.ask(GET).await;
-        assert_eq!((answer.status, answer.header("segue-reason")), (503, "no-owner"), "{protocol:?}");
+        assert_eq!(answer.reason(), (503, "no-owner"), "{protocol:?}");
     }
 }
 
@@ -149,12 +178,9 @@ async fn a_pod_that_cannot_be_trusted_gets_nothing_is_not_hammered_and_is_found_
             fixture.route(partition, address, 1);
         }
         let began = Instant::now();
-        let asked = (0..8).map(|partition| {
-            let get = GET.replace("x-partition: 0", &format!("x-partition: {partition}"));
-            async move { RawHttp1Client::connect(fixture.address).await.ask(get).await }
-        });
+        let asked = PartitionId::all(8).map(|partition| fixture.ask(get_at(partition, "")));
         for answer in soon(futures_util::future::join_all(asked)).await {
-            assert_eq!((answer.status, answer.header("segue-reason")), (503, "no-owner"), "{told}");
+            assert_eq!(answer.reason(), (503, "no-owner"), "{told}");
             assert_ne!(answer.header("retry-after"), "");
         }
         assert!(began.elapsed() > Duration::from_millis(1_900));
@@ -163,8 +189,7 @@ async fn a_pod_that_cannot_be_trusted_gets_nothing_is_not_hammered_and_is_found_
         assert_eq!(shaken, 0, "{told}");
 
         if told != "wrong name" {
-            let mut client = RawHttp1Client::connect(fixture.address).await;
-            client.write(GET).await;
+            let mut client = fixture.send(GET).await;
             fixture.held(P0, 1).await;
             drop(pod);
             let listener = rebind(address).await;
@@ -185,7 +210,7 @@ impl ServerName {
     }
 }
 
-async fn rebind(address: std::net::SocketAddr) -> TcpListener {
+async fn rebind(address: SocketAddr) -> TcpListener {
     let began = Instant::now();
     loop {
         match TcpListener::bind(address).await {
@@ -199,19 +224,12 @@ async fn rebind(address: std::net::SocketAddr) -> TcpListener {
 #[tokio::test]
 async fn a_connection_that_the_pod_closed_while_idle_costs_no_request() {
     let authorities = Authorities::new();
-    let acceptor =
-        tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&authorities.ours.issue("pod"), None, &[])));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let pod = ScriptedTlsPod::start(&authorities).await;
+    let address = pod.address;
     let (closed, mut closes) = tokio::sync::mpsc::unbounded_channel();
     let pod = tokio::spawn(async move {
         for round in 0..6 {
-            let (stream, _) = listener.accept().await.unwrap();
-            let mut stream = acceptor.accept(stream).await.unwrap();
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                stream.read_buf(&mut head).await.unwrap();
-            }
+            let mut stream = pod.accept_request().await;
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
             stream.flush().await.unwrap();
             // In turns: a proper end of TLS, and none.
@@ -224,7 +242,7 @@ async fn a_connection_that_the_pod_closed_while_idle_costs_no_request() {
     });
     let fixture = fixture(None, Some(authorities.pods(None)), |_| {});
     fixture.route(P0, address, 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
+    let mut client = fixture.client().await;
     for _ in 0..6 {
         assert_eq!(client.ask(GET).await.status, 200);
         // On loopback the end has arrived when the call that sends it returns.
@@ -236,20 +254,13 @@ async fn a_connection_that_the_pod_closed_while_idle_costs_no_request() {
 #[tokio::test]
 async fn an_answer_that_ends_with_its_connection_must_end_with_that_of_tls() {
     let authorities = Authorities::new();
-    let acceptor =
-        tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&authorities.ours.issue("pod"), None, &[])));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pod = ScriptedTlsPod::start(&authorities).await;
     let fixture = fixture(None, Some(authorities.pods(None)), |_| {});
-    fixture.route(P0, listener.local_addr().unwrap(), 1);
+    fixture.route(P0, pod.address, 1);
     for proper in [true, false] {
         let mut client = TcpStream::connect(fixture.address).await.unwrap();
         client.write_all(GET.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n").as_bytes()).await.unwrap();
-        let (stream, _) = soon(listener.accept()).await.unwrap();
-        let mut stream = acceptor.accept(stream).await.unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            stream.read_buf(&mut head).await.unwrap();
-        }
+        let mut stream = pod.accept_request().await;
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nhalf or whole?").await.unwrap();
         stream.flush().await.unwrap();
         if proper {
@@ -267,21 +278,17 @@ async fn an_answer_that_ends_with_its_connection_must_end_with_that_of_tls() {
 #[tokio::test]
 async fn an_answer_before_the_end_of_the_request_is_passed_on_while_the_rest_is_sent() {
     let authorities = Authorities::new();
-    let acceptor =
-        tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&authorities.ours.issue("pod"), None, &[])));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pod = ScriptedTlsPod::start(&authorities).await;
     let fixture = fixture(None, Some(authorities.pods(None)), |_| {});
-    fixture.route(P0, listener.local_addr().unwrap(), 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 300000\r\n\r\nbegin").await;
-    let (stream, _) = soon(listener.accept()).await.unwrap();
-    let mut pod = acceptor.accept(stream).await.unwrap();
+    fixture.route(P0, pod.address, 1);
+    let mut client = fixture.send(post("content-length: 300000", "begin")).await;
+    let mut connection = pod.accept().await;
     let mut seen = Vec::new();
     while !seen.ends_with(b"begin") {
-        soon(pod.read_buf(&mut seen)).await.unwrap();
+        soon(connection.read_buf(&mut seen)).await.unwrap();
     }
-    pod.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nearly").await.unwrap();
-    pod.flush().await.unwrap();
+    connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nearly").await.unwrap();
+    connection.flush().await.unwrap();
     let answer = client.answer().await;
     assert_eq!(answer.text(), "early");
     let rest = vec![b'y'; 300_000 - 5];
@@ -290,7 +297,7 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on_while_the_rest_is_
     let received = async {
         let mut buffer = vec![0; 64 << 10];
         while left > 0 {
-            left -= pod.read(&mut buffer).await.unwrap();
+            left -= connection.read(&mut buffer).await.unwrap();
         }
     };
     soon(async { tokio::join!(sent, received) }).await;
@@ -301,26 +308,21 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on_while_the_rest_is_
 async fn the_end_of_a_request_reaches_a_pod_that_reads_slowly() {
     const SIZE: usize = 8 << 20;
     let authorities = Authorities::new();
-    let acceptor =
-        tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config(&authorities.ours.issue("pod"), None, &[])));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pod = ScriptedTlsPod::start(&authorities).await;
     let fixture = fixture(None, Some(authorities.pods(None)), |_| {});
-    fixture.route(P0, listener.local_addr().unwrap(), 1);
-    let mut client = RawHttp1Client::connect(fixture.address).await;
-    let asked = tokio::spawn(async move {
-        let head = format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: {SIZE}\r\n\r\n");
-        client.ask([head.into_bytes(), vec![b'y'; SIZE]].concat()).await
-    });
-    let (stream, _) = soon(listener.accept()).await.unwrap();
-    let mut pod = acceptor.accept(stream).await.unwrap();
+    fixture.route(P0, pod.address, 1);
+    let mut client = fixture.client().await;
+    let asked =
+        tokio::spawn(async move { client.ask(post(&format!("content-length: {SIZE}"), &"y".repeat(SIZE))).await });
+    let mut connection = pod.accept().await;
     let (mut seen, mut buffer) = (0, vec![0; 64 << 10]);
     while seen < SIZE {
-        seen += soon(pod.read(&mut buffer)).await.unwrap();
+        seen += soon(connection.read(&mut buffer)).await.unwrap();
         // So slow that the socket is always full.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    pod.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
-    pod.flush().await.unwrap();
+    connection.write_all(OK.as_bytes()).await.unwrap();
+    connection.flush().await.unwrap();
     assert_eq!(soon(asked).await.unwrap().status, 200);
 }
 
@@ -330,8 +332,8 @@ async fn a_lease_that_runs_out_while_a_connection_is_made_keeps_everything_back(
     for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
         let authorities = Authorities::new();
         let alpn: &[&str] = if protocol == UpstreamProtocol::Http2 { &["h2"] } else { &[] };
-        let acceptor = std::sync::Arc::new(config(&authorities.ours.issue("pod"), None, alpn));
-        let acceptor = tokio_rustls::TlsAcceptor::from(acceptor);
+        let acceptor = Arc::new(config(&authorities.ours.issue("pod"), None, alpn));
+        let acceptor = TlsAcceptor::from(acceptor);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let fixture = fixture(None, Some(authorities.pods(None)), |settings| {
             settings.forward.upstream.protocol = protocol;
@@ -340,9 +342,7 @@ async fn a_lease_that_runs_out_while_a_connection_is_made_keeps_everything_back(
         fixture.route(P0, listener.local_addr().unwrap(), 1);
         let mut clients = Vec::new();
         for _ in 0..2 {
-            let mut client = RawHttp1Client::connect(fixture.address).await;
-            client.write(GET).await;
-            clients.push(client);
+            clients.push(fixture.send(GET).await);
         }
         fixture.in_flight(P0, 2).await;
         // By HTTP/2 the second waits for the connection of the first.
@@ -384,13 +384,11 @@ async fn severing_does_not_wait_for_a_connection_and_loses_nothing_that_waits_fo
             settings.forward.upstream.connect_timeout = Duration::from_secs(60);
         });
         fixture.route(P0, listener.local_addr().unwrap(), 1);
-        let mut client = RawHttp1Client::connect(fixture.address).await;
-        client.write(GET).await;
+        let mut client = fixture.send(GET).await;
         fixture.in_flight(P0, 1).await;
         // It does not answer the handshake.
         let _reached = soon(listener.accept()).await.unwrap();
-        fixture.hold(P0, HoldCause::Handoff);
-        fixture.sever(P0);
+        fixture.hold_and_sever(P0);
         fixture.held(P0, 1).await;
         fixture.in_flight(P0, 0).await;
         let pod = SecurePod::start(&authorities.ours.issue("pod"), None, BOTH).await;

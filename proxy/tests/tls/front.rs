@@ -2,16 +2,13 @@
 
 use std::time::Duration;
 
-use segue_protocol::ids::PartitionId;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::support::pod::{Pod, ScriptedPod, Speaks};
-use super::support::soon;
+use super::support::{P0, soon};
 use super::{Authorities, curl, fixture, python, run, tell, text};
-
-const P0: PartitionId = PartitionId::new(0);
 
 async fn plain_pod() -> Pod {
     Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await

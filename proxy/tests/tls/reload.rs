@@ -4,14 +4,12 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use segue_protocol::ids::PartitionId;
 use segue_proxy::tls::{Refreshed, ServerTls};
 use segue_tests::certificates::Authority;
 
+use super::support::P0;
 use super::support::pod::{Pod, Speaks};
 use super::{Authorities, curl, fixture, python, run, server, tell, text};
-
-const P0: PartitionId = PartitionId::new(0);
 
 /// Who has issued the certificate that is served now.
 async fn issuer(address: &str) -> String {
