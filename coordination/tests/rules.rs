@@ -1,5 +1,5 @@
-//! The rules that make a handoff safe, one by one: what a decision says, and that the store refuses its transaction once
-//! the world has moved on. Over the embedded store, without tasks or clocks.
+//! The rules that make a handoff safe, one by one: each decision, and the store's refusal of its transaction once the view
+//! is outdated. Over the embedded store, without tasks or clocks.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -32,16 +32,16 @@ const P0: PartitionId = PartitionId::new(0);
 const NO_SYNC: Capabilities = Capabilities { sync: false, ..Capabilities::ALL };
 const NONE: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: false };
 
-/// A keyspace with one partition, put together by hand.
+/// A keyspace with one partition, whose records the test writes.
 struct Fixture {
     store: MemoryStore,
     keys: Keyspace,
-    /// Of everybody who registers.
+    /// The lease of every registration.
     lease: LeaseId,
 }
 
 impl Fixture {
-    /// Partition 0 belongs to pod `a` at epoch 4; pod `b` is there; so are these routers.
+    /// Returns a keyspace in which pod `a` owns partition 0 at epoch 4, with pod `b` and these routers registered.
     async fn new(old: Capabilities, new: Capabilities, routers: &[&str]) -> Self {
         let store = MemoryStore::new();
         let lease = store.grant(Duration::from_secs(3600)).await.unwrap();
@@ -61,7 +61,7 @@ impl Fixture {
         self.commit(Txn { then: vec![Op::Put { key, value, lease: None }], ..Txn::default() }).await.unwrap()
     }
 
-    /// As its writer does it, and not another hand.
+    /// Writes a record under the lease, as its owner does.
     async fn register(&self, key: String, value: Vec<u8>) -> Incarnation {
         let put = Op::Put { key, value, lease: Some(self.lease) };
         let created = self.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
@@ -72,7 +72,7 @@ impl Fixture {
         self.commit(Txn { then: vec![Op::Delete(Keys::One(key))], ..Txn::default() }).await.unwrap();
     }
 
-    /// The revision of a transaction that was carried out; `None`: it was refused.
+    /// Returns the revision of a transaction, or `None` if the store refused it.
     async fn commit(&self, txn: Txn) -> Option<Revision> {
         let outcome = self.store.commit(txn).await.unwrap();
         outcome.committed().then_some(outcome.revision)
@@ -102,7 +102,7 @@ impl Fixture {
         View::from_snapshot(self.keys.clone(), snapshot)
     }
 
-    /// The handoff from `a` to `b` begins at this phase; its identity.
+    /// Begins the handoff from `a` to `b` at this phase. Returns its identity.
     async fn handoff(&self, phase: Phase, mode: Mode) -> HandoffId {
         let view = self.view().await;
         let record = Handoff {
@@ -118,13 +118,13 @@ impl Fixture {
         self.view().await.handoffs.get(&P0).map(|handoff| handoff.value.phase)
     }
 
-    /// A router or pod acknowledges by what it sees now; whether that was accepted.
+    /// Has a router or pod acknowledge by its current view. Returns whether the store accepted that.
     async fn ack(&self, ack: &Ack) -> bool {
         let view = self.view().await;
         self.ack_seen(&view, ack).await
     }
 
-    /// The same, by what it saw then.
+    /// The same, by an earlier view.
     async fn ack_seen(&self, view: &View, ack: &Ack) -> bool {
         let (key, incarnation) = match ack {
             Ack::RouterDrained(RouterDrainedAck { router_name, .. })
@@ -136,7 +136,7 @@ impl Fixture {
         self.commit(acknowledge(view, ack, key, incarnation, 0)).await.is_some()
     }
 
-    /// Anyone moves the handoff on by what the view shows; whether there was a move and the store carried it out.
+    /// Moves the handoff on by this view. Returns whether there was a move to make and the store accepted it.
     async fn advance_seen(&self, view: &View) -> bool {
         match advance(view, P0, 0) {
             Some(step) => self.commit(step.txn).await.is_some(),
@@ -608,7 +608,8 @@ async fn the_flip_copies_the_bound_of_the_new_owner_into_the_assignment() {
     assert_eq!(fixture.view().await.assignments[&P0].value.work_ends_within_ms, Some(10_000));
 }
 
-/// Partition 0 belongs to a pod that has a bound and is dead; its handoff is in this phase.
+/// Returns a keyspace whose partition 0 belongs to a dead pod with a bound on its work, and whose handoff is in this
+/// phase.
 async fn bounded(phase: Phase, new: Capabilities) -> (Fixture, HandoffId) {
     let fixture = Fixture::new(Capabilities::ALL, new, &["r"]).await;
     let owned = fixture.view().await.assignments[&P0].value.clone();

@@ -1,4 +1,4 @@
-//! What is bounded, and who is told so: bodies, requests in flight, what is sent again.
+//! Limits on bodies, on requests in flight to a pod and on retries, and the responses beyond them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -29,7 +29,7 @@ async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {
     assert_eq!(pod.connections.load(SeqCst), 0);
     let answer = fixture.ask(POST).await;
     assert_eq!(answer.status, 200);
-    // Nor does it wait.
+    // Nor is it held.
     fixture.hold(P0, HoldCause::Handoff);
     let answer = fixture.ask(post("content-length: 6", "hello!")).await;
     assert_eq!(answer.reason(), (413, "limit"));
@@ -55,7 +55,7 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
         let chunked = "transfer-encoding: chunked";
         let answer = fixture.ask(post(chunked, "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")).await;
         assert_eq!((answer.status, soon(sees.recv()).await), (200, Some(true)));
-        // The pod has some of it by then, or not.
+        // The pod may have got a part of it by then.
         let answer = fixture.ask(post(chunked, "3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n")).await;
         assert_eq!(answer.reason(), (413, "limit"), "{protocol:?}");
         let http2 = fixture.http2_client().await;
@@ -65,7 +65,7 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
         let answer = http2.post("/", body).await;
         assert_eq!(answer.reason(), (413, "limit"), "{protocol:?}");
         fixture.in_flight(P0, 0).await;
-        // Once both sides have ended, the pod has said of each request whether it was whole.
+        // Once both sides have ended, the pod has reported each request as whole or cut off.
         fixture.server.take().unwrap().shutdown(Instant::now()).await;
         drop(pod);
         while let Some(complete) = soon(sees.recv()).await {
@@ -99,13 +99,13 @@ async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
     if !heads[0].contains("segue-partition: 0") {
         std::mem::swap(&mut one, &mut other);
     }
-    // Whoever hangs up does not leave room: the pod goes on.
+    // A client that hangs up makes no room, because its pod goes on with the request.
     drop(gone);
     let refused = ask(P0).await.answer().await;
     assert_eq!(refused.reason(), (503, "overload"));
     assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(ask(P2).await.answer().await.status, 200);
-    // What is held goes when its turn comes.
+    // A held request is sent in its turn, whatever the limit.
     fixture.hold(P1, HoldCause::Handoff);
     let mut held = ask(P1).await;
     fixture.held(P1, 1).await;
@@ -123,7 +123,7 @@ async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
     }
 }
 
-/// Whichever workers the kernel gives the clients to.
+/// The kernel decides which worker gets which client, so only the sum is known.
 #[tokio::test]
 async fn the_places_of_a_pod_are_shared_out_between_the_workers() {
     let mut settings = Settings::default();
@@ -139,7 +139,7 @@ async fn the_places_of_a_pod_are_shared_out_between_the_workers() {
         .await;
 }
 
-/// A pod that refuses until it is told otherwise, and answers what it is allowed to.
+/// A pod that refuses until it accepts, and that answers as often as it has permits.
 struct RefusingPod {
     pod: Pod,
     seen: Arc<AtomicUsize>,
@@ -180,10 +180,10 @@ async fn a_pod_that_has_refused_gets_one_request_and_more_once_it_has_taken_that
     }
     fixture.held(P0, 40).await;
     fixture.route(P0, pod.pod.address, 1);
-    // The flush's concurrency.
+    // As many as `flush_concurrency` allows.
     pod.sees(16).await;
     pod.answers.add_permits(16);
-    // One alone, although all forty wait for this pod.
+    // Then one at a time, although all forty wait for this pod.
     for round in 17..20 {
         pod.sees(round).await;
         assert_eq!((fixture.table.in_flight(P0), fixture.table.stashed(P0).0), (1, 39));
@@ -229,7 +229,7 @@ async fn a_pod_that_cannot_be_reached_is_tried_by_one_request_at_a_time_of_all_p
         let get = get_at(PartitionId::new(number % 8), &format!("x-key: {number}\r\n"));
         clients.push(fixture.send(get).await);
     }
-    // All that came before the first has failed.
+    // All of them arrived before the first attempt failed.
     until(|| PartitionId::all(8).all(|partition| fixture.table.stashed(partition).0 == 10), "all to be held").await;
     let before = [Bounce::Refused, Bounce::Spared].map(|cause| fixture.metrics.requests_bounced(cause));
     let since = || {

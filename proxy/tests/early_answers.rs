@@ -1,4 +1,4 @@
-//! Answers that come before the end of their request's body: they reach the client, and so does the next answer.
+//! Answers that come before the end of their request's body. They reach the client, and so does the next answer.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const MIB: usize = 1 << 20;
 
-/// No partition of this number is there.
+/// Returns a `POST` to a partition that does not exist.
 fn bad(fields: &str) -> String {
     post(fields, "").replace("x-partition: 0", "x-partition: 99")
 }
@@ -26,7 +26,7 @@ async fn an_answer_of_the_routers_own_before_the_end_of_an_upload_says_that_the_
     client.write(vec![b'x'; 1000]).await;
     let answer = client.answer().await;
     assert_eq!((answer.status, answer.header("connection")), (400, "close"));
-    // Nothing is in the way of a client that has not looked yet.
+    // A client that has not read the answer yet can go on sending.
     client.write(vec![b'x'; MIB - 1000]).await;
     assert_eq!(client.rest().await, "");
 }
@@ -91,7 +91,7 @@ async fn clients_that_reuse_their_connection_whenever_they_may_lose_no_answer() 
             Some(client) => client,
             None => fixture.client().await,
         };
-        // Every other client sends no more than the beginning before it is answered. The others stop once they are.
+        // Every other client sends one byte of its body and waits. The others send on until they are answered.
         let is_slow = round % 2 == 0;
         let request = post("content-length: 1048576", "") + &"x".repeat(if is_slow { 1 } else { MIB });
         let sent = http1.stream.write_all(request.as_bytes());

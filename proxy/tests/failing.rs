@@ -1,4 +1,4 @@
-//! What breaks: pods, clients, time, and the drain's end.
+//! Exchanges that fail: pods and clients that break off, timeouts, and severing at the end of a drain.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -74,7 +74,7 @@ async fn a_pod_has_the_request_timeout_for_an_upload_that_came_slowly_once_it_is
         Fixture::with(Settings::with_upstream(|upstream| upstream.request_timeout = Duration::from_millis(100)));
     let pod = fixture.scripted_pod().await;
     let (mut client, mut connection) = fixture.exchange(&pod, post("content-length: 5", "")).await;
-    // Until then the client has the idle timeout, of minutes.
+    // Until the body has arrived, only the idle timeout of minutes applies.
     tokio::time::sleep(Duration::from_millis(500)).await;
     client.write("hello").await;
     assert_eq!(connection.exactly(5).await, "hello");
@@ -142,7 +142,7 @@ async fn severing_reaches_an_exchange_whose_client_does_not_read() {
     let pod = fixture.scripted_pod().await;
     let (_client, mut connection) = fixture.exchange(&pod, GET).await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n").await;
-    // Until no buffer on the way takes any more.
+    // Fill every buffer on the way.
     let chunk = vec![b'x'; 1 << 20];
     while tokio::time::timeout(Duration::from_millis(200), connection.write(&chunk)).await.is_ok() {}
     fixture.in_flight(P0, 1).await;
@@ -203,7 +203,7 @@ async fn a_client_that_hangs_up_in_flight_leaves_an_exchange_that_goes_on_and_co
     let pod = fixture.scripted_pod().await;
     let (client, mut connection) = fixture.exchange(&pod, POST).await;
     drop(client);
-    // The client's end is seen, and changes nothing for the pod.
+    // The router sees that the client has left, which changes nothing for the pod.
     until(|| fixture.metrics_page().contains("segue_requests_aborted_total 1\n"), "the abort to be seen").await;
     assert_eq!(fixture.table.in_flight(P0), 1);
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe").await;

@@ -1,4 +1,4 @@
-//! What one client may take from the others: places, requests, windows.
+//! What one client may take from the others: connections, requests in flight, flow-control windows.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -16,7 +16,7 @@ use support::{Fixture, GET, OK, P0, P1, Settings, TEST_TIMEOUT, get_at, post, so
 use tokio::io::AsyncReadExt as _;
 use tokio::time::Instant;
 
-/// An address of this machine, as all others that begin with 127.
+/// Two of the addresses that every machine has.
 const HERE: [u8; 4] = [127, 0, 0, 1];
 const THERE: [u8; 4] = [127, 0, 0, 2];
 
@@ -36,7 +36,7 @@ async fn an_address_has_no_more_requests_than_it_may_whether_they_wait_or_are_in
     let (mut first, mut one) = fixture.exchange(&pod, GET).await;
     let mut held = fixture.send(get_at(P1, "")).await;
     fixture.held(P1, 1).await;
-    // A pod goes on with what its client has left.
+    // A request whose client has left still counts, because its pod goes on with it.
     let (gone, _other) = fixture.exchange(&pod, GET.replace("GET", "POST")).await;
     drop(gone);
     let mut more = fixture.client().await;
@@ -47,12 +47,12 @@ async fn an_address_has_no_more_requests_than_it_may_whether_they_wait_or_are_in
     }
     let http2 = fixture.http2_client().await;
     assert_eq!(http2.get("/").await.status, 503);
-    // Others have their own.
+    // Another address has a limit of its own.
     let mut stranger = RawHttp1Client::connect_from(THERE, fixture.address).await;
     let mut strangers = pod.accept_from(&mut stranger, GET).await;
     strangers.write(OK).await;
     assert_eq!(stranger.answer().await.status, 200);
-    // Each that ends makes room for one.
+    // Each request that ends makes room for one.
     one.write(OK).await;
     assert_eq!(first.answer().await.status, 200);
     more.write(GET).await;
@@ -71,7 +71,7 @@ async fn requests_that_wait_for_the_table_count_for_their_address() {
     settings.forward.limits.max_in_flight_per_client = 2;
     let fixture = Fixture::with(settings);
     let (mut one, mut two, mut three) = (fixture.send(GET).await, fixture.send(GET).await, fixture.send(GET).await);
-    // Whichever comes last.
+    // The one that arrives last is refused.
     let refused = tokio::select! {
         answer = one.answer() => answer,
         answer = two.answer() => answer,
@@ -87,7 +87,7 @@ async fn a_connection_by_http2_has_no_more_streams_than_it_may() {
     let http2 = fixture.http2_client().await;
     let ask = || http2.spawn_ask(http2.request("GET", "/").body(empty()).unwrap());
     let asked = [ask(), ask(), ask()];
-    // By HTTP/2, as the clients came: each waits for its pod.
+    // The pod gets them by HTTP/2, as they came, and never completes the handshake.
     fixture.in_flight(P0, 2).await;
     // The one worker has seen all that the client has sent before it answers anybody else.
     assert_eq!(fixture.ask("GET / HTTP/1.1\r\nhost: h\r\n\r\n").await.status, 400);
@@ -99,7 +99,8 @@ async fn a_connection_by_http2_has_no_more_streams_than_it_may() {
 async fn silent_newcomers_give_way_to_each_other_and_never_take_the_place_of_a_served_client() {
     let fixture = Fixture::with(with_connections(120));
     let _pod = fixture.quick_pod().await;
-    // More than are looked at to find one that may go: clients that wait for their first answer do not hide the silent ones.
+    // More connections than are sampled to find an idle one. Clients that wait for their first answer must not hide
+    // the silent ones.
     fixture.hold(P1, HoldCause::Handoff);
     let mut held = Vec::new();
     for _ in 0..80 {
@@ -114,7 +115,7 @@ async fn silent_newcomers_give_way_to_each_other_and_never_take_the_place_of_a_s
     }
     let began = Instant::now();
     let (mut silent, mut newcomers) = (Vec::new(), 0);
-    // Until all who were served have been idle for long enough to be taken for it.
+    // Until all clients that were served count as idle.
     while began.elapsed() < Duration::from_millis(500) || silent.len() <= 40 {
         silent.push(fixture.client().await);
         let answer = fixture.ask(GET.replace("host", "connection: close\r\nhost")).await;
@@ -162,7 +163,7 @@ async fn a_websocket_keeps_its_place_until_it_is_closed() {
     let fixture = Fixture::with(with_connections(1));
     let pod = fixture.scripted_pod().await;
     let (mut websocket, mut connection) = fixture.websocket(&pod, b"").await;
-    // Also once it has been idle for longer than others may be.
+    // It keeps its place even when it has been idle for longer than others may be.
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(300) {
         let refused = fixture.ask(GET).await;
@@ -237,11 +238,11 @@ async fn a_client_is_not_blamed_for_the_time_in_which_its_refused_upload_was_hel
     fixture.hold(P0, HoldCause::Handoff);
     first.write("HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n").await;
     fixture.held(P0, 1).await;
-    // Longer than a pod would have waited.
+    // Longer than the grace that an upload has.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     fixture.route(P0, pod.address, 2);
     let mut second = pod.accept_request().await;
-    // Long enough for its deadline to be looked at.
+    // Long enough for the router to check the rate again.
     tokio::time::sleep(Duration::from_millis(300)).await;
     client.write("hello").await;
     assert_eq!(second.exactly(5).await, "hello");

@@ -1,4 +1,4 @@
-//! A flush: who goes when, and that nobody waits for more than what goes before in its own key.
+//! The order within a flush. A request waits only for earlier ones of its own key.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -29,18 +29,19 @@ fn settings(protocol: UpstreamProtocol) -> Settings {
     settings
 }
 
-/// Asks on a connection of its own.
+/// Sends a `GET` of this key on a connection of its own.
 async fn asks(fixture: &Fixture, path: &str, key: &str) -> RawHttp1Client {
     fixture.send(format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx-key: {key}\r\n\r\n")).await
 }
 
-/// An exchange that takes no longer than it should.
+/// Returns the response to a request that must not wait for others.
 async fn at_once(fixture: &Fixture, path: &str, key: &str) -> Answer {
     let answered = async { asks(fixture, path, key).await.answer().await };
     tokio::time::timeout(PROMPT_RESPONSE_TIMEOUT, answered).await.expect("an answer, although others wait")
 }
 
-/// Waits while others ask: only while a pod takes something is it known what its refusals mean.
+/// Waits for `work` while other requests are served. The router gives a refused request up only while its pod accepts
+/// others.
 async fn while_others_go_on<T>(fixture: &Fixture, work: impl Future<Output = T>) -> T {
     let goes_on = async {
         loop {
@@ -53,7 +54,8 @@ async fn while_others_go_on<T>(fixture: &Fixture, work: impl Future<Output = T>)
     }
 }
 
-/// A pod that notes what it sees when it sees it, refuses what is poison, lets polls wait, and answers the rest.
+/// A pod that records each path on arrival. It refuses `/poison…`, answers `/poll…` as often as it has permits, and the
+/// rest at once.
 struct Service {
     pod: Pod,
     seen: Arc<Mutex<Vec<String>>>,
@@ -115,10 +117,10 @@ async fn uploads_that_wait_for_their_clients_hold_up_nobody_else() {
         fixture.route(P0, service.pod.address, 1);
         let answered = tokio::time::timeout(PROMPT_RESPONSE_TIMEOUT, held.answer()).await;
         assert_eq!(answered.expect("an answer, although uploads wait for their clients").status, 200);
-        // Were each given a quarter of a second, four at a time, it would be two and a half.
+        // At a quarter of a second for each, four at a time, it would take two and a half seconds.
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
         assert_eq!(at_once(&fixture, "/new", "another").await.status, 200);
-        // Its own key waits for what was before it.
+        // A request of an upload's own key waits behind the upload.
         let mut behind = asks(&fixture, "/behind", "upload-0").await;
         fixture.held(P0, 1).await;
         assert_eq!(at_once(&fixture, "/newer", "another").await.status, 200);
@@ -151,7 +153,7 @@ async fn long_polls_hold_up_nobody_else_for_long() {
         let answered = tokio::time::timeout(PROMPT_RESPONSE_TIMEOUT, held.answer()).await;
         assert_eq!(answered.expect("an answer, although polls wait at the pod").status, 200);
         assert!(begun.elapsed() >= Duration::from_millis(150), "places are given away at once");
-        // Those who have come since go by.
+        // Requests that arrive after the flush has begun pass.
         for _ in 0..3 {
             assert_eq!(at_once(&fixture, "/new", "another").await.status, 200);
         }
@@ -179,7 +181,7 @@ async fn a_flush_is_over_for_the_handoff_once_nothing_but_what_is_slow_holds_its
     fixture.route(P0, service.pod.address, 1);
     until(|| service.has_seen("/poll/0"), "the first poll at the pod").await;
     let stage = fixture.table_stage();
-    // On a machine that is busy for longer, the poll has had its time.
+    // On a machine that is busy for longer, the poll may have given its place away already.
     if begun.elapsed() < Duration::from_millis(150) {
         assert!(matches!(stage, Stage::Flushing(_)), "acknowledged before the poll has had its time");
     }
@@ -187,7 +189,7 @@ async fn a_flush_is_over_for_the_handoff_once_nothing_but_what_is_slow_holds_its
     assert_eq!(fixture.table.stashed(P0).0, 1, "the second poll waits for the first one's outcome");
     let times = DataPlane::take_times(&*fixture.table, P0).expect("what the acknowledgement says");
     assert!(times.stashed == 2 && times.flush < PROMPT_RESPONSE_TIMEOUT, "{times:?}");
-    // The next handoff finds it in flight, as any other.
+    // To the next handoff the poll is in flight like any other request.
     fixture.hold(P0, HoldCause::Handoff);
     assert!(matches!(fixture.table_stage(), Stage::Draining(_)));
     service.polls.add_permits(2);
@@ -285,15 +287,15 @@ async fn a_stream_that_is_refused_for_ever_is_answered_and_holds_up_nobody_for_l
 #[tokio::test]
 async fn a_held_request_whose_client_is_gone_is_not_sent() {
     let requests = [
-        // The client has pipelined, so nobody reads on.
+        // The client has pipelined, so the router does not read on and cannot see the end.
         ("POST /gone HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 1\r\n\r\nyG".to_owned(), 0),
-        // It waits for a word before it sends its body.
+        // The client waits for `100 Continue` before it sends its body.
         (
             "POST /gone HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n"
                 .to_owned(),
             0,
         ),
-        // It does not wait for that word, and its body lies unread in front of its end.
+        // The client sends its body without waiting, so the body lies unread in front of the end.
         (
             "POST /gone HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 30000\r\n\r\n"
                 .to_owned(),

@@ -60,7 +60,7 @@ impl CoordinatorObserver for Quiet {
     fn resync(&self, _: &StoreError) {}
 }
 
-/// The embedded store, through which one participant may be unable to watch.
+/// The embedded store as one participant reaches it, whose watches can be made to fail.
 #[derive(Debug)]
 struct Blindfold {
     store: Arc<MemoryStore>,
@@ -100,7 +100,7 @@ impl Store for Blindfold {
     }
 }
 
-/// What each pod accepts, as the pods themselves believe it.
+/// The epochs that each pod accepts, as the pods themselves believe.
 type Accepted = Rc<RefCell<HashMap<(String, PartitionId), Epoch>>>;
 
 struct Fixture {
@@ -245,7 +245,7 @@ impl Fixture {
         }
     }
 
-    /// A client that sends one request after the other through a router and has each looked at by its pod.
+    /// Starts a client that sends one request after another through a router. The pod of each checks it.
     fn client(self: &Rc<Self>, router: &Router, number: u32) -> JoinHandle<()> {
         let (fixture, worker) = (self.clone(), router.table.worker(0));
         spawn_local(async move {
@@ -286,7 +286,7 @@ impl Fixture {
         }
     }
 
-    /// Watches at every step that no partition is accepted by two pods.
+    /// Starts a task that checks at every step that no two pods accept the same partition.
     fn sentinel(self: &Rc<Self>) -> JoinHandle<()> {
         let fixture = self.clone();
         spawn_local(async move {
@@ -307,7 +307,7 @@ impl Fixture {
         View::from_snapshot(self.keys.clone(), snapshot)
     }
 
-    /// Waits until every partition has a living owner, the pods have about as many each, and nothing moves.
+    /// Waits until every partition has a living owner, the pods are balanced, and no handoff is left.
     async fn settles(&self, pods: usize) {
         let settled = async {
             loop {
@@ -614,7 +614,7 @@ async fn a_router_without_readable_settings_goes_on_with_the_partitions_that_it_
     .await;
 }
 
-/// How long after its owner's key is gone a partition's requests flow again, if an exchange with that owner never ends.
+/// Returns how long a partition is held after its owner's key is gone, if an exchange with that owner never ends.
 async fn failover_of_a_vanished_owner(capabilities: Capabilities) -> Duration {
     let fixture = Fixture::new(Mode::Barrier);
     let (_stop, _coordinator) = fixture.coordinator("c-0");
@@ -643,7 +643,7 @@ async fn failover_of_a_vanished_owner(capabilities: Capabilities) -> Duration {
     gone.elapsed()
 }
 
-/// What planning, warming and the protocol's own writes take on top.
+/// Time for planning, warming and the writes of the protocol.
 const HANDOFF_OVERHEAD: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]

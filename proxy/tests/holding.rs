@@ -1,4 +1,4 @@
-//! What is held, put back, refused: the router's side of a cutover as clients and pods see it.
+//! Requests that are held, put back or refused: a cutover as clients and pods see it.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -235,7 +235,7 @@ async fn a_pod_that_refuses_connections_gets_the_request_once_it_listens() {
     until(|| fixture.metrics.requests_bounced(Bounce::Refused) >= 3, "refusals").await;
     let pod = Pod::start_on(TcpListener::bind(address).await.unwrap(), Speaks::Http1, echo_body);
     assert_eq!(http1.answer().await.text(), "hello");
-    // And by HTTP/2, in the same way.
+    // The same by HTTP/2.
     drop(pod);
     fixture.hold(P0, HoldCause::Handoff);
     let asked = http2.spawn_ask(http2.request("POST", "/").body(full("other")).unwrap());
@@ -272,7 +272,8 @@ async fn a_connection_that_died_while_idle_costs_the_client_nothing() {
         let mut connection = pod.accept_from(&mut client, POST).await;
         connection.write(OK).await;
         assert_eq!(client.answer().await.status, 200);
-        // Closed without notice, right after an answer that kept it open. On loopback its end arrives before the next request.
+        // The pod closes right after an answer that kept the connection open. On loopback the end arrives before the
+        // client's next request.
         drop(connection);
     }
     assert_eq!(fixture.metrics.requests_bounced(Bounce::Refused), 0);

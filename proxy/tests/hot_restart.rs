@@ -1,4 +1,4 @@
-//! Hot restart, as servers see it: one adopts the listeners of another, and the other finishes its requests.
+//! A hot restart between two servers: one adopts the listeners of the other, which finishes its requests.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -20,7 +20,7 @@ fn workers(workers: usize) -> Settings {
     Settings::with(|settings| settings.server.workers = workers)
 }
 
-/// A server of so many workers, and its listeners once more.
+/// Returns a server with this number of workers, and duplicates of its listeners.
 fn first(count: usize, pod: &Pod) -> (Fixture, Vec<std::net::TcpListener>) {
     let settings = workers(count);
     let server = Server::bind(settings.server.clone()).unwrap();
@@ -32,7 +32,7 @@ fn first(count: usize, pod: &Pod) -> (Fixture, Vec<std::net::TcpListener>) {
 }
 
 #[tokio::test]
-async fn who_is_idle_is_answered_once_more_and_told_to_go() {
+async fn an_idle_client_is_answered_once_more_and_told_to_close() {
     let mut fixture = Fixture::new();
     let _pod = fixture.pod(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
     let (mut used, mut fresh) = (fixture.client().await, fixture.client().await);
@@ -49,7 +49,7 @@ async fn who_is_idle_is_answered_once_more_and_told_to_go() {
 }
 
 #[tokio::test]
-async fn who_is_being_answered_is_told_with_that_answer() {
+async fn a_client_in_an_exchange_is_told_to_close_with_its_answer() {
     let mut fixture = Fixture::new();
     let pod = fixture.scripted_pod().await;
     let (mut client, mut connection) = fixture.exchange(&pod, GET).await;
@@ -77,7 +77,7 @@ async fn a_stream_of_http2_is_answered_after_its_client_was_told_to_go() {
 }
 
 #[tokio::test]
-async fn who_asks_nothing_more_is_waited_for_until_the_deadline() {
+async fn a_client_that_asks_nothing_more_is_waited_for_until_the_deadline() {
     let mut fixture = Fixture::new();
     let _pod = fixture.quick_pod().await;
     let mut silent = fixture.client().await;
@@ -105,7 +105,7 @@ async fn a_successor_with_fewer_or_more_workers_serves_the_same_address() {
 }
 
 #[tokio::test]
-async fn nobody_is_sent_to_a_successor_that_does_not_serve_yet() {
+async fn no_client_is_sent_to_a_successor_that_does_not_serve_yet() {
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
     let (old, listeners) = first(1, &pod);
     let successor = Server::adopt(workers(8).server, listeners).unwrap();
@@ -116,7 +116,7 @@ async fn nobody_is_sent_to_a_successor_that_does_not_serve_yet() {
     assert_eq!(old.ask(GET).await.status, 200);
 }
 
-/// What the kernel has let in and nobody has accepted goes to whoever accepts.
+/// Connections that wait in the listeners' queues go to whichever server accepts next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_connection_is_lost_in_hot_restarts_one_after_another() {
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;

@@ -1,4 +1,5 @@
-//! Pods by HTTP/2, where many exchanges share a connection: what one of them may cost the others, and what is sent again.
+//! Pods that speak HTTP/2, where many exchanges share a connection: how one affects the others, and which requests are
+//! sent again.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -89,7 +90,7 @@ fn ok(respond: &mut SendResponse<Bytes>) {
     respond.send_response(Response::new(()), true).unwrap();
 }
 
-/// Serves a connection whose requests are all answered with 200, except those that were reset before their turn came.
+/// Answers all requests of a connection with `200`, except those that are reset before their turn comes.
 fn serve(mut connection: Connection<TcpStream, Bytes>) {
     tokio::spawn(async move {
         while let Some(Ok((_, mut respond))) = connection.accept().await {
@@ -131,12 +132,12 @@ async fn a_head_too_large_for_a_pod_is_refused_before_anything_is_sent_and_costs
     assert_eq!(fixture.metrics.requests_bounced(Bounce::Refused), 0);
     ok(&mut slow);
     assert_eq!(bystander.answer().await.status, 200);
-    // What fits goes on.
+    // A head that fits is passed on.
     let head = get("/").trim_end().to_owned() + "\r\nx-fits: " + &"v".repeat(15_000) + "\r\n\r\n";
     assert_eq!(bystander.ask(head).await.status, 200);
 }
 
-/// A request that is refused or put back later has done nothing, so its client is not told to send its body for it.
+/// A client that was told to send its body would send it for nothing if its request were refused later.
 #[tokio::test]
 async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
     let fixture = upstream(|_| {});
@@ -167,7 +168,7 @@ async fn a_body_that_is_too_large_when_it_arrives_is_refused_before_anything_is_
     tokio::spawn(connection);
     let mut client = client.ready().await.unwrap();
     let request = Request::post("http://h/").header("x-partition", "0").body(()).unwrap();
-    // Both leave together, as nothing is awaited in between.
+    // Head and body leave together, as nothing is awaited in between.
     let (answer, mut body) = client.send_request(request, false).unwrap();
     body.send_data(Bytes::from(vec![b'x'; 2000]), false).unwrap();
     let answer = soon(answer).await.unwrap();
@@ -183,7 +184,7 @@ async fn a_head_larger_than_its_pod_has_announced_is_refused_before_anything_is_
     let mut connection = pod.accept_with(h2::server::Builder::new().max_header_list_size(8 << 10)).await;
     let (_, mut first) = next(&mut connection).await;
     ok(&mut first);
-    // The answer follows the settings, so the router knows them once it has passed that on.
+    // The answer comes behind the pod's settings, so a router that has passed it on knows them.
     let asks_again = async {
         assert_eq!(bystander.answer().await.status, 200);
         bystander.write(get("/slow")).await;
@@ -224,7 +225,7 @@ async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_
         (sender, http2.spawn_ask(request))
     };
     let (bystander, waits) = upload().await;
-    // As hyper's servers.
+    // The limit of hyper's servers.
     let mut connection = pod.accept_with(h2::server::Builder::new().max_header_list_size(16 << 10)).await;
     let (_, mut respond) = next(&mut connection).await;
     let (sender, asked) = upload().await;
@@ -247,7 +248,7 @@ async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_
     fixture.in_flight(P0, 0).await;
 }
 
-/// Servers count streams that are reset before they were looked at, and end the connection past some twenty.
+/// Servers count the streams that are reset before they have accepted them, and end the connection after about twenty.
 #[tokio::test]
 async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
     let fixture = Fixture::new();
@@ -256,7 +257,7 @@ async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
     let asked = bystander.spawn_ask(bystander.request("POST", "/").body(support::client::full("small")).unwrap());
     let mut connection = pod.accept().await;
     let (_, mut slow) = next(&mut connection).await;
-    // This pod has much to do: it looks at nothing more until the attack is over.
+    // This pod accepts nothing more until the attack is over.
     let attacker = fixture.http2_client().await;
     let mut uploads = Vec::new();
     for _ in 0..60 {
@@ -269,13 +270,13 @@ async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
     fixture.in_flight(P0, 1).await;
     let mut pings = connection.ping_pong().unwrap();
     serve(connection);
-    // The answer to a ping comes behind all that was reset, so the pod has seen that by then.
+    // The answer to a ping comes behind all resets, so the pod has seen them by then.
     soon(pings.ping(h2::Ping::opaque())).await.unwrap();
     ok(&mut slow);
     assert_eq!(soon(asked).await.unwrap().status, 200);
 }
 
-/// Some servers end a connection on which two hundred streams were reset in a while.
+/// Some servers end a connection on which two hundred streams were reset within a short time.
 #[tokio::test]
 async fn a_connection_on_which_many_answers_were_abandoned_gets_no_further_exchanges() {
     let fixture = Fixture::new();
@@ -321,7 +322,7 @@ async fn what_a_pod_has_refused_to_look_at_is_sent_again() {
     assert_eq!(client.answer().await.status, 200);
 }
 
-/// Those who wait for a connection to be made share it, and all of them are refused.
+/// Requests that wait for the same connection share it, and the pod refuses all of them.
 #[tokio::test]
 async fn a_pod_that_refuses_all_streams_gets_no_more_of_them_for_those_who_share_a_connection() {
     let mut settings = Settings::default();
@@ -340,11 +341,11 @@ async fn a_pod_that_refuses_all_streams_gets_no_more_of_them_for_those_who_share
         clients.push(fixture.send(get("/")).await);
     }
     fixture.held(P0, REQUESTS).await;
-    // All set out at once, and wait for a connection.
+    // All are sent at once, and wait for one connection.
     fixture.route(P0, address, 1);
     until(|| fixture.metrics.requests_bounced(Bounce::Refused) >= REQUESTS as u64, "all to be refused").await;
     let streams = streams.load(SeqCst);
-    // Two for each, and what budgets allow: a hundred and ten a second.
+    // Two attempts for each request, and the retry budget of a hundred and ten a second.
     assert!(streams < 10 * REQUESTS, "{streams} streams");
 }
 
@@ -392,14 +393,14 @@ async fn a_request_above_the_last_one_that_a_leaving_pod_names_is_sent_again() {
     let mut second = fixture.send(get("/second")).await;
     requests(&mut stream, &mut read, 2).await;
     stream.write_all(&goaway(1, 0)).await.unwrap();
-    // `:status: 200`, and the end.
+    // A head of `:status: 200` with END_STREAM.
     stream.write_all(&[0, 0, 1, 1, 5, 0, 0, 0, 1, 0x88]).await.unwrap();
     assert_eq!(first.answer().await.status, 200);
     serve(pod.accept().await);
     assert_eq!(second.answer().await.status, 200);
 }
 
-/// A request may be what its pod's connection ends for.
+/// The request itself may be what ends its pod's connection.
 #[tokio::test]
 async fn a_request_whose_connection_ends_with_an_error_is_tried_once_more_and_never_again() {
     let fixture = upstream(|_| {});
@@ -411,7 +412,7 @@ async fn a_request_whose_connection_ends_with_an_error_is_tried_once_more_and_ne
     }
     assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
     pod.nobody_comes().await;
-    // Nor is its partition held for it.
+    // The partition is not held for it.
     let mut other = fixture.send(get("/")).await;
     serve(pod.accept().await);
     assert_eq!(other.answer().await.status, 200);
@@ -433,7 +434,8 @@ async fn a_request_that_has_ended_a_connection_gets_its_own_although_the_next_ca
     pod.nobody_comes().await;
 }
 
-/// Waits for a request, then ends the connection as `h2` does for a head that is much too large: no stream was processed.
+/// Waits for a request, then ends the connection as `h2` does for a head that is much too large: with a GOAWAY that names
+/// no stream as processed.
 async fn kill(stream: &mut TcpStream) {
     let mut read = Vec::new();
     greet(stream, &mut read, 1).await;
@@ -446,7 +448,7 @@ fn goaway(last: u8, code: u8) -> [u8; 17] {
     [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, last, 0, 0, 0, code]
 }
 
-/// Sends empty settings and waits for so many requests.
+/// Sends empty settings and waits for this number of requests.
 async fn greet(stream: &mut TcpStream, read: &mut Vec<u8>, count: usize) {
     stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
     requests(stream, read, count).await;
@@ -458,7 +460,7 @@ async fn requests(stream: &mut TcpStream, read: &mut Vec<u8>, count: usize) {
     }
 }
 
-/// How many frames of headers there are behind the preface.
+/// Returns the number of HEADERS frames behind the preface.
 fn heads(bytes: &[u8]) -> usize {
     let mut found = 0;
     let mut rest = bytes.get(24..).unwrap_or_default();
@@ -507,7 +509,8 @@ async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_i
     }
 }
 
-/// Those who wait for the first connection go before the pod has said how many it takes; it refuses the others.
+/// Requests that wait for the first connection are sent before the pod has announced how many it takes. It refuses those
+/// beyond that.
 #[tokio::test]
 async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time() {
     let fixture = upstream(|_| {});

@@ -1,4 +1,5 @@
-//! Exchanges that outlast their answer, their client or their connection: what still counts, what is broken off, and when.
+//! Exchanges that outlast their answer, their client or their connection: how long they count as in flight, and when they
+//! are broken off.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -22,7 +23,7 @@ async fn all_clients_are_gone(fixture: &Fixture) {
 
 type Frames = tokio::sync::mpsc::UnboundedSender<Option<http_body::Frame<bytes::Bytes>>>;
 
-/// A pod by HTTP/1.1 that has answered an upload half-way, and a client by HTTP/2 that goes on with it.
+/// Returns an upload by HTTP/2 that its pod has answered half-way, and the pod's connection by HTTP/1.1.
 async fn half_way(fixture: &Fixture, answer: &str) -> (Frames, Connection) {
     let pod = fixture.scripted_pod().await;
     let http2 = fixture.http2_client().await;
@@ -72,7 +73,7 @@ async fn an_upload_ends_when_its_pod_closes_after_the_answer() {
     fixture.in_flight(P0, 0).await;
 }
 
-/// A client by HTTP/1.1 in the midst of an upload that its pod has answered.
+/// Returns a client by HTTP/1.1 whose upload its pod has answered half-way, and the pod's connection.
 async fn half_way_by_http1(fixture: &Fixture) -> (RawHttp1Client, Connection) {
     let pod = fixture.scripted_pod().await;
     let (mut client, mut connection) = fixture.exchange(&pod, post("content-length: 10", "12345")).await;
@@ -124,7 +125,7 @@ async fn severing_breaks_off_an_upload_by_http1_whose_answer_is_there() {
     assert_eq!(connection.rest().await, "", "a byte has reached a pod that its router had drained");
 }
 
-/// Two uploads that drip to a pod that answers at once and reads on. The one that is not gRPC is broken off.
+/// Sends two slow uploads to a pod that answers at once and reads on. The one that is not gRPC is broken off.
 async fn of_two_that_drip_the_one_of_grpc_goes_on(settings: Settings, speaks: Speaks, answer: fn() -> Body) {
     let fixture = Fixture::with(settings);
     let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
@@ -167,7 +168,7 @@ async fn an_upload_that_drips_after_its_answer_is_broken_off_unless_it_is_of_grp
     }
 }
 
-/// Else a client that reads nothing would keep its exchange for ever with a byte now and then.
+/// Otherwise a client that reads nothing could keep its exchange for ever by sending a byte now and then.
 #[tokio::test]
 async fn an_upload_that_drips_keeps_no_answer_open_that_does_not_flow_unless_it_is_of_grpc() {
     for (speaks, protocol) in BOTH_VERSIONS {
@@ -187,7 +188,7 @@ async fn an_upload_that_drips_keeps_no_answer_open_that_does_not_flow_unless_it_
     }
 }
 
-/// A pod that answers a request at once and reads its body when told to.
+/// Starts a pod that answers each request at once and hands its body to the test.
 async fn eager_http2_pod() -> (std::net::SocketAddr, tokio::sync::mpsc::UnboundedReceiver<h2::RecvStream>) {
     let (bodies, receiver) = tokio::sync::mpsc::unbounded_channel();
     let address = start_h2_pod(move |request, mut respond| {
@@ -339,7 +340,7 @@ async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
         connection.write(said).await;
         drop(connection);
         assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
-        // Were it sent again, the pod would get it with the next connection that is made.
+        // If it were sent again, the pod would get it on the next connection.
     }
     client.write(GET).await;
     assert!(pod.accept().await.head().await.starts_with("GET / "));
@@ -352,7 +353,7 @@ async fn a_connection_is_not_used_past_the_time_that_its_pod_gives_it() {
     let (mut client, mut first) = fixture.exchange(&pod, GET).await;
     first.write("HTTP/1.1 200 OK\r\nkeep-alive: timeout=1\r\ncontent-length: 0\r\n\r\n").await;
     assert_eq!(client.answer().await.status, 200);
-    // Half of it, and what the router's clock may be behind.
+    // Half of that time, and the lag of the router's coarse clock.
     tokio::time::sleep(Duration::from_millis(700)).await;
     let mut second = pod.accept_from(&mut client, GET).await;
     second.write(OK).await;

@@ -1,4 +1,4 @@
-//! What passes through: both versions of HTTP on either side, bodies, trailers, headers, upgrades.
+//! Requests and responses that pass through: both versions of HTTP on either side, bodies, trailers, headers, upgrades.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const P3: PartitionId = PartitionId::new(3);
 
-/// Says what it got.
+/// Answers with the body, and describes the request in headers.
 async fn echo(request: http::Request<hyper::body::Incoming>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let collected = body.collect().await.unwrap();
@@ -359,7 +359,7 @@ async fn what_a_pod_says_before_its_answer_is_passed_on_before_it() {
             (103, "</style.css>", ""),
             "round {round}"
         );
-        // With the next in one piece, too.
+        // Several in one piece are told apart.
         connection.write("HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </b>\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok").await;
         assert_eq!(client.head().await.status, 102);
         assert_eq!(client.head().await.header("link"), "</b>");
@@ -369,7 +369,7 @@ async fn what_a_pod_says_before_its_answer_is_passed_on_before_it() {
 }
 
 #[tokio::test]
-async fn who_knows_no_interim_answers_gets_none() {
+async fn clients_that_cannot_take_interim_answers_get_none() {
     let fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
     let pod = fixture.scripted_pod().await;
     let (hints, ok) =
@@ -385,7 +385,7 @@ async fn who_knows_no_interim_answers_gets_none() {
     assert_eq!(asked.await.unwrap().text(), "ok");
 }
 
-/// Only 100 asks for the body.
+/// Only `100` asks for the body.
 #[tokio::test]
 async fn a_body_that_waits_for_its_pod_goes_on_waiting_after_hints() {
     let fixture = Fixture::new();

@@ -1,4 +1,5 @@
-//! What a protocol asks beyond passing bytes: gRPC's deadlines, WebSocket's close, whose `421` it is, what a body weighs.
+//! Rules of protocols beyond passing bytes: deadlines of gRPC, close frames of WebSocket, the origin of a `421`, and the
+//! size that a held body counts with.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -28,7 +29,7 @@ async fn a_held_call_whose_deadline_passes_is_told_so_at_once_and_never_sent() {
     assert_eq!((answer.header("grpc-status"), answer.header("segue-reason")), ("4", "deadline"));
     assert!((50..5000).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
     assert_eq!(fixture.table.stashed(P0), (0, 0));
-    // Were it still there, the pod would get it before this one.
+    // If it were still held, the pod would get it before this one.
     let pod = fixture.scripted_pod().await;
     let _http1 = fixture.send("GET /other HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n").await;
     assert!(pod.accept().await.head().await.starts_with("GET /other"));
@@ -54,7 +55,7 @@ async fn a_pod_is_told_what_is_left_of_a_calls_time() {
     assert!((20_000_000..=most).contains(&left), "{left}");
 }
 
-/// Says when it is dropped.
+/// Sends a message when it is dropped.
 struct Ended(tokio::sync::mpsc::UnboundedSender<()>);
 
 impl Drop for Ended {
@@ -132,7 +133,7 @@ async fn a_held_body_that_outgrows_the_stash_is_refused() {
     client.write(format!("4000\r\n{}\r\n", "x".repeat(0x4000))).await;
     assert_eq!(client.answer().await.reason(), (503, "stash-full"));
     assert_eq!(fixture.table.stashed(P0), (0, 0));
-    // Nor does it count in total any more.
+    // It no longer counts towards the total either.
     let _other = fixture.send(get_at(P1, "")).await;
     fixture.held(P1, 1).await;
 }
@@ -229,7 +230,7 @@ async fn clients_that_end_their_bodies_with_an_empty_frame_do_not_use_up_a_pods_
     assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), 2);
 }
 
-/// The same for frames of a few bytes that wait for a client who does not read.
+/// The same for small frames that wait for a client that does not read.
 #[tokio::test]
 async fn a_client_that_does_not_read_small_frames_leaves_others_their_connection_to_the_pod() {
     const MESSAGES: usize = 60_000;

@@ -1,4 +1,4 @@
-//! The server: its address, its limits, its end.
+//! The server: its address, its limits, its shutdown.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -65,7 +65,7 @@ async fn a_bound_beyond_all_memory_serves_as_any_other() {
     assert_eq!(fixture.ask(large).await.text(), "ok");
 }
 
-/// Waits as long as a head may take: another client begins one now, and has it refused.
+/// Waits as long as a head may take: another client begins a head now and is refused.
 async fn a_head_times_out(fixture: &Fixture) {
     assert_eq!(fixture.ask("GET / HT").await.status, 408);
 }
@@ -80,7 +80,7 @@ async fn a_head_that_takes_too_long_is_refused() {
     assert_eq!(idle.ask(GET).await.status, 200);
     a_head_times_out(&fixture).await;
     assert_eq!(idle.ask(GET).await.status, 200);
-    // But not within the second one.
+    // Within the second request it may not.
     idle.write("GET / HT").await;
     assert_eq!(idle.answer().await.status, 408);
 }
@@ -92,7 +92,7 @@ async fn a_head_that_begins_along_with_a_body_has_no_more_time_than_any_other() 
     let chunked = post("transfer-encoding: chunked", "5\r\nhello\r\n0\r\n\r\n");
     for request in [POST, &chunked] {
         let mut client = fixture.client().await;
-        // As well for the second request of a connection; one that sends an empty line behind its body has not begun a head.
+        // The second request of a connection has no more time either. An empty line behind a body begins no head.
         for ended in [request.to_owned(), format!("{request}\r\n"), request.to_owned()] {
             assert_eq!(client.ask(ended).await.status, 200);
             a_head_times_out(&fixture).await;
@@ -107,7 +107,7 @@ async fn a_head_that_begins_before_the_last_answer_has_no_more_time_than_any_oth
     let fixture = Fixture::with(Settings::with_limits(|limits| limits.header_read_timeout = Duration::from_millis(80)));
     let pod = fixture.scripted_pod().await;
     let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-    // Along with the request, and while that is being answered.
+    // The second head begins along with the first request, or while that is being answered.
     for (first, then) in [(format!("{GET}GET / HT"), ""), (GET.to_owned(), "GET / HT"), (format!("{GET}G"), "ET / H")] {
         let mut client = fixture.send(first).await;
         let mut connection = pod.accept_request().await;
@@ -123,7 +123,7 @@ async fn a_head_that_begins_before_the_last_answer_has_no_more_time_than_any_oth
         connection.write(ok).await;
         assert_eq!(client.answer().await.status, 200);
     }
-    // And a client that is between two requests may take its time.
+    // A client that is between two requests may take its time.
     a_head_times_out(&fixture).await;
     let mut connection = pod.accept_from(&mut client, GET).await;
     connection.write(ok).await;
@@ -161,7 +161,7 @@ async fn a_newcomer_takes_the_place_of_whoever_has_been_idle_for_longest() {
         let mut busy = fixture.client().await;
         let mut others = 0;
         let began = Instant::now();
-        // As long as both have a right to their places, nobody else gets one.
+        // While neither connection counts as idle, no other client gets a place.
         loop {
             assert_eq!(busy.ask(GET).await.status, 200, "{what}");
             let answer = fixture.ask(GET).await;

@@ -1,5 +1,5 @@
-//! A pod that vouches for a service in another process: when it registers, what it does when the service is down, and what
-//! a lent lease is worth.
+//! A pod that vouches for a service in another process: when it registers, what it does while the service is down, and how
+//! long a lent lease counts.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::sidecar::{answer, service, url};
 #[derive(Debug)]
 struct Scripted {
     up: watch::Sender<bool>,
-    /// Whether it was told to end its work.
+    /// Whether the service was told to end its work.
     told_to_settle: watch::Sender<bool>,
     settled: watch::Sender<bool>,
     lent: Mutex<Option<Instant>>,
@@ -231,7 +231,7 @@ async fn what_a_service_has_not_answered_counts_although_it_has_confirmed_its_en
     assert!(end.contains("\"ttl_ms\":0"), "{end}");
 }
 
-/// Returns once the service has confirmed what it is lent.
+/// Waits until the service has confirmed its lease.
 async fn confirmed(lent: &LentLease, until: Instant) {
     while lent.confirmed() != Some(until) {
         tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! What a pod does and says in a handoff, phase by phase.
+//! A pod's callbacks and acknowledgements in a handoff, phase by phase.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,7 +149,7 @@ async fn the_pods_carry_a_handoff_from_drain_to_release_by_themselves() {
     old.service.let_it("drain", Conduct::Succeed);
     assert_eq!(new.call().await, Call::Began("sync", part(2, handoff)));
     assert_eq!(fixture.handoff(P0).await.unwrap().phase, Phase::Syncing);
-    // The last word takes the phase with it: nobody else moves it here.
+    // The last acknowledgement moves the phase. There is no coordinator here that could.
     new.service.let_it("sync", Conduct::Succeed);
     fixture.in_phase(P0, Phase::Switching).await;
     new.until("it serves", |state| state.owned.get(&P0) == Some(&E2)).await;
@@ -317,7 +317,7 @@ async fn what_could_not_be_said_is_said_when_the_store_is_back() {
     assert!(pod.calls.try_recv().is_err(), "it is not warmed twice");
 }
 
-/// The watch goes on all the while, so that no snapshot makes the pod look again.
+/// The watch goes on throughout, so no snapshot makes the pod look again.
 #[tokio::test(start_paused = true)]
 async fn a_write_whose_answer_is_lost_is_tried_again_whether_it_was_carried_out_or_not() {
     for carried_out in [false, true] {

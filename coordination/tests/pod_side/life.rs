@@ -1,4 +1,4 @@
-//! A pod's registration and lease: how it comes, is lost, and is given up.
+//! A pod's registration and lease: how they are gained, lost and given up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -255,7 +255,7 @@ async fn a_shutdown_with_nothing_to_hand_over_is_announced_all_the_same() {
     flaky.fail_next(2, false);
     pod.handle.shutdown(Duration::from_secs(20)).await;
     assert!(began.elapsed() < Duration::from_secs(1));
-    // Else a coordinator could begin to hand something to a pod that is about to go.
+    // Otherwise a coordinator could begin a handoff to a pod that is about to leave.
     announced.await.unwrap();
 }
 
@@ -327,7 +327,7 @@ async fn a_pod_whose_last_handle_is_dropped_is_gone() {
     drop(layer);
 }
 
-/// Waits until the pod's key stands with this lease and says what its own writer says.
+/// Waits until the pod's key has this lease and the pod's own value.
 async fn stands_again(fixture: &Fixture, lease: Option<LeaseId>, incarnation: Incarnation) {
     let own = |view: &View| {
         let record = view.pods.get("w").filter(|record| record.lease == lease && record.incarnation() == incarnation);

@@ -1,4 +1,4 @@
-//! What the layer makes of a request.
+//! Requests through the layer: accepted, refused, made to wait.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ async fn a_request_of_an_earlier_epoch_is_refused_at_once() {
 async fn a_request_ahead_of_the_view_waits_for_it_and_is_served() {
     let (fixture, _) = Fixture::new();
     let mut pod = Pod::start(&fixture, "w").await;
-    // One partition that it has never heard of, and one whose epoch is about to change.
+    // A partition that the pod does not know, and one whose epoch is about to change.
     fixture.begin(P0, None, &pod, 1).await;
     fixture.in_phase(P0, Phase::Ready).await;
     let early = pod.send(P0, 1);
@@ -174,7 +174,7 @@ async fn an_answer_counts_until_it_is_read_or_dropped() {
     assert_eq!(pod.handle.ownership().in_flight(P0), 0);
 }
 
-/// Real sockets: what the sidecar and any hyper server do with the layer.
+/// Over real sockets, as the sidecar and any hyper server use the layer.
 #[tokio::test]
 async fn the_layer_stands_in_front_of_a_hyper_service() {
     let (fixture, _) = Fixture::new();

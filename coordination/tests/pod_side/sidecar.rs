@@ -21,7 +21,7 @@ pub(crate) fn url(port: u16, path: &str) -> Option<Uri> {
     Some(format!("http://127.0.0.1:{port}{path}").parse().unwrap())
 }
 
-/// Answers each connection with the next of these statuses; the requests that came.
+/// Answers each connection with the next of these statuses. The task returns the requests.
 pub(crate) async fn service(statuses: Vec<u16>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -35,7 +35,7 @@ pub(crate) async fn service(statuses: Vec<u16>) -> (u16, tokio::task::JoinHandle
     (port, task)
 }
 
-/// Answers the next connection; the request that came.
+/// Answers the next connection. Returns its request.
 pub(crate) async fn answer(listener: &TcpListener, status: u16) -> String {
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut request = String::new();

@@ -1,4 +1,4 @@
-//! Settings, registrations and leaders' keys that somebody else has written into the store.
+//! Settings, registrations and leaders' keys that another hand has written into the store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -59,11 +59,11 @@ async fn mapping(store: &MemoryStore) -> Option<Partitioner> {
     serde_json::from_slice::<KeyspaceConfig>(&config.value).unwrap().partitioner
 }
 
-/// Where open partitions lead, and whether something is in flight in those that are not.
+/// A data plane that records its routes.
 #[derive(Default)]
 struct Gates {
     open: Mutex<BTreeMap<PartitionId, Target>>,
-    /// To where, if something is.
+    /// Where the requests that are in flight have gone, if there are any.
     in_flight: Mutex<Option<Target>>,
 }
 
@@ -233,7 +233,7 @@ async fn a_routers_registration_that_another_hand_wrote_is_put_back_and_ends_wit
 #[tokio::test(start_paused = true)]
 async fn a_leaders_key_without_its_lease_stands_in_nobodys_way() {
     let store = MemoryStore::new();
-    // Of a leader that is long gone.
+    // The key of a leader that is long gone.
     put(&store, keys().leader(), encode(&Leader { holder: "ghost".into(), lease_id: LeaseId::new(1) })).await;
     for name in ["c-0", "c-1"] {
         tokio::spawn(coordinator(Arc::new(store.clone()), name, TTL, Arc::default()));
@@ -245,7 +245,7 @@ async fn a_leaders_key_without_its_lease_stands_in_nobodys_way() {
     };
     until("a leader with a lease", leads).await;
 
-    // Of the one that leads, who puts it back unless a candidate deletes it first.
+    // The key of the current leader, which puts it back unless a candidate deletes it first.
     let own = get(&store, keys().leader()).await.unwrap();
     for by_hand in [own.value, b"{".to_vec()] {
         put(&store, keys().leader(), by_hand).await;

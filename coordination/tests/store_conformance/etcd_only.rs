@@ -1,4 +1,4 @@
-//! What only the way to a real etcd has: endpoints, credentials, streams to be closed.
+//! Behaviour of the etcd store alone: endpoints, credentials, streams to be closed.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::fixture::{REQUEST_TIMEOUT, TEST_TIMEOUT, etcd_store};
 
-/// Nobody listens here, and nobody gets this port by chance.
+/// An endpoint at which nothing listens, on a port that is never assigned by chance.
 const CLOSED_ENDPOINT: &str = "http://127.0.0.1:1";
 
 fn put(key: &str) -> Txn {
@@ -259,7 +259,7 @@ async fn an_etcd_that_wants_client_certificates_is_spoken_to_with_one_and_new_fi
     let missing = refused(store(&ours, Some(Issued { cert: "/no/cert.pem".into(), key: "/no/key.pem".into() }))).await;
     assert!(missing.contains("/no/cert.pem"), "{missing}");
 
-    // Files that are broken half-way through an exchange of certificates do not cut off who was in.
+    // Files that are inconsistent while certificates are replaced do not cut off existing connections.
     let files = ours.issue("segue");
     std::fs::write(&files.cert, "half").unwrap();
     etcd.restart();

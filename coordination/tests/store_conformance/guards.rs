@@ -1,4 +1,4 @@
-//! Compares, branches, and what a transaction may not ask for.
+//! Compares, branches, and transactions that are refused.
 
 use std::sync::Arc;
 

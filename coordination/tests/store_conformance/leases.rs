@@ -1,4 +1,4 @@
-//! Leases: how they end, what keeps them, and what goes with them.
+//! Leases: how they are kept and end, and which keys end with them.
 
 use std::future::Future;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use crate::fixture::{Fixture, TEST_TIMEOUT, TTL, collect, next};
 
 const UNKNOWN_LEASE: LeaseId = LeaseId::new(0x5e60e);
 
-/// `end` ends a lease: the keys go in one batch, and at one revision, which a watch of each key alone tells.
+/// Checks that all keys of the lease that `end` ends are deleted in one batch and at one revision, as a watch of each key
+/// shows.
 async fn all_go_at_once(fixture: &Fixture, last: Revision, names: [&str; 3], end: impl Future<Output = ()>) {
     let mut together = fixture.watch(fixture.all(), last.next()).await;
     let mut alone = Vec::new();
@@ -55,7 +56,7 @@ pub(crate) async fn a_lease_that_is_kept_alive_outlives_its_ttl(fixture: Fixture
     let last = fixture.write([fixture.leased_op("left", "", Some(other))]).await;
     let mut watch = fixture.watch(fixture.all(), last.next()).await;
 
-    // Beyond its own TTL, and until the other lease, which nobody renews, has ended.
+    // Renew it past its own TTL, and until the other lease, which is not renewed, has ended.
     let began = Instant::now();
     let mut renewed = began;
     let mut left = false;

@@ -1,9 +1,8 @@
-//! One suite for both stores: whatever holds for the embedded one holds for a real etcd too, to the revision.
+//! One suite for both stores: they behave alike, to the revision.
 //!
-//! Each case is a function over a [`Fixture`](fixture::Fixture) and a named test per store, `memory::…` under a paused clock and
-//! `etcd::…` against an etcd that the suite starts. Not the place for what only one of them has: that is in
-//! `etcd_only.rs` and in the stores' own unit tests. A case that writes what both stores must mean is worth more here
-//! than a comment in either.
+//! Each case is a function over a [`Fixture`](fixture::Fixture) and a named test per store: `memory::…` under a paused
+//! clock, and `etcd::…` against an etcd that the suite starts. Not here: behaviour of one store alone (`etcd_only.rs` and
+//! the stores' own unit tests).
 
 #![allow(clippy::unwrap_used)]
 

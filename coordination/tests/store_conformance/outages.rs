@@ -1,4 +1,4 @@
-//! The store goes away and comes back.
+//! A store that becomes unavailable and available again.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::fixture::{Fixture, REQUEST_TIMEOUT, TEST_TIMEOUT, collect, next};
 
-/// What a call may take beyond its timeout on a busy machine.
+/// Time that a call may take beyond its timeout on a busy machine.
 const MAX_TIMEOUT_OVERRUN: Duration = Duration::from_secs(2);
 
 async fn is_unavailable<T: Debug>(what: &str, call: impl Future<Output = Result<T, StoreError>>) {

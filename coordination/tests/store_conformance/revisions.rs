@@ -1,4 +1,4 @@
-//! What makes a revision, and what a snapshot holds.
+//! Revisions, and the contents of snapshots.
 
 use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Compare, Op, Txn};

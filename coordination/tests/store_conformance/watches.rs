@@ -1,4 +1,4 @@
-//! What a watch reports, from where on, and in which pieces.
+//! Watches: which events they report, from which revision on, and in which batches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What pods answer.
+//! Broken answers of pods.
 
 use tokio::io::AsyncReadExt;
 
@@ -8,14 +8,14 @@ use crate::wire::{self, Stop};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gets {
-    /// This status and body, whole.
+    /// A whole answer with this status and body.
     Whole(u16, &'static str),
-    /// An answer of this status that is seen to be cut off, or a hang-up.
+    /// An answer with this status that is visibly cut off, or no answer and a close.
     CutOff(u16),
 }
 use Gets::{CutOff, Whole};
 
-/// Whether the router uses the connection for the next request.
+/// What becomes of the connection to the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     Reused,
@@ -26,7 +26,7 @@ use Then::{Dropped, Reused};
 struct Case {
     what: &'static str,
     answers: String,
-    /// The pod closes behind it.
+    /// The pod closes the connection behind the answer.
     closes: bool,
     gets: Gets,
     then: Then,
@@ -171,7 +171,7 @@ async fn a_broken_answer_fails_alone_and_its_connection_is_not_used_again() {
     }
 }
 
-/// `text`: the answer, maybe behind others that came before it.
+/// Checks the last answer in `text` behind any informational ones.
 fn check(what: &str, mut text: &str, gets: Gets) {
     while let Some((_, behind)) = text.starts_with("HTTP/1.1 1").then(|| text.split_once("\r\n\r\n")).flatten() {
         text = behind;

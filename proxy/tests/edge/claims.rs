@@ -1,4 +1,4 @@
-//! What a client says of itself, of the router and of its key, and what of that reaches a pod.
+//! Headers by which a client could speak for a proxy, for the router or for another key, and what of them reaches a pod.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use http_body_util::BodyExt;
@@ -12,7 +12,7 @@ use crate::support::pod::Speaks;
 use crate::support::{Fixture, P0, Settings};
 use crate::wire::Message;
 
-/// The request that a pod gets from a client by HTTP/1.1 that sends this head.
+/// Sends this head by HTTP/1.1. Returns the request that the pod gets.
 async fn passed_on(fixture: &Fixture, pod: &Recorder, head: &str) -> Message {
     let text = format!("{}\r\n\r\n", head.replace('\n', "\r\n"));
     assert_eq!(fixture.ask(text).await.status, 200);
@@ -39,7 +39,7 @@ async fn a_client_does_not_say_where_it_comes_from() {
     }
 }
 
-/// Headers and trailers as an HTTP/2 pod gets them.
+/// Answers with the headers and trailers that a pod by HTTP/2 gets.
 async fn mirror(request: http::Request<Incoming>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let trailers = body.collect().await.unwrap().trailers().cloned().unwrap_or_default();

@@ -25,7 +25,7 @@ async fn led(settings: Settings) -> (Fixture, Recorder) {
     (fixture, pod)
 }
 
-/// What a client gets that sends this head.
+/// Sends this head. Returns the status and the reason of the answer.
 async fn ask(fixture: &Fixture, head: &str) -> (u16, String) {
     let answer = answer(fixture, head).await;
     let reason = answer.header("segue-reason").to_owned();
@@ -45,7 +45,7 @@ fn served() -> (u16, String) {
     (200, String::new())
 }
 
-/// What pods may take for another path than the router does.
+/// Paths that pods may resolve to other paths than the router does.
 const AMBIGUOUS: [&str; 20] = [
     "/persons/anna/../bert",
     "/persons/anna/x/../../bert",

@@ -1,4 +1,4 @@
-//! What clients send.
+//! Broken requests of clients.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -7,13 +7,13 @@ use crate::recorder::Recorder;
 use crate::support::{Fixture, P0, soon};
 use crate::wire::{self, Message};
 
-/// What every request here begins its head with.
+/// The first fields of every head.
 const H: &str = "host: h\r\nx-partition: 0\r\n";
 const NEXT: &str = "GET /next HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: close\r\n\r\n";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
-    /// The router hangs up.
+    /// The router closes the connection.
     Closed,
     /// The connection serves the next request.
     Goes,
@@ -23,7 +23,7 @@ use Then::{Closed, Goes};
 struct Case {
     what: &'static str,
     sends: String,
-    /// The statuses that the client gets.
+    /// The statuses of the answers that the client gets.
     gets: &'static [u16],
     then: Then,
     /// The request lines that reach the pod.
@@ -47,7 +47,7 @@ fn framing() -> Vec<Case> {
     let coded = |coding: &str| post(coding, "0\r\n\r\n");
     let length = |value: &str| post(&format!("content-length: {value}"), "hello");
     vec![
-        // A length and a coding: the coding counts, and nobody reads on.
+        // A length and a coding: the coding counts, and the connection is not read on.
         case(
             "CL.TE",
             post("content-length: 6\r\ntransfer-encoding: chunked", &format!("0\r\n\r\n{inner}")),
@@ -233,7 +233,7 @@ async fn run(cases: Vec<Case>) {
     }
 }
 
-/// Sends, and reads the answers until the router hangs up.
+/// Sends these bytes and reads the answers until the router closes.
 async fn talk(address: std::net::SocketAddr, bytes: &[u8]) -> Vec<Message> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let (mut read, mut write) = stream.split();

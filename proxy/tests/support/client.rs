@@ -1,4 +1,4 @@
-//! Clients: one that writes HTTP/1.1 byte by byte as the test says, and one for HTTP/2.
+//! Clients: one by HTTP/1.1 whose every byte the test writes, and one by HTTP/2.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ pub fn empty() -> Body {
     http_body_util::Empty::new().map_err(|never| match never {}).boxed()
 }
 
-/// A body that the test sends frame by frame; dropping the sender without an end breaks it off.
+/// Returns a body that the test sends frame by frame. `None` ends it; dropping the sender breaks it off.
 pub fn stream() -> (tokio::sync::mpsc::UnboundedSender<Option<http_body::Frame<Bytes>>>, Body) {
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel::<Option<http_body::Frame<Bytes>>>();
     let frames = futures_util::stream::poll_fn(move |context| {
@@ -40,7 +40,7 @@ pub fn data(bytes: &'static str) -> Option<http_body::Frame<Bytes>> {
     Some(http_body::Frame::data(Bytes::from(bytes)))
 }
 
-/// A connection on which every byte is written by the test.
+/// A connection by HTTP/1.1 on which the test writes every byte.
 pub struct RawHttp1Client {
     pub stream: TcpStream,
     buffer: Vec<u8>,
@@ -60,7 +60,7 @@ impl Answer {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    /// The status, and why the router itself has answered.
+    /// Returns the status of a response that the router has made itself, and the reason that it gives.
     pub fn reason(&self) -> (u16, &str) {
         if !self.headers.contains_key("grpc-status") {
             let body: serde_json::Value = serde_json::from_slice(&self.body).expect("a body that tells why");
@@ -79,7 +79,7 @@ impl RawHttp1Client {
         RawHttp1Client { stream: TcpStream::connect(address).await.unwrap(), buffer: Vec::new() }
     }
 
-    /// From another address of this machine.
+    /// Connects from another address of this machine.
     pub async fn connect_from(ip: [u8; 4], address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(SocketAddr::from((ip, 0))).unwrap();
@@ -90,7 +90,7 @@ impl RawHttp1Client {
         self.stream.write_all(text.as_ref()).await.unwrap();
     }
 
-    /// A whole exchange.
+    /// Sends a request and returns the response.
     pub async fn ask(&mut self, text: impl AsRef<[u8]>) -> Answer {
         self.write(text).await;
         self.answer().await
@@ -100,7 +100,7 @@ impl RawHttp1Client {
         soon(self.stream.read_buf(&mut self.buffer)).await.unwrap_or(0)
     }
 
-    /// The head of the next answer, and how many bytes it took.
+    /// Reads the head of the next answer.
     pub async fn head(&mut self) -> Answer {
         loop {
             let mut slots = [httparse::EMPTY_HEADER; 64];
@@ -123,7 +123,7 @@ impl RawHttp1Client {
         String::from_utf8_lossy(&self.buffer).into_owned()
     }
 
-    /// The next answer with its body.
+    /// Reads the next answer with its body.
     pub async fn answer(&mut self) -> Answer {
         let mut answer = self.head().await;
         if let Some(length) = answer.headers.get("content-length") {
@@ -166,7 +166,7 @@ impl RawHttp1Client {
         }
     }
 
-    /// Everything up to the close.
+    /// Reads up to the close.
     pub async fn rest(mut self) -> String {
         while self.more().await != 0 {}
         self.text()
@@ -191,7 +191,7 @@ impl Http2Client {
         Http2Client { sender, address }
     }
 
-    /// A request to partition 0, to be completed.
+    /// Begins to build a request to partition 0.
     pub fn request(&self, method: &str, path: &str) -> http::request::Builder {
         Request::builder().method(method).uri(format!("http://{}{path}", self.address)).header("x-partition", "0")
     }

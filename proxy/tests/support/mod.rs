@@ -48,7 +48,7 @@ pub const POST: &str = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-
 /// A request whose body of five bytes the client sends once it is told to.
 pub const POST_THAT_EXPECTS: &str =
     "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
-/// A response without a body.
+/// A `200` without a body.
 pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
 /// What a pod speaks, and the setting by which a router speaks it to pods.
@@ -83,7 +83,7 @@ impl Default for Settings {
                     order_by: Some("x-key".parse().unwrap()),
                 },
                 trust_forwarded: false,
-                // All clients of a test have one address, and some of them drip.
+                // All clients of a test have one address, and some upload slowly.
                 limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
                 upload_grace: UPLOAD_GRACE,
                 upstream: UpstreamSettings::default(),
@@ -102,7 +102,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The defaults, changed.
+    /// Returns the defaults with this change.
     pub fn with(change: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = Settings::default();
         change(&mut settings);
@@ -117,14 +117,14 @@ impl Settings {
         Settings::with(|settings| change(&mut settings.forward.limits))
     }
 
-    /// Uploads below 1000 bytes a second are ended after this time.
+    /// Ends uploads that are slower than 1000 bytes a second after this time.
     pub fn limit_upload_rate(mut self, grace: Duration) -> Self {
         self.forward.limits.min_upload_rate = 1000;
         self.forward.upload_grace = grace;
         self
     }
 
-    /// Pods are spoken to by this protocol.
+    /// Speaks to pods by this protocol.
     pub fn with_protocol(protocol: UpstreamProtocol) -> Self {
         Settings::with_upstream(|upstream| upstream.protocol = protocol)
     }
@@ -154,7 +154,7 @@ impl Fixture {
         Self::started(server, settings, |server, forward, table, metrics| server.start(forward, table, metrics))
     }
 
-    /// A fixture whose server is started by `start`.
+    /// Returns a fixture whose server `start` starts.
     pub fn started(
         server: Server,
         settings: Settings,
@@ -169,7 +169,7 @@ impl Fixture {
         let address = server.local_addr();
         let server = start(server, &settings.forward, &table, &metrics).unwrap();
         let targets = Targets::default();
-        // What the router's shell does, as far as these tests need it.
+        // Does what the router's shell does, as far as these tests need it.
         let (told, wanted) = (table.clone(), targets.clone());
         tokio::spawn(async move {
             while let Some(partition) = notices.recv().await {
@@ -263,7 +263,7 @@ impl Fixture {
         until(|| std::net::TcpStream::connect(self.address).is_err(), "the listener to be closed").await;
     }
 
-    /// The pod at this address is about to be routed to.
+    /// Announces that the pod at this address is about to get a partition.
     pub fn expect(&self, address: impl ToString, epoch: u64) {
         let (target, record) = named(&address.to_string(), epoch);
         DataPlane::expect(&*self.table, &target, &record, false);
@@ -284,8 +284,8 @@ impl Fixture {
         DataPlane::name_cause(&*self.table, partition, cause);
     }
 
-    /// Severs what is in flight. An exchange can be severed once it has lasted for a moment, as one that outlasts a drain
-    /// has, so this tries until all are.
+    /// Severs what is in flight. An exchange can be severed only once it has lasted for a moment, so this retries until all
+    /// are.
     pub fn sever(&self, partition: PartitionId) {
         let table = self.table.clone();
         tokio::spawn(async move {
@@ -295,23 +295,23 @@ impl Fixture {
         });
     }
 
-    /// Ends a drain as its timeout does.
+    /// Holds a partition and severs what is in flight, as a drain that times out does.
     pub fn hold_and_sever(&self, partition: PartitionId) {
         self.hold(partition, HoldCause::Handoff);
         self.sever(partition);
     }
 
-    /// Waits until so many requests of the partition are held.
+    /// Waits until this number of requests of the partition is held.
     pub async fn held(&self, partition: PartitionId, requests: usize) {
         until(|| self.table.stashed(partition).0 == requests, "requests to be held").await;
     }
 
-    /// What the control side is told of partition 0.
+    /// Returns the stage of partition 0 that the control side sees.
     pub fn table_stage(&self) -> Stage {
         DataPlane::stage(&*self.table, PartitionId::new(0)).0
     }
 
-    /// Waits until so many requests of the partition are in flight.
+    /// Waits until this number of requests of the partition is in flight.
     pub async fn in_flight(&self, partition: PartitionId, requests: u32) {
         until(|| self.table.in_flight(partition) == requests, "requests in flight").await;
     }
@@ -345,7 +345,7 @@ async fn settle(table: Arc<Table>, targets: Targets, partition: PartitionId) {
     }
 }
 
-/// Waits for a condition that another thread brings about and nobody announces.
+/// Waits for a condition that another thread brings about without a notification.
 pub async fn until(mut condition: impl FnMut() -> bool, what: &str) {
     let deadline = Instant::now() + TEST_TIMEOUT;
     while !condition() {
@@ -354,7 +354,7 @@ pub async fn until(mut condition: impl FnMut() -> bool, what: &str) {
     }
 }
 
-/// Runs until done, or fails the test.
+/// Runs `work` to its end, or fails the test after [`TEST_TIMEOUT`].
 pub async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(TEST_TIMEOUT, work).await.expect("something that should have happened has not")
 }

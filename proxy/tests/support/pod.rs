@@ -21,7 +21,7 @@ use super::soon;
 /// A pod that speaks HTTP/1.1 or HTTP/2.
 pub struct Pod {
     pub address: SocketAddr,
-    /// Connections it has accepted.
+    /// Number of connections that the pod has accepted.
     pub connections: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -157,7 +157,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The head of the next request, as text.
+    /// Reads the head of the next request.
     pub async fn head(&mut self) -> String {
         loop {
             if let Some(end) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -203,7 +203,7 @@ impl Connection {
         self.stream.write_all(text.as_ref()).await.unwrap();
     }
 
-    /// What comes until the router closes.
+    /// Reads until the router closes.
     pub async fn rest(&mut self) -> String {
         while soon(self.stream.read_buf(&mut self.buffer)).await.unwrap_or(0) != 0 {}
         String::from_utf8_lossy(&self.buffer).into_owned()

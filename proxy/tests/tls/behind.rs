@@ -1,4 +1,4 @@
-//! Towards pods.
+//! TLS towards pods.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -199,7 +199,7 @@ async fn a_pod_that_cannot_be_trusted_gets_nothing_is_not_hammered_and_is_found_
     }
 }
 
-/// A router that expects pods to be called otherwise.
+/// Settings of a router that expects another name in its pods' certificates.
 struct ServerName;
 
 impl ServerName {
@@ -303,7 +303,7 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on_while_the_rest_is_
     soon(async { tokio::join!(sent, received) }).await;
 }
 
-/// TLS takes the end of a body before the socket has room for it.
+/// rustls takes the end of a body before the socket has room for it.
 #[tokio::test]
 async fn the_end_of_a_request_reaches_a_pod_that_reads_slowly() {
     const SIZE: usize = 8 << 20;
@@ -326,7 +326,7 @@ async fn the_end_of_a_request_reaches_a_pod_that_reads_slowly() {
     assert_eq!(soon(asked).await.unwrap().status, 200);
 }
 
-/// A lease is asked at the last moment, by the request that makes a connection and by those that wait for it.
+/// The lease is checked at the last moment, by the request that makes a connection and by those that wait for it.
 #[tokio::test]
 async fn a_lease_that_runs_out_while_a_connection_is_made_keeps_everything_back() {
     for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {

@@ -1,4 +1,4 @@
-//! Towards clients.
+//! TLS towards clients.
 
 use std::time::Duration;
 

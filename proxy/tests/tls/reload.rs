@@ -11,7 +11,7 @@ use super::support::P0;
 use super::support::pod::{Pod, Speaks};
 use super::{Authorities, curl, fixture, python, run, server, tell, text};
 
-/// Who has issued the certificate that is served now.
+/// Returns the line of OpenSSL that names the issuer of the certificate that is served now.
 async fn issuer(address: &str) -> String {
     let mut command = tokio::process::Command::new("openssl");
     command.args(["s_client", "-connect", address, "-showcerts"]).stdin(std::process::Stdio::null());
@@ -23,7 +23,7 @@ fn copy(from: &segue_tests::certificates::Issued, to: &segue_tests::certificates
     fs::copy(&from.key, &to.key).unwrap();
 }
 
-/// A connection that stays: a request for each line of its input.
+/// A client that keeps its connection and sends a request for each line of its input.
 const STAYS: &str = "
 import http.client, ssl, sys
 host, port = sys.argv[1].split(':')

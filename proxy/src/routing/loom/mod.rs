@@ -13,7 +13,7 @@
 //!   [`leave`](crate::routing::gate::Gate::leave) is made `Relaxed`, although it is needed.
 //! * Switching a gate that is not empty; `tests/table.rs` does that.
 //!
-//! Faults that were put in, and the models that failed:
+//! Each of these faults was introduced once; these models failed:
 //!
 //! | fault | failed |
 //! | --- | --- |
@@ -120,7 +120,7 @@ impl Fixture {
         self.table.stop(PARTITION, HoldCause::Handoff);
     }
 
-    /// Leads the partition to the pod of this epoch.
+    /// Routes the partition to the pod of this epoch.
     fn switch(&self, epoch: u64) {
         let slot = self.table.intern_pod(&epoch.to_string(), Incarnation::registered_at(1.into()), "pod:1", false);
         self.table.switch(PARTITION, slot, epoch.into());
@@ -145,7 +145,8 @@ impl Fixture {
         self.until(GateState::Open);
     }
 
-    /// Leads the partition to the pod of this epoch whenever it is held, until so many workers have ended and it is open.
+    /// Routes the partition to the pod of this epoch whenever it is held, until this number of workers has ended and it is
+    /// open.
     fn keep_open(&mut self, epoch: u64, workers: usize) {
         let mut ended = 0;
         while ended < workers || self.position() != GateState::Open {
