@@ -1,5 +1,5 @@
-//! The rules that make a handoff safe, one by one: what a decision says, and that the store refuses its transaction once
-//! the world has moved on. Over the embedded store, without tasks or clocks.
+//! The rules that make a handoff safe, one by one: each decision, and the store's refusal of its transaction once the view
+//! is outdated. Over the embedded store, without tasks or clocks.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -32,36 +32,36 @@ const P0: PartitionId = PartitionId::new(0);
 const NO_SYNC: Capabilities = Capabilities { sync: false, ..Capabilities::ALL };
 const NONE: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: false };
 
-/// A keyspace with one partition, put together by hand.
-struct World {
+/// A keyspace with one partition, whose records the test writes.
+struct Fixture {
     store: MemoryStore,
     keys: Keyspace,
-    /// Of everybody who registers.
+    /// The lease of every registration.
     lease: LeaseId,
 }
 
-impl World {
-    /// Partition 0 belongs to pod `a` at epoch 4; pod `b` is there; so are these routers.
+impl Fixture {
+    /// Returns a keyspace in which pod `a` owns partition 0 at epoch 4, with pod `b` and these routers registered.
     async fn new(old: Capabilities, new: Capabilities, routers: &[&str]) -> Self {
         let store = MemoryStore::new();
         let lease = store.grant(Duration::from_secs(3600)).await.unwrap();
-        let world = World { store, keys: Keyspace::new("/segue/", "test"), lease };
-        world.put(world.keys.config(), encode(&KeyspaceConfig::new(1))).await;
-        let a = world.pod("a", old).await;
-        world.pod("b", new).await;
+        let fixture = Fixture { store, keys: Keyspace::new("/segue/", "test"), lease };
+        fixture.put(fixture.keys.config(), encode(&KeyspaceConfig::new(1))).await;
+        let a = fixture.pod("a", old).await;
+        fixture.pod("b", new).await;
         for router in routers {
-            world.router(router).await;
+            fixture.router(router).await;
         }
         let owned = Assignment::new(P0, "a", a, E4);
-        world.put(world.keys.assignment(P0), encode(&owned)).await;
-        world
+        fixture.put(fixture.keys.assignment(P0), encode(&owned)).await;
+        fixture
     }
 
     async fn put(&self, key: String, value: Vec<u8>) -> Revision {
         self.commit(Txn { then: vec![Op::Put { key, value, lease: None }], ..Txn::default() }).await.unwrap()
     }
 
-    /// As its writer does it, and not another hand.
+    /// Writes a record under the lease, as its owner does.
     async fn register(&self, key: String, value: Vec<u8>) -> Incarnation {
         let put = Op::Put { key, value, lease: Some(self.lease) };
         let created = self.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
@@ -72,7 +72,7 @@ impl World {
         self.commit(Txn { then: vec![Op::Delete(Keys::One(key))], ..Txn::default() }).await.unwrap();
     }
 
-    /// The revision of a transaction that was carried out; `None`: it was refused.
+    /// Returns the revision of a transaction, or `None` if the store refused it.
     async fn commit(&self, txn: Txn) -> Option<Revision> {
         let outcome = self.store.commit(txn).await.unwrap();
         outcome.committed().then_some(outcome.revision)
@@ -102,7 +102,7 @@ impl World {
         View::from_snapshot(self.keys.clone(), snapshot)
     }
 
-    /// The handoff from `a` to `b` begins at this phase; its identity.
+    /// Begins the handoff from `a` to `b` at this phase. Returns its identity.
     async fn handoff(&self, phase: Phase, mode: Mode) -> HandoffId {
         let view = self.view().await;
         let record = Handoff {
@@ -118,13 +118,13 @@ impl World {
         self.view().await.handoffs.get(&P0).map(|handoff| handoff.value.phase)
     }
 
-    /// A router or pod acknowledges by what it sees now; whether that was accepted.
+    /// Has a router or pod acknowledge by its current view. Returns whether the store accepted that.
     async fn ack(&self, ack: &Ack) -> bool {
         let view = self.view().await;
         self.ack_seen(&view, ack).await
     }
 
-    /// The same, by what it saw then.
+    /// The same, by an earlier view.
     async fn ack_seen(&self, view: &View, ack: &Ack) -> bool {
         let (key, incarnation) = match ack {
             Ack::RouterDrained(RouterDrainedAck { router_name, .. })
@@ -136,7 +136,7 @@ impl World {
         self.commit(acknowledge(view, ack, key, incarnation, 0)).await.is_some()
     }
 
-    /// Anyone moves the handoff on by what the view shows; whether there was a move and the store carried it out.
+    /// Moves the handoff on by this view. Returns whether there was a move to make and the store accepted it.
     async fn advance_seen(&self, view: &View) -> bool {
         match advance(view, P0, 0) {
             Some(step) => self.commit(step.txn).await.is_some(),
@@ -168,104 +168,104 @@ fn is_held(view: &View) -> bool {
 
 #[tokio::test]
 async fn a_handoff_goes_through_its_phases_and_each_last_ack_carries_the_move() {
-    let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r", "s"]).await;
-    let id = world.handoff(Phase::Warming, Mode::Barrier).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(Capabilities::ALL, Capabilities::ALL, &["r", "s"]).await;
+    let id = fixture.handoff(Phase::Warming, Mode::Barrier).await;
+    let view = fixture.view().await;
     let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
     assert_eq!(route(&view, P0, Trust::Held), Route::To(at("a", a, 4)), "the old owner serves while the new one warms");
     assert_eq!(duty(&view, "b", b, P0), Duty::Warm { handoff: id, epoch: E5 });
-    world.commit(warmed(&view, "b", b, id, P0, 0).unwrap()).await.unwrap();
+    fixture.commit(warmed(&view, "b", b, id, P0, 0).unwrap()).await.unwrap();
 
-    assert!(is_held(&world.view().await));
-    assert!(world.ack(&drained("r", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Ready), "s has not drained");
-    assert!(world.ack(&drained("s", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Syncing));
+    assert!(is_held(&fixture.view().await));
+    assert!(fixture.ack(&drained("r", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Ready), "s has not drained");
+    assert!(fixture.ack(&drained("s", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Syncing));
 
-    let view = world.view().await;
+    let view = fixture.view().await;
     assert!(is_held(&view));
     assert_eq!(duty(&view, "a", a, P0), Duty::Drain { handoff: id, epoch: E4 });
     assert_eq!(duty(&view, "b", b, P0), Duty::Stand { handoff: id, epoch: E5 }, "the log is not at rest yet");
-    assert!(world.ack(&says("a", PodAckKind::Drained, id)).await);
-    assert_eq!(duty(&world.view().await, "b", b, P0), Duty::Sync { handoff: id, epoch: E5 });
-    assert!(world.ack(&says("b", PodAckKind::Synced, id)).await);
+    assert!(fixture.ack(&says("a", PodAckKind::Drained, id)).await);
+    assert_eq!(duty(&fixture.view().await, "b", b, P0), Duty::Sync { handoff: id, epoch: E5 });
+    assert!(fixture.ack(&says("b", PodAckKind::Synced, id)).await);
 
-    let view = world.view().await;
-    assert_eq!(world.phase().await, Some(Phase::Switching));
+    let view = fixture.view().await;
+    assert_eq!(fixture.phase().await, Some(Phase::Switching));
     assert_eq!(route(&view, P0, Trust::Held), Route::To(at("b", b, 5)));
     assert_eq!(duty(&view, "b", b, P0), Duty::Serve { epoch: E5 });
-    assert!(world.ack(&cut_over("r", id)).await);
-    assert!(world.ack(&cut_over("s", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Complete));
+    assert!(fixture.ack(&cut_over("r", id)).await);
+    assert!(fixture.ack(&cut_over("s", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Complete));
 
-    assert_eq!(duty(&world.view().await, "a", a, P0), Duty::Release { handoff: id });
-    assert!(world.ack(&says("a", PodAckKind::Released, id)).await);
-    assert!(world.advance_seen(&world.view().await).await);
-    let view = world.view().await;
+    assert_eq!(duty(&fixture.view().await, "a", a, P0), Duty::Release { handoff: id });
+    assert!(fixture.ack(&says("a", PodAckKind::Released, id)).await);
+    assert!(fixture.advance_seen(&fixture.view().await).await);
+    let view = fixture.view().await;
     assert!(view.handoffs.is_empty() && view.acks.is_empty(), "the record and all acks go together");
 }
 
 #[tokio::test]
 async fn of_acks_that_cross_the_last_one_carries_the_move() {
-    let world = World::new(NONE, NONE, &["r", "s", "t"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    let before = world.view().await;
-    assert!(world.ack_seen(&before, &drained("r", id)).await);
-    assert!(world.ack_seen(&before, &drained("s", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Ready), "t has not drained");
-    assert!(world.ack_seen(&before, &drained("t", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Switching));
+    let fixture = Fixture::new(NONE, NONE, &["r", "s", "t"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = fixture.view().await;
+    assert!(fixture.ack_seen(&before, &drained("r", id)).await);
+    assert!(fixture.ack_seen(&before, &drained("s", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Ready), "t has not drained");
+    assert!(fixture.ack_seen(&before, &drained("t", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Switching));
 
-    let before = world.view().await;
+    let before = fixture.view().await;
     for router in ["s", "t"] {
-        assert!(world.ack_seen(&before, &cut_over(router, id)).await);
-        assert_eq!(world.phase().await, Some(Phase::Switching), "r has not cut over");
+        assert!(fixture.ack_seen(&before, &cut_over(router, id)).await);
+        assert_eq!(fixture.phase().await, Some(Phase::Switching), "r has not cut over");
     }
-    assert!(world.ack_seen(&before, &cut_over("r", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Complete));
+    assert!(fixture.ack_seen(&before, &cut_over("r", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Complete));
 }
 
 #[tokio::test]
 async fn a_router_that_gives_up_is_not_taken_for_one_that_has_drained() {
-    let world = World::new(NONE, NONE, &["r", "s"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    let before = world.view().await;
+    let fixture = Fixture::new(NONE, NONE, &["r", "s"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = fixture.view().await;
     let Ack::RouterDrained(said) = drained("s", id) else { unreachable!() };
-    assert!(world.ack_seen(&before, &Ack::RouterDrained(RouterDrainedAck { gave_up: true, ..said })).await);
-    assert!(world.ack_seen(&before, &drained("r", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Ready));
-    assert_eq!(waiting_for(&world.view().await, P0), [Waiting::RouterGaveUp("s".into())]);
+    assert!(fixture.ack_seen(&before, &Ack::RouterDrained(RouterDrainedAck { gave_up: true, ..said })).await);
+    assert!(fixture.ack_seen(&before, &drained("r", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Ready));
+    assert_eq!(waiting_for(&fixture.view().await, P0), [Waiting::RouterGaveUp("s".into())]);
 }
 
 #[tokio::test]
 async fn what_a_router_said_of_an_earlier_handoff_does_not_carry_the_next_one_on() {
-    let world = World::new(NONE, NONE, &["r", "s"]).await;
+    let fixture = Fixture::new(NONE, NONE, &["r", "s"]).await;
     for phase in [Phase::Ready, Phase::Switching] {
-        let first = world.handoff(phase, Mode::Barrier).await;
+        let first = fixture.handoff(phase, Mode::Barrier).await;
         let (one, other) = match phase {
             Phase::Ready => (drained("r", first), drained("s", first)),
             _ => (cut_over("r", first), cut_over("s", first)),
         };
-        assert!(world.ack(&other).await);
+        assert!(fixture.ack(&other).await);
         // By hand: the acks stay behind.
-        world.delete(world.keys.handoff(P0)).await;
-        let second = world.handoff(phase, Mode::Barrier).await;
+        fixture.delete(fixture.keys.handoff(P0)).await;
+        let second = fixture.handoff(phase, Mode::Barrier).await;
         let again = match one {
             Ack::RouterDrained(said) => Ack::RouterDrained(RouterDrainedAck { handoff: second, ..said }),
             Ack::RouterCutover(said) => Ack::RouterCutover(RouterCutoverAck { handoff: second, ..said }),
             other => other,
         };
-        assert!(world.ack(&again).await);
-        assert_eq!(world.phase().await, Some(phase));
-        world.delete(world.keys.handoff(P0)).await;
+        assert!(fixture.ack(&again).await);
+        assert_eq!(fixture.phase().await, Some(phase));
+        fixture.delete(fixture.keys.handoff(P0)).await;
     }
 }
 
 #[tokio::test]
 async fn a_stop_may_wait_only_while_a_living_old_owner_serves_what_this_router_has_to_drain() {
-    let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
-    world.handoff(Phase::Ready, Mode::Barrier).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+    fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let view = fixture.view().await;
     let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
     let open = Stage::Open(at("a", a, 4));
     let since = view.handoffs[&P0].mod_revision;
@@ -278,164 +278,164 @@ async fn a_stop_may_wait_only_while_a_living_old_owner_serves_what_this_router_h
     for trust in [Trust::RunOut(OnStoreLoss::Serve), Trust::Gone] {
         assert_eq!(may_stop_later(&view, P0, trust, &open), None, "{trust:?}");
     }
-    world.handoff(Phase::Ready, Mode::Independent).await;
-    assert_eq!(may_stop_later(&world.view().await, P0, Trust::Held, &open), None);
+    fixture.handoff(Phase::Ready, Mode::Independent).await;
+    assert_eq!(may_stop_later(&fixture.view().await, P0, Trust::Held, &open), None);
     for phase in [Phase::Warming, Phase::Syncing, Phase::Switching] {
-        world.handoff(phase, Mode::Barrier).await;
-        assert_eq!(may_stop_later(&world.view().await, P0, Trust::Held, &open), None, "{phase:?}");
+        fixture.handoff(phase, Mode::Barrier).await;
+        assert_eq!(may_stop_later(&fixture.view().await, P0, Trust::Held, &open), None, "{phase:?}");
     }
-    world.handoff(Phase::Ready, Mode::Barrier).await;
-    world.delete(world.keys.pod("a")).await;
-    assert_eq!(may_stop_later(&world.view().await, P0, Trust::Held, &open), None, "the owner is dead");
+    fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    fixture.delete(fixture.keys.pod("a")).await;
+    assert_eq!(may_stop_later(&fixture.view().await, P0, Trust::Held, &open), None, "the owner is dead");
 }
 
 #[tokio::test]
 async fn syncing_is_skipped_when_neither_pod_has_anything_to_say() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    assert!(world.ack(&drained("r", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Switching));
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    assert!(fixture.ack(&drained("r", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Switching));
 }
 
 #[tokio::test]
 async fn a_router_that_registers_late_makes_the_move_fail() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    let before = world.view().await;
-    world.router("late").await;
-    assert!(world.ack_seen(&before, &drained("r", id)).await, "the ack itself stands");
-    assert_eq!(world.phase().await, Some(Phase::Ready), "but not the move that it would have carried");
-    assert_eq!(waiting_for(&world.view().await, P0), [Waiting::RouterDrained("late".into())]);
-    assert!(is_held(&world.view().await), "and the late one never routes to the old owner");
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = fixture.view().await;
+    fixture.router("late").await;
+    assert!(fixture.ack_seen(&before, &drained("r", id)).await, "the ack itself stands");
+    assert_eq!(fixture.phase().await, Some(Phase::Ready), "but not the move that it would have carried");
+    assert_eq!(waiting_for(&fixture.view().await, P0), [Waiting::RouterDrained("late".into())]);
+    assert!(is_held(&fixture.view().await), "and the late one never routes to the old owner");
 }
 
 #[tokio::test]
 async fn a_router_that_dies_drops_out_of_the_quorum() {
-    let world = World::new(NONE, NONE, &["r", "s"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    assert!(world.ack(&drained("r", id)).await);
-    world.delete(world.keys.router("s")).await;
-    assert!(world.advance_seen(&world.view().await).await);
-    assert_eq!(world.phase().await, Some(Phase::Switching));
+    let fixture = Fixture::new(NONE, NONE, &["r", "s"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    assert!(fixture.ack(&drained("r", id)).await);
+    fixture.delete(fixture.keys.router("s")).await;
+    assert!(fixture.advance_seen(&fixture.view().await).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Switching));
 }
 
 #[tokio::test]
 async fn an_ack_for_an_earlier_handoff_is_impossible() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let first = world.handoff(Phase::Ready, Mode::Barrier).await;
-    let before = world.view().await;
-    world.delete(world.keys.handoff(P0)).await;
-    let second = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let first = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = fixture.view().await;
+    fixture.delete(fixture.keys.handoff(P0)).await;
+    let second = fixture.handoff(Phase::Ready, Mode::Barrier).await;
     assert_ne!(first, second);
-    assert!(!world.ack_seen(&before, &drained("r", first)).await);
-    assert_eq!(world.phase().await, Some(Phase::Ready));
+    assert!(!fixture.ack_seen(&before, &drained("r", first)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Ready));
 }
 
 #[tokio::test]
 async fn a_participant_whose_registration_is_gone_cannot_acknowledge() {
-    let world = World::new(Capabilities::ALL, NONE, &["r"]).await;
-    let id = world.handoff(Phase::Syncing, Mode::Barrier).await;
-    let before = world.view().await;
-    world.delete(world.keys.pod("a")).await;
-    world.pod("a", Capabilities::ALL).await;
-    assert!(!world.ack_seen(&before, &says("a", PodAckKind::Drained, id)).await);
+    let fixture = Fixture::new(Capabilities::ALL, NONE, &["r"]).await;
+    let id = fixture.handoff(Phase::Syncing, Mode::Barrier).await;
+    let before = fixture.view().await;
+    fixture.delete(fixture.keys.pod("a")).await;
+    fixture.pod("a", Capabilities::ALL).await;
+    assert!(!fixture.ack_seen(&before, &says("a", PodAckKind::Drained, id)).await);
 }
 
 #[tokio::test]
 async fn an_old_owner_that_comes_back_between_the_view_and_the_move_makes_it_fail() {
-    let world = World::new(Capabilities::ALL, NO_SYNC, &["r"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    world.delete(world.keys.pod("a")).await;
-    let without_a = world.view().await;
-    world.pod("a", Capabilities::ALL).await;
-    assert!(world.ack_seen(&without_a, &drained("r", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Ready));
+    let fixture = Fixture::new(Capabilities::ALL, NO_SYNC, &["r"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    fixture.delete(fixture.keys.pod("a")).await;
+    let without_a = fixture.view().await;
+    fixture.pod("a", Capabilities::ALL).await;
+    assert!(fixture.ack_seen(&without_a, &drained("r", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Ready));
 }
 
 #[tokio::test]
 async fn nothing_flips_to_a_new_owner_that_is_dead() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    let before = world.view().await;
-    world.delete(world.keys.pod("b")).await;
-    world.ack_seen(&before, &drained("r", id)).await;
-    assert_eq!(world.phase().await, Some(Phase::Ready));
-    assert_eq!(waiting_for(&world.view().await, P0), [Waiting::NewOwner("b".into())]);
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = fixture.view().await;
+    fixture.delete(fixture.keys.pod("b")).await;
+    fixture.ack_seen(&before, &drained("r", id)).await;
+    assert_eq!(fixture.phase().await, Some(Phase::Ready));
+    assert_eq!(waiting_for(&fixture.view().await, P0), [Waiting::NewOwner("b".into())]);
 }
 
 #[tokio::test]
 async fn a_move_is_made_once_however_many_try() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    let before = world.view().await;
-    assert!(world.ack(&drained("r", id)).await);
-    let moved = world.view().await;
-    assert!(world.ack_seen(&before, &drained("r", id)).await, "a repeated ack is harmless");
-    assert_eq!(world.view().await.handoffs[&P0].mod_revision, moved.handoffs[&P0].mod_revision);
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = fixture.view().await;
+    assert!(fixture.ack(&drained("r", id)).await);
+    let moved = fixture.view().await;
+    assert!(fixture.ack_seen(&before, &drained("r", id)).await, "a repeated ack is harmless");
+    assert_eq!(fixture.view().await.handoffs[&P0].mod_revision, moved.handoffs[&P0].mod_revision);
 }
 
 #[tokio::test]
 async fn a_router_that_gave_up_is_no_router_that_has_drained() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
     let Ack::RouterDrained(mut ack) = drained("r", id) else { unreachable!() };
     ack.gave_up = true;
-    assert!(world.ack(&Ack::RouterDrained(ack)).await);
-    assert_eq!(waiting_for(&world.view().await, P0), [Waiting::RouterGaveUp("r".into())]);
-    assert_eq!(world.phase().await, Some(Phase::Ready));
-    assert!(world.ack(&drained("r", id)).await, "unless the drain ends after all");
-    assert_eq!(world.phase().await, Some(Phase::Switching));
+    assert!(fixture.ack(&Ack::RouterDrained(ack)).await);
+    assert_eq!(waiting_for(&fixture.view().await, P0), [Waiting::RouterGaveUp("r".into())]);
+    assert_eq!(fixture.phase().await, Some(Phase::Ready));
+    assert!(fixture.ack(&drained("r", id)).await, "unless the drain ends after all");
+    assert_eq!(fixture.phase().await, Some(Phase::Switching));
 }
 
 #[tokio::test]
 async fn the_very_first_placement_needs_no_acks_and_routers_hold_meanwhile() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    world.delete(world.keys.assignment(P0)).await;
-    let b = world.view().await.incarnation_of("b");
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    fixture.delete(fixture.keys.assignment(P0)).await;
+    let b = fixture.view().await.incarnation_of("b");
     let record = Handoff { phase: Phase::Ready, reason: "first placement".into(), ..Handoff::new(P0, "b", b, E1) };
-    world.put(world.keys.handoff(P0), encode(&record)).await;
-    let view = world.view().await;
+    fixture.put(fixture.keys.handoff(P0), encode(&record)).await;
+    let view = fixture.view().await;
     assert!(is_held(&view));
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), None);
-    assert!(world.advance_seen(&view).await);
-    assert_eq!(route(&world.view().await, P0, Trust::Held), Route::To(at("b", b, 1)));
+    assert!(fixture.advance_seen(&view).await);
+    assert_eq!(route(&fixture.view().await, P0, Trust::Held), Route::To(at("b", b, 1)));
 }
 
 #[tokio::test]
 async fn independent_mode_lets_a_router_switch_by_itself_and_flips_with_its_ack() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Independent).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Independent).await;
+    let view = fixture.view().await;
     let b = view.incarnation_of("b");
     assert_eq!(duty(&view, "b", b, P0), Duty::Serve { epoch: E5 });
     let to = at("b", b, 5);
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to.clone())));
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Open(to), false), Some(Step::AckCutover(id)));
-    assert!(world.ack(&cut_over("r", id)).await);
-    let view = world.view().await;
-    assert_eq!((world.phase().await, view.assignments[&P0].value.epoch), (Some(Phase::Complete), E5));
+    assert!(fixture.ack(&cut_over("r", id)).await);
+    let view = fixture.view().await;
+    assert_eq!((fixture.phase().await, view.assignments[&P0].value.epoch), (Some(Phase::Complete), E5));
 }
 
 #[tokio::test]
 async fn a_router_stops_drains_acknowledges_and_reopens_when_the_handoff_is_cancelled() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let old = at("a", world.view().await.incarnation_of("a"), 4);
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let old = at("a", fixture.view().await.incarnation_of("a"), 4);
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let view = fixture.view().await;
     let step = |view: &View, stage: &Stage| next_step(view, "r", P0, Trust::Held, stage, false);
     assert_eq!(step(&view, &Stage::Open(old.clone())), Some(Step::Stop));
     assert_eq!(step(&view, &Stage::Draining(old.clone())), None, "not before the last exchange has ended");
     assert_eq!(step(&view, &Stage::Held), Some(Step::AckDrained(id)));
-    world.delete(world.keys.handoff(P0)).await;
-    let view = world.view().await;
+    fixture.delete(fixture.keys.handoff(P0)).await;
+    let view = fixture.view().await;
     assert_eq!(step(&view, &Stage::Draining(old.clone())), Some(Step::Switch(old.clone())), "a stuck drain is no bar");
     assert_eq!(step(&view, &Stage::Held), Some(Step::Switch(old)));
 }
 
 #[tokio::test]
 async fn a_change_of_owner_learnt_from_a_snapshot_is_a_cutover_too() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let view = fixture.view().await;
     let earlier = at("z", I1, 3);
     let step = |stage: &Stage| next_step(&view, "r", P0, Trust::Held, stage, false);
     assert_eq!(step(&Stage::Open(earlier.clone())), Some(Step::Stop));
@@ -445,8 +445,8 @@ async fn a_change_of_owner_learnt_from_a_snapshot_is_a_cutover_too() {
 
 #[tokio::test]
 async fn a_refusing_pod_is_left_alone_until_the_back_off_is_over() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let view = fixture.view().await;
     let to = at("a", view.incarnation_of("a"), 4);
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, true), None);
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to)));
@@ -461,22 +461,22 @@ async fn past_the_lease_clock_only_pods_that_fence_and_drain_are_served() {
         (Capabilities::ALL, OnStoreLoss::Fence, false),
         (NONE, OnStoreLoss::Serve, true),
     ] {
-        let world = World::new(capabilities, NONE, &["r"]).await;
-        let route = route(&world.view().await, P0, Trust::RunOut(policy));
+        let fixture = Fixture::new(capabilities, NONE, &["r"]).await;
+        let route = route(&fixture.view().await, P0, Trust::RunOut(policy));
         assert_eq!(matches!(route, Route::To(_)), serves, "{capabilities:?} {policy:?}");
     }
-    let world = World::new(Capabilities::ALL, NONE, &["r"]).await;
-    let gone = route(&world.view().await, P0, Trust::Gone);
+    let fixture = Fixture::new(Capabilities::ALL, NONE, &["r"]).await;
+    let gone = route(&fixture.view().await, P0, Trust::Gone);
     assert_eq!(gone, Route::Hold(HoldCause::Fenced), "a registration that is seen gone fences at once");
 }
 
 #[tokio::test]
 async fn a_partition_is_held_from_the_moment_its_pod_is_gone() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let old = at("a", world.view().await.incarnation_of("a"), 4);
-    world.delete(world.keys.pod("a")).await;
-    world.pod("a", NONE).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let old = at("a", fixture.view().await.incarnation_of("a"), 4);
+    fixture.delete(fixture.keys.pod("a")).await;
+    fixture.pod("a", NONE).await;
+    let view = fixture.view().await;
     assert_eq!(route(&view, P0, Trust::Held), Route::Hold(HoldCause::NoOwner), "its namesake owns nothing");
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Open(old), false), Some(Step::Stop));
     assert_eq!(duty(&view, "a", view.incarnation_of("a"), P0), Duty::Idle);
@@ -486,11 +486,11 @@ async fn a_partition_is_held_from_the_moment_its_pod_is_gone() {
 async fn severing_is_left_to_where_it_is_safe() {
     let auto = OnDrainTimeout::Auto;
     for (capabilities, expected) in [(Capabilities::ALL, DrainTimeout::Sever), (NONE, DrainTimeout::GiveUp)] {
-        let world = World::new(capabilities, NONE, &["r"]).await;
-        world.handoff(Phase::Ready, Mode::Barrier).await;
-        assert_eq!(drain_timed_out(&world.view().await, P0, auto, false), expected);
-        world.delete(world.keys.pod("a")).await;
-        let view = world.view().await;
+        let fixture = Fixture::new(capabilities, NONE, &["r"]).await;
+        fixture.handoff(Phase::Ready, Mode::Barrier).await;
+        assert_eq!(drain_timed_out(&fixture.view().await, P0, auto, false), expected);
+        fixture.delete(fixture.keys.pod("a")).await;
+        let view = fixture.view().await;
         assert_eq!(drain_timed_out(&view, P0, auto, true), DrainTimeout::Sever, "it had fenced itself");
         assert_eq!(drain_timed_out(&view, P0, auto, false), DrainTimeout::Wait);
     }
@@ -498,9 +498,9 @@ async fn severing_is_left_to_where_it_is_safe() {
 
 #[tokio::test]
 async fn a_record_that_cannot_be_read_stops_everything_about_its_partition() {
-    let world = World::new(Capabilities::ALL, NONE, &["r"]).await;
-    world.put(world.keys.handoff(P0), b"{".to_vec()).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(Capabilities::ALL, NONE, &["r"]).await;
+    fixture.put(fixture.keys.handoff(P0), b"{".to_vec()).await;
+    let view = fixture.view().await;
     assert_eq!(route(&view, P0, Trust::Held), Route::Hold(HoldCause::NoOwner));
     assert_eq!(duty(&view, "a", view.incarnation_of("a"), P0), Duty::Idle);
     assert!(advance(&view, P0, 0).is_none());
@@ -509,87 +509,87 @@ async fn a_record_that_cannot_be_read_stops_everything_about_its_partition() {
 #[tokio::test]
 async fn no_phase_moves_on_while_a_party_cannot_be_read_or_lacks_its_lease() {
     for (party, by_hand) in [("a", "{"), ("b", "{"), ("a", ""), ("b", "")] {
-        let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
-        let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-        let key = world.keys.pod(party);
-        let own = world.store.snapshot(&Keys::One(key.clone())).await.unwrap().entries.remove(0).value;
+        let fixture = Fixture::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+        let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+        let key = fixture.keys.pod(party);
+        let own = fixture.store.snapshot(&Keys::One(key.clone())).await.unwrap().entries.remove(0).value;
         let value = if by_hand.is_empty() { own.clone() } else { by_hand.into() };
-        world.put(key.clone(), value).await;
-        assert!(world.ack(&drained("r", id)).await, "the ack itself stands");
-        let view = world.view().await;
+        fixture.put(key.clone(), value).await;
+        assert!(fixture.ack(&drained("r", id)).await, "the ack itself stands");
+        let view = fixture.view().await;
         assert!(advance(&view, P0, 0).is_none());
         assert_eq!(
-            (world.phase().await, waiting_for(&view, P0)),
+            (fixture.phase().await, waiting_for(&view, P0)),
             (Some(Phase::Ready), vec![Waiting::Repair(key.clone())])
         );
-        world.register(key, own).await;
-        assert!(world.advance_seen(&world.view().await).await);
-        assert_eq!(world.phase().await, Some(Phase::Syncing), "its old owner is asked");
+        fixture.register(key, own).await;
+        assert!(fixture.advance_seen(&fixture.view().await).await);
+        assert_eq!(fixture.phase().await, Some(Phase::Syncing), "its old owner is asked");
     }
-    let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
-    let id = world.handoff(Phase::Warming, Mode::Barrier).await;
-    let own = world.store.snapshot(&Keys::One(world.keys.pod("a"))).await.unwrap().entries.remove(0).value;
-    world.put(world.keys.pod("a"), own).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+    let id = fixture.handoff(Phase::Warming, Mode::Barrier).await;
+    let own = fixture.store.snapshot(&Keys::One(fixture.keys.pod("a"))).await.unwrap().entries.remove(0).value;
+    fixture.put(fixture.keys.pod("a"), own).await;
+    let view = fixture.view().await;
     let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
     assert_eq!(warmed(&view, "b", b, id, P0, 0), None);
     assert_eq!(route(&view, P0, Trust::Held), Route::To(at("a", a, 4)), "routing goes on without the lease");
-    world.put(world.keys.assignment(P0), b"{".to_vec()).await;
-    assert_eq!(warmed(&world.view().await, "b", b, id, P0, 0), None);
+    fixture.put(fixture.keys.assignment(P0), b"{".to_vec()).await;
+    assert_eq!(warmed(&fixture.view().await, "b", b, id, P0, 0), None);
 }
 
 #[tokio::test]
 async fn an_old_owner_that_becomes_unreadable_between_the_view_and_the_move_makes_it_fail() {
-    let world = World::new(Capabilities::ALL, NO_SYNC, &["r"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    let before = world.view().await;
-    world.put(world.keys.pod("a"), b"{".to_vec()).await;
-    assert!(world.ack_seen(&before, &drained("r", id)).await, "the ack itself stands");
-    assert_eq!(world.phase().await, Some(Phase::Ready));
+    let fixture = Fixture::new(Capabilities::ALL, NO_SYNC, &["r"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let before = fixture.view().await;
+    fixture.put(fixture.keys.pod("a"), b"{".to_vec()).await;
+    assert!(fixture.ack_seen(&before, &drained("r", id)).await, "the ack itself stands");
+    assert_eq!(fixture.phase().await, Some(Phase::Ready));
     // Another life's registration is no word of this one.
-    world.delete(world.keys.pod("a")).await;
-    world.put(world.keys.pod("a"), b"{".to_vec()).await;
-    assert!(world.advance_seen(&world.view().await).await);
+    fixture.delete(fixture.keys.pod("a")).await;
+    fixture.put(fixture.keys.pod("a"), b"{".to_vec()).await;
+    assert!(fixture.advance_seen(&fixture.view().await).await);
 }
 
 #[tokio::test]
 async fn an_ack_that_cannot_be_read_was_not_given_and_is_written_again() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    world.put(world.keys.router_drained(P0, "r"), b"{".to_vec()).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    fixture.put(fixture.keys.router_drained(P0, "r"), b"{".to_vec()).await;
+    let view = fixture.view().await;
     assert_eq!(waiting_for(&view, P0), [Waiting::RouterDrained("r".into())]);
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::AckDrained(id)));
-    assert!(world.ack(&drained("r", id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Switching));
+    assert!(fixture.ack(&drained("r", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Switching));
 }
 
 #[tokio::test]
 async fn a_first_placement_flips_over_nothing() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    let owned = world.view().await.assignments[&P0].value.clone();
-    world.delete(world.keys.assignment(P0)).await;
-    let b = world.view().await.incarnation_of("b");
-    world.handoff(Phase::Ready, Mode::Barrier).await;
-    let record = world.view().await.handoffs[&P0].value.clone();
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let owned = fixture.view().await.assignments[&P0].value.clone();
+    fixture.delete(fixture.keys.assignment(P0)).await;
+    let b = fixture.view().await.incarnation_of("b");
+    fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let record = fixture.view().await.handoffs[&P0].value.clone();
     let first = Handoff { old_owner: None, old_incarnation: Incarnation::NONE, new_incarnation: b, ..record };
-    world.put(world.keys.handoff(P0), encode(&first)).await;
-    world.put(world.keys.assignment(P0), encode(&owned)).await;
-    assert!(!world.advance_seen(&world.view().await).await, "an operator has assigned it meanwhile");
-    world.delete(world.keys.assignment(P0)).await;
-    assert!(world.advance_seen(&world.view().await).await);
+    fixture.put(fixture.keys.handoff(P0), encode(&first)).await;
+    fixture.put(fixture.keys.assignment(P0), encode(&owned)).await;
+    assert!(!fixture.advance_seen(&fixture.view().await).await, "an operator has assigned it meanwhile");
+    fixture.delete(fixture.keys.assignment(P0)).await;
+    assert!(fixture.advance_seen(&fixture.view().await).await);
 }
 
 #[tokio::test]
 async fn an_independent_move_gets_ready_only_if_no_router_registered_since_it_was_created() {
     for mode in [Mode::Barrier, Mode::Independent] {
-        let world = World::new(NONE, NONE, &["r"]).await;
-        let id = world.handoff(Phase::Warming, mode).await;
-        let before = world.view().await;
+        let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+        let id = fixture.handoff(Phase::Warming, mode).await;
+        let before = fixture.view().await;
         let b = before.incarnation_of("b");
-        world.router("late").await;
-        for view in [before, world.view().await] {
-            let committed = world.commit(warmed(&view, "b", b, id, P0, 0).unwrap()).await.is_some();
+        fixture.router("late").await;
+        for view in [before, fixture.view().await] {
+            let committed = fixture.commit(warmed(&view, "b", b, id, P0, 0).unwrap()).await.is_some();
             assert_eq!(committed, mode == Mode::Barrier);
             if committed {
                 break;
@@ -600,76 +600,77 @@ async fn an_independent_move_gets_ready_only_if_no_router_registered_since_it_wa
 
 #[tokio::test]
 async fn the_flip_copies_the_bound_of_the_new_owner_into_the_assignment() {
-    let world = World::new(NONE, NONE, &["r"]).await;
-    world.delete(world.keys.pod("b")).await;
-    world.bounded_pod("b", NONE, Some(10_000)).await;
-    let id = world.handoff(Phase::Ready, Mode::Barrier).await;
-    assert!(world.ack(&drained("r", id)).await);
-    assert_eq!(world.view().await.assignments[&P0].value.work_ends_within_ms, Some(10_000));
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    fixture.delete(fixture.keys.pod("b")).await;
+    fixture.bounded_pod("b", NONE, Some(10_000)).await;
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    assert!(fixture.ack(&drained("r", id)).await);
+    assert_eq!(fixture.view().await.assignments[&P0].value.work_ends_within_ms, Some(10_000));
 }
 
-/// Partition 0 belongs to a pod that has a bound and is dead; its handoff is in this phase.
-async fn bounded(phase: Phase, new: Capabilities) -> (World, HandoffId) {
-    let world = World::new(Capabilities::ALL, new, &["r"]).await;
-    let owned = world.view().await.assignments[&P0].value.clone();
+/// Returns a keyspace whose partition 0 belongs to a dead pod with a bound on its work, and whose handoff is in this
+/// phase.
+async fn bounded(phase: Phase, new: Capabilities) -> (Fixture, HandoffId) {
+    let fixture = Fixture::new(Capabilities::ALL, new, &["r"]).await;
+    let owned = fixture.view().await.assignments[&P0].value.clone();
     let bounded = Assignment { work_ends_within_ms: Some(10_000), ..owned };
-    world.put(world.keys.assignment(P0), encode(&bounded)).await;
-    let id = world.handoff(phase, Mode::Barrier).await;
-    assert_eq!(pending_bound(&world.view().await, P0), None, "it lives");
-    world.delete(world.keys.pod("a")).await;
-    assert_eq!(pending_bound(&world.view().await, P0), Some(Duration::from_secs(10)));
-    (world, id)
+    fixture.put(fixture.keys.assignment(P0), encode(&bounded)).await;
+    let id = fixture.handoff(phase, Mode::Barrier).await;
+    assert_eq!(pending_bound(&fixture.view().await, P0), None, "it lives");
+    fixture.delete(fixture.keys.pod("a")).await;
+    assert_eq!(pending_bound(&fixture.view().await, P0), Some(Duration::from_secs(10)));
+    (fixture, id)
 }
 
 #[tokio::test]
 async fn a_dead_owners_bound_is_waited_out_by_somebody_who_has_seen_it_gone_for_that_long() {
     for (new, next) in [(Capabilities::ALL, Phase::Syncing), (NO_SYNC, Phase::Switching)] {
-        let (world, id) = bounded(Phase::Ready, new).await;
-        assert!(advance_past_bound(&world.view().await, P0, 0).is_none(), "r has not drained");
-        assert!(world.ack(&drained("r", id)).await);
-        let view = world.view().await;
-        assert_eq!(world.phase().await, Some(Phase::Ready), "the last ack carries no move");
+        let (fixture, id) = bounded(Phase::Ready, new).await;
+        assert!(advance_past_bound(&fixture.view().await, P0, 0).is_none(), "r has not drained");
+        assert!(fixture.ack(&drained("r", id)).await);
+        let view = fixture.view().await;
+        assert_eq!(fixture.phase().await, Some(Phase::Ready), "the last ack carries no move");
         assert!(advance(&view, P0, 0).is_none());
         assert_eq!(waiting_for(&view, P0), [Waiting::WorkEnds("a".into())]);
         let step = advance_past_bound(&view, P0, 0).unwrap();
-        world.commit(step.txn).await.unwrap();
-        assert_eq!(world.phase().await, Some(next));
+        fixture.commit(step.txn).await.unwrap();
+        assert_eq!(fixture.phase().await, Some(next));
     }
-    let (world, id) = bounded(Phase::Ready, Capabilities::ALL).await;
-    world.ack(&drained("r", id)).await;
-    world.commit(advance_past_bound(&world.view().await, P0, 0).unwrap().txn).await.unwrap();
-    let view = world.view().await;
+    let (fixture, id) = bounded(Phase::Ready, Capabilities::ALL).await;
+    fixture.ack(&drained("r", id)).await;
+    fixture.commit(advance_past_bound(&fixture.view().await, P0, 0).unwrap().txn).await.unwrap();
+    let view = fixture.view().await;
     let b = view.incarnation_of("b");
     assert_eq!(duty(&view, "b", b, P0), Duty::Sync { handoff: id, epoch: E5 });
-    assert!(world.ack(&says("b", PodAckKind::Synced, id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Switching), "what was waited out once is waited out");
+    assert!(fixture.ack(&says("b", PodAckKind::Synced, id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Switching), "what was waited out once is waited out");
 }
 
 #[tokio::test]
 async fn an_owner_that_dies_in_syncing_with_a_bound_lets_the_new_one_begin_only_after_it() {
-    let (world, id) = bounded(Phase::Syncing, Capabilities::ALL).await;
-    let view = world.view().await;
+    let (fixture, id) = bounded(Phase::Syncing, Capabilities::ALL).await;
+    let view = fixture.view().await;
     let b = view.incarnation_of("b");
     assert_eq!(duty(&view, "b", b, P0), Duty::Stand { handoff: id, epoch: E5 });
     let marked = advance_past_bound(&view, P0, 0).unwrap();
     assert_eq!((marked.from, marked.to), (Phase::Syncing, Some(Phase::Syncing)));
-    world.commit(marked.txn).await.unwrap();
-    let view = world.view().await;
+    fixture.commit(marked.txn).await.unwrap();
+    let view = fixture.view().await;
     assert_eq!(duty(&view, "b", b, P0), Duty::Sync { handoff: id, epoch: E5 });
     assert!(advance(&view, P0, 0).is_none() && advance_past_bound(&view, P0, 0).is_none(), "the tail is not read");
-    assert!(world.ack(&says("b", PodAckKind::Synced, id)).await);
-    assert_eq!(world.phase().await, Some(Phase::Switching));
+    assert!(fixture.ack(&says("b", PodAckKind::Synced, id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Switching));
 }
 
 #[tokio::test]
 async fn the_word_of_an_owner_that_dies_after_it_is_worth_more_than_its_bound() {
-    let world = World::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
-    let owned = world.view().await.assignments[&P0].value.clone();
-    world.put(world.keys.assignment(P0), encode(&Assignment { work_ends_within_ms: Some(10_000), ..owned })).await;
-    let id = world.handoff(Phase::Syncing, Mode::Barrier).await;
-    assert!(world.ack(&says("a", PodAckKind::Drained, id)).await);
-    world.delete(world.keys.pod("a")).await;
-    let view = world.view().await;
+    let fixture = Fixture::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+    let owned = fixture.view().await.assignments[&P0].value.clone();
+    fixture.put(fixture.keys.assignment(P0), encode(&Assignment { work_ends_within_ms: Some(10_000), ..owned })).await;
+    let id = fixture.handoff(Phase::Syncing, Mode::Barrier).await;
+    assert!(fixture.ack(&says("a", PodAckKind::Drained, id)).await);
+    fixture.delete(fixture.keys.pod("a")).await;
+    let view = fixture.view().await;
     assert_eq!(pending_bound(&view, P0), None);
     assert_eq!(duty(&view, "b", view.incarnation_of("b"), P0), Duty::Sync { handoff: id, epoch: E5 });
 }
@@ -677,25 +678,25 @@ async fn the_word_of_an_owner_that_dies_after_it_is_worth_more_than_its_bound() 
 #[tokio::test]
 async fn a_router_maps_as_the_keyspace_does_or_keeps_its_routes_shut() {
     let own = Partitioner::Key { key: "header:x-key".into(), hash: "murmur2".into() };
-    let world = World::new(NONE, NONE, &[]).await;
-    let Agreement::Write(first) = agree(&world.view().await, &Partitioner::NUMBER) else { panic!("nobody has said") };
-    let Agreement::Write(second) = agree(&world.view().await, &own) else { panic!("nobody has said") };
-    world.commit(first).await.unwrap();
-    assert_eq!(world.commit(second).await, None, "the first one has said it");
+    let fixture = Fixture::new(NONE, NONE, &[]).await;
+    let Agreement::Write(first) = agree(&fixture.view().await, &Partitioner::NUMBER) else { panic!("nobody has said") };
+    let Agreement::Write(second) = agree(&fixture.view().await, &own) else { panic!("nobody has said") };
+    fixture.commit(first).await.unwrap();
+    assert_eq!(fixture.commit(second).await, None, "the first one has said it");
 
-    world.router("r").await;
-    let view = world.view().await;
+    fixture.router("r").await;
+    let view = fixture.view().await;
     assert!(is_shown(&view, &Partitioner::NUMBER) && !is_shown(&view, &own));
     assert_eq!(agree(&view, &Partitioner::NUMBER), Agreement::Same);
     let Agreement::Replace { standing, txn } = agree(&view, &own) else { panic!("another mapping stands") };
-    assert_eq!((standing, world.commit(txn.clone()).await), (Partitioner::NUMBER, None), "a router is registered");
-    world.delete(world.keys.router("r")).await;
-    world.commit(txn).await.unwrap();
-    let mut view = world.view().await;
+    assert_eq!((standing, fixture.commit(txn.clone()).await), (Partitioner::NUMBER, None), "a router is registered");
+    fixture.delete(fixture.keys.router("r")).await;
+    fixture.commit(txn).await.unwrap();
+    let mut view = fixture.view().await;
     assert!(is_shown(&view, &own) && view.partitions() == 1);
 
-    world.put(world.keys.config(), b"{".to_vec()).await;
-    assert!(matches!(agree(&world.view().await, &own), Agreement::Wait(_)), "one that has never read it waits");
-    view.resync(world.view().await);
+    fixture.put(fixture.keys.config(), b"{".to_vec()).await;
+    assert!(matches!(agree(&fixture.view().await, &own), Agreement::Wait(_)), "one that has never read it waits");
+    view.resync(fixture.view().await);
     assert_eq!(agree(&view, &own), Agreement::Same, "one that has read it goes on");
 }

@@ -1,4 +1,4 @@
-//! What is bounded, and who is told so: bodies, requests in flight, what is sent again.
+//! Limits on bodies, on requests in flight to a pod and on retries, and the responses beyond them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -13,79 +13,60 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::Bounce;
-use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Answer, Http2, Plain, data, empty, stream};
-use support::pod::{Pod, Script, Speaks};
-use support::{Settings, World, soon, until};
+use support::client::{data, empty, stream};
+use support::pod::{Pod, ScriptedPod, Speaks, closed_address};
+use support::{BOTH_VERSIONS, Fixture, GET, OK, P0, P1, P2, POST, Settings, get_at, post, soon, until};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-const P0: PartitionId = PartitionId::new(0);
-const P1: PartitionId = PartitionId::new(1);
-const P2: PartitionId = PartitionId::new(2);
-
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
-
-fn reason(answer: &Answer) -> (u16, &str) {
-    (answer.status, answer.header("segue-reason"))
-}
-
-fn post(fields: &str, body: &str) -> String {
-    format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n{fields}\r\n\r\n{body}")
-}
-
 #[tokio::test]
 async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {
-    let mut settings = Settings::default();
-    settings.forward.limits.max_body_bytes = Some(5);
-    let world = World::with(settings);
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(P0, pod.address, 1);
-    let answer = Plain::connect(world.address).await.ask(post("content-length: 6", "hello!")).await;
-    assert_eq!(reason(&answer), (413, "limit"));
+    let fixture = Fixture::with(Settings::with_limits(|limits| limits.max_body_bytes = Some(5)));
+    let pod = fixture.quick_pod().await;
+    let answer = fixture.ask(post("content-length: 6", "hello!")).await;
+    assert_eq!(answer.reason(), (413, "limit"));
     assert_eq!(pod.connections.load(SeqCst), 0);
-    let answer = Plain::connect(world.address).await.ask(post("content-length: 5", "hello")).await;
+    let answer = fixture.ask(POST).await;
     assert_eq!(answer.status, 200);
-    // Nor does it wait.
-    world.hold(P0, HoldCause::Handoff);
-    let answer = Plain::connect(world.address).await.ask(post("content-length: 6", "hello!")).await;
-    assert_eq!(reason(&answer), (413, "limit"));
+    // Nor is it held.
+    fixture.hold(P0, HoldCause::Handoff);
+    let answer = fixture.ask(post("content-length: 6", "hello!")).await;
+    assert_eq!(answer.reason(), (413, "limit"));
 }
 
 #[tokio::test]
 async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_the_client() {
-    for (protocol, speaks) in [(UpstreamProtocol::Http1, Speaks::Http1), (UpstreamProtocol::Http2, Speaks::Http2)] {
+    for (speaks, protocol) in BOTH_VERSIONS {
         let mut settings = Settings::default();
         settings.forward.limits.max_body_bytes = Some(5);
         settings.forward.upstream.protocol = protocol;
-        let mut world = World::with(settings);
+        let mut fixture = Fixture::with(settings);
         let (seen, mut sees) = tokio::sync::mpsc::unbounded_channel();
-        let pod = Pod::start(speaks, move |request| {
-            let seen = seen.clone();
-            async move {
-                seen.send(request.into_body().collect().await.is_ok()).unwrap();
-                Response::new(empty())
-            }
-        })
-        .await;
-        world.lead(P0, pod.address, 1);
+        let pod = fixture
+            .pod(speaks, move |request| {
+                let seen = seen.clone();
+                async move {
+                    seen.send(request.into_body().collect().await.is_ok()).unwrap();
+                    Response::new(empty())
+                }
+            })
+            .await;
         let chunked = "transfer-encoding: chunked";
-        let answer = Plain::connect(world.address).await.ask(post(chunked, "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")).await;
+        let answer = fixture.ask(post(chunked, "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")).await;
         assert_eq!((answer.status, soon(sees.recv()).await), (200, Some(true)));
-        // The pod has some of it by then, or not.
-        let mut client = Plain::connect(world.address).await;
-        let answer = client.ask(post(chunked, "3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n")).await;
-        assert_eq!(reason(&answer), (413, "limit"), "{protocol:?}");
-        let http2 = Http2::connect(world.address).await;
+        // The pod may have got a part of it by then.
+        let answer = fixture.ask(post(chunked, "3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n")).await;
+        assert_eq!(answer.reason(), (413, "limit"), "{protocol:?}");
+        let http2 = fixture.http2_client().await;
         let (sender, body) = stream();
         sender.send(data("abcd")).unwrap();
         sender.send(data("ef")).unwrap();
-        let answer = http2.ask(http2.request("POST", "/").body(body).unwrap()).await;
-        assert_eq!(reason(&answer), (413, "limit"), "{protocol:?}");
-        world.in_flight(P0, 0).await;
-        // Once both sides have ended, the pod has said of each request whether it was whole.
-        world.server.take().unwrap().shutdown(Instant::now()).await;
+        let answer = http2.post("/", body).await;
+        assert_eq!(answer.reason(), (413, "limit"), "{protocol:?}");
+        fixture.in_flight(P0, 0).await;
+        // Once both sides have ended, the pod has reported each request as whole or cut off.
+        fixture.server.take().unwrap().shutdown(Instant::now()).await;
         drop(pod);
         while let Some(complete) = soon(sees.recv()).await {
             assert!(!complete, "the pod took a part for the whole");
@@ -95,93 +76,78 @@ async fn a_body_that_grows_too_large_is_broken_off_for_the_pod_and_refused_for_t
 
 #[tokio::test]
 async fn a_held_body_that_grows_too_large_is_refused_while_it_waits() {
-    let mut settings = Settings::default();
-    settings.forward.limits.max_body_bytes = Some(5);
-    let world = World::with(settings);
-    let mut client = Plain::connect(world.address).await;
-    client.write(post("transfer-encoding: chunked", "3\r\nabc\r\n")).await;
-    world.held(P0, 1).await;
+    let fixture = Fixture::with(Settings::with_limits(|limits| limits.max_body_bytes = Some(5)));
+    let mut client = fixture.send(post("transfer-encoding: chunked", "3\r\nabc\r\n")).await;
+    fixture.held(P0, 1).await;
     client.write("3\r\ndef\r\n").await;
-    assert_eq!(reason(&client.answer().await), (413, "limit"));
-    world.held(P0, 0).await;
+    assert_eq!(client.answer().await.reason(), (413, "limit"));
+    fixture.held(P0, 0).await;
 }
 
 #[tokio::test]
 async fn a_pod_that_has_as_much_as_it_may_gets_no_more_and_others_do() {
-    let mut settings = Settings::default();
-    settings.forward.upstream.max_in_flight_per_pod = 2;
-    let world = World::with(settings);
-    let slow = Script::new().await;
+    let fixture = Fixture::with(Settings::with_upstream(|upstream| upstream.max_in_flight_per_pod = 2));
+    let slow = ScriptedPod::new().await;
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(P0, slow.address, 1);
-    world.lead(P1, slow.address, 1);
-    world.lead(P2, pod.address, 1);
-    let ask = |partition: PartitionId| {
-        let get = GET.replace("x-partition: 0", &format!("x-partition: {partition}"));
-        async move {
-            let mut client = Plain::connect(world.address).await;
-            client.write(get).await;
-            client
-        }
-    };
+    fixture.route(P0, slow.address, 1);
+    fixture.route(P1, slow.address, 1);
+    fixture.route(P2, pod.address, 1);
+    let ask = |partition: PartitionId| fixture.send(get_at(partition, ""));
     let (mut first, gone) = (ask(P0).await, ask(P1).await);
     let (mut one, mut other) = (slow.accept().await, slow.accept().await);
     let heads = [one.head().await, other.head().await];
-    let (one, other) = if heads[0].contains("segue-partition: 0") { (one, other) } else { (other, one) };
-    let (mut one, mut other) = (one, other);
-    // Whoever hangs up does not leave room: the pod goes on.
+    if !heads[0].contains("segue-partition: 0") {
+        std::mem::swap(&mut one, &mut other);
+    }
+    // A client that hangs up makes no room, because its pod goes on with the request.
     drop(gone);
     let refused = ask(P0).await.answer().await;
-    assert_eq!(reason(&refused), (503, "overload"));
+    assert_eq!(refused.reason(), (503, "overload"));
     assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(ask(P2).await.answer().await.status, 200);
-    // What is held goes when its turn comes.
-    world.hold(P1, HoldCause::Handoff);
+    // A held request is sent in its turn, whatever the limit.
+    fixture.hold(P1, HoldCause::Handoff);
     let mut held = ask(P1).await;
-    world.held(P1, 1).await;
+    fixture.held(P1, 1).await;
     other.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
-    world.in_flight(P1, 0).await;
+    fixture.in_flight(P1, 0).await;
     let mut third = ask(P0).await;
-    let mut three = slow.accept().await;
-    three.head().await;
-    world.lead(P1, slow.address, 2);
-    let mut four = slow.accept().await;
-    four.head().await;
+    let mut three = slow.accept_request().await;
+    fixture.route(P1, slow.address, 2);
+    let mut four = slow.accept_request().await;
     for connection in [&mut one, &mut three, &mut four] {
-        connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+        connection.write(OK).await;
     }
     for client in [&mut first, &mut third, &mut held] {
         assert_eq!(client.answer().await.status, 200);
     }
 }
 
-/// Whichever workers the kernel gives the clients to.
+/// The kernel decides which worker gets which client, so only the sum is known.
 #[tokio::test]
 async fn the_places_of_a_pod_are_shared_out_between_the_workers() {
     let mut settings = Settings::default();
     settings.server.workers = 2;
     settings.forward.upstream.max_in_flight_per_pod = 2;
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::with(settings);
+    let _pod = fixture.scripted_pod().await;
     let mut clients = Vec::new();
     for _ in 0..16 {
-        let mut client = Plain::connect(world.address).await;
-        client.write(GET).await;
-        clients.push(client);
+        clients.push(fixture.send(GET).await);
     }
-    until(|| world.metrics.own_answers(LocalReply::Overload) >= 14, "all but one for each worker to be refused").await;
+    until(|| fixture.metrics.own_answers(LocalReply::Overload) >= 14, "all but one for each worker to be refused")
+        .await;
 }
 
-/// A pod that refuses until it is told otherwise, and answers what it is allowed to.
-struct Refusing {
+/// A pod that refuses until it accepts, and that answers as often as it has permits.
+struct RefusingPod {
     pod: Pod,
     seen: Arc<AtomicUsize>,
     answers: Arc<Semaphore>,
     accepts: Arc<std::sync::atomic::AtomicBool>,
 }
 
-impl Refusing {
+impl RefusingPod {
     async fn start() -> Self {
         let (seen, answers) = (Arc::<AtomicUsize>::default(), Arc::new(Semaphore::new(0)));
         let accepts = Arc::<std::sync::atomic::AtomicBool>::default();
@@ -196,7 +162,7 @@ impl Refusing {
             }
         })
         .await;
-        Refusing { pod, seen, answers, accepts }
+        RefusingPod { pod, seen, answers, accepts }
     }
 
     async fn sees(&self, requests: usize) {
@@ -206,27 +172,25 @@ impl Refusing {
 
 #[tokio::test]
 async fn a_pod_that_has_refused_gets_one_request_and_more_once_it_has_taken_that() {
-    let world = World::new();
-    let pod = Refusing::start().await;
+    let fixture = Fixture::new();
+    let pod = RefusingPod::start().await;
     let mut clients = Vec::new();
     for key in 0..40 {
-        let mut client = Plain::connect(world.address).await;
-        client.write(GET.replace("host: h", &format!("host: h\r\nx-key: {key}"))).await;
-        clients.push(client);
+        clients.push(fixture.send(get_at(P0, &format!("x-key: {key}\r\n"))).await);
     }
-    world.held(P0, 40).await;
-    world.lead(P0, pod.pod.address, 1);
-    // The flush's concurrency.
+    fixture.held(P0, 40).await;
+    fixture.route(P0, pod.pod.address, 1);
+    // As many as `flush_concurrency` allows.
     pod.sees(16).await;
     pod.answers.add_permits(16);
-    // One alone, although all forty wait for this pod.
+    // Then one at a time, although all forty wait for this pod.
     for round in 17..20 {
         pod.sees(round).await;
-        assert_eq!((world.table.in_flight(P0), world.table.stashed(P0).0), (1, 39));
+        assert_eq!((fixture.table.in_flight(P0), fixture.table.stashed(P0).0), (1, 39));
         pod.answers.add_permits(1);
     }
     pod.sees(20).await;
-    assert_eq!((world.table.in_flight(P0), world.table.stashed(P0).0), (1, 39));
+    assert_eq!((fixture.table.in_flight(P0), fixture.table.stashed(P0).0), (1, 39));
     pod.accepts.store(true, SeqCst);
     pod.answers.add_permits(1);
     pod.sees(20 + 16).await;
@@ -234,52 +198,48 @@ async fn a_pod_that_has_refused_gets_one_request_and_more_once_it_has_taken_that
     for mut client in clients {
         assert_eq!(client.answer().await.status, 200);
     }
-    assert_eq!(world.metrics.requests_bounced(Bounce::Misdirected), 16 + 3);
+    assert_eq!(fixture.metrics.requests_bounced(Bounce::Misdirected), 16 + 3);
 }
 
 #[tokio::test]
 async fn a_pod_that_refuses_everything_is_noticed_and_not_any_more_once_it_accepts() {
-    let world = World::new();
-    let pod = Refusing::start().await;
+    let fixture = Fixture::new();
+    let pod = RefusingPod::start().await;
     pod.answers.add_permits(1000);
-    world.lead(P0, pod.pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(GET).await;
-    until(|| !world.table.outliers().is_empty(), "the pod to be noticed").await;
-    let outlier = world.table.outliers()[0].clone();
+    fixture.route(P0, pod.pod.address, 1);
+    let mut client = fixture.send(GET).await;
+    until(|| !fixture.table.outliers().is_empty(), "the pod to be noticed").await;
+    let outlier = fixture.table.outliers()[0].clone();
     assert_eq!(outlier.address, pod.pod.address.to_string());
     assert!(outlier.health.refusals().1 >= 5 && outlier.health.refusals().0 == 0);
     pod.accepts.store(true, SeqCst);
     assert_eq!(client.answer().await.status, 200);
-    assert!(world.table.outliers().is_empty());
+    assert!(fixture.table.outliers().is_empty());
 }
 
 #[tokio::test]
 async fn a_pod_that_cannot_be_reached_is_tried_by_one_request_at_a_time_of_all_partitions() {
-    let world = World::new();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let fixture = Fixture::new();
+    let address = closed_address().await;
     for partition in PartitionId::all(8) {
-        world.lead(partition, address, 1);
+        fixture.route(partition, address, 1);
     }
     let mut clients = Vec::new();
     for number in 0..80 {
-        let mut client = Plain::connect(world.address).await;
-        client.write(GET.replace("x-partition: 0", &format!("x-partition: {}\r\nx-key: {number}", number % 8))).await;
-        clients.push(client);
+        let get = get_at(PartitionId::new(number % 8), &format!("x-key: {number}\r\n"));
+        clients.push(fixture.send(get).await);
     }
-    // All that came before the first has failed.
-    until(|| PartitionId::all(8).all(|partition| world.table.stashed(partition).0 == 10), "all to be held").await;
-    let before = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.requests_bounced(cause));
+    // All of them arrived before the first attempt failed.
+    until(|| PartitionId::all(8).all(|partition| fixture.table.stashed(partition).0 == 10), "all to be held").await;
+    let before = [Bounce::Refused, Bounce::Spared].map(|cause| fixture.metrics.requests_bounced(cause));
     let since = || {
-        let [refused, spared] = [Bounce::Refused, Bounce::Spared].map(|cause| world.metrics.requests_bounced(cause));
+        let [refused, spared] = [Bounce::Refused, Bounce::Spared].map(|cause| fixture.metrics.requests_bounced(cause));
         (refused - before[0], spared - before[1])
     };
     until(|| since().0 > 0 && since().1 >= 40, "partitions to come back").await;
     let (tried, spared) = since();
     assert!(2 * tried < spared, "{tried} were tried while {spared} were spared");
-    until(|| !world.table.outliers().is_empty(), "the pod to be noticed").await;
+    until(|| !fixture.table.outliers().is_empty(), "the pod to be noticed").await;
     let _pod =
         Pod::start_on(TcpListener::bind(address).await.unwrap(), Speaks::Http1, |_| async { Response::new(empty()) });
     for mut client in clients {

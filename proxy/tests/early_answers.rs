@@ -1,4 +1,4 @@
-//! Answers that come before the end of their request's body: they reach the client, and so does the next answer.
+//! Answers that come before the end of their request's body. They reach the client, and so does the next answer.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -7,63 +7,41 @@ mod support;
 use std::time::Duration;
 
 use http::Response;
-use http_body_util::BodyExt;
-use segue_protocol::ids::PartitionId;
-use support::client::{Plain, full};
-use support::pod::{Pod, Script, Speaks};
-use support::{Settings, World, soon};
+use support::client::full;
+use support::pod::{Speaks, echo_body};
+use support::{Fixture, POST, Settings, post, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
-const P0: PartitionId = PartitionId::new(0);
 
 const MIB: usize = 1 << 20;
 
-fn post(fields: &str) -> String {
-    format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n{fields}\r\n\r\n")
-}
-
-/// No partition of this number is there.
+/// Returns a `POST` to a partition that does not exist.
 fn bad(fields: &str) -> String {
-    post(fields).replace("x-partition: 0", "x-partition: 99")
-}
-
-async fn collecting_pod(world: &World) -> Pod {
-    let pod = Pod::start(Speaks::Http1, |request| async {
-        let body = request.into_body().collect().await.unwrap().to_bytes();
-        Response::new(full(body))
-    })
-    .await;
-    world.lead(P0, pod.address, 1);
-    pod
+    post(fields, "").replace("x-partition: 0", "x-partition: 99")
 }
 
 #[tokio::test]
 async fn an_answer_of_the_routers_own_before_the_end_of_an_upload_says_that_the_connection_closes() {
-    let world = World::new();
-    let mut client = Plain::connect(world.address).await;
-    client.write(bad("content-length: 1048576")).await;
+    let fixture = Fixture::new();
+    let mut client = fixture.send(bad("content-length: 1048576")).await;
     client.write(vec![b'x'; 1000]).await;
     let answer = client.answer().await;
     assert_eq!((answer.status, answer.header("connection")), (400, "close"));
-    // Nothing is in the way of a client that has not looked yet.
+    // A client that has not read the answer yet can go on sending.
     client.write(vec![b'x'; MIB - 1000]).await;
     assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]
 async fn a_client_that_sends_a_whole_upload_before_it_reads_is_told_why_it_was_refused() {
-    let mut settings = Settings::default();
-    settings.forward.limits.max_body_bytes = Some(MIB);
-    let world = World::with(settings);
-    let _pod = collecting_pod(&world).await;
+    let fixture = Fixture::with(Settings::with_limits(|limits| limits.max_body_bytes = Some(MIB)));
+    let _pod = fixture.pod(Speaks::Http1, echo_body).await;
     let chunks = format!("10000\r\n{}\r\n", "x".repeat(0x10000)).repeat(64) + "0\r\n\r\n";
     for (head, body, status) in [
         (bad("content-length: 1048576"), "x".repeat(MIB), "400"),
-        (post("content-length: 4194304"), "x".repeat(4 * MIB), "413"),
-        (post("transfer-encoding: chunked"), chunks, "413"),
+        (post("content-length: 4194304", ""), "x".repeat(4 * MIB), "413"),
+        (post("transfer-encoding: chunked", ""), chunks, "413"),
     ] {
-        let mut client = Plain::connect(world.address).await;
-        client.write(&head).await;
+        let mut client = fixture.send(&head).await;
         client.write(&body).await;
         let mut text = String::new();
         soon(client.stream.read_to_string(&mut text)).await.unwrap();
@@ -74,9 +52,9 @@ async fn a_client_that_sends_a_whole_upload_before_it_reads_is_told_why_it_was_r
 
 #[tokio::test]
 async fn a_small_body_that_has_arrived_does_not_cost_the_connection() {
-    let world = World::new();
-    let _pod = collecting_pod(&world).await;
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let _pod = fixture.pod(Speaks::Http1, echo_body).await;
+    let mut client = fixture.client().await;
     for _ in 0..3 {
         for (fields, body) in
             [("content-length: 5", "hello"), ("transfer-encoding: chunked", "5\r\nhello\r\n0\r\n\r\n")]
@@ -84,22 +62,19 @@ async fn a_small_body_that_has_arrived_does_not_cost_the_connection() {
             let answer = client.ask(bad(fields) + body).await;
             assert_eq!((answer.status, answer.header("connection")), (400, ""), "{fields}");
         }
-        let answer = client.ask(post("content-length: 5") + "hello").await;
+        let answer = client.ask(POST).await;
         assert_eq!((answer.text(), answer.header("connection")), ("hello", ""));
     }
 }
 
 #[tokio::test]
 async fn a_pods_answer_before_the_end_of_an_upload_says_that_the_connection_closes() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
     for status in ["200 OK", "502 Bad Gateway"] {
-        let mut client = Plain::connect(world.address).await;
-        client.write(post("content-length: 1048576")).await;
+        let mut client = fixture.send(post("content-length: 1048576", "")).await;
         client.write(vec![b'x'; 1000]).await;
-        let mut connection = pod.accept().await;
-        connection.head().await;
+        let mut connection = pod.accept_request().await;
         connection.write(format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\nno")).await;
         let answer = client.answer().await;
         assert_eq!((answer.text(), answer.header("connection")), ("no", "close"), "{status}");
@@ -108,26 +83,25 @@ async fn a_pods_answer_before_the_end_of_an_upload_says_that_the_connection_clos
 
 #[tokio::test]
 async fn clients_that_reuse_their_connection_whenever_they_may_lose_no_answer() {
-    let world = World::new();
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("early")) }).await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let _pod = fixture.pod(Speaks::Http1, |_| async { Response::new(full("early")) }).await;
     let mut client = None;
     for round in 0..100 {
-        let mut plain = match client.take() {
+        let mut http1 = match client.take() {
             Some(client) => client,
-            None => Plain::connect(world.address).await,
+            None => fixture.client().await,
         };
-        // Every other client sends no more than the beginning before it is answered. The others stop once they are.
+        // Every other client sends one byte of its body and waits. The others send on until they are answered.
         let is_slow = round % 2 == 0;
-        let request = post("content-length: 1048576") + &"x".repeat(if is_slow { 1 } else { MIB });
-        let sent = plain.stream.write_all(request.as_bytes());
+        let request = post("content-length: 1048576", "") + &"x".repeat(if is_slow { 1 } else { MIB });
+        let sent = http1.stream.write_all(request.as_bytes());
         let _ = tokio::time::timeout(Duration::from_secs(5), sent).await.expect("not even an end");
-        let answer = plain.answer().await;
+        let answer = http1.answer().await;
         assert_eq!(answer.text(), "early");
         match answer.header("connection") {
             "close" => {}
             _ if is_slow => panic!("the rest of the body would stand in front of the next request"),
-            _ => client = Some(plain),
+            _ => client = Some(http1),
         }
     }
 }

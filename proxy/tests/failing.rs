@@ -1,4 +1,4 @@
-//! What breaks: pods, clients, time, and the drain's end.
+//! Exchanges that fail: pods and clients that break off, timeouts, and severing at the end of a drain.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -8,91 +8,58 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
-use segue_protocol::handoff::router::HoldCause;
-use segue_protocol::ids::PartitionId;
-use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
-use support::client::{Http2, Plain, data, empty, full, stream};
-use support::pod::{Pod, Script, Speaks};
-use support::{Settings, World, soon, until};
-
-const P0: PartitionId = PartitionId::new(0);
-
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
-const POST: &str = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello";
-
-fn upstream(change: impl Fn(&mut UpstreamSettings)) -> Settings {
-    let mut settings = Settings::default();
-    change(&mut settings.forward.upstream);
-    settings
-}
-
-fn reason(answer: &support::client::Answer) -> (u16, &str) {
-    (answer.status, answer.header("segue-reason"))
-}
+use support::client::{data, empty, stream};
+use support::pod::{ScriptedPod, Speaks, echo_body};
+use support::{BOTH_VERSIONS, Fixture, GET, OK, P0, POST, Settings, get_at, post, soon, until};
 
 #[tokio::test]
 async fn a_pod_that_dies_with_the_request_is_never_asked_twice() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let mut client = fixture.client().await;
     for broken in ["", "HTTP/1.1 200 O", "nonsense\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n"] {
-        client.write(POST).await;
-        let mut connection = pod.accept().await;
-        connection.head().await;
-        connection.exactly(5).await;
+        let mut connection = pod.accept_from(&mut client, POST).await;
         connection.write(broken).await;
         drop(connection);
-        assert_eq!(reason(&client.answer().await), (502, "upstream-failed"));
+        assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
     }
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn an_answer_that_the_pod_breaks_off_is_broken_off_for_the_client() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
     for head in ["content-length: 10", "transfer-encoding: chunked"] {
-        let mut client = Plain::connect(world.address).await;
-        client.write(GET).await;
-        let mut connection = pod.accept().await;
-        connection.head().await;
+        let (mut client, mut connection) = fixture.exchange(&pod, GET).await;
         connection.write(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n5\r\nhel")).await;
         assert_eq!(client.head().await.status, 200);
         drop(connection);
         let rest = client.rest().await;
         assert!(!rest.ends_with("0\r\n\r\n") && rest.len() < 10, "{rest:?} looks complete");
     }
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn a_pod_that_does_not_answer_in_time_is_a_504() {
-    for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
-        let world = World::with(upstream(|upstream| {
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let fixture = Fixture::with(Settings::with_upstream(|upstream| {
             upstream.protocol = protocol;
             upstream.request_timeout = Duration::from_millis(40);
         }));
-        let pod = Pod::start(speaks, |_| std::future::pending()).await;
-        world.lead(P0, pod.address, 1);
-        let mut client = Plain::connect(world.address).await;
-        assert_eq!(reason(&client.ask(POST).await), (504, "upstream-timeout"));
-        world.in_flight(P0, 0).await;
+        let _pod = fixture.pod(speaks, |_| std::future::pending()).await;
+        assert_eq!(fixture.ask(POST).await.reason(), (504, "upstream-timeout"));
+        fixture.in_flight(P0, 0).await;
     }
 }
 
 #[tokio::test]
 async fn an_upload_that_flows_may_take_longer_than_the_request_timeout() {
-    let world = World::with(upstream(|upstream| upstream.request_timeout = Duration::from_millis(400)));
-    let pod = Pod::start(Speaks::Http1, |request| async move {
-        let body = request.into_body().collect().await.unwrap().to_bytes();
-        Response::new(full(body))
-    })
-    .await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 8\r\n\r\n").await;
+    let fixture =
+        Fixture::with(Settings::with_upstream(|upstream| upstream.request_timeout = Duration::from_millis(400)));
+    let _pod = fixture.pod(Speaks::Http1, echo_body).await;
+    let mut client = fixture.send(post("content-length: 8", "")).await;
     for _ in 0..8 {
         tokio::time::sleep(Duration::from_millis(100)).await;
         client.write("x").await;
@@ -103,129 +70,105 @@ async fn an_upload_that_flows_may_take_longer_than_the_request_timeout() {
 
 #[tokio::test]
 async fn a_pod_has_the_request_timeout_for_an_upload_that_came_slowly_once_it_is_there() {
-    let world = World::with(upstream(|upstream| upstream.request_timeout = Duration::from_millis(100)));
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\n").await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    // Until then the client has the idle timeout, of minutes.
+    let fixture =
+        Fixture::with(Settings::with_upstream(|upstream| upstream.request_timeout = Duration::from_millis(100)));
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, post("content-length: 5", "")).await;
+    // Until the body has arrived, only the idle timeout of minutes applies.
     tokio::time::sleep(Duration::from_millis(500)).await;
     client.write("hello").await;
     assert_eq!(connection.exactly(5).await, "hello");
-    assert_eq!(reason(&client.answer().await), (504, "upstream-timeout"));
-    world.in_flight(P0, 0).await;
+    assert_eq!(client.answer().await.reason(), (504, "upstream-timeout"));
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn a_client_that_stops_sending_is_told_that_it_was_too_slow() {
-    let world = World::with(upstream(|upstream| upstream.idle_timeout = Duration::from_millis(50)));
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 10\r\n\r\nhello").await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    assert_eq!(connection.exactly(5).await, "hello");
-    assert_eq!(reason(&client.answer().await), (408, "limit"));
+    let fixture = Fixture::with(Settings::with_upstream(|upstream| upstream.idle_timeout = Duration::from_millis(50)));
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, post("content-length: 10", "hello")).await;
+    assert_eq!(client.answer().await.reason(), (408, "limit"));
     assert_eq!(connection.rest().await, "");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn a_stream_on_which_nothing_flows_is_reset() {
-    let world = World::with(upstream(|upstream| upstream.idle_timeout = Duration::from_millis(50)));
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(GET).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
+    let fixture = Fixture::with(Settings::with_upstream(|upstream| upstream.idle_timeout = Duration::from_millis(50)));
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, GET).await;
     connection.write("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n").await;
     assert_eq!(client.head().await.status, 200);
     assert_eq!(client.rest().await, "5\r\nhello\r\n");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
     assert_eq!(connection.rest().await, "");
 }
 
 #[tokio::test]
 async fn severing_before_the_answer_is_a_502_and_after_it_a_reset() {
-    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
-        let world = World::with(upstream(|upstream| upstream.protocol = protocol));
-        let speaks = if protocol == UpstreamProtocol::Http1 { Speaks::Http1 } else { Speaks::Http2 };
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let fixture = Fixture::with(Settings::with_protocol(protocol));
         let (sender, body) = stream();
         let body = std::sync::Arc::new(std::sync::Mutex::new(Some(body)));
-        let pod = Pod::start(speaks, move |request| {
-            let body = body.lock().unwrap().take();
-            async move {
-                match request.uri().path() {
-                    "/streams" => Response::new(body.unwrap()),
-                    _ => std::future::pending().await,
+        let _pod = fixture
+            .pod(speaks, move |request| {
+                let body = body.lock().unwrap().take();
+                async move {
+                    match request.uri().path() {
+                        "/streams" => Response::new(body.unwrap()),
+                        _ => std::future::pending().await,
+                    }
                 }
-            }
-        })
-        .await;
-        world.lead(P0, pod.address, 1);
-        let http2 = Http2::connect(world.address).await;
+            })
+            .await;
+        let http2 = fixture.http2_client().await;
         let streaming = http2.begin(http2.request("GET", "/streams").body(empty()).unwrap()).await.unwrap();
         let mut streaming = streaming.into_body();
         sender.send(data("one")).unwrap();
         assert_eq!(soon(streaming.frame()).await.unwrap().unwrap().into_data().unwrap(), "one");
-        let mut plain = Plain::connect(world.address).await;
-        plain.write(POST).await;
-        world.in_flight(P0, 2).await;
+        let mut http1 = fixture.send(POST).await;
+        fixture.in_flight(P0, 2).await;
 
-        world.hold(P0, HoldCause::Handoff);
-        world.sever(P0);
-        assert_eq!(reason(&plain.answer().await), (502, "severed"));
+        fixture.hold_and_sever(P0);
+        assert_eq!(http1.answer().await.reason(), (502, "severed"));
         assert!(soon(streaming.frame()).await.unwrap().is_err());
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
     }
 }
 
 #[tokio::test]
 async fn severing_reaches_an_exchange_whose_client_does_not_read() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(GET).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let (_client, mut connection) = fixture.exchange(&pod, GET).await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n").await;
-    // Until no buffer on the way takes any more.
+    // Fill every buffer on the way.
     let chunk = vec![b'x'; 1 << 20];
     while tokio::time::timeout(Duration::from_millis(200), connection.write(&chunk)).await.is_ok() {}
-    world.in_flight(P0, 1).await;
-    world.hold(P0, HoldCause::Handoff);
-    world.sever(P0);
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 1).await;
+    fixture.hold_and_sever(P0);
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn severing_ends_an_upgraded_connection() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n").await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) =
+        fixture.exchange(&pod, get_at(P0, "connection: upgrade\r\nupgrade: chat\r\n")).await;
     connection.write("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\nwelcome").await;
     assert_eq!(client.head().await.status, 101);
     assert_eq!(client.exactly(7).await, b"welcome");
-    world.hold(P0, HoldCause::Handoff);
-    world.sever(P0);
+    fixture.hold_and_sever(P0);
     assert_eq!(client.rest().await, "");
     assert_eq!(connection.rest().await, "");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn a_client_that_hangs_up_while_held_is_never_sent() {
-    let world = World::new();
-    let pod = Script::new().await;
+    let fixture = Fixture::new();
+    let pod = ScriptedPod::new().await;
     let requests = [
         "GET /gone HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n",
         "POST /gone HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello",
@@ -233,142 +176,105 @@ async fn a_client_that_hangs_up_while_held_is_never_sent() {
         "POST /gone HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n",
     ];
     for request in requests {
-        let mut client = Plain::connect(world.address).await;
-        client.write(request).await;
-        world.held(P0, 1).await;
+        let client = fixture.send(request).await;
+        fixture.held(P0, 1).await;
         drop(client);
-        world.held(P0, 0).await;
+        fixture.held(P0, 0).await;
     }
-    let http2 = Http2::connect(world.address).await;
+    let http2 = fixture.http2_client().await;
     let (_sender, body) = stream();
-    let asked = tokio::spawn({
-        let http2 = http2.clone();
-        let request = http2.request("POST", "/gone").body(body).unwrap();
-        async move { http2.begin(request).await.map(drop) }
-    });
-    world.held(P0, 1).await;
+    let asked = http2.spawn_begin(http2.request("POST", "/gone").body(body).unwrap());
+    fixture.held(P0, 1).await;
     asked.abort();
-    world.held(P0, 0).await;
+    fixture.held(P0, 0).await;
 
-    let mut client = Plain::connect(world.address).await;
-    client.write(GET).await;
-    world.held(P0, 1).await;
-    world.lead(P0, pod.address, 1);
+    let mut client = fixture.send(GET).await;
+    fixture.held(P0, 1).await;
+    fixture.route(P0, pod.address, 1);
     let mut connection = pod.accept().await;
     assert!(connection.head().await.starts_with("GET / "));
-    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    connection.write(OK).await;
     assert_eq!(client.answer().await.status, 200);
 }
 
 #[tokio::test]
 async fn a_client_that_hangs_up_in_flight_leaves_an_exchange_that_goes_on_and_counts() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(POST).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    connection.exactly(5).await;
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let (client, mut connection) = fixture.exchange(&pod, POST).await;
     drop(client);
-    // The client's end is seen, and changes nothing for the pod.
-    let text = || {
-        let mut registry = prometheus_client::registry::Registry::with_prefix("segue");
-        world.metrics.register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        text
-    };
-    until(|| text().contains("segue_requests_aborted_total 1\n"), "the abort to be seen").await;
-    assert_eq!(world.table.in_flight(P0), 1);
+    // The router sees that the client has left, which changes nothing for the pod.
+    until(|| fixture.metrics_page().contains("segue_requests_aborted_total 1\n"), "the abort to be seen").await;
+    assert_eq!(fixture.table.in_flight(P0), 1);
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe").await;
-    assert_eq!(world.metrics.requests_in_flight(), 1);
+    assert_eq!(fixture.metrics.requests_in_flight(), 1);
     connection.write("llo").await;
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn an_exchange_that_its_client_left_has_the_request_timeout_left() {
-    let world = World::with(upstream(|upstream| upstream.request_timeout = Duration::from_millis(50)));
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(POST).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    connection.exactly(5).await;
+    let fixture =
+        Fixture::with(Settings::with_upstream(|upstream| upstream.request_timeout = Duration::from_millis(50)));
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, POST).await;
     connection.write("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n").await;
     client.head().await;
     drop(client);
     assert_eq!(connection.rest().await, "");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn an_exchange_that_its_client_left_can_be_severed() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(GET).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let (client, mut connection) = fixture.exchange(&pod, GET).await;
     drop(client);
-    world.in_flight(P0, 1).await;
-    world.hold(P0, HoldCause::Handoff);
-    world.sever(P0);
+    fixture.in_flight(P0, 1).await;
+    fixture.hold_and_sever(P0);
     assert_eq!(connection.rest().await, "");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn a_request_that_its_client_cuts_off_is_not_completed() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
     for (head, sent) in [("content-length: 10", "hello"), ("transfer-encoding: chunked", "5\r\nhello\r\n")] {
-        let mut client = Plain::connect(world.address).await;
-        client.write(format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n{head}\r\n\r\n{sent}")).await;
-        let mut connection = pod.accept().await;
-        connection.head().await;
-        assert_eq!(connection.exactly(sent.len()).await, sent);
+        let (client, mut connection) = fixture.exchange(&pod, post(head, sent)).await;
         drop(client);
         assert_eq!(connection.rest().await, "", "that would have ended the body");
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
     }
 }
 
 #[tokio::test]
 async fn a_request_that_its_client_resets_is_not_completed() {
-    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
-        let world = World::with(upstream(|upstream| upstream.protocol = protocol));
-        let speaks = if protocol == UpstreamProtocol::Http1 { Speaks::Http1 } else { Speaks::Http2 };
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let fixture = Fixture::with(Settings::with_protocol(protocol));
         let (seen, mut sees) = tokio::sync::mpsc::unbounded_channel();
-        let pod = Pod::start(speaks, move |request| {
-            let seen = seen.clone();
-            async move {
-                let mut body = request.into_body();
-                let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
-                seen.send(Ok(first)).unwrap();
-                let complete = body.collect().await.is_ok();
-                seen.send(Err(complete)).unwrap();
-                Response::new(empty())
-            }
-        })
-        .await;
-        world.lead(P0, pod.address, 1);
-        let http2 = Http2::connect(world.address).await;
+        let _pod = fixture
+            .pod(speaks, move |request| {
+                let seen = seen.clone();
+                async move {
+                    let mut body = request.into_body();
+                    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+                    seen.send(Ok(first)).unwrap();
+                    let complete = body.collect().await.is_ok();
+                    seen.send(Err(complete)).unwrap();
+                    Response::new(empty())
+                }
+            })
+            .await;
+        let http2 = fixture.http2_client().await;
         let (sender, body) = stream();
-        let asked = tokio::spawn({
-            let http2 = http2.clone();
-            let request = http2.request("POST", "/").body(body).unwrap();
-            async move { http2.begin(request).await.map(drop) }
-        });
+        let asked = http2.spawn_begin(http2.request("POST", "/").body(body).unwrap());
         sender.send(data("hello")).unwrap();
         assert_eq!(soon(sees.recv()).await.unwrap(), Ok("hello".into()));
         drop(sender);
         assert_eq!(soon(sees.recv()).await.unwrap(), Err(false));
         assert!(soon(asked).await.unwrap().is_err());
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
     }
 }

@@ -1,4 +1,4 @@
-//! What one client may take from the others: places, requests, windows.
+//! What one client may take from the others: connections, requests in flight, flow-control windows.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,82 +10,56 @@ use http::Response;
 use http_body_util::BodyExt;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
-use support::client::{Answer, Http2, Plain, empty, full};
-use support::pod::{Pod, Script, Speaks};
-use support::{PATIENCE, Settings, World, soon, until};
+use support::client::{RawHttp1Client, empty, full};
+use support::pod::{Pod, Speaks};
+use support::{Fixture, GET, OK, P0, P1, Settings, TEST_TIMEOUT, get_at, post, soon, until};
 use tokio::io::AsyncReadExt as _;
 use tokio::time::Instant;
 
-const P0: PartitionId = PartitionId::new(0);
-const P1: PartitionId = PartitionId::new(1);
-
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
-const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+/// Two of the addresses that every machine has.
 const HERE: [u8; 4] = [127, 0, 0, 1];
 const THERE: [u8; 4] = [127, 0, 0, 2];
 
-fn reason(answer: &Answer) -> (u16, &str) {
-    (answer.status, answer.header("segue-reason"))
-}
-
-fn with_connections(most: usize) -> Settings {
-    let mut settings = Settings::default();
-    settings.forward.limits.max_connections = most;
-    // Looked over eight times as often.
-    settings.forward.limits.header_read_timeout = Duration::from_millis(800);
-    settings
-}
-
-async fn quick_pod(world: &World) -> Pod {
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(P0, pod.address, 1);
-    pod
+fn with_connections(max: usize) -> Settings {
+    Settings::with_limits(|limits| {
+        limits.max_connections = max;
+        // Idle clients are looked for eight times in this time.
+        limits.header_read_timeout = Duration::from_millis(800);
+    })
 }
 
 #[tokio::test]
 async fn an_address_has_no_more_requests_than_it_may_whether_they_wait_or_are_in_flight() {
-    let mut settings = Settings::default();
-    settings.forward.limits.max_in_flight_per_client = 3;
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    world.hold(P1, HoldCause::Handoff);
-    let mut first = Plain::connect(world.address).await;
-    first.write(GET).await;
-    let mut one = pod.accept().await;
-    one.head().await;
-    let mut held = Plain::connect(world.address).await;
-    held.write(GET.replace("x-partition: 0", "x-partition: 1")).await;
-    world.held(P1, 1).await;
-    // A pod goes on with what its client has left.
-    let mut gone = Plain::connect(world.address).await;
-    gone.write(GET.replace("GET", "POST")).await;
-    let mut other = pod.accept().await;
-    other.head().await;
+    let fixture = Fixture::with(Settings::with_limits(|limits| limits.max_in_flight_per_client = 3));
+    let pod = fixture.scripted_pod().await;
+    fixture.hold(P1, HoldCause::Handoff);
+    let (mut first, mut one) = fixture.exchange(&pod, GET).await;
+    let mut held = fixture.send(get_at(P1, "")).await;
+    fixture.held(P1, 1).await;
+    // A request whose client has left still counts, because its pod goes on with it.
+    let (gone, _other) = fixture.exchange(&pod, GET.replace("GET", "POST")).await;
     drop(gone);
-    let mut more = Plain::connect(world.address).await;
+    let mut more = fixture.client().await;
     for _ in 0..2 {
         let refused = more.ask(GET).await;
-        assert_eq!(reason(&refused), (503, "overload"));
+        assert_eq!(refused.reason(), (503, "overload"));
         assert_eq!(refused.header("retry-after"), "1");
     }
-    let http2 = Http2::connect(world.address).await;
-    assert_eq!(http2.ask(http2.request("GET", "/").body(empty()).unwrap()).await.status, 503);
-    // Others have their own.
-    let mut stranger = Plain::connect_from(THERE, world.address).await;
-    stranger.write(GET).await;
-    let mut strangers = pod.accept().await;
-    strangers.head().await;
+    let http2 = fixture.http2_client().await;
+    assert_eq!(http2.get("/").await.status, 503);
+    // Another address has a limit of its own.
+    let mut stranger = RawHttp1Client::connect_from(THERE, fixture.address).await;
+    let mut strangers = pod.accept_from(&mut stranger, GET).await;
     strangers.write(OK).await;
     assert_eq!(stranger.answer().await.status, 200);
-    // Each that ends makes room for one.
+    // Each request that ends makes room for one.
     one.write(OK).await;
     assert_eq!(first.answer().await.status, 200);
     more.write(GET).await;
     one.head().await;
     one.write(OK).await;
     assert_eq!(more.answer().await.status, 200);
-    world.lead(P1, pod.address, 1);
+    fixture.route(P1, pod.address, 1);
     one.head().await;
     one.write(OK).await;
     assert_eq!(held.answer().await.status, 200);
@@ -95,67 +69,56 @@ async fn an_address_has_no_more_requests_than_it_may_whether_they_wait_or_are_in
 async fn requests_that_wait_for_the_table_count_for_their_address() {
     let mut settings = Settings { partitions: 0, ..Settings::default() };
     settings.forward.limits.max_in_flight_per_client = 2;
-    let world = World::with(settings);
-    let mut one = Plain::connect(world.address).await;
-    let mut two = Plain::connect(world.address).await;
-    let mut three = Plain::connect(world.address).await;
-    for client in [&mut one, &mut two, &mut three] {
-        client.write(GET).await;
-    }
-    // Whichever comes last.
+    let fixture = Fixture::with(settings);
+    let (mut one, mut two, mut three) = (fixture.send(GET).await, fixture.send(GET).await, fixture.send(GET).await);
+    // The one that arrives last is refused.
     let refused = tokio::select! {
         answer = one.answer() => answer,
         answer = two.answer() => answer,
         answer = three.answer() => answer,
     };
-    assert_eq!(reason(&refused), (503, "overload"));
+    assert_eq!(refused.reason(), (503, "overload"));
 }
 
 #[tokio::test]
 async fn a_connection_by_http2_has_no_more_streams_than_it_may() {
-    let mut settings = Settings::default();
-    settings.forward.limits.max_streams_per_connection = 2;
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
-    let ask = || {
-        let http2 = http2.clone();
-        tokio::spawn(async move { http2.ask(http2.request("GET", "/").body(empty()).unwrap()).await })
-    };
+    let fixture = Fixture::with(Settings::with_limits(|limits| limits.max_streams_per_connection = 2));
+    let _pod = fixture.scripted_pod().await;
+    let http2 = fixture.http2_client().await;
+    let ask = || http2.spawn_ask(http2.request("GET", "/").body(empty()).unwrap());
     let asked = [ask(), ask(), ask()];
-    // By HTTP/2, as the clients came: each waits for its pod.
-    world.in_flight(P0, 2).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(world.table.in_flight(P0), 2);
+    // The pod gets them by HTTP/2, as they came, and never completes the handshake.
+    fixture.in_flight(P0, 2).await;
+    // The one worker has seen all that the client has sent before it answers anybody else.
+    assert_eq!(fixture.ask("GET / HTTP/1.1\r\nhost: h\r\n\r\n").await.status, 400);
+    assert_eq!(fixture.table.in_flight(P0), 2);
     asked.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test]
 async fn silent_newcomers_give_way_to_each_other_and_never_take_the_place_of_a_served_client() {
-    let world = World::with(with_connections(120));
-    let _pod = quick_pod(&world).await;
-    // More than are looked at to find one that may go: clients that wait for their first answer do not hide the silent ones.
-    world.hold(P1, HoldCause::Handoff);
+    let fixture = Fixture::with(with_connections(120));
+    let _pod = fixture.quick_pod().await;
+    // More connections than are sampled to find an idle one. Clients that wait for their first answer must not hide
+    // the silent ones.
+    fixture.hold(P1, HoldCause::Handoff);
     let mut held = Vec::new();
     for _ in 0..80 {
-        let mut client = Plain::connect(world.address).await;
-        client.write(GET.replace("x-partition: 0", "x-partition: 1")).await;
-        held.push(client);
+        held.push(fixture.send(get_at(P1, "")).await);
     }
-    world.held(P1, 80).await;
+    fixture.held(P1, 80).await;
     let mut served = Vec::new();
     for _ in 0..20 {
-        let mut client = Plain::connect(world.address).await;
+        let mut client = fixture.client().await;
         assert_eq!(client.ask(GET).await.status, 200);
         served.push(client);
     }
     let began = Instant::now();
     let (mut silent, mut newcomers) = (Vec::new(), 0);
-    // Until all who were served have been idle for long enough to be taken for it.
+    // Until all clients that were served count as idle.
     while began.elapsed() < Duration::from_millis(500) || silent.len() <= 40 {
-        silent.push(Plain::connect(world.address).await);
-        let answer = Plain::connect(world.address).await.ask(GET.replace("host", "connection: close\r\nhost")).await;
+        silent.push(fixture.client().await);
+        let answer = fixture.ask(GET.replace("host", "connection: close\r\nhost")).await;
         newcomers += usize::from(answer.status == 200);
     }
     assert!(newcomers > silent.len() / 2, "{newcomers} of {}", silent.len());
@@ -166,23 +129,23 @@ async fn silent_newcomers_give_way_to_each_other_and_never_take_the_place_of_a_s
 
 #[tokio::test]
 async fn of_clients_that_have_been_served_one_of_the_address_with_most_connections_gives_way() {
-    let world = World::with(with_connections(4));
-    let _pod = quick_pod(&world).await;
+    let fixture = Fixture::with(with_connections(4));
+    let _pod = fixture.quick_pod().await;
     let mut clients = Vec::new();
     // The one that has been idle for longest has its address to itself.
     for ip in [HERE, THERE, THERE, THERE] {
-        let mut client = Plain::connect_from(ip, world.address).await;
+        let mut client = RawHttp1Client::connect_from(ip, fixture.address).await;
         assert_eq!(client.ask(GET).await.status, 200);
         clients.push(client);
     }
     let began = Instant::now();
     loop {
-        let mut newcomer = Plain::connect_from([127, 0, 0, 3], world.address).await;
+        let mut newcomer = RawHttp1Client::connect_from([127, 0, 0, 3], fixture.address).await;
         match newcomer.ask(GET).await.status {
             200 => break,
             status => assert_eq!(status, 503),
         }
-        assert!(began.elapsed() < PATIENCE, "nobody gave way");
+        assert!(began.elapsed() < TEST_TIMEOUT, "nobody gave way");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let mut alone = clients.remove(0);
@@ -197,42 +160,36 @@ async fn of_clients_that_have_been_served_one_of_the_address_with_most_connectio
 
 #[tokio::test]
 async fn a_websocket_keeps_its_place_until_it_is_closed() {
-    let world = World::with(with_connections(1));
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut websocket = Plain::connect(world.address).await;
-    websocket.write(GET.replace("host", "connection: upgrade\r\nupgrade: websocket\r\nhost")).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    connection.write("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n").await;
-    assert_eq!(websocket.head().await.status, 101);
-    // Also once it has been idle for longer than others may be.
+    let fixture = Fixture::with(with_connections(1));
+    let pod = fixture.scripted_pod().await;
+    let (mut websocket, mut connection) = fixture.websocket(&pod, b"").await;
+    // It keeps its place even when it has been idle for longer than others may be.
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(300) {
-        let refused = Plain::connect(world.address).await.ask(GET).await;
-        assert_eq!(reason(&refused), (503, "overload"));
+        let refused = fixture.ask(GET).await;
+        assert_eq!(refused.reason(), (503, "overload"));
     }
     connection.write("still here").await;
     assert_eq!(websocket.exactly(10).await, b"still here");
     drop((websocket, connection));
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(P0, pod.address, 2);
+    fixture.route(P0, pod.address, 2);
     let began = Instant::now();
-    while Plain::connect(world.address).await.ask(GET).await.status != 200 {
-        assert!(began.elapsed() < PATIENCE, "the place of a closed one was not free again");
+    while fixture.ask(GET).await.status != 200 {
+        assert!(began.elapsed() < TEST_TIMEOUT, "the place of a closed one was not free again");
     }
 }
 
 #[tokio::test]
 async fn uploads_that_nobody_reads_do_not_stop_others_of_their_connection() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http2, |request| async {
         let body = request.into_body().collect().await.unwrap().to_bytes();
         Response::new(full(body.len().to_string()))
     })
     .await;
-    world.lead(P1, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+    fixture.route(P1, pod.address, 1);
+    let http2 = fixture.http2_client().await;
     let upload = |partition: PartitionId| {
         let http2 = http2.clone();
         tokio::spawn(async move {
@@ -241,10 +198,10 @@ async fn uploads_that_nobody_reads_do_not_stop_others_of_their_connection() {
         })
     };
     let held: Vec<_> = (0..12).map(|_| upload(P0)).collect();
-    world.held(P0, 12).await;
-    until(|| world.table.stashed(P0).1 >= 12 * (64 << 10), "bodies to be read ahead").await;
+    fixture.held(P0, 12).await;
+    until(|| fixture.table.stashed(P0).1 >= 12 * (64 << 10), "bodies to be read ahead").await;
     assert_eq!(soon(upload(P1)).await.unwrap().text(), "307200");
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     for upload in held {
         assert_eq!(soon(upload).await.unwrap().text(), "307200");
     }
@@ -252,18 +209,10 @@ async fn uploads_that_nobody_reads_do_not_stop_others_of_their_connection() {
 
 #[tokio::test]
 async fn an_upload_that_drips_is_ended_and_one_of_grpc_is_not() {
-    let mut settings = Settings::default();
-    settings.forward.limits.min_upload_rate = 1000;
-    settings.forward.upload_grace = Duration::from_millis(300);
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let post = |kind: &str| {
-        format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-type: {kind}\r\ncontent-length: 9999\r\n\r\n")
-    };
-    let (mut slow, mut grpc) = (Plain::connect(world.address).await, Plain::connect(world.address).await);
-    slow.write(post("text/plain")).await;
-    grpc.write(post("application/grpc")).await;
+    let fixture = Fixture::with(Settings::default().limit_upload_rate(Duration::from_millis(300)));
+    let _pod = fixture.scripted_pod().await;
+    let upload = |kind: &str| fixture.send(post(&format!("content-type: {kind}\r\ncontent-length: 9999"), ""));
+    let (mut slow, mut grpc) = (upload("text/plain").await, upload("application/grpc").await);
     let drips = async {
         let mut interval = tokio::time::interval(Duration::from_millis(20));
         loop {
@@ -277,31 +226,23 @@ async fn an_upload_that_drips_is_ended_and_one_of_grpc_is_not() {
         }
     };
     soon(drips).await;
-    assert_eq!(reason(&slow.answer().await), (408, "limit"));
-    world.in_flight(P0, 1).await;
+    assert_eq!(slow.answer().await.reason(), (408, "limit"));
+    fixture.in_flight(P0, 1).await;
 }
 
 #[tokio::test]
 async fn a_client_is_not_blamed_for_the_time_in_which_its_refused_upload_was_held() {
-    let mut settings = Settings::default();
-    settings.forward.limits.min_upload_rate = 1000;
-    settings.forward.upload_grace = Duration::from_secs(2);
-    let world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\n").await;
-    let mut first = pod.accept().await;
-    first.head().await;
-    world.hold(P0, HoldCause::Handoff);
+    let fixture = Fixture::with(Settings::default().limit_upload_rate(Duration::from_secs(2)));
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut first) = fixture.exchange(&pod, post("content-length: 5", "")).await;
+    fixture.hold(P0, HoldCause::Handoff);
     first.write("HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n").await;
-    world.held(P0, 1).await;
-    // Longer than a pod would have waited.
+    fixture.held(P0, 1).await;
+    // Longer than the grace that an upload has.
     tokio::time::sleep(Duration::from_millis(2500)).await;
-    world.lead(P0, pod.address, 2);
-    let mut second = pod.accept().await;
-    second.head().await;
-    // Long enough for its deadline to be looked at.
+    fixture.route(P0, pod.address, 2);
+    let mut second = pod.accept_request().await;
+    // Long enough for the router to check the rate again.
     tokio::time::sleep(Duration::from_millis(300)).await;
     client.write("hello").await;
     assert_eq!(second.exactly(5).await, "hello");

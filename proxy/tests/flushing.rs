@@ -1,4 +1,4 @@
-//! A flush: who goes when, and that nobody waits for more than what goes before in its own key.
+//! The order within a flush. A request waits only for earlier ones of its own key.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -12,53 +12,40 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::{HoldCause, Stage};
-use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Answer, Body, Http2, Plain, data, empty, full, stream};
-use support::pod::{Pod, Speaks};
-use support::{Settings, World, soon, until};
+use support::client::{Answer, Body, Http2Client, RawHttp1Client, data, empty, full, stream};
+use support::pod::{Pod, Speaks, start_h2_pod};
+use support::{BOTH_VERSIONS, Fixture, P0, Settings, soon, until};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-const P0: PartitionId = PartitionId::new(0);
-
 /// Far less than `max_wait`, and far more than a flush takes.
-const AT_ONCE: Duration = Duration::from_secs(3);
+const PROMPT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 fn settings(protocol: UpstreamProtocol) -> Settings {
-    let mut settings = Settings::default();
-    settings.forward.upstream.protocol = protocol;
+    let mut settings = Settings::with_protocol(protocol);
     settings.stash.flush_concurrency = 4;
     settings
 }
 
-fn reason(answer: &Answer) -> (u16, &str) {
-    (answer.status, answer.header("segue-reason"))
+/// Sends a `GET` of this key on a connection of its own.
+async fn asks(fixture: &Fixture, path: &str, key: &str) -> RawHttp1Client {
+    fixture.send(format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx-key: {key}\r\n\r\n")).await
 }
 
-fn get(path: &str, key: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx-key: {key}\r\n\r\n")
+/// Returns the response to a request that must not wait for others.
+async fn at_once(fixture: &Fixture, path: &str, key: &str) -> Answer {
+    let answered = async { asks(fixture, path, key).await.answer().await };
+    tokio::time::timeout(PROMPT_RESPONSE_TIMEOUT, answered).await.expect("an answer, although others wait")
 }
 
-/// Asks on a connection of its own.
-async fn asks(world: &World, path: &str, key: &str) -> Plain {
-    let mut client = Plain::connect(world.address).await;
-    client.write(get(path, key)).await;
-    client
-}
-
-/// An exchange that takes no longer than it should.
-async fn at_once(world: &World, path: &str, key: &str) -> Answer {
-    let answered = async { asks(world, path, key).await.answer().await };
-    tokio::time::timeout(AT_ONCE, answered).await.expect("an answer, although others wait")
-}
-
-/// Waits while others ask: only while a pod takes something is it known what its refusals mean.
-async fn while_others_go_on<T>(world: &World, work: impl Future<Output = T>) -> T {
+/// Waits for `work` while other requests are served. The router gives a refused request up only while its pod accepts
+/// others.
+async fn while_others_go_on<T>(fixture: &Fixture, work: impl Future<Output = T>) -> T {
     let goes_on = async {
         loop {
-            assert_eq!(at_once(world, "/ok", "other").await.status, 200);
+            assert_eq!(at_once(fixture, "/ok", "other").await.status, 200);
         }
     };
     tokio::select! {
@@ -67,7 +54,8 @@ async fn while_others_go_on<T>(world: &World, work: impl Future<Output = T>) -> 
     }
 }
 
-/// A pod that notes what it sees when it sees it, refuses what is poison, lets polls wait, and answers the rest.
+/// A pod that records each path on arrival. It refuses `/poison…`, answers `/poll…` as often as it has permits, and the
+/// rest at once.
 struct Service {
     pod: Pod,
     seen: Arc<Mutex<Vec<String>>>,
@@ -104,43 +92,39 @@ async fn answer(request: Request<Incoming>, seen: Arc<Mutex<Vec<String>>>, polls
     Response::new(full(path))
 }
 
-const BOTH: [(UpstreamProtocol, Speaks); 2] =
-    [(UpstreamProtocol::Http1, Speaks::Http1), (UpstreamProtocol::Http2, Speaks::Http2)];
-
 /// An upload whose client has sent one byte of it.
 fn upload(
-    client: &Http2,
+    client: &Http2Client,
     key: &str,
 ) -> (tokio::sync::mpsc::UnboundedSender<Option<http_body::Frame<bytes::Bytes>>>, JoinHandle<Answer>) {
     let (sender, body) = stream();
     sender.send(data("x")).unwrap();
     let request = client.request("POST", "/upload").header("x-key", key).body(body).unwrap();
-    let client = client.clone();
-    (sender, tokio::spawn(async move { client.ask(request).await }))
+    (sender, client.spawn_ask(request))
 }
 
 #[tokio::test]
 async fn uploads_that_wait_for_their_clients_hold_up_nobody_else() {
-    for (protocol, speaks) in BOTH {
-        let world = World::with(settings(protocol));
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let fixture = Fixture::with(settings(protocol));
         let service = Service::start(speaks).await;
-        let attacker = Http2::connect(world.address).await;
+        let attacker = fixture.http2_client().await;
         let uploads: Vec<_> = (0..40).map(|number| upload(&attacker, &format!("upload-{number}"))).collect();
-        world.held(P0, 40).await;
-        let mut held = asks(&world, "/held", "other").await;
-        world.held(P0, 41).await;
+        fixture.held(P0, 40).await;
+        let mut held = asks(&fixture, "/held", "other").await;
+        fixture.held(P0, 41).await;
         let begun = Instant::now();
-        world.lead(P0, service.pod.address, 1);
-        let answered = tokio::time::timeout(AT_ONCE, held.answer()).await;
+        fixture.route(P0, service.pod.address, 1);
+        let answered = tokio::time::timeout(PROMPT_RESPONSE_TIMEOUT, held.answer()).await;
         assert_eq!(answered.expect("an answer, although uploads wait for their clients").status, 200);
-        // Were each given a quarter of a second, four at a time, it would be two and a half.
+        // At a quarter of a second for each, four at a time, it would take two and a half seconds.
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-        assert_eq!(at_once(&world, "/new", "another").await.status, 200);
-        // Its own key waits for what was before it.
-        let mut behind = asks(&world, "/behind", "upload-0").await;
-        world.held(P0, 1).await;
-        assert_eq!(at_once(&world, "/newer", "another").await.status, 200);
-        assert!(world.table.stashed(P0).0 == 1 && !service.has_seen("/behind"));
+        assert_eq!(at_once(&fixture, "/new", "another").await.status, 200);
+        // A request of an upload's own key waits behind the upload.
+        let mut behind = asks(&fixture, "/behind", "upload-0").await;
+        fixture.held(P0, 1).await;
+        assert_eq!(at_once(&fixture, "/newer", "another").await.status, 200);
+        assert!(fixture.table.stashed(P0).0 == 1 && !service.has_seen("/behind"));
         for (sender, _) in &uploads {
             sender.send(None).unwrap();
         }
@@ -148,34 +132,34 @@ async fn uploads_that_wait_for_their_clients_hold_up_nobody_else() {
         for (_, answer) in uploads {
             assert_eq!(soon(answer).await.unwrap().status, 200);
         }
-        until(|| matches!(world.table_stage(), Stage::Open(_)), "the gate").await;
+        until(|| matches!(fixture.table_stage(), Stage::Open(_)), "the gate").await;
     }
 }
 
 #[tokio::test]
 async fn long_polls_hold_up_nobody_else_for_long() {
-    for (protocol, speaks) in BOTH {
-        let world = World::with(settings(protocol));
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let fixture = Fixture::with(settings(protocol));
         let service = Service::start(speaks).await;
         let mut polls = Vec::new();
         for number in 0..6 {
-            polls.push(asks(&world, &format!("/poll/{number}"), &format!("poll-{number}")).await);
-            world.held(P0, number + 1).await;
+            polls.push(asks(&fixture, &format!("/poll/{number}"), &format!("poll-{number}")).await);
+            fixture.held(P0, number + 1).await;
         }
-        let mut held = asks(&world, "/held", "other").await;
-        world.held(P0, 7).await;
+        let mut held = asks(&fixture, "/held", "other").await;
+        fixture.held(P0, 7).await;
         let begun = Instant::now();
-        world.lead(P0, service.pod.address, 1);
-        let answered = tokio::time::timeout(AT_ONCE, held.answer()).await;
+        fixture.route(P0, service.pod.address, 1);
+        let answered = tokio::time::timeout(PROMPT_RESPONSE_TIMEOUT, held.answer()).await;
         assert_eq!(answered.expect("an answer, although polls wait at the pod").status, 200);
         assert!(begun.elapsed() >= Duration::from_millis(150), "places are given away at once");
-        // Those who have come since go by.
+        // Requests that arrive after the flush has begun pass.
         for _ in 0..3 {
-            assert_eq!(at_once(&world, "/new", "another").await.status, 200);
+            assert_eq!(at_once(&fixture, "/new", "another").await.status, 200);
         }
-        let mut behind = asks(&world, "/behind", "poll-0").await;
-        world.held(P0, 1).await;
-        assert_eq!(at_once(&world, "/newer", "another").await.status, 200);
+        let mut behind = asks(&fixture, "/behind", "poll-0").await;
+        fixture.held(P0, 1).await;
+        assert_eq!(at_once(&fixture, "/newer", "another").await.status, 200);
         assert!(!service.has_seen("/behind"), "it has overtaken one of its key");
         service.polls.add_permits(100);
         assert_eq!(soon(behind.answer()).await.status, 200);
@@ -187,31 +171,31 @@ async fn long_polls_hold_up_nobody_else_for_long() {
 
 #[tokio::test]
 async fn a_flush_is_over_for_the_handoff_once_nothing_but_what_is_slow_holds_its_key() {
-    let world = World::with(settings(UpstreamProtocol::Http1));
+    let fixture = Fixture::with(settings(UpstreamProtocol::Http1));
     let service = Service::start(Speaks::Http1).await;
-    let mut polls = vec![asks(&world, "/poll/0", "poll").await];
-    world.held(P0, 1).await;
-    polls.push(asks(&world, "/poll/1", "poll").await);
-    world.held(P0, 2).await;
+    let mut polls = vec![asks(&fixture, "/poll/0", "poll").await];
+    fixture.held(P0, 1).await;
+    polls.push(asks(&fixture, "/poll/1", "poll").await);
+    fixture.held(P0, 2).await;
     let begun = Instant::now();
-    world.lead(P0, service.pod.address, 1);
+    fixture.route(P0, service.pod.address, 1);
     until(|| service.has_seen("/poll/0"), "the first poll at the pod").await;
-    let stage = world.table_stage();
-    // On a machine that is busy for longer, the poll has had its time.
+    let stage = fixture.table_stage();
+    // On a machine that is busy for longer, the poll may have given its place away already.
     if begun.elapsed() < Duration::from_millis(150) {
         assert!(matches!(stage, Stage::Flushing(_)), "acknowledged before the poll has had its time");
     }
-    until(|| matches!(world.table_stage(), Stage::Open(_)), "the flush to be over").await;
-    assert_eq!(world.table.stashed(P0).0, 1, "the second poll waits for the first one's outcome");
-    let times = DataPlane::take_times(&*world.table, P0).expect("what the acknowledgement says");
-    assert!(times.stashed == 2 && times.flush < AT_ONCE, "{times:?}");
-    // The next handoff finds it in flight, as any other.
-    world.hold(P0, HoldCause::Handoff);
-    assert!(matches!(world.table_stage(), Stage::Draining(_)));
+    until(|| matches!(fixture.table_stage(), Stage::Open(_)), "the flush to be over").await;
+    assert_eq!(fixture.table.stashed(P0).0, 1, "the second poll waits for the first one's outcome");
+    let times = DataPlane::take_times(&*fixture.table, P0).expect("what the acknowledgement says");
+    assert!(times.stashed == 2 && times.flush < PROMPT_RESPONSE_TIMEOUT, "{times:?}");
+    // To the next handoff the poll is in flight like any other request.
+    fixture.hold(P0, HoldCause::Handoff);
+    assert!(matches!(fixture.table_stage(), Stage::Draining(_)));
     service.polls.add_permits(2);
-    world.in_flight(P0, 0).await;
-    assert!(matches!(world.table_stage(), Stage::Held));
-    world.lead(P0, service.pod.address, 2);
+    fixture.in_flight(P0, 0).await;
+    assert!(matches!(fixture.table_stage(), Stage::Held));
+    fixture.route(P0, service.pod.address, 2);
     for mut poll in polls {
         assert_eq!(soon(poll.answer()).await.status, 200);
     }
@@ -220,50 +204,41 @@ async fn a_flush_is_over_for_the_handoff_once_nothing_but_what_is_slow_holds_its
 
 #[tokio::test]
 async fn a_request_that_is_refused_for_ever_is_answered_and_holds_up_nobody_for_long() {
-    for (protocol, speaks) in BOTH {
-        let world = World::with(settings(protocol));
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let fixture = Fixture::with(settings(protocol));
         let service = Service::start(speaks).await;
-        world.lead(P0, service.pod.address, 1);
-        let mut poison = asks(&world, "/poison", "poisonous").await;
+        fixture.route(P0, service.pod.address, 1);
+        let mut poison = asks(&fixture, "/poison", "poisonous").await;
         until(|| service.has_seen("/poison"), "the poison at the pod").await;
-        assert_eq!(at_once(&world, "/ok", "other").await.status, 200);
-        let answered = while_others_go_on(&world, poison.answer()).await;
-        assert_eq!(reason(&answered), (503, "no-owner"));
+        assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
+        let answered = while_others_go_on(&fixture, poison.answer()).await;
+        assert_eq!(answered.reason(), (503, "no-owner"));
         let tries = service.seen().iter().filter(|path| *path == "/poison").count();
         assert!(tries >= 4, "three, and one more once another was taken; not {tries}");
-        assert_eq!(at_once(&world, "/ok", "poisonous").await.status, 200);
+        assert_eq!(at_once(&fixture, "/ok", "poisonous").await.status, 200);
     }
 }
 
 #[tokio::test]
 async fn what_stands_behind_a_request_that_is_refused_for_ever_goes_when_that_is_answered() {
-    let world = World::with(settings(UpstreamProtocol::Http1));
+    let fixture = Fixture::with(settings(UpstreamProtocol::Http1));
     let service = Service::start(Speaks::Http1).await;
     let mut clients = Vec::new();
     for (number, (path, key)) in
         [("/poison/a", "a"), ("/behind", "a"), ("/poison/b", "b"), ("/ok", "c")].into_iter().enumerate()
     {
-        clients.push(asks(&world, path, key).await);
-        world.held(P0, number + 1).await;
+        clients.push(asks(&fixture, path, key).await);
+        fixture.held(P0, number + 1).await;
     }
-    world.lead(P0, service.pod.address, 1);
-    // Only while the pod takes something is it known what its refusals mean.
-    let goes_on = async {
-        loop {
-            assert_eq!(at_once(&world, "/ok", "d").await.status, 200);
-        }
-    };
+    fixture.route(P0, service.pod.address, 1);
     let all_answered = async {
         let mut statuses = Vec::new();
         for client in &mut clients {
-            statuses.push(soon(client.answer()).await.status);
+            statuses.push(client.answer().await.status);
         }
         statuses
     };
-    let statuses = tokio::select! {
-        statuses = all_answered => statuses,
-        () = goes_on => Vec::new(),
-    };
+    let statuses = while_others_go_on(&fixture, all_answered).await;
     assert_eq!(statuses, [503, 200, 503, 200]);
     let seen = service.seen();
     let last = |path: &str| seen.iter().rposition(|at| at == path).unwrap();
@@ -272,71 +247,55 @@ async fn what_stands_behind_a_request_that_is_refused_for_ever_goes_when_that_is
 
 #[tokio::test]
 async fn many_requests_that_are_refused_for_ever_hold_up_nobody_for_long() {
-    let world = World::with(settings(UpstreamProtocol::Http1));
+    let fixture = Fixture::with(settings(UpstreamProtocol::Http1));
     let service = Service::start(Speaks::Http1).await;
     let mut poisons = Vec::new();
     for number in 0..40 {
-        poisons.push(asks(&world, "/poison", &format!("poison-{number}")).await);
+        poisons.push(asks(&fixture, "/poison", &format!("poison-{number}")).await);
     }
-    world.held(P0, 40).await;
-    world.lead(P0, service.pod.address, 1);
+    fixture.held(P0, 40).await;
+    fixture.route(P0, service.pod.address, 1);
     until(|| service.seen().len() >= 4, "the first refusals").await;
-    assert_eq!(at_once(&world, "/ok", "other").await.status, 200);
-    let goes_on = async {
-        loop {
-            assert_eq!(at_once(&world, "/ok", "other").await.status, 200);
-        }
-    };
+    assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
     let all_answered = async {
         for poison in &mut poisons {
-            assert_eq!(reason(&soon(poison.answer()).await), (503, "no-owner"));
+            assert_eq!(poison.answer().await.reason(), (503, "no-owner"));
         }
     };
-    tokio::select! {
-        () = all_answered => {}
-        () = goes_on => {}
-    }
+    while_others_go_on(&fixture, all_answered).await;
 }
 
 #[tokio::test]
 async fn a_stream_that_is_refused_for_ever_is_answered_and_holds_up_nobody_for_long() {
-    let world = World::with(settings(UpstreamProtocol::Http2));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let mut connection = h2::server::handshake(stream).await.unwrap();
-                while let Some(Ok((request, mut respond))) = connection.accept().await {
-                    if request.uri().path() == "/poison" {
-                        respond.send_reset(h2::Reason::REFUSED_STREAM);
-                    } else {
-                        respond.send_response(Response::new(()), true).unwrap();
-                    }
-                }
-            });
+    let fixture = Fixture::with(settings(UpstreamProtocol::Http2));
+    let address = start_h2_pod(|request, mut respond| {
+        if request.uri().path() == "/poison" {
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+        } else {
+            respond.send_response(Response::new(()), true).unwrap();
         }
-    });
-    world.lead(P0, address, 1);
-    let mut poison = asks(&world, "/poison", "poisonous").await;
-    until(|| world.table.stashed(P0).0 == 1, "the poison to be refused").await;
-    assert_eq!(at_once(&world, "/ok", "other").await.status, 200);
-    let answered = while_others_go_on(&world, poison.answer()).await;
-    assert_eq!(reason(&answered), (503, "no-owner"));
+    })
+    .await;
+    fixture.route(P0, address, 1);
+    let mut poison = asks(&fixture, "/poison", "poisonous").await;
+    until(|| fixture.table.stashed(P0).0 == 1, "the poison to be refused").await;
+    assert_eq!(at_once(&fixture, "/ok", "other").await.status, 200);
+    let answered = while_others_go_on(&fixture, poison.answer()).await;
+    assert_eq!(answered.reason(), (503, "no-owner"));
 }
 
 #[tokio::test]
 async fn a_held_request_whose_client_is_gone_is_not_sent() {
     let requests = [
-        // The client has pipelined, so nobody reads on.
+        // The client has pipelined, so the router does not read on and cannot see the end.
         ("POST /gone HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 1\r\n\r\nyG".to_owned(), 0),
-        // It waits for a word before it sends its body.
+        // The client waits for `100 Continue` before it sends its body.
         (
             "POST /gone HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n"
                 .to_owned(),
             0,
         ),
-        // It does not wait for that word, and its body lies unread in front of its end.
+        // The client sends its body without waiting, so the body lies unread in front of the end.
         (
             "POST /gone HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 30000\r\n\r\n"
                 .to_owned(),
@@ -344,18 +303,17 @@ async fn a_held_request_whose_client_is_gone_is_not_sent() {
         ),
     ];
     for (request, body) in requests {
-        let world = World::with(settings(UpstreamProtocol::Http1));
+        let fixture = Fixture::with(settings(UpstreamProtocol::Http1));
         let service = Service::start(Speaks::Http1).await;
-        let mut client = Plain::connect(world.address).await;
-        client.write(&request).await;
+        let mut client = fixture.send(&request).await;
         client.write(vec![b'x'; body]).await;
-        world.held(P0, 1).await;
+        fixture.held(P0, 1).await;
         drop(client);
-        let mut other = asks(&world, "/other", "other").await;
-        until(|| world.table.stashed(P0).0 >= 1, "the other").await;
-        world.lead(P0, service.pod.address, 1);
+        let mut other = asks(&fixture, "/other", "other").await;
+        until(|| fixture.table.stashed(P0).0 >= 1, "the other").await;
+        fixture.route(P0, service.pod.address, 1);
         assert_eq!(soon(other.answer()).await.status, 200);
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
         assert_eq!(service.seen(), ["/other"], "{request}");
     }
 }

@@ -60,7 +60,7 @@ impl CoordinatorObserver for Quiet {
     fn resync(&self, _: &StoreError) {}
 }
 
-/// The embedded store, through which one participant may be unable to watch.
+/// The embedded store as one participant reaches it, whose watches can be made to fail.
 #[derive(Debug)]
 struct Blindfold {
     store: Arc<MemoryStore>,
@@ -100,10 +100,10 @@ impl Store for Blindfold {
     }
 }
 
-/// What each pod accepts, as the pods themselves believe it.
+/// The epochs that each pod accepts, as the pods themselves believe.
 type Accepted = Rc<RefCell<HashMap<(String, PartitionId), Epoch>>>;
 
-struct World {
+struct Fixture {
     store: Arc<MemoryStore>,
     keys: Keyspace,
     accepted: Accepted,
@@ -119,10 +119,10 @@ struct Router {
     _status: watch::Receiver<RouterStatus>,
 }
 
-impl World {
+impl Fixture {
     fn new(mode: Mode) -> Rc<Self> {
         count_by_tokio();
-        Rc::new(World {
+        Rc::new(Fixture {
             store: Arc::new(MemoryStore::new()),
             keys: Keyspace::new("/segue/", "test"),
             accepted: Accepted::default(),
@@ -186,14 +186,15 @@ impl World {
     }
 
     fn pod(self: &Rc<Self>, name: &str, capabilities: Capabilities) -> JoinHandle<()> {
-        let (world, name) = (self.clone(), name.to_owned());
+        let (fixture, name) = (self.clone(), name.to_owned());
         spawn_local(async move {
-            let store: Arc<dyn Store> = world.store.clone();
+            let store: Arc<dyn Store> = fixture.store.clone();
             let record = PodRecord { capabilities, ..PodRecord::new(name.clone(), format!("{name}:80")) };
             loop {
-                let registration = register(&store, &Claim::new(world.keys.pod(&name), TTL), |_| encode(&record)).await;
-                world.live(&store, &name, &registration).await;
-                world.accepted.borrow_mut().retain(|(pod, _), _| *pod != name);
+                let registration =
+                    register(&store, &Claim::new(fixture.keys.pod(&name), TTL), |_| encode(&record)).await;
+                fixture.live(&store, &name, &registration).await;
+                fixture.accepted.borrow_mut().retain(|(pod, _), _| *pod != name);
             }
         })
     }
@@ -244,9 +245,9 @@ impl World {
         }
     }
 
-    /// A client that sends one request after the other through a router and has each looked at by its pod.
+    /// Starts a client that sends one request after another through a router. The pod of each checks it.
     fn client(self: &Rc<Self>, router: &Router, number: u32) -> JoinHandle<()> {
-        let (world, worker) = (self.clone(), router.table.worker(0));
+        let (fixture, worker) = (self.clone(), router.table.worker(0));
         spawn_local(async move {
             let mut partition = number % PARTITIONS;
             while worker.partitions() == 0 {
@@ -254,7 +255,7 @@ impl World {
             }
             loop {
                 partition = (partition + 5) % PARTITIONS;
-                world.request(&worker, PartitionId::new(partition)).await;
+                fixture.request(&worker, PartitionId::new(partition)).await;
                 sleep(Duration::from_micros(300)).await;
             }
         })
@@ -285,13 +286,13 @@ impl World {
         }
     }
 
-    /// Watches at every step that no partition is accepted by two pods.
+    /// Starts a task that checks at every step that no two pods accept the same partition.
     fn sentinel(self: &Rc<Self>) -> JoinHandle<()> {
-        let world = self.clone();
+        let fixture = self.clone();
         spawn_local(async move {
             loop {
                 let mut owners: HashMap<PartitionId, String> = HashMap::new();
-                for (pod, partition) in world.accepted.borrow().keys() {
+                for (pod, partition) in fixture.accepted.borrow().keys() {
                     if let Some(other) = owners.insert(*partition, pod.clone()) {
                         panic!("partition {partition} is accepted by {pod} and {other}");
                     }
@@ -306,7 +307,7 @@ impl World {
         View::from_snapshot(self.keys.clone(), snapshot)
     }
 
-    /// Waits until every partition has a living owner, the pods have about as many each, and nothing moves.
+    /// Waits until every partition has a living owner, the pods are balanced, and no handoff is left.
     async fn settles(&self, pods: usize) {
         let settled = async {
             loop {
@@ -330,8 +331,8 @@ impl World {
     }
 }
 
-async fn within(world: impl AsyncFnOnce()) {
-    LocalSet::new().run_until(world()).await;
+async fn within(fixture: impl AsyncFnOnce()) {
+    LocalSet::new().run_until(fixture()).await;
 }
 
 fn crash(handle: &JoinHandle<()>) {
@@ -339,28 +340,28 @@ fn crash(handle: &JoinHandle<()>) {
 }
 
 async fn pods_join_and_leave(mode: Mode, routers: &[&str]) {
-    let world = World::new(mode);
-    let (_stop, _coordinator) = world.coordinator("c-0");
-    let routers: Vec<Router> = routers.iter().map(|name| world.router(name)).collect();
-    let sentinel = world.sentinel();
-    let _a = world.pod("a", Capabilities::ALL);
-    world.settles(1).await;
+    let fixture = Fixture::new(mode);
+    let (_stop, _coordinator) = fixture.coordinator("c-0");
+    let routers: Vec<Router> = routers.iter().map(|name| fixture.router(name)).collect();
+    let sentinel = fixture.sentinel();
+    let _a = fixture.pod("a", Capabilities::ALL);
+    fixture.settles(1).await;
     let clients: Vec<_> = routers
         .iter()
-        .flat_map(|router| (0..8).map(|number| world.client(router, number)).collect::<Vec<_>>())
+        .flat_map(|router| (0..8).map(|number| fixture.client(router, number)).collect::<Vec<_>>())
         .collect();
-    let _b = world.pod("b", Capabilities::ALL);
-    world.settles(2).await;
-    let c = world.pod("c", Capabilities::ALL);
-    world.settles(3).await;
+    let _b = fixture.pod("b", Capabilities::ALL);
+    fixture.settles(2).await;
+    let c = fixture.pod("c", Capabilities::ALL);
+    fixture.settles(3).await;
     crash(&c);
     // What the dead pod believed dies with it.
-    world.dead.borrow_mut().insert("c".to_owned());
-    world.accepted.borrow_mut().retain(|(pod, _), _| pod != "c");
-    world.settles(2).await;
-    let before = world.served.get();
+    fixture.dead.borrow_mut().insert("c".to_owned());
+    fixture.accepted.borrow_mut().retain(|(pod, _), _| pod != "c");
+    fixture.settles(2).await;
+    let before = fixture.served.get();
     sleep(Duration::from_secs(2)).await;
-    assert!(world.served.get() > before + 1000, "requests flow: {before} → {}", world.served.get());
+    assert!(fixture.served.get() > before + 1000, "requests flow: {before} → {}", fixture.served.get());
     assert!(clients.iter().all(|client| !client.is_finished()) && !sentinel.is_finished(), "an invariant was broken");
     for router in routers {
         assert_eq!(PartitionId::all(PARTITIONS).map(|partition| router.table.stashed(partition).0).sum::<usize>(), 0);
@@ -375,15 +376,15 @@ async fn partitions_move_under_load_with_one_writer_at_all_times() {
 #[tokio::test(start_paused = true)]
 async fn independent_mode_moves_partitions_with_a_single_router() {
     within(async || {
-        let world = World::new(Mode::Independent);
-        let (_stop, _coordinator) = world.coordinator("c-0");
-        let router = world.router("r-0");
-        let _a = world.pod("a", Capabilities::ALL);
-        world.settles(1).await;
-        let clients: Vec<_> = (0..8).map(|number| world.client(&router, number)).collect();
-        let _b = world.pod("b", Capabilities::ALL);
-        world.settles(2).await;
-        assert!(world.served.get() > 100);
+        let fixture = Fixture::new(Mode::Independent);
+        let (_stop, _coordinator) = fixture.coordinator("c-0");
+        let router = fixture.router("r-0");
+        let _a = fixture.pod("a", Capabilities::ALL);
+        fixture.settles(1).await;
+        let clients: Vec<_> = (0..8).map(|number| fixture.client(&router, number)).collect();
+        let _b = fixture.pod("b", Capabilities::ALL);
+        fixture.settles(2).await;
+        assert!(fixture.served.get() > 100);
         assert!(clients.iter().all(|client| !client.is_finished()));
     })
     .await;
@@ -392,19 +393,19 @@ async fn independent_mode_moves_partitions_with_a_single_router() {
 #[tokio::test(start_paused = true)]
 async fn a_standby_goes_on_with_what_a_dead_leader_began() {
     within(async || {
-        let world = World::new(Mode::Barrier);
-        let (_stop, leader) = world.coordinator("c-0");
-        let _router = world.router("r-0");
-        let _a = world.pod("a", Capabilities::ALL);
-        world.settles(1).await;
-        let (_stop, _standby) = world.coordinator("c-1");
-        let _b = world.pod("b", Capabilities::ALL);
+        let fixture = Fixture::new(Mode::Barrier);
+        let (_stop, leader) = fixture.coordinator("c-0");
+        let _router = fixture.router("r-0");
+        let _a = fixture.pod("a", Capabilities::ALL);
+        fixture.settles(1).await;
+        let (_stop, _standby) = fixture.coordinator("c-1");
+        let _b = fixture.pod("b", Capabilities::ALL);
         // In the middle of the moves.
-        while world.view().await.handoffs.is_empty() {
+        while fixture.view().await.handoffs.is_empty() {
             sleep(Duration::from_millis(1)).await;
         }
         crash(&leader);
-        world.settles(2).await;
+        fixture.settles(2).await;
     })
     .await;
 }
@@ -412,17 +413,17 @@ async fn a_standby_goes_on_with_what_a_dead_leader_began() {
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_resigns_is_followed_at_once() {
     within(async || {
-        let world = World::new(Mode::Barrier);
-        let (stop, leader) = world.coordinator("c-0");
-        while world.view().await.leader.is_none() {
+        let fixture = Fixture::new(Mode::Barrier);
+        let (stop, leader) = fixture.coordinator("c-0");
+        while fixture.view().await.leader.is_none() {
             sleep(Duration::from_millis(1)).await;
         }
-        let (_stop, _standby) = world.coordinator("c-1");
+        let (_stop, _standby) = fixture.coordinator("c-1");
         sleep(Duration::from_secs(1)).await;
         stop.cancel();
         leader.await.unwrap();
         let resigned = Instant::now();
-        while world.view().await.leader.is_none_or(|leader| leader.value.holder != "c-1") {
+        while fixture.view().await.leader.is_none_or(|leader| leader.value.holder != "c-1") {
             sleep(Duration::from_millis(1)).await;
         }
         assert!(resigned.elapsed() < Duration::from_millis(100), "{:?}", resigned.elapsed());
@@ -433,15 +434,15 @@ async fn a_leader_that_resigns_is_followed_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_router_that_dies_is_waited_for_no_longer_than_its_lease() {
     within(async || {
-        let world = World::new(Mode::Barrier);
-        let (_stop, _coordinator) = world.coordinator("c-0");
-        let (_alive, dies) = (world.router("r-0"), world.router("r-1"));
-        let _a = world.pod("a", Capabilities::ALL);
-        world.settles(1).await;
+        let fixture = Fixture::new(Mode::Barrier);
+        let (_stop, _coordinator) = fixture.coordinator("c-0");
+        let (_alive, dies) = (fixture.router("r-0"), fixture.router("r-1"));
+        let _a = fixture.pod("a", Capabilities::ALL);
+        fixture.settles(1).await;
         crash(&dies.task);
         let died = Instant::now();
-        let _b = world.pod("b", Capabilities::ALL);
-        world.settles(2).await;
+        let _b = fixture.pod("b", Capabilities::ALL);
+        fixture.settles(2).await;
         assert!(died.elapsed() < TTL + Duration::from_secs(4), "{:?}", died.elapsed());
     })
     .await;
@@ -450,25 +451,25 @@ async fn a_router_that_dies_is_waited_for_no_longer_than_its_lease() {
 #[tokio::test(start_paused = true)]
 async fn a_router_that_sees_nothing_loses_its_lease_although_it_could_renew_it() {
     within(async || {
-        let world = World::new(Mode::Barrier);
-        let (_stop, _coordinator) = world.coordinator("c-0");
-        let blindfold = Arc::new(Blindfold { store: world.store.clone(), on: AtomicBool::new(false) });
-        let (_sees, blind) = (world.router("r-0"), world.router_of("r-1", blindfold.clone()));
-        let _a = world.pod("a", Capabilities::ALL);
-        world.settles(1).await;
+        let fixture = Fixture::new(Mode::Barrier);
+        let (_stop, _coordinator) = fixture.coordinator("c-0");
+        let blindfold = Arc::new(Blindfold { store: fixture.store.clone(), on: AtomicBool::new(false) });
+        let (_sees, blind) = (fixture.router("r-0"), fixture.router_of("r-1", blindfold.clone()));
+        let _a = fixture.pod("a", Capabilities::ALL);
+        fixture.settles(1).await;
         blindfold.on.store(true, SeqCst);
         // Its watch ends, and no other begins.
-        world.store.set_available(false);
+        fixture.store.set_available(false);
         sleep(Duration::from_millis(10)).await;
-        world.store.set_available(true);
-        let _b = world.pod("b", Capabilities::ALL);
-        world.settles(2).await;
-        assert!(!world.view().await.routers.contains_key("r-1"));
+        fixture.store.set_available(true);
+        let _b = fixture.pod("b", Capabilities::ALL);
+        fixture.settles(2).await;
+        assert!(!fixture.view().await.routers.contains_key("r-1"));
         blindfold.on.store(false, SeqCst);
-        while !world.view().await.routers.contains_key("r-1") {
+        while !fixture.view().await.routers.contains_key("r-1") {
             sleep(Duration::from_millis(10)).await;
         }
-        timeout(Duration::from_secs(10), world.request(&blind.table.worker(0), P3)).await.unwrap();
+        timeout(Duration::from_secs(10), fixture.request(&blind.table.worker(0), P3)).await.unwrap();
     })
     .await;
 }
@@ -476,18 +477,18 @@ async fn a_router_that_sees_nothing_loses_its_lease_although_it_could_renew_it()
 #[tokio::test(start_paused = true)]
 async fn a_router_that_is_deregistered_by_hand_holds_until_it_is_registered_again() {
     within(async || {
-        let world = World::new(Mode::Barrier);
-        let (_stop, _coordinator) = world.coordinator("c-0");
-        let router = world.router("r-0");
-        let _a = world.pod("a", Capabilities::ALL);
-        world.settles(1).await;
-        let first = world.view().await.routers["r-0"].create_revision;
-        let delete = Op::Delete(Keys::One(world.keys.router("r-0")));
-        world.store.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
-        while world.view().await.routers.get("r-0").is_none_or(|own| own.create_revision == first) {
+        let fixture = Fixture::new(Mode::Barrier);
+        let (_stop, _coordinator) = fixture.coordinator("c-0");
+        let router = fixture.router("r-0");
+        let _a = fixture.pod("a", Capabilities::ALL);
+        fixture.settles(1).await;
+        let first = fixture.view().await.routers["r-0"].create_revision;
+        let delete = Op::Delete(Keys::One(fixture.keys.router("r-0")));
+        fixture.store.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
+        while fixture.view().await.routers.get("r-0").is_none_or(|own| own.create_revision == first) {
             sleep(Duration::from_millis(1)).await;
         }
-        timeout(Duration::from_secs(10), world.request(&router.table.worker(0), P3)).await.unwrap();
+        timeout(Duration::from_secs(10), fixture.request(&router.table.worker(0), P3)).await.unwrap();
     })
     .await;
 }
@@ -496,19 +497,19 @@ async fn a_router_that_is_deregistered_by_hand_holds_until_it_is_registered_agai
 async fn through_a_store_outage_routers_serve_pods_that_fence_and_hold_for_the_others() {
     within(async || {
         for (capabilities, serves) in [(Capabilities::ALL, true), (Capabilities::default(), false)] {
-            let world = World::new(Mode::Barrier);
-            let (_stop, _coordinator) = world.coordinator("c-0");
-            let router = world.router("r-0");
-            let _a = world.pod("a", capabilities);
-            world.settles(1).await;
-            world.store.set_available(false);
+            let fixture = Fixture::new(Mode::Barrier);
+            let (_stop, _coordinator) = fixture.coordinator("c-0");
+            let router = fixture.router("r-0");
+            let _a = fixture.pod("a", capabilities);
+            fixture.settles(1).await;
+            fixture.store.set_available(false);
             // Past the router's lease clock.
             sleep(TTL).await;
             let worker = router.table.worker(0);
-            let answered = timeout(Duration::from_secs(1), world.request(&worker, P3)).await.is_ok();
+            let answered = timeout(Duration::from_secs(1), fixture.request(&worker, P3)).await.is_ok();
             assert_eq!(answered, serves);
-            world.store.set_available(true);
-            timeout(Duration::from_secs(30), world.request(&worker, P3)).await.unwrap();
+            fixture.store.set_available(true);
+            timeout(Duration::from_secs(30), fixture.request(&worker, P3)).await.unwrap();
         }
     })
     .await;
@@ -517,15 +518,15 @@ async fn through_a_store_outage_routers_serve_pods_that_fence_and_hold_for_the_o
 #[tokio::test(start_paused = true)]
 async fn a_router_that_ends_leaves_the_quorum_at_once() {
     within(async || {
-        let world = World::new(Mode::Barrier);
-        let (_stop, _coordinator) = world.coordinator("c-0");
-        let router = world.router("r-0");
-        while world.view().await.routers.is_empty() {
+        let fixture = Fixture::new(Mode::Barrier);
+        let (_stop, _coordinator) = fixture.coordinator("c-0");
+        let router = fixture.router("r-0");
+        while fixture.view().await.routers.is_empty() {
             sleep(Duration::from_millis(1)).await;
         }
         router.shutdown.cancel();
         router.task.await.unwrap();
-        assert!(world.view().await.routers.is_empty());
+        assert!(fixture.view().await.routers.is_empty());
     })
     .await;
 }
@@ -533,27 +534,27 @@ async fn a_router_that_ends_leaves_the_quorum_at_once() {
 #[tokio::test(start_paused = true)]
 async fn keys_of_routers_and_leaders_that_another_hand_detached_from_their_leases_are_put_back() {
     within(async || {
-        let world = World::new(Mode::Barrier);
-        let (_stop, leads) = world.coordinator("c-0");
-        let router = world.router("r-0");
-        let _a = world.pod("a", Capabilities::ALL);
-        world.settles(1).await;
-        let before = world.view().await;
-        for key in [world.keys.router("r-0"), world.keys.leader()] {
+        let fixture = Fixture::new(Mode::Barrier);
+        let (_stop, leads) = fixture.coordinator("c-0");
+        let router = fixture.router("r-0");
+        let _a = fixture.pod("a", Capabilities::ALL);
+        fixture.settles(1).await;
+        let before = fixture.view().await;
+        for key in [fixture.keys.router("r-0"), fixture.keys.leader()] {
             for value in ["{}", "no JSON"] {
                 let put = Op::Put { key: key.clone(), value: value.into(), lease: None };
-                world.store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
-                timeout(Duration::from_secs(1), world.request(&router.table.worker(0), P3))
+                fixture.store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
+                timeout(Duration::from_secs(1), fixture.request(&router.table.worker(0), P3))
                     .await
                     .expect("requests flow");
-                while world.view().await.routers["r-0"].lease.is_none()
-                    || world.view().await.leader.unwrap().lease.is_none()
+                while fixture.view().await.routers["r-0"].lease.is_none()
+                    || fixture.view().await.leader.unwrap().lease.is_none()
                 {
                     sleep(Duration::from_millis(1)).await;
                 }
             }
         }
-        let after = world.view().await;
+        let after = fixture.view().await;
         assert!(after.malformed.is_empty(), "{:?}", after.malformed);
         assert_eq!(after.routers["r-0"].create_revision, before.routers["r-0"].create_revision, "the same life");
         assert_eq!(after.leader.as_ref().unwrap().create_revision, before.leader.unwrap().create_revision);
@@ -562,7 +563,7 @@ async fn keys_of_routers_and_leaders_that_another_hand_detached_from_their_lease
         crash(&leads);
         sleep(TTL + Duration::from_secs(1)).await;
         assert!(
-            world.view().await.routers.is_empty() && world.view().await.leader.is_none(),
+            fixture.view().await.routers.is_empty() && fixture.view().await.leader.is_none(),
             "they end with their leases"
         );
     })
@@ -572,12 +573,12 @@ async fn keys_of_routers_and_leaders_that_another_hand_detached_from_their_lease
 #[tokio::test(start_paused = true)]
 async fn a_leaders_key_without_a_lease_keeps_nobody_from_being_elected() {
     within(async || {
-        let world = World::new(Mode::Barrier);
-        let put = Op::Put { key: world.keys.leader(), value: b"{\"holder\":\"gone\"}".to_vec(), lease: None };
-        world.store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
-        let (_stop, _coordinator) = world.coordinator("c-0");
+        let fixture = Fixture::new(Mode::Barrier);
+        let put = Op::Put { key: fixture.keys.leader(), value: b"{\"holder\":\"gone\"}".to_vec(), lease: None };
+        fixture.store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
+        let (_stop, _coordinator) = fixture.coordinator("c-0");
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(world.view().await.leader.unwrap().value.holder, "c-0");
+        assert_eq!(fixture.view().await.leader.unwrap().value.holder, "c-0");
     })
     .await;
 }
@@ -585,22 +586,22 @@ async fn a_leaders_key_without_a_lease_keeps_nobody_from_being_elected() {
 #[tokio::test(start_paused = true)]
 async fn a_router_without_readable_settings_goes_on_with_the_partitions_that_it_knew() {
     within(async || {
-        let world = World::new(Mode::Barrier);
-        let (_stop, coordinator) = world.coordinator("c-0");
-        let router = world.router("r-0");
-        let a = world.pod("a", Capabilities::ALL);
-        world.settles(1).await;
+        let fixture = Fixture::new(Mode::Barrier);
+        let (_stop, coordinator) = fixture.coordinator("c-0");
+        let router = fixture.router("r-0");
+        let a = fixture.pod("a", Capabilities::ALL);
+        fixture.settles(1).await;
         crash(&coordinator);
-        let delete = Op::Delete(Keys::One(world.keys.config()));
-        world.store.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
+        let delete = Op::Delete(Keys::One(fixture.keys.config()));
+        fixture.store.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
         // Its watch ends, and it reads everything anew.
-        world.store.set_available(false);
+        fixture.store.set_available(false);
         sleep(Duration::from_millis(10)).await;
-        world.store.set_available(true);
+        fixture.store.set_available(true);
         let worker = router.table.worker(0);
-        timeout(Duration::from_secs(10), world.request(&worker, P3)).await.expect("requests flow");
+        timeout(Duration::from_secs(10), fixture.request(&worker, P3)).await.expect("requests flow");
         crash(&a);
-        while world.view().await.pods.contains_key("a") {
+        while fixture.view().await.pods.contains_key("a") {
             sleep(Duration::from_millis(10)).await;
         }
         sleep(Duration::from_millis(10)).await;
@@ -613,18 +614,18 @@ async fn a_router_without_readable_settings_goes_on_with_the_partitions_that_it_
     .await;
 }
 
-/// How long after its owner's key is gone a partition's requests flow again, if an exchange with that owner never ends.
+/// Returns how long a partition is held after its owner's key is gone, if an exchange with that owner never ends.
 async fn failover_of_a_vanished_owner(capabilities: Capabilities) -> Duration {
-    let world = World::new(Mode::Barrier);
-    let (_stop, _coordinator) = world.coordinator("c-0");
-    let router = world.router("r-0");
-    let a = world.pod("a", capabilities);
-    world.settles(1).await;
-    let _b = world.pod("b", capabilities);
-    world.settles(2).await;
+    let fixture = Fixture::new(Mode::Barrier);
+    let (_stop, _coordinator) = fixture.coordinator("c-0");
+    let router = fixture.router("r-0");
+    let a = fixture.pod("a", capabilities);
+    fixture.settles(1).await;
+    let _b = fixture.pod("b", capabilities);
+    fixture.settles(2).await;
     let worker = router.table.worker(0);
     let partition = PartitionId::all(PARTITIONS)
-        .find(|partition| world.accepted.borrow().contains_key(&("a".to_owned(), *partition)));
+        .find(|partition| fixture.accepted.borrow().contains_key(&("a".to_owned(), *partition)));
     let partition = partition.unwrap();
     let Admission::Admitted(permit) = worker.enter(partition, None, 100, Instant::now()).unwrap() else {
         panic!("the partition is held")
@@ -632,24 +633,24 @@ async fn failover_of_a_vanished_owner(capabilities: Capabilities) -> Duration {
     let unanswered = spawn_local(async move { permit.sever_token().cancelled().await });
     // Its host vanishes: no connection ends, and its lease runs out.
     crash(&a);
-    world.accepted.borrow_mut().retain(|(pod, _), _| pod != "a");
-    while world.view().await.pods.contains_key("a") {
+    fixture.accepted.borrow_mut().retain(|(pod, _), _| pod != "a");
+    while fixture.view().await.pods.contains_key("a") {
         sleep(Duration::from_millis(1)).await;
     }
     let gone = Instant::now();
-    timeout(Duration::from_secs(60), world.request(&worker, partition)).await.expect("requests flow again");
+    timeout(Duration::from_secs(60), fixture.request(&worker, partition)).await.expect("requests flow again");
     assert!(unanswered.is_finished(), "the exchange was severed first");
     gone.elapsed()
 }
 
-/// What planning, warming and the protocol's own writes take on top.
-const MOVE: Duration = Duration::from_secs(1);
+/// Time for planning, warming and the writes of the protocol.
+const HANDOFF_OVERHEAD: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_owner_that_had_fence_is_waited_for_no_longer_than_a_second() {
     within(async || {
         let took = failover_of_a_vanished_owner(Capabilities::ALL).await;
-        assert!(took < Duration::from_secs(1) + MOVE && took >= Duration::from_secs(1), "{took:?}");
+        assert!(took < Duration::from_secs(1) + HANDOFF_OVERHEAD && took >= Duration::from_secs(1), "{took:?}");
     })
     .await;
 }
@@ -658,7 +659,7 @@ async fn a_dead_owner_that_had_fence_is_waited_for_no_longer_than_a_second() {
 async fn a_dead_owner_without_fence_is_waited_for_no_longer_than_a_request_may_take() {
     within(async || {
         let took = failover_of_a_vanished_owner(Capabilities { fence: false, ..Capabilities::ALL }).await;
-        assert!(took >= REQUEST_TIMEOUT && took < REQUEST_TIMEOUT + MOVE, "{took:?}");
+        assert!(took >= REQUEST_TIMEOUT && took < REQUEST_TIMEOUT + HANDOFF_OVERHEAD, "{took:?}");
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! Hot restart, as servers see it: one adopts the listeners of another, and the other finishes its requests.
+//! A hot restart between two servers: one adopts the listeners of the other, which finishes its requests.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -9,45 +9,37 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::Response;
-use segue_protocol::ids::PartitionId;
 use segue_proxy::server::Server;
 use segue_proxy::settings::{ServerSettings, UpstreamProtocol};
-use support::client::{Http2, Plain, empty, full};
-use support::pod::{Pod, Script, Speaks};
-use support::{PATIENCE, Settings, World, soon, until};
+use support::client::{empty, full};
+use support::pod::{Pod, Speaks};
+use support::{Fixture, GET, P0, Settings, TEST_TIMEOUT, soon, until};
 use tokio::time::Instant;
 
-const P0: PartitionId = PartitionId::new(0);
-
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
-
 fn workers(workers: usize) -> Settings {
-    let mut settings = Settings::default();
-    settings.server.workers = workers;
-    settings
+    Settings::with(|settings| settings.server.workers = workers)
 }
 
-/// A server of so many workers, and its listeners once more.
-fn first(count: usize, pod: &Pod) -> (World, Vec<std::net::TcpListener>) {
+/// Returns a server with this number of workers, and duplicates of its listeners.
+fn first(count: usize, pod: &Pod) -> (Fixture, Vec<std::net::TcpListener>) {
     let settings = workers(count);
     let server = Server::bind(settings.server.clone()).unwrap();
     let duplicates = server.duplicates().unwrap();
     assert_eq!(duplicates.len(), count);
-    let world = World::over(server, settings);
-    world.lead(P0, pod.address, 1);
-    (world, duplicates)
+    let fixture = Fixture::over(server, settings);
+    fixture.route(P0, pod.address, 1);
+    (fixture, duplicates)
 }
 
 #[tokio::test]
-async fn who_is_idle_is_answered_once_more_and_told_to_go() {
-    let mut world = World::new();
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
-    world.lead(P0, pod.address, 1);
-    let (mut used, mut fresh) = (Plain::connect(world.address).await, Plain::connect(world.address).await);
+async fn an_idle_client_is_answered_once_more_and_told_to_close() {
+    let mut fixture = Fixture::new();
+    let _pod = fixture.pod(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    let (mut used, mut fresh) = (fixture.client().await, fixture.client().await);
     let answer = used.ask(GET).await;
     assert_eq!((answer.text(), answer.header("connection")), ("ok", ""));
-    let left = tokio::spawn(world.server.take().unwrap().shutdown_replaced(Instant::now() + PATIENCE));
-    until(|| std::net::TcpStream::connect(world.address).is_err(), "the listener to be closed").await;
+    let left = fixture.replace_server();
+    fixture.refuses_connections().await;
     for client in [&mut used, &mut fresh] {
         let answer = client.ask(GET).await;
         assert_eq!((answer.status, answer.text(), answer.header("connection")), (200, "ok", "close"));
@@ -57,16 +49,12 @@ async fn who_is_idle_is_answered_once_more_and_told_to_go() {
 }
 
 #[tokio::test]
-async fn who_is_being_answered_is_told_with_that_answer() {
-    let mut world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(GET).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    let http2 = Http2::connect(world.address).await;
-    let left = tokio::spawn(world.server.take().unwrap().shutdown_replaced(Instant::now() + PATIENCE));
+async fn a_client_in_an_exchange_is_told_to_close_with_its_answer() {
+    let mut fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, GET).await;
+    let http2 = fixture.http2_client().await;
+    let left = fixture.replace_server();
     until(|| http2.is_closed(), "the HTTP/2 client to be sent away").await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let answer = client.answer().await;
@@ -76,34 +64,25 @@ async fn who_is_being_answered_is_told_with_that_answer() {
 
 #[tokio::test]
 async fn a_stream_of_http2_is_answered_after_its_client_was_told_to_go() {
-    let mut settings = Settings::default();
-    settings.forward.upstream.protocol = UpstreamProtocol::Http1;
-    let mut world = World::with(settings);
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Arc::new(Http2::connect(world.address).await);
-    let asked = http2.clone();
-    let answer = tokio::spawn(async move {
-        let request = asked.request("GET", "/").body(empty()).unwrap();
-        asked.ask(request).await
-    });
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    let left = tokio::spawn(world.server.take().unwrap().shutdown_replaced(Instant::now() + PATIENCE));
-    until(|| std::net::TcpStream::connect(world.address).is_err(), "the server to leave").await;
+    let mut fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
+    let pod = fixture.scripted_pod().await;
+    let http2 = fixture.http2_client().await;
+    let answer = http2.spawn_ask(http2.request("GET", "/").body(empty()).unwrap());
+    let mut connection = pod.accept_request().await;
+    let left = fixture.replace_server();
+    fixture.refuses_connections().await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     assert_eq!(soon(answer).await.unwrap().text(), "ok");
     soon(left).await.unwrap();
 }
 
 #[tokio::test]
-async fn who_asks_nothing_more_is_waited_for_until_the_deadline() {
-    let mut world = World::new();
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    world.lead(P0, pod.address, 1);
-    let mut silent = Plain::connect(world.address).await;
+async fn a_client_that_asks_nothing_more_is_waited_for_until_the_deadline() {
+    let mut fixture = Fixture::new();
+    let _pod = fixture.quick_pod().await;
+    let mut silent = fixture.client().await;
     assert_eq!(silent.ask(GET).await.status, 200);
-    soon(world.server.take().unwrap().shutdown_replaced(Instant::now() + Duration::from_millis(50))).await;
+    soon(fixture.server.take().unwrap().shutdown_replaced(Instant::now() + Duration::from_millis(50))).await;
     assert_eq!(silent.rest().await, "");
 }
 
@@ -116,33 +95,33 @@ async fn a_successor_with_fewer_or_more_workers_serves_the_same_address() {
         let server = Server::adopt(settings.server.clone(), listeners).unwrap();
         assert_eq!((server.workers(), server.local_addr()), (count, old.address));
         assert_eq!(server.duplicates().unwrap().len(), count.max(3));
-        let new = World::over(server, settings);
-        new.lead(P0, pod.address, 1);
-        soon(old.server.take().unwrap().shutdown_replaced(Instant::now() + PATIENCE)).await;
+        let new = Fixture::over(server, settings);
+        new.route(P0, pod.address, 1);
+        soon(old.replace_server()).await.unwrap();
         for _ in 0..48 {
-            assert_eq!(Plain::connect(new.address).await.ask(GET).await.status, 200, "{count} workers");
+            assert_eq!(new.ask(GET).await.status, 200, "{count} workers");
         }
     }
 }
 
 #[tokio::test]
-async fn nobody_is_sent_to_a_successor_that_does_not_serve_yet() {
+async fn no_client_is_sent_to_a_successor_that_does_not_serve_yet() {
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
     let (old, listeners) = first(1, &pod);
     let successor = Server::adopt(workers(8).server, listeners).unwrap();
     for _ in 0..48 {
-        assert_eq!(Plain::connect(old.address).await.ask(GET).await.status, 200);
+        assert_eq!(old.ask(GET).await.status, 200);
     }
     drop(successor);
-    assert_eq!(Plain::connect(old.address).await.ask(GET).await.status, 200);
+    assert_eq!(old.ask(GET).await.status, 200);
 }
 
-/// What the kernel has let in and nobody has accepted goes to whoever accepts.
+/// Connections that wait in the listeners' queues go to whichever server accepts next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_connection_is_lost_in_hot_restarts_one_after_another() {
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;
-    let (mut world, mut listeners) = first(2, &pod);
-    let address = world.address;
+    let (mut fixture, mut listeners) = first(2, &pod);
+    let address = fixture.address;
     let (done, failed) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
     let over = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..4)
@@ -164,10 +143,10 @@ async fn no_connection_is_lost_in_hot_restarts_one_after_another() {
         let settings = workers(1 + round % 3);
         let server = Server::adopt(settings.server.clone(), listeners).unwrap();
         listeners = server.duplicates().unwrap();
-        let next = World::over(server, settings);
-        next.lead(P0, pod.address, 1);
-        let mut old = std::mem::replace(&mut world, next);
-        soon(old.server.take().unwrap().shutdown_replaced(Instant::now() + PATIENCE)).await;
+        let next = Fixture::over(server, settings);
+        next.route(P0, pod.address, 1);
+        let mut old = std::mem::replace(&mut fixture, next);
+        soon(old.replace_server()).await.unwrap();
     }
     over.store(true, Relaxed);
     for client in clients {
@@ -181,7 +160,7 @@ fn ask_once(address: std::net::SocketAddr) -> Result<(), String> {
     let mut answer = String::new();
     let exchange = || -> std::io::Result<()> {
         let mut stream = std::net::TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TEST_TIMEOUT))?;
         stream.write_all(GET.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n").as_bytes())?;
         stream.read_to_string(&mut answer).map(drop)
     };

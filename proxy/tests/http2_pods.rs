@@ -1,4 +1,5 @@
-//! Pods by HTTP/2, where many exchanges share a connection: what one of them may cost the others, and what is sent again.
+//! Pods that speak HTTP/2, where many exchanges share a connection: how one affects the others, and which requests are
+//! sent again.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -13,44 +14,57 @@ use bytes::Bytes;
 use h2::server::{Connection, SendResponse};
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use segue_protocol::ids::PartitionId;
 use segue_proxy::metrics::Bounce;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
-use support::client::{Http2, Plain, data, empty, stream};
-use support::{Settings, World, soon, until};
+use support::client::{RawHttp1Client, data, empty, stream};
+use support::pod::start_h2_pod;
+use support::{Fixture, P0, POST_THAT_EXPECTS, Settings, soon, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-const P0: PartitionId = PartitionId::new(0);
-
-fn upstream(change: impl Fn(&mut UpstreamSettings)) -> World {
-    let mut settings = Settings::default();
-    settings.forward.upstream.protocol = UpstreamProtocol::Http2;
-    change(&mut settings.forward.upstream);
-    World::with(settings)
+fn upstream(change: impl Fn(&mut UpstreamSettings)) -> Fixture {
+    Fixture::with(Settings::with_upstream(|upstream| {
+        upstream.protocol = UpstreamProtocol::Http2;
+        change(upstream);
+    }))
 }
 
 fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n")
 }
 
-fn reason(answer: &support::client::Answer) -> (u16, &str) {
-    (answer.status, answer.header("segue-reason"))
-}
-
 /// A pod on bare `h2`, whose connections the test accepts and serves.
-struct Bare {
+struct ScriptedHttp2Pod {
     listener: TcpListener,
     address: SocketAddr,
 }
 
 type Accepted = (Request<h2::RecvStream>, SendResponse<Bytes>);
 
-impl Bare {
+impl ScriptedHttp2Pod {
     async fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        Bare { listener, address }
+        ScriptedHttp2Pod { listener, address }
+    }
+
+    /// Starts one and routes partition 0 to it.
+    async fn start(fixture: &Fixture) -> Self {
+        let pod = Self::new().await;
+        fixture.route(P0, pod.address, 1);
+        pod
+    }
+
+    /// Brings a `GET` of this path from a new client to the pod on a new connection.
+    async fn exchange(
+        &self,
+        fixture: &Fixture,
+        path: &str,
+    ) -> (RawHttp1Client, Connection<TcpStream, Bytes>, SendResponse<Bytes>) {
+        let client = fixture.send(get(path)).await;
+        let mut connection = self.accept().await;
+        let (_, respond) = next(&mut connection).await;
+        (client, connection, respond)
     }
 
     async fn accept(&self) -> Connection<TcpStream, Bytes> {
@@ -76,7 +90,7 @@ fn ok(respond: &mut SendResponse<Bytes>) {
     respond.send_response(Response::new(()), true).unwrap();
 }
 
-/// Serves a connection whose requests are all answered with 200, except those that were reset before their turn came.
+/// Answers all requests of a connection with `200`, except those that are reset before their turn comes.
 fn serve(mut connection: Connection<TcpStream, Bytes>) {
     tokio::spawn(async move {
         while let Some(Ok((_, mut respond))) = connection.accept().await {
@@ -87,13 +101,9 @@ fn serve(mut connection: Connection<TcpStream, Bytes>) {
 
 #[tokio::test]
 async fn a_large_head_of_an_answer_reaches_its_client() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(get("/")).await;
-    let mut connection = pod.accept().await;
-    let (_, mut respond) = next(&mut connection).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let (mut client, connection, mut respond) = pod.exchange(&fixture, "/").await;
     let mut answer = Response::builder();
     for number in 0..25 {
         answer = answer.header(format!("x-{number}"), "v".repeat(8 << 10));
@@ -106,46 +116,39 @@ async fn a_large_head_of_an_answer_reaches_its_client() {
 
 #[tokio::test]
 async fn a_head_too_large_for_a_pod_is_refused_before_anything_is_sent_and_costs_nobody_else_anything() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut bystander = Plain::connect(world.address).await;
-    bystander.write(get("/slow")).await;
-    let mut connection = pod.accept().await;
-    let (_, mut slow) = next(&mut connection).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let (mut bystander, connection, mut slow) = pod.exchange(&fixture, "/slow").await;
     serve(connection);
     for (lines, length) in [(50, 300), (90, 380), (60, 1_000)] {
         let mut head = get("/").trim_end().to_owned();
         for number in 0..lines {
             head += &format!("\r\nx-{number}: {}", "v".repeat(length));
         }
-        let mut attacker = Plain::connect(world.address).await;
-        assert_eq!(reason(&attacker.ask(head + "\r\n\r\n").await), (431, "limit"), "{lines} lines of {length}");
+        let mut attacker = fixture.client().await;
+        assert_eq!(attacker.ask(head + "\r\n\r\n").await.reason(), (431, "limit"), "{lines} lines of {length}");
     }
     pod.nobody_comes().await;
-    assert_eq!(world.metrics.requests_bounced(Bounce::Refused), 0);
+    assert_eq!(fixture.metrics.requests_bounced(Bounce::Refused), 0);
     ok(&mut slow);
     assert_eq!(bystander.answer().await.status, 200);
-    // What fits goes on.
+    // A head that fits is passed on.
     let head = get("/").trim_end().to_owned() + "\r\nx-fits: " + &"v".repeat(15_000) + "\r\n\r\n";
     assert_eq!(bystander.ask(head).await.status, 200);
 }
 
-/// A request that is refused or put back later has done nothing, so its client is not told to send its body for it.
+/// A client that was told to send its body would send it for nothing if its request were refused later.
 #[tokio::test]
 async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
-    let world = upstream(|_| {});
-    let Bare { listener, address } = Bare::new().await;
+    let fixture = upstream(|_| {});
+    let ScriptedHttp2Pod { listener, address } = ScriptedHttp2Pod::new().await;
     drop(listener);
-    world.lead(P0, address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client
-        .write("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
-        .await;
-    until(|| world.metrics.requests_bounced(Bounce::Refused) > 0, "a connection to fail").await;
+    fixture.route(P0, address, 1);
+    let mut client = fixture.send(POST_THAT_EXPECTS).await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Refused) > 0, "a connection to fail").await;
     let early = tokio::time::timeout(Duration::from_millis(200), client.stream.readable()).await;
     assert!(early.is_err(), "told to go on although nobody could be reached");
-    let pod = Bare { listener: TcpListener::bind(address).await.unwrap(), address };
+    let pod = ScriptedHttp2Pod { listener: TcpListener::bind(address).await.unwrap(), address };
     let mut connection = pod.accept().await;
     let (request, mut respond) = next(&mut connection).await;
     serve(connection);
@@ -158,17 +161,14 @@ async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
 
 #[tokio::test]
 async fn a_body_that_is_too_large_when_it_arrives_is_refused_before_anything_is_sent() {
-    let mut settings = Settings::default();
-    settings.forward.limits.max_body_bytes = Some(1000);
-    let world = World::with(settings);
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let stream = TcpStream::connect(world.address).await.unwrap();
+    let fixture = Fixture::with(Settings::with_limits(|limits| limits.max_body_bytes = Some(1000)));
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let stream = TcpStream::connect(fixture.address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
     let mut client = client.ready().await.unwrap();
     let request = Request::post("http://h/").header("x-partition", "0").body(()).unwrap();
-    // Both leave together, as nothing is awaited in between.
+    // Head and body leave together, as nothing is awaited in between.
     let (answer, mut body) = client.send_request(request, false).unwrap();
     body.send_data(Bytes::from(vec![b'x'; 2000]), false).unwrap();
     let answer = soon(answer).await.unwrap();
@@ -178,35 +178,32 @@ async fn a_body_that_is_too_large_when_it_arrives_is_refused_before_anything_is_
 
 #[tokio::test]
 async fn a_head_larger_than_its_pod_has_announced_is_refused_before_anything_is_sent() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut bystander = Plain::connect(world.address).await;
-    bystander.write(get("/")).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let mut bystander = fixture.send(get("/")).await;
     let mut connection = pod.accept_with(h2::server::Builder::new().max_header_list_size(8 << 10)).await;
     let (_, mut first) = next(&mut connection).await;
     ok(&mut first);
-    // The answer follows the settings, so the router knows them once it has passed that on.
+    // The answer comes behind the pod's settings, so a router that has passed it on knows them.
     let asks_again = async {
         assert_eq!(bystander.answer().await.status, 200);
         bystander.write(get("/slow")).await;
     };
     let ((), (_, mut slow)) = tokio::join!(asks_again, next(&mut connection));
     serve(connection);
-    let mut attacker = Plain::connect(world.address).await;
+    let mut attacker = fixture.client().await;
     let head = get("/").trim_end().to_owned() + "\r\nx-large: " + &"v".repeat(9_000) + "\r\n\r\n";
-    assert_eq!(reason(&attacker.ask(head).await), (431, "limit"));
+    assert_eq!(attacker.ask(head).await.reason(), (431, "limit"));
     ok(&mut slow);
     assert_eq!(bystander.answer().await.status, 200);
 }
 
 #[tokio::test]
 async fn pods_that_take_more_are_sent_more() {
-    let world = upstream(|upstream| upstream.max_header_bytes_http2 = 60 << 10);
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(get("/").trim_end().to_owned() + "\r\nx-fits: " + &"v".repeat(50_000) + "\r\n\r\n").await;
+    let fixture = upstream(|upstream| upstream.max_header_bytes_http2 = 60 << 10);
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let mut client =
+        fixture.send(get("/").trim_end().to_owned() + "\r\nx-fits: " + &"v".repeat(50_000) + "\r\n\r\n").await;
     let mut builder = h2::server::Builder::new();
     let mut connection = pod.accept_with(builder.max_header_list_size(64 << 10)).await;
     let (request, mut respond) = next(&mut connection).await;
@@ -218,18 +215,17 @@ async fn pods_that_take_more_are_sent_more() {
 
 #[tokio::test]
 async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_else_anything() {
-    let world = World::new();
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
     let upload = async || {
-        let http2 = Http2::connect(world.address).await;
+        let http2 = fixture.http2_client().await;
         let (sender, body) = stream();
         sender.send(data("hello")).unwrap();
         let request = http2.request("POST", "/").body(body).unwrap();
-        (sender, tokio::spawn(async move { http2.ask(request).await }))
+        (sender, http2.spawn_ask(request))
     };
     let (bystander, waits) = upload().await;
-    // As hyper's servers.
+    // The limit of hyper's servers.
     let mut connection = pod.accept_with(h2::server::Builder::new().max_header_list_size(16 << 10)).await;
     let (_, mut respond) = next(&mut connection).await;
     let (sender, asked) = upload().await;
@@ -243,53 +239,48 @@ async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_
         trailers.insert(name, "v".repeat(1_000).parse().unwrap());
     }
     sender.send(Some(http_body::Frame::trailers(trailers))).unwrap();
-    assert_eq!(reason(&soon(asked).await.unwrap()), (431, "limit"));
+    assert_eq!(soon(asked).await.unwrap().reason(), (431, "limit"));
     assert!(soon(body.data()).await.unwrap().is_err(), "it must not look complete");
-    world.in_flight(P0, 1).await;
+    fixture.in_flight(P0, 1).await;
     bystander.send(None).unwrap();
     ok(&mut respond);
     assert_eq!(soon(waits).await.unwrap().status, 200);
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
-/// Servers count streams that are reset before they were looked at, and end the connection past some twenty.
+/// Servers count the streams that are reset before they have accepted them, and end the connection after about twenty.
 #[tokio::test]
 async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
-    let world = World::new();
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let bystander = Http2::connect(world.address).await;
-    let asked = tokio::spawn({
-        let bystander = bystander.clone();
-        async move { bystander.ask(bystander.request("POST", "/").body(support::client::full("small")).unwrap()).await }
-    });
+    let fixture = Fixture::new();
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let bystander = fixture.http2_client().await;
+    let asked = bystander.spawn_ask(bystander.request("POST", "/").body(support::client::full("small")).unwrap());
     let mut connection = pod.accept().await;
     let (_, mut slow) = next(&mut connection).await;
-    // This pod has much to do: it looks at nothing more until the attack is over.
-    let attacker = Http2::connect(world.address).await;
+    // This pod accepts nothing more until the attack is over.
+    let attacker = fixture.http2_client().await;
     let mut uploads = Vec::new();
     for _ in 0..60 {
         let (sender, body) = stream();
         sender.send(data("x")).unwrap();
-        let request = attacker.request("POST", "/").body(body).unwrap();
-        let attacker = attacker.clone();
-        uploads.push((sender, tokio::spawn(async move { attacker.begin(request).await.map(drop) })));
+        uploads.push((sender, attacker.spawn_begin(attacker.request("POST", "/").body(body).unwrap())));
     }
-    world.in_flight(P0, 61).await;
+    fixture.in_flight(P0, 61).await;
     uploads.clear();
-    world.in_flight(P0, 1).await;
+    fixture.in_flight(P0, 1).await;
+    let mut pings = connection.ping_pong().unwrap();
     serve(connection);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // The answer to a ping comes behind all resets, so the pod has seen them by then.
+    soon(pings.ping(h2::Ping::opaque())).await.unwrap();
     ok(&mut slow);
     assert_eq!(soon(asked).await.unwrap().status, 200);
 }
 
-/// Some servers end a connection on which two hundred streams were reset in a while.
+/// Some servers end a connection on which two hundred streams were reset within a short time.
 #[tokio::test]
 async fn a_connection_on_which_many_answers_were_abandoned_gets_no_further_exchanges() {
-    let world = World::new();
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
     let most = Arc::new(AtomicUsize::new(0));
     let seen = most.clone();
     let listener = pod.listener;
@@ -311,64 +302,50 @@ async fn a_connection_on_which_many_answers_were_abandoned_gets_no_further_excha
             });
         }
     });
-    let client = Http2::connect(world.address).await;
+    let client = fixture.http2_client().await;
     for _ in 0..300 {
         let mut answer = client.begin(client.request("GET", "/events").body(empty()).unwrap()).await.unwrap();
         soon(answer.frame()).await.unwrap().unwrap();
     }
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
     let most = most.load(SeqCst);
     assert!((1..=32).contains(&most), "{most} resets on one connection");
 }
 
 #[tokio::test]
 async fn what_a_pod_has_refused_to_look_at_is_sent_again() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(get("/")).await;
-    let mut connection = pod.accept().await;
-    let (_, mut respond) = next(&mut connection).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let (mut client, connection, mut respond) = pod.exchange(&fixture, "/").await;
     respond.send_reset(h2::Reason::REFUSED_STREAM);
     serve(connection);
     assert_eq!(client.answer().await.status, 200);
 }
 
-/// Those who wait for a connection to be made share it, and all of them are refused.
+/// Requests that wait for the same connection share it, and the pod refuses all of them.
 #[tokio::test]
 async fn a_pod_that_refuses_all_streams_gets_no_more_of_them_for_those_who_share_a_connection() {
     let mut settings = Settings::default();
     settings.forward.upstream.protocol = UpstreamProtocol::Http2;
     settings.stash.flush_concurrency = REQUESTS;
-    let world = World::with(settings);
-    let pod = Bare::new().await;
-    let (streams, address) = (Arc::new(AtomicUsize::new(0)), pod.address);
+    let fixture = Fixture::with(settings);
+    let streams = Arc::new(AtomicUsize::new(0));
     let counted = streams.clone();
-    tokio::spawn(async move {
-        loop {
-            let mut connection = pod.accept().await;
-            let counted = counted.clone();
-            tokio::spawn(async move {
-                while let Some(Ok((_, mut respond))) = connection.accept().await {
-                    counted.fetch_add(1, SeqCst);
-                    respond.send_reset(h2::Reason::REFUSED_STREAM);
-                }
-            });
-        }
-    });
+    let address = start_h2_pod(move |_, mut respond| {
+        counted.fetch_add(1, SeqCst);
+        respond.send_reset(h2::Reason::REFUSED_STREAM);
+    })
+    .await;
     let mut clients = Vec::new();
     for _ in 0..REQUESTS {
-        let mut client = Plain::connect(world.address).await;
-        client.write(get("/")).await;
-        clients.push(client);
+        clients.push(fixture.send(get("/")).await);
     }
-    world.held(P0, REQUESTS).await;
-    // All set out at once, and wait for a connection.
-    world.lead(P0, address, 1);
-    until(|| world.metrics.requests_bounced(Bounce::Refused) >= REQUESTS as u64, "all to be refused").await;
+    fixture.held(P0, REQUESTS).await;
+    // All are sent at once, and wait for one connection.
+    fixture.route(P0, address, 1);
+    until(|| fixture.metrics.requests_bounced(Bounce::Refused) >= REQUESTS as u64, "all to be refused").await;
     let streams = streams.load(SeqCst);
-    // Two for each, and what budgets allow: a hundred and ten a second.
+    // Two attempts for each request, and the retry budget of a hundred and ten a second.
     assert!(streams < 10 * REQUESTS, "{streams} streams");
 }
 
@@ -377,16 +354,12 @@ const REQUESTS: usize = 60;
 #[tokio::test]
 async fn what_a_pod_has_reset_otherwise_is_not_sent_again() {
     for why in [h2::Reason::INTERNAL_ERROR, h2::Reason::CANCEL, h2::Reason::NO_ERROR, h2::Reason::ENHANCE_YOUR_CALM] {
-        let world = upstream(|_| {});
-        let pod = Bare::new().await;
-        world.lead(P0, pod.address, 1);
-        let mut client = Plain::connect(world.address).await;
-        client.write(get("/")).await;
-        let mut connection = pod.accept().await;
-        let (_, mut respond) = next(&mut connection).await;
+        let fixture = upstream(|_| {});
+        let pod = ScriptedHttp2Pod::start(&fixture).await;
+        let (mut client, mut connection, mut respond) = pod.exchange(&fixture, "/").await;
         respond.send_reset(why);
         let more = tokio::spawn(async move { connection.accept().await.is_some() });
-        assert_eq!(reason(&client.answer().await), (502, "upstream-failed"), "{why:?}");
+        assert_eq!(client.answer().await.reason(), (502, "upstream-failed"), "{why:?}");
         pod.nobody_comes().await;
         assert!(!more.is_finished(), "sent again after {why:?}");
     }
@@ -395,13 +368,9 @@ async fn what_a_pod_has_reset_otherwise_is_not_sent_again() {
 #[tokio::test]
 async fn an_answer_that_its_pod_resets_is_never_whole() {
     for why in [h2::Reason::INTERNAL_ERROR, h2::Reason::CANCEL] {
-        let world = upstream(|_| {});
-        let pod = Bare::new().await;
-        world.lead(P0, pod.address, 1);
-        let mut client = Plain::connect(world.address).await;
-        client.write(get("/")).await;
-        let mut connection = pod.accept().await;
-        let (_, mut respond) = next(&mut connection).await;
+        let fixture = upstream(|_| {});
+        let pod = ScriptedHttp2Pod::start(&fixture).await;
+        let (mut client, connection, mut respond) = pod.exchange(&fixture, "/").await;
         let mut body = respond.send_response(Response::new(()), false).unwrap();
         body.send_data(Bytes::from_static(b"begin"), false).unwrap();
         serve(connection);
@@ -415,64 +384,58 @@ async fn an_answer_that_its_pod_resets_is_never_whole() {
 
 #[tokio::test]
 async fn a_request_above_the_last_one_that_a_leaving_pod_names_is_sent_again() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut first = Plain::connect(world.address).await;
-    first.write(get("/first")).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let mut first = fixture.send(get("/first")).await;
     let mut stream = soon(pod.listener.accept()).await.unwrap().0;
     let mut read = Vec::new();
     greet(&mut stream, &mut read, 1).await;
-    let mut second = Plain::connect(world.address).await;
-    second.write(get("/second")).await;
+    let mut second = fixture.send(get("/second")).await;
     requests(&mut stream, &mut read, 2).await;
     stream.write_all(&goaway(1, 0)).await.unwrap();
-    // `:status: 200`, and the end.
+    // A head of `:status: 200` with END_STREAM.
     stream.write_all(&[0, 0, 1, 1, 5, 0, 0, 0, 1, 0x88]).await.unwrap();
     assert_eq!(first.answer().await.status, 200);
     serve(pod.accept().await);
     assert_eq!(second.answer().await.status, 200);
 }
 
-/// A request may be what its pod's connection ends for.
+/// The request itself may be what ends its pod's connection.
 #[tokio::test]
 async fn a_request_whose_connection_ends_with_an_error_is_tried_once_more_and_never_again() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(get("/poison")).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let mut client = fixture.send(get("/poison")).await;
     for _ in 0..2 {
         let mut stream = soon(pod.listener.accept()).await.unwrap().0;
         kill(&mut stream).await;
     }
-    assert_eq!(reason(&client.answer().await), (502, "upstream-failed"));
+    assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
     pod.nobody_comes().await;
-    // Nor is its partition held for it.
-    let mut other = Plain::connect(world.address).await;
-    other.write(get("/")).await;
+    // The partition is not held for it.
+    let mut other = fixture.send(get("/")).await;
     serve(pod.accept().await);
     assert_eq!(other.answer().await.status, 200);
 }
 
 #[tokio::test]
 async fn a_request_that_has_ended_a_connection_gets_its_own_although_the_next_cannot_be_made_at_once() {
-    let world = upstream(|_| {});
-    let Bare { listener, address } = Bare::new().await;
-    world.lead(P0, address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(get("/poison")).await;
+    let fixture = upstream(|_| {});
+    let ScriptedHttp2Pod { listener, address } = ScriptedHttp2Pod::new().await;
+    fixture.route(P0, address, 1);
+    let mut client = fixture.send(get("/poison")).await;
     let mut stream = soon(listener.accept()).await.unwrap().0;
     drop(listener);
     kill(&mut stream).await;
-    until(|| world.metrics.requests_bounced(Bounce::Refused) > 0, "the second connection to fail").await;
-    let pod = Bare { listener: TcpListener::bind(address).await.unwrap(), address };
+    until(|| fixture.metrics.requests_bounced(Bounce::Refused) > 0, "the second connection to fail").await;
+    let pod = ScriptedHttp2Pod { listener: TcpListener::bind(address).await.unwrap(), address };
     kill(&mut soon(pod.listener.accept()).await.unwrap().0).await;
-    assert_eq!(reason(&client.answer().await), (502, "upstream-failed"));
+    assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
     pod.nobody_comes().await;
 }
 
-/// Waits for a request, then ends the connection as `h2` does for a head that is much too large: no stream was processed.
+/// Waits for a request, then ends the connection as `h2` does for a head that is much too large: with a GOAWAY that names
+/// no stream as processed.
 async fn kill(stream: &mut TcpStream) {
     let mut read = Vec::new();
     greet(stream, &mut read, 1).await;
@@ -485,7 +448,7 @@ fn goaway(last: u8, code: u8) -> [u8; 17] {
     [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, last, 0, 0, 0, code]
 }
 
-/// Sends empty settings and waits for so many requests.
+/// Sends empty settings and waits for this number of requests.
 async fn greet(stream: &mut TcpStream, read: &mut Vec<u8>, count: usize) {
     stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
     requests(stream, read, count).await;
@@ -497,7 +460,7 @@ async fn requests(stream: &mut TcpStream, read: &mut Vec<u8>, count: usize) {
     }
 }
 
-/// How many frames of headers there are behind the preface.
+/// Returns the number of HEADERS frames behind the preface.
 fn heads(bytes: &[u8]) -> usize {
     let mut found = 0;
     let mut rest = bytes.get(24..).unwrap_or_default();
@@ -511,9 +474,8 @@ fn heads(bytes: &[u8]) -> usize {
 
 #[tokio::test]
 async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_in_between() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
     let mut builder = h2::server::Builder::new();
     builder.max_concurrent_streams(2);
     let mut clients = Vec::new();
@@ -534,10 +496,8 @@ async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_i
     });
     let mut waiting = Vec::new();
     for number in 0..6 {
-        let mut client = Plain::connect(world.address).await;
-        client.write(get("/")).await;
-        clients.push(client);
-        until(|| world.table.in_flight(P0) == number + 1, "the request").await;
+        clients.push(fixture.send(get("/")).await);
+        until(|| fixture.table.in_flight(P0) == number + 1, "the request").await;
         waiting.push(soon(arrivals.recv()).await.expect("it waits although a connection could be made"));
     }
     assert_eq!(connections.load(SeqCst), 3);
@@ -549,21 +509,26 @@ async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_i
     }
 }
 
-/// Those who wait for the first connection go before the pod has said how many it takes; it refuses the others.
+/// Requests that wait for the first connection are sent before the pod has announced how many it takes. It refuses those
+/// beyond that.
 #[tokio::test]
 async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::new().await;
     let address = pod.address;
     let (arrived, mut arrivals) = tokio::sync::mpsc::unbounded_channel();
+    let table = fixture.table.clone();
     tokio::spawn(async move {
         let mut builder = h2::server::Builder::new();
         builder.max_concurrent_streams(2);
+        let mut is_first = true;
         while let Ok((stream, _)) = pod.listener.accept().await {
             let (arrived, builder) = (arrived.clone(), builder.clone());
+            // The pod says nothing before all requests wait for the first connection.
+            if std::mem::take(&mut is_first) {
+                until(|| table.in_flight(P0) == 6, "all to set out").await;
+            }
             tokio::spawn(async move {
-                // Slow to speak, so that what waits for the connection is sent before.
-                tokio::time::sleep(Duration::from_millis(100)).await;
                 let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
                 while let Some(Ok((_, respond))) = connection.accept().await {
                     arrived.send(respond).unwrap();
@@ -573,12 +538,10 @@ async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time()
     });
     let mut clients = Vec::new();
     for _ in 0..6 {
-        let mut client = Plain::connect(world.address).await;
-        client.write(get("/")).await;
-        clients.push(client);
+        clients.push(fixture.send(get("/")).await);
     }
-    world.held(P0, 6).await;
-    world.lead(P0, address, 1);
+    fixture.held(P0, 6).await;
+    fixture.route(P0, address, 1);
     let mut waiting = Vec::new();
     for _ in 0..6 {
         waiting.push(soon(arrivals.recv()).await.expect("it waits although a connection could be made"));
@@ -591,13 +554,9 @@ async fn a_pod_that_allows_few_streams_gets_all_that_was_held_at_the_same_time()
 
 #[tokio::test]
 async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
-    let world = upstream(|_| {});
-    let pod = Bare::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(get("/first")).await;
-    let mut connection = pod.accept().await;
-    let (_, mut respond) = next(&mut connection).await;
+    let fixture = upstream(|_| {});
+    let pod = ScriptedHttp2Pod::start(&fixture).await;
+    let (mut client, mut connection, mut respond) = pod.exchange(&fixture, "/first").await;
     ok(&mut respond);
     let second = tokio::spawn(async move {
         let accepted = next(&mut connection).await;
@@ -607,17 +566,16 @@ async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
     assert_eq!(client.answer().await.status, 200);
     client.write(get("/second")).await;
     assert_eq!(soon(second).await.unwrap(), "/second");
-    assert_eq!(reason(&client.answer().await), (502, "upstream-failed"));
+    assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
     pod.nobody_comes().await;
 }
 
 #[tokio::test]
 async fn a_length_that_has_arrived_is_no_end_of_a_request_by_http2() {
     for ends in [true, false] {
-        let world = World::new();
-        let pod = Bare::new().await;
-        world.lead(P0, pod.address, 1);
-        let http2 = Http2::connect(world.address).await;
+        let fixture = Fixture::new();
+        let pod = ScriptedHttp2Pod::start(&fixture).await;
+        let http2 = fixture.http2_client().await;
         let (sender, body) = stream();
         sender.send(data("hello")).unwrap();
         let request = http2.request("POST", "/").header("content-length", "5").body(body).unwrap();
@@ -643,6 +601,6 @@ async fn a_length_that_has_arrived_is_no_end_of_a_request_by_http2() {
             assert!(soon(body.data()).await.unwrap().is_err());
             assert!(soon(asked).await.unwrap().is_err());
         }
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
     }
 }

@@ -14,17 +14,13 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use segue_protocol::ids::PartitionId;
 use segue_proxy::server::Server;
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Http2, Plain, full};
-use support::pod::{Pod, Speaks};
-use support::{Settings, World};
+use support::client::full;
+use support::pod::Speaks;
+use support::{Fixture, GET, P0, Settings};
 use tower::{Layer, Service, ServiceBuilder};
 use tower_http::set_header::SetResponseHeaderLayer;
-
-const P0: PartitionId = PartitionId::new(0);
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 
 /// Lets so many requests pass and answers all others with `429`.
 #[derive(Debug, Clone)]
@@ -70,12 +66,12 @@ where
     }
 }
 
-/// A world whose router names its site on each response and lets `quota` requests pass.
-fn layered(quota: i32) -> World {
+/// A fixture whose router names its site on each response and lets `quota` requests pass.
+fn layered(quota: i32) -> Fixture {
     let mut settings = Settings::default();
     settings.forward.upstream.protocol = UpstreamProtocol::Http1;
     let server = Server::bind(settings.server.clone()).unwrap();
-    World::started(server, settings, |server, forward, table, metrics| {
+    Fixture::started(server, settings, |server, forward, table, metrics| {
         let site =
             SetResponseHeaderLayer::overriding(HeaderName::from_static("x-site"), HeaderValue::from_static("north"));
         let layers = ServiceBuilder::new().layer(site).layer(Quota(Arc::new(AtomicI32::new(quota))));
@@ -85,31 +81,29 @@ fn layered(quota: i32) -> World {
 
 #[tokio::test]
 async fn a_layer_sees_what_clients_are_answered_whether_a_pod_or_the_router_says_it() {
-    let world = layered(100);
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = layered(100);
+    let _pod = fixture.pod(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    let mut client = fixture.client().await;
     let answer = client.ask(GET).await;
     assert_eq!((answer.text(), answer.header("x-site")), ("ok", "north"));
     let answer = client.ask("GET / HTTP/1.1\r\nhost: h\r\n\r\n").await;
     assert_eq!((answer.status, answer.header("segue-reason"), answer.header("x-site")), (400, "no-partition", "north"));
-    let http2 = Http2::connect(world.address).await;
+    let http2 = fixture.http2_client().await;
     let answer = http2.ask(http2.request("GET", "/").body(full("")).unwrap()).await;
     assert_eq!((answer.status, answer.header("x-site")), (200, "north"));
 }
 
 #[tokio::test]
 async fn a_layer_may_answer_in_place_of_the_data_path() {
-    let world = layered(2);
-    let pod = Pod::start(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = layered(2);
+    let _pod = fixture.pod(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    let mut client = fixture.client().await;
     let mut statuses = Vec::new();
     for _ in 0..3 {
         statuses.push(client.ask(GET).await.status);
     }
     assert_eq!(statuses, [200, 200, 429]);
     // All connections share the layer.
-    assert_eq!(Plain::connect(world.address).await.ask(GET).await.status, 429);
-    world.in_flight(P0, 0).await;
+    assert_eq!(fixture.ask(GET).await.status, 429);
+    fixture.in_flight(P0, 0).await;
 }

@@ -1,4 +1,5 @@
-//! Exchanges that outlast their answer, their client or their connection: what still counts, what is broken off, and when.
+//! Exchanges that outlast their answer, their client or their connection: how long they count as in flight, and when they
+//! are broken off.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -9,102 +10,74 @@ use std::time::Duration;
 use http::Response;
 use http_body_util::BodyExt;
 use segue_protocol::handoff::router::HoldCause;
-use segue_protocol::ids::PartitionId;
-use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
-use support::client::{Body, Http2, Plain, data, empty, stream};
-use support::pod::{Pod, Script, Speaks};
-use support::{Settings, World, soon, until};
+use segue_proxy::settings::UpstreamProtocol;
+use support::client::{Body, RawHttp1Client, data, empty, stream};
+use support::pod::{Connection, Speaks, start_h2_pod};
+use support::{BOTH_VERSIONS, Fixture, GET, OK, P0, POST, Settings, post, soon, until};
 use tokio::time::Instant;
 
-const P0: PartitionId = PartitionId::new(0);
-
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
-const POST: &str = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello";
-const HALF: &str = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 10\r\n\r\n12345";
-
-fn upstream(change: impl Fn(&mut UpstreamSettings)) -> Settings {
-    let mut settings = Settings::default();
-    change(&mut settings.forward.upstream);
-    settings
-}
-
-fn text(world: &World) -> String {
-    let mut registry = prometheus_client::registry::Registry::with_prefix("segue");
-    world.metrics.register(&mut registry);
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    text
-}
-
 /// Waits until the router has seen that no client is connected any more.
-async fn all_clients_are_gone(world: &World) {
-    until(|| text(world).contains("segue_connections 0\n"), "the router to see its client leave").await;
+async fn all_clients_are_gone(fixture: &Fixture) {
+    until(|| fixture.metrics_page().contains("segue_connections 0\n"), "the router to see its client leave").await;
 }
 
 type Frames = tokio::sync::mpsc::UnboundedSender<Option<http_body::Frame<bytes::Bytes>>>;
 
-/// A pod by HTTP/1.1 that has answered an upload half-way, and a client by HTTP/2 that goes on with it.
-async fn half_way(world: &World, answer: &str) -> (Frames, support::pod::Connection) {
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+/// Returns an upload by HTTP/2 that its pod has answered half-way, and the pod's connection by HTTP/1.1.
+async fn half_way(fixture: &Fixture, answer: &str) -> (Frames, Connection) {
+    let pod = fixture.scripted_pod().await;
+    let http2 = fixture.http2_client().await;
     let (sender, body) = stream();
     sender.send(data("12345")).unwrap();
     let request = http2.request("POST", "/").header("content-length", "10").body(body).unwrap();
     let asked = tokio::spawn(async move { http2.begin(request).await.unwrap().into_body().collect().await.unwrap() });
-    let mut connection = pod.accept().await;
-    connection.head().await;
+    let mut connection = pod.accept_request().await;
     assert_eq!(connection.exactly(5).await, "12345");
     connection.write(answer).await;
     assert!(soon(asked).await.unwrap().to_bytes().is_empty());
     (sender, connection)
 }
 
-fn by_http1() -> World {
-    World::with(upstream(|upstream| upstream.protocol = UpstreamProtocol::Http1))
+fn by_http1() -> Fixture {
+    Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1))
 }
 
 #[tokio::test]
 async fn an_upload_counts_until_it_is_sent_although_its_answer_is_there() {
-    let world = by_http1();
-    let (client, mut connection) = half_way(&world, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
-    assert_eq!(world.table.in_flight(P0), 1, "the pod is still being sent to");
+    let fixture = by_http1();
+    let (client, mut connection) = half_way(&fixture, OK).await;
+    assert_eq!(fixture.table.in_flight(P0), 1, "the pod is still being sent to");
     client.send(data("67890")).unwrap();
     assert_eq!(connection.exactly(5).await, "67890");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn severing_breaks_off_an_upload_whose_answer_is_there() {
-    let world = by_http1();
-    let (client, mut connection) = half_way(&world, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
-    world.hold(P0, HoldCause::Handoff);
-    assert_eq!(world.table.in_flight(P0), 1);
-    world.sever(P0);
-    world.in_flight(P0, 0).await;
+    let fixture = by_http1();
+    let (client, mut connection) = half_way(&fixture, OK).await;
+    fixture.hold(P0, HoldCause::Handoff);
+    assert_eq!(fixture.table.in_flight(P0), 1);
+    fixture.sever(P0);
+    fixture.in_flight(P0, 0).await;
     let _ = client.send(data("67890"));
     assert_eq!(connection.rest().await, "", "a byte has reached a pod that its router had drained");
 }
 
 #[tokio::test]
 async fn an_upload_ends_when_its_pod_closes_after_the_answer() {
-    let world = by_http1();
+    let fixture = by_http1();
     let answer = "HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-    let (_client, connection) = half_way(&world, answer).await;
+    let (_client, connection) = half_way(&fixture, answer).await;
     drop(connection);
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
-/// A client by HTTP/1.1 in the midst of an upload that its pod has answered.
-async fn half_way_by_http1(world: &World) -> (Plain, support::pod::Connection) {
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(HALF).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    assert_eq!(connection.exactly(5).await, "12345");
-    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+/// Returns a client by HTTP/1.1 whose upload its pod has answered half-way, and the pod's connection.
+async fn half_way_by_http1(fixture: &Fixture) -> (RawHttp1Client, Connection) {
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, post("content-length: 10", "12345")).await;
+    connection.write(OK).await;
     assert_eq!(client.answer().await.header("connection"), "close");
     (client, connection)
 }
@@ -112,64 +85,61 @@ async fn half_way_by_http1(world: &World) -> (Plain, support::pod::Connection) {
 /// The client's connection takes no further request, but the pod gets the whole of this one.
 #[tokio::test]
 async fn an_upload_by_http1_goes_on_although_its_connection_closes_behind_it() {
-    let world = World::new();
-    let (mut client, mut connection) = half_way_by_http1(&world).await;
-    assert_eq!(world.table.in_flight(P0), 1, "the pod is still being sent to");
+    let fixture = Fixture::new();
+    let (mut client, mut connection) = half_way_by_http1(&fixture).await;
+    assert_eq!(fixture.table.in_flight(P0), 1, "the pod is still being sent to");
     client.write("67890").await;
     assert_eq!(connection.exactly(5).await, "67890");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
     assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]
 async fn an_upload_by_http1_ends_with_its_client() {
-    let world = World::new();
-    let (client, mut connection) = half_way_by_http1(&world).await;
+    let fixture = Fixture::new();
+    let (client, mut connection) = half_way_by_http1(&fixture).await;
     drop(client);
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
     assert_eq!(connection.rest().await, "");
 }
 
 /// A client that waits for its connection to be closed sends nothing more.
 #[tokio::test]
 async fn an_upload_by_http1_that_stops_after_its_answer_is_broken_off() {
-    let world = World::with(upstream(|upstream| upstream.idle_timeout = Duration::from_millis(200)));
-    let (client, mut connection) = half_way_by_http1(&world).await;
+    let fixture = Fixture::with(Settings::with_upstream(|upstream| upstream.idle_timeout = Duration::from_millis(200)));
+    let (client, mut connection) = half_way_by_http1(&fixture).await;
     assert_eq!(client.rest().await, "");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
     assert_eq!(connection.rest().await, "");
 }
 
 #[tokio::test]
 async fn severing_breaks_off_an_upload_by_http1_whose_answer_is_there() {
-    let world = World::new();
-    let (mut client, mut connection) = half_way_by_http1(&world).await;
-    world.hold(P0, HoldCause::Handoff);
-    assert_eq!(world.table.in_flight(P0), 1, "the pod is still being sent to");
-    world.sever(P0);
-    world.in_flight(P0, 0).await;
+    let fixture = Fixture::new();
+    let (mut client, mut connection) = half_way_by_http1(&fixture).await;
+    fixture.hold(P0, HoldCause::Handoff);
+    assert_eq!(fixture.table.in_flight(P0), 1, "the pod is still being sent to");
+    fixture.sever(P0);
+    fixture.in_flight(P0, 0).await;
     client.write("67890").await;
     assert_eq!(connection.rest().await, "", "a byte has reached a pod that its router had drained");
 }
 
-const BOTH: [(Speaks, UpstreamProtocol); 2] =
-    [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)];
-
-/// Two uploads that drip to a pod that answers at once and reads on. The one that is not gRPC is broken off.
+/// Sends two slow uploads to a pod that answers at once and reads on. The one that is not gRPC is broken off.
 async fn of_two_that_drip_the_one_of_grpc_goes_on(settings: Settings, speaks: Speaks, answer: fn() -> Body) {
-    let world = World::with(settings);
+    let fixture = Fixture::with(settings);
     let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
-    let pod = Pod::start(speaks, move |request| {
-        let ended = ended.clone();
-        async move {
-            let kind = request.headers()["content-type"].clone();
-            tokio::spawn(async move { ended.send((kind, request.into_body().collect().await.is_ok())) });
-            Response::new(answer())
-        }
-    })
-    .await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
+    let _pod = fixture
+        .pod(speaks, move |request| {
+            let ended = ended.clone();
+            async move {
+                let kind = request.headers()["content-type"].clone();
+                tokio::spawn(async move { ended.send((kind, request.into_body().collect().await.is_ok())) });
+                Response::new(answer())
+            }
+        })
+        .await;
+    let http2 = fixture.http2_client().await;
     let (mut senders, mut answers) = (Vec::new(), Vec::new());
     for kind in ["text/plain", "application/grpc"] {
         let (sender, body) = stream();
@@ -187,29 +157,26 @@ async fn of_two_that_drip_the_one_of_grpc_goes_on(settings: Settings, speaks: Sp
         end = soon(ends.recv()) => assert_eq!(end.unwrap(), ("text/plain".parse().unwrap(), false)),
         () = drips => {}
     }
-    world.in_flight(P0, 1).await;
+    fixture.in_flight(P0, 1).await;
 }
 
 #[tokio::test]
 async fn an_upload_that_drips_after_its_answer_is_broken_off_unless_it_is_of_grpc() {
-    for (speaks, protocol) in BOTH {
-        let mut settings = upstream(|upstream| upstream.protocol = protocol);
-        settings.forward.limits.min_upload_rate = 1000;
-        settings.forward.upload_grace = Duration::from_millis(300);
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let settings = Settings::with_protocol(protocol).limit_upload_rate(Duration::from_millis(300));
         of_two_that_drip_the_one_of_grpc_goes_on(settings, speaks, empty).await;
     }
 }
 
-/// Else a client that reads nothing would keep its exchange for ever with a byte now and then.
+/// Otherwise a client that reads nothing could keep its exchange for ever by sending a byte now and then.
 #[tokio::test]
 async fn an_upload_that_drips_keeps_no_answer_open_that_does_not_flow_unless_it_is_of_grpc() {
-    for (speaks, protocol) in BOTH {
-        let mut settings = upstream(|upstream| {
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let settings = Settings::with_upstream(|upstream| {
             upstream.protocol = protocol;
             upstream.idle_timeout = Duration::from_secs(1);
-        });
-        settings.forward.limits.min_upload_rate = 1000;
-        settings.forward.upload_grace = Duration::from_millis(300);
+        })
+        .limit_upload_rate(Duration::from_millis(300));
         let begun = || {
             let (sender, body) = stream();
             sender.send(data("begun")).unwrap();
@@ -221,45 +188,35 @@ async fn an_upload_that_drips_keeps_no_answer_open_that_does_not_flow_unless_it_
     }
 }
 
-/// A pod that answers a request at once and reads its body when told to.
+/// Starts a pod that answers each request at once and hands its body to the test.
 async fn eager_http2_pod() -> (std::net::SocketAddr, tokio::sync::mpsc::UnboundedReceiver<h2::RecvStream>) {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
     let (bodies, receiver) = tokio::sync::mpsc::unbounded_channel();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let bodies = bodies.clone();
-            tokio::spawn(async move {
-                let mut connection = h2::server::handshake(stream).await.unwrap();
-                while let Some(Ok((request, mut respond))) = connection.accept().await {
-                    respond.send_response(Response::new(()), true).unwrap();
-                    bodies.send(request.into_body()).unwrap();
-                }
-            });
-        }
-    });
+    let address = start_h2_pod(move |request, mut respond| {
+        respond.send_response(Response::new(()), true).unwrap();
+        bodies.send(request.into_body()).unwrap();
+    })
+    .await;
     (address, receiver)
 }
 
 #[tokio::test]
 async fn an_upload_by_http2_counts_until_it_is_sent_although_its_answer_is_there() {
     for sever in [false, true] {
-        let world = World::new();
+        let fixture = Fixture::new();
         let (address, mut bodies) = eager_http2_pod().await;
-        world.lead(P0, address, 1);
-        let http2 = Http2::connect(world.address).await;
+        fixture.route(P0, address, 1);
+        let http2 = fixture.http2_client().await;
         let (sender, body) = stream();
         sender.send(data("first")).unwrap();
-        let answer = http2.begin(http2.request("POST", "/").body(body).unwrap()).await.unwrap();
+        let answer = http2.begin_post("/", body).await.unwrap();
         assert_eq!(answer.status(), 200);
         let mut body = soon(bodies.recv()).await.unwrap();
         assert_eq!(soon(body.data()).await.unwrap().unwrap(), "first");
         assert!(soon(answer.into_body().collect()).await.unwrap().to_bytes().is_empty());
-        assert_eq!(world.table.in_flight(P0), 1, "the pod is still being sent to");
+        assert_eq!(fixture.table.in_flight(P0), 1, "the pod is still being sent to");
         if sever {
-            world.hold(P0, HoldCause::Handoff);
-            world.sever(P0);
-            world.in_flight(P0, 0).await;
+            fixture.hold_and_sever(P0);
+            fixture.in_flight(P0, 0).await;
             let _ = sender.send(data("second"));
             assert!(soon(body.data()).await.unwrap().is_err(), "a byte has reached a drained pod");
         } else {
@@ -271,46 +228,36 @@ async fn an_upload_by_http2_counts_until_it_is_sent_although_its_answer_is_there
                 assert_eq!(data.unwrap(), "");
             }
             assert!(body.is_end_stream());
-            world.in_flight(P0, 0).await;
+            fixture.in_flight(P0, 0).await;
         }
     }
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_in_the_midst_of_an_answer_leaves_an_exchange_that_counts() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(POST).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    connection.exactly(5).await;
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, POST).await;
     connection.write("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n").await;
     client.head().await;
     drop(client);
-    all_clients_are_gone(&world).await;
-    assert_eq!(world.table.in_flight(P0), 1);
+    all_clients_are_gone(&fixture).await;
+    assert_eq!(fixture.table.in_flight(P0), 1);
     connection.write("5\r\nhello\r\n").await;
-    assert_eq!(world.table.in_flight(P0), 1);
+    assert_eq!(fixture.table.in_flight(P0), 1);
     connection.write("0\r\n\r\n").await;
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn an_answer_that_nobody_reads_any_more_is_read_on_for_a_mebibyte_at_most() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(POST).await;
-    let mut connection = pod.accept().await;
-    connection.head().await;
-    connection.exactly(5).await;
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, POST).await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n").await;
     client.head().await;
     drop(client);
-    all_clients_are_gone(&world).await;
+    all_clients_are_gone(&fixture).await;
     let begun = Instant::now();
     let mut sent = 0;
     use tokio::io::AsyncWriteExt as _;
@@ -320,56 +267,54 @@ async fn an_answer_that_nobody_reads_any_more_is_read_on_for_a_mebibyte_at_most(
     }
     assert!(sent >= 1 << 20, "{sent} bytes");
     assert!(begun.elapsed() < Duration::from_secs(4), "it was not the time that ended it");
-    world.in_flight(P0, 0).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 #[tokio::test]
 async fn an_answer_to_a_get_that_nobody_reads_any_more_is_broken_off_at_once() {
-    for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
-        let world = World::with(upstream(|upstream| upstream.protocol = protocol));
-        let speaks = if protocol == UpstreamProtocol::Http1 { Speaks::Http1 } else { Speaks::Http2 };
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let fixture = Fixture::with(Settings::with_protocol(protocol));
         let (frames, body) = stream();
         let body = std::sync::Arc::new(std::sync::Mutex::new(Some(body)));
-        let pod = Pod::start(speaks, move |_| {
-            let body = body.lock().unwrap().take().unwrap();
-            async move { Response::new(body) }
-        })
-        .await;
-        world.lead(P0, pod.address, 1);
-        let mut client = Plain::connect(world.address).await;
-        client.write(GET).await;
+        let _pod = fixture
+            .pod(speaks, move |_| {
+                let body = body.lock().unwrap().take().unwrap();
+                async move { Response::new(body) }
+            })
+            .await;
+        let mut client = fixture.send(GET).await;
         frames.send(data("an event")).unwrap();
         client.head().await;
         let begun = Instant::now();
         drop(client);
         soon(frames.closed()).await;
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
 }
 
 #[tokio::test]
 async fn a_stream_on_which_only_the_client_sends_is_not_idle() {
-    for (speaks, protocol) in [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)] {
-        let world = World::with(upstream(|upstream| {
+    for (speaks, protocol) in BOTH_VERSIONS {
+        let fixture = Fixture::with(Settings::with_upstream(|upstream| {
             upstream.protocol = protocol;
             upstream.idle_timeout = Duration::from_secs(1);
         }));
-        let pod = Pod::start(speaks, |request| async move {
-            let (frames, body) = stream();
-            frames.send(data("hello ")).unwrap();
-            tokio::spawn(async move {
-                let collected = request.into_body().collect().await.unwrap().to_bytes();
-                frames.send(Some(http_body::Frame::data(collected))).unwrap();
-                frames.send(None).unwrap();
-            });
-            Response::new(body)
-        })
-        .await;
-        world.lead(P0, pod.address, 1);
-        let http2 = Http2::connect(world.address).await;
+        let _pod = fixture
+            .pod(speaks, |request| async move {
+                let (frames, body) = stream();
+                frames.send(data("hello ")).unwrap();
+                tokio::spawn(async move {
+                    let collected = request.into_body().collect().await.unwrap().to_bytes();
+                    frames.send(Some(http_body::Frame::data(collected))).unwrap();
+                    frames.send(None).unwrap();
+                });
+                Response::new(body)
+            })
+            .await;
+        let http2 = fixture.http2_client().await;
         let (sender, body) = stream();
-        let answer = http2.begin(http2.request("POST", "/").body(body).unwrap()).await.unwrap();
+        let answer = http2.begin_post("/", body).await.unwrap();
         for _ in 0..15 {
             sender.send(data("x")).unwrap();
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -377,31 +322,25 @@ async fn a_stream_on_which_only_the_client_sends_is_not_idle() {
         sender.send(None).unwrap();
         let collected = soon(answer.into_body().collect()).await.unwrap().to_bytes();
         assert_eq!(collected, format!("hello {}", "x".repeat(15)));
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
     }
 }
 
 #[tokio::test]
 async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let mut client = fixture.client().await;
     for said in ["", "HTTP/1.1 200 O"] {
-        client.write(POST).await;
-        let mut connection = pod.accept().await;
-        connection.head().await;
-        connection.exactly(5).await;
-        connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+        let mut connection = pod.accept_from(&mut client, POST).await;
+        connection.write(OK).await;
         assert_eq!(client.answer().await.status, 200);
         client.write(POST).await;
-        connection.head().await;
-        connection.exactly(5).await;
+        connection.receive(POST).await;
         connection.write(said).await;
         drop(connection);
-        let answer = client.answer().await;
-        assert_eq!((answer.status, answer.header("segue-reason")), (502, "upstream-failed"));
-        // Were it sent again, the pod would get it with the next connection that is made.
+        assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
+        // If it were sent again, the pod would get it on the next connection.
     }
     client.write(GET).await;
     assert!(pod.accept().await.head().await.starts_with("GET / "));
@@ -409,42 +348,36 @@ async fn a_request_on_a_used_connection_that_breaks_is_not_sent_again() {
 
 #[tokio::test]
 async fn a_connection_is_not_used_past_the_time_that_its_pod_gives_it() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
-    let mut client = Plain::connect(world.address).await;
-    client.write(GET).await;
-    let mut first = pod.accept().await;
-    first.head().await;
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut first) = fixture.exchange(&pod, GET).await;
     first.write("HTTP/1.1 200 OK\r\nkeep-alive: timeout=1\r\ncontent-length: 0\r\n\r\n").await;
     assert_eq!(client.answer().await.status, 200);
-    // Half of it, and what the router's clock may be behind.
+    // Half of that time, and the lag of the router's coarse clock.
     tokio::time::sleep(Duration::from_millis(700)).await;
-    client.write(GET).await;
-    let mut second = pod.accept().await;
-    second.head().await;
-    second.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    let mut second = pod.accept_from(&mut client, GET).await;
+    second.write(OK).await;
     assert_eq!(client.answer().await.status, 200);
     drop(first);
 }
 
 #[tokio::test]
 async fn the_mark_of_a_refusal_that_comes_too_late_is_not_passed_on() {
-    let world = World::new();
-    let pod = Pod::start(Speaks::Http2, |_| async {
-        let (frames, body) = stream();
-        frames.send(data("begun")).unwrap();
-        let mut trailers = http::HeaderMap::new();
-        trailers.insert("grpc-status", "9".parse().unwrap());
-        trailers.insert("segue-misdirected", "1".parse().unwrap());
-        frames.send(Some(http_body::Frame::trailers(trailers))).unwrap();
-        frames.send(None).unwrap();
-        Response::builder().header("content-type", "application/grpc").body(body).unwrap()
-    })
-    .await;
-    world.lead(P0, pod.address, 1);
-    let http2 = Http2::connect(world.address).await;
-    let answer = http2.ask(http2.request("POST", "/svc/Do").body(empty()).unwrap()).await;
+    let fixture = Fixture::new();
+    let _pod = fixture
+        .pod(Speaks::Http2, |_| async {
+            let (frames, body) = stream();
+            frames.send(data("begun")).unwrap();
+            let mut trailers = http::HeaderMap::new();
+            trailers.insert("grpc-status", "9".parse().unwrap());
+            trailers.insert("segue-misdirected", "1".parse().unwrap());
+            frames.send(Some(http_body::Frame::trailers(trailers))).unwrap();
+            frames.send(None).unwrap();
+            Response::builder().header("content-type", "application/grpc").body(body).unwrap()
+        })
+        .await;
+    let http2 = fixture.http2_client().await;
+    let answer = http2.post("/svc/Do", empty()).await;
     assert_eq!(answer.trailers["grpc-status"], "9");
     assert!(!answer.trailers.contains_key("segue-misdirected"));
 }

@@ -1,5 +1,5 @@
-//! The key that a request is routed by is the key that its pod finds: paths, queries and cookies made from what servers
-//! read differently, against the rules of those servers. The fuzz target `partition` looks further.
+//! A pod finds the same key in a request as the router does: paths, queries and cookies made of parts that servers read
+//! differently, compared with the rules of those servers. The fuzz target `partition` searches further.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -86,7 +86,7 @@ proptest! {
         let sent: Vec<&[u8]> = lines.iter().map(|line| line.as_bytes()).collect();
         for values in cookies(&sent, b"id") {
             let plain = |value: &Vec<u8>| decoded(value).unwrap_or_else(|| value.clone());
-            // As those read it who replace what is not UTF-8.
+            // As servers read it that replace what is not UTF-8.
             let read = |value: &Vec<u8>| partition(String::from_utf8_lossy(&plain(value)).as_bytes());
             prop_assert!(!values.is_empty(), "{lines:?}");
             prop_assert!(values.iter().all(|value| read(value) == found), "{lines:?}: {values:?}");

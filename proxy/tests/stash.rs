@@ -1,14 +1,14 @@
-//! The stash through its public face: places of a flush, and requests that come back.
+//! The public interface of the stash: the places of a flush, and requests that are put back.
 #![allow(clippy::unwrap_used)]
 
 use segue_proxy::routing::stash::{Arrival, QueuePosition, Stash};
 
-/// The place of the `number`-th request.
+/// Returns the position of the request that arrived as this number.
 fn place(order: Option<u64>, number: u32) -> QueuePosition {
     QueuePosition::new(order, Arrival { at: number.into(), worker: 0 })
 }
 
-/// A stash in which these wait: their keys, in the order in which they came.
+/// Returns a stash in which requests of these keys wait, in this order.
 fn holding(keys: &[Option<u64>]) -> Stash<u32> {
     let mut stash = Stash::default();
     for (number, key) in (1..).zip(keys) {

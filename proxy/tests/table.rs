@@ -1,4 +1,4 @@
-//! The routing table through its public face: requests on workers, a control side that stops and switches.
+//! The public interface of the routing table: workers with requests, and a control side that stops and switches.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -176,7 +176,7 @@ async fn a_refused_request_goes_first_again_and_the_pod_is_left_alone_for_a_whil
     assert_eq!(later.await.unwrap().pod().name, "b");
 }
 
-/// Sends `tickets` to the pod and tells in which order their `numbers` come out.
+/// Sends these requests to the pod. Returns their numbers in the order in which they leave.
 async fn order_of_leaving(tickets: Vec<(u32, QueuedPermit)>) -> Vec<u32> {
     let mut waiting = tickets;
     let mut left = Vec::new();
@@ -424,7 +424,7 @@ async fn a_stop_while_slow_requests_are_tried_begins_another_cutover() {
     assert_eq!(times.pause, Duration::from_millis(30), "counted from the second stop");
 }
 
-/// Lets the next request of `tickets` in and has its pod refuse it, or take it.
+/// Admits the next of these requests and has its pod refuse or accept it.
 async fn tries(tickets: &mut Vec<(u32, QueuedPermit)>, refuses: impl Fn(u32) -> bool) -> (u32, bool) {
     loop {
         for index in 0..tickets.len() {
@@ -521,8 +521,8 @@ async fn a_request_that_ended_without_an_answer_does_not_show_that_its_pod_takes
     assert_eq!(tries(&mut tickets, |_| true).await, (1, true), "given up although the pod has taken nothing");
 }
 
-/// Workers hammer one partition from their threads while it moves to and fro: at no time are requests of two epochs in
-/// flight, and everyone gets through.
+/// Workers send requests to one partition from their threads while it moves to and fro. Requests of two epochs are never
+/// in flight at the same time, and every request passes.
 #[test]
 fn requests_of_two_owners_are_never_in_flight_together() {
     const WORKERS: usize = 4;
@@ -549,7 +549,7 @@ fn requests_of_two_owners_are_never_in_flight_together() {
         .collect();
 
     for epoch in 2..2 + MOVES {
-        // A move that finds nobody on the way tests nothing.
+        // A move that finds no request on the way tests nothing.
         let before = begun.load(SeqCst);
         while begun.load(SeqCst) == before {
             std::thread::yield_now();

@@ -1,5 +1,5 @@
-//! A pod that vouches for a service in another process: when it registers, what it does when the service is down, and what
-//! a lent lease is worth.
+//! A pod that vouches for a service in another process: when it registers, what it does while the service is down, and how
+//! long a lent lease counts.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,14 +14,14 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
+use crate::fixture::Fixture;
 use crate::sidecar::{answer, service, url};
-use crate::world::World;
 
 /// A service whose fate the test decides.
 #[derive(Debug)]
 struct Scripted {
     up: watch::Sender<bool>,
-    /// Whether it was told to end its work.
+    /// Whether the service was told to end its work.
     told_to_settle: watch::Sender<bool>,
     settled: watch::Sender<bool>,
     lent: Mutex<Option<Instant>>,
@@ -47,18 +47,18 @@ impl Service for Scripted {
 struct NoState;
 impl HandoffHandler for NoState {}
 
-fn pod(world: &World, fence: bool) -> (PodHandle, Arc<Scripted>) {
+fn pod(fixture: &Fixture, fence: bool) -> (PodHandle, Arc<Scripted>) {
     let channel = || watch::channel(false).0;
     let (up, told_to_settle, settled) = (channel(), channel(), channel());
     let service = Arc::new(Scripted { up, told_to_settle, settled, lent: Mutex::default() });
     let capabilities = Capabilities { fence, ..Capabilities::ALL };
     let settings = PodSettings { capabilities, ..PodSettings::new("w", "127.0.0.1:1") };
-    let (store, keys) = (world.store.clone(), world.keys.clone());
+    let (store, keys) = (fixture.store.clone(), fixture.keys.clone());
     (PodHandle::start_before(store, "default", keys, settings, Arc::new(NoState), service.clone()), service)
 }
 
-async fn is_registered(world: &World) -> bool {
-    !world.store.snapshot(&Keys::One(world.keys.pod("w"))).await.unwrap().entries.is_empty()
+async fn is_registered(fixture: &Fixture) -> bool {
+    !fixture.store.snapshot(&Keys::One(fixture.keys.pod("w"))).await.unwrap().entries.is_empty()
 }
 
 async fn is(what: &watch::Sender<bool>) {
@@ -67,10 +67,10 @@ async fn is(what: &watch::Sender<bool>) {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_registers_when_its_service_is_up_and_lends_it_less_than_its_lease() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, true);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, true);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(!is_registered(&world).await);
+    assert!(!is_registered(&fixture).await);
     service.up.send_replace(true);
     let state = handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap().clone();
     let lent = service.lent.lock().unwrap().unwrap();
@@ -79,18 +79,18 @@ async fn a_pod_registers_when_its_service_is_up_and_lends_it_less_than_its_lease
 
 #[tokio::test(start_paused = true)]
 async fn a_registration_is_given_up_once_the_work_of_a_service_that_is_down_has_ended() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, true);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, true);
     service.up.send_replace(true);
     let first = handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap().incarnation;
     service.up.send_replace(false);
     is(&service.told_to_settle).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(is_registered(&world).await, "its work may go on");
+    assert!(is_registered(&fixture).await, "its work may go on");
     service.settled.send_replace(true);
     handle.status().wait_for(|state| state.incarnation == Incarnation::NONE).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(!is_registered(&world).await);
+    assert!(!is_registered(&fixture).await);
     service.up.send_replace(true);
     let state = handle.status();
     assert!(state.clone().wait_for(|state| state.not_ready.is_none()).await.unwrap().incarnation > first);
@@ -98,8 +98,8 @@ async fn a_registration_is_given_up_once_the_work_of_a_service_that_is_down_has_
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_without_fence_stays_and_hands_over_while_its_service_is_down() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, false);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, false);
     service.up.send_replace(true);
     let first = handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap().incarnation;
     service.up.send_replace(false);
@@ -112,14 +112,14 @@ async fn a_pod_without_fence_stays_and_hands_over_while_its_service_is_down() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_an_operator_undid_while_the_service_was_down_ends_with_that() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, false);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, false);
     service.up.send_replace(true);
     handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap();
-    let own = world.until("it is there", |view| view.pods.contains_key("w")).await.pods["w"].clone();
+    let own = fixture.until("it is there", |view| view.pods.contains_key("w")).await.pods["w"].clone();
     let says = async |status| {
         let value = encode(&PodRecord { status, ..own.value.clone() });
-        world.commit(vec![], vec![Op::Put { key: world.keys.pod("w"), value, lease: own.lease }]).await
+        fixture.commit(vec![], vec![Op::Put { key: fixture.keys.pod("w"), value, lease: own.lease }]).await
     };
     says(PodStatus::Draining).await;
     handle.status().wait_for(|state| state.draining).await.unwrap();
@@ -129,15 +129,15 @@ async fn a_drain_that_an_operator_undid_while_the_service_was_down_ends_with_tha
     let drains = |view: &View| {
         view.pods.get("w").is_some_and(|it| it.mod_revision > undone && it.value.status == PodStatus::Draining)
     };
-    world.until("it hands over, since its service is down", drains).await;
+    fixture.until("it hands over, since its service is down", drains).await;
     service.up.send_replace(true);
     handle.status().wait_for(|state| !state.draining).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_deregisters_after_its_services_work_has_ended() {
-    let (world, _) = World::new();
-    let (handle, service) = pod(&world, true);
+    let (fixture, _) = Fixture::new();
+    let (handle, service) = pod(&fixture, true);
     service.up.send_replace(true);
     handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap();
     let ending = tokio::spawn({
@@ -146,24 +146,24 @@ async fn a_pod_deregisters_after_its_services_work_has_ended() {
     });
     is(&service.told_to_settle).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(is_registered(&world).await, "its work may go on");
+    assert!(is_registered(&fixture).await, "its work may go on");
     service.settled.send_replace(true);
     ending.await.unwrap();
-    assert!(!is_registered(&world).await);
+    assert!(!is_registered(&fixture).await);
 }
 
-const LENT: Duration = Duration::from_millis(500);
-const SOON: Duration = Duration::from_secs(10);
+const LENT_TTL: Duration = Duration::from_millis(500);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn what_a_service_was_told_counts_until_it_has_run_out() {
     let (port, task) = service(vec![200, 200, 500]).await;
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
-    let until = Instant::now() + LENT;
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
+    let until = Instant::now() + LENT_TTL;
     lent.lend(until);
     confirmed(&lent, until).await;
-    timeout(SOON, lent.end()).await.unwrap();
+    timeout(TEST_TIMEOUT, lent.end()).await.unwrap();
     assert!(Instant::now() >= until, "the service has not confirmed its end");
     let seen = task.await.unwrap();
     assert!(seen[0].contains("\"until_boottime_ms\":0") && seen[0].contains("\"ttl_ms\":0"), "{}", seen[0]);
@@ -175,21 +175,21 @@ async fn what_a_service_was_told_counts_until_it_has_run_out() {
 async fn a_service_that_confirms_its_end_is_not_waited_for() {
     let (port, _task) = service(vec![200, 200, 200]).await;
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
-    let until = Instant::now() + 6 * SOON;
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
+    let until = Instant::now() + 6 * TEST_TIMEOUT;
     lent.lend(until);
     confirmed(&lent, until).await;
-    timeout(SOON, lent.end()).await.unwrap();
+    timeout(TEST_TIMEOUT, lent.end()).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_service_that_does_not_confirm_what_it_is_lent_has_run_out() {
     let (port, _task) = service(vec![200, 500, 500]).await;
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
-    let until = Instant::now() + LENT;
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
+    let until = Instant::now() + LENT_TTL;
     lent.lend(until);
-    timeout(SOON, lent.ran_out()).await.unwrap();
+    timeout(TEST_TIMEOUT, lent.ran_out()).await.unwrap();
     assert!(Instant::now() >= until);
 }
 
@@ -198,12 +198,12 @@ async fn a_service_that_never_confirms_has_run_out_although_it_is_lent_more_and_
     // No more answers come: what is told after these fails as well.
     let (port, _task) = service(vec![200, 500]).await;
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
-    let ran_out = timeout(SOON, lent.ran_out());
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
+    let ran_out = timeout(TEST_TIMEOUT, lent.ran_out());
     tokio::pin!(ran_out);
     loop {
-        lent.lend(Instant::now() + LENT);
-        if let Ok(ran_out) = timeout(LENT / 10, &mut ran_out).await {
+        lent.lend(Instant::now() + LENT_TTL);
+        if let Ok(ran_out) = timeout(LENT_TTL / 10, &mut ran_out).await {
             return ran_out.unwrap();
         }
     }
@@ -221,17 +221,17 @@ async fn what_a_service_has_not_answered_counts_although_it_has_confirmed_its_en
         (answer(&listener, 200).await, unread)
     });
     let lent = LentLease::new(url(port, "/lease").unwrap());
-    timeout(SOON, lent.ready()).await.unwrap();
+    timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
     let until = Instant::now() + Duration::from_secs(3);
     lent.lend(until);
-    timeout(SOON, comes).await.unwrap().unwrap();
-    timeout(SOON, lent.end()).await.unwrap();
+    timeout(TEST_TIMEOUT, comes).await.unwrap().unwrap();
+    timeout(TEST_TIMEOUT, lent.end()).await.unwrap();
     assert!(Instant::now() >= until, "it may read yet that it may write until then");
     let (end, _) = service.await.unwrap();
     assert!(end.contains("\"ttl_ms\":0"), "{end}");
 }
 
-/// Returns once the service has confirmed what it is lent.
+/// Waits until the service has confirmed its lease.
 async fn confirmed(lent: &LentLease, until: Instant) {
     while lent.confirmed() != Some(until) {
         tokio::task::yield_now().await;

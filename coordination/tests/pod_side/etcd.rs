@@ -10,7 +10,7 @@ use segue_protocol::records::{Phase, PodAckKind};
 use segue_protocol::txn::{Keys, Op};
 use segue_tests::etcd::Etcd;
 
-use crate::world::{Pod, World};
+use crate::fixture::{Fixture, Pod};
 
 const E2: Epoch = Epoch::new(2);
 const P0: PartitionId = PartitionId::new(0);
@@ -19,34 +19,34 @@ const P1: PartitionId = PartitionId::new(1);
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_moves_between_two_pods_on_etcd_and_a_pod_survives_the_loss_of_its_key() {
     let etcd = Etcd::start();
-    let world = World::on(Arc::new(EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap()));
+    let fixture = Fixture::on(Arc::new(EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap()));
     let settings = |name| PodSettings { lease_ttl: Duration::from_secs(3), ..PodSettings::new(name, "127.0.0.1:1") };
-    let mut old = Pod::start_with(&world, settings("old")).await;
-    let mut new = Pod::start_with(&world, settings("new")).await;
-    world.place(P0, &old, 1).await;
+    let mut old = Pod::start_with(&fixture, settings("old")).await;
+    let mut new = Pod::start_with(&fixture, settings("new")).await;
+    fixture.place(P0, &old, 1).await;
     assert_eq!(old.status_of(P0, 1).await, 200);
 
-    let handoff = world.begin(P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
-    world.move_to(P0, Phase::Syncing).await;
-    world.in_phase(P0, Phase::Switching).await;
+    let handoff = fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.move_to(P0, Phase::Syncing).await;
+    fixture.in_phase(P0, Phase::Switching).await;
     new.until("it serves", |state| state.owned.get(&P0) == Some(&E2)).await;
     assert_eq!(new.status_of(P0, 2).await, 200);
     assert_eq!(old.status_of(P0, 1).await, 421);
-    world.move_to(P0, Phase::Complete).await;
-    world.until("released", |view| view.pod_ack(P0, "old", PodAckKind::Released, handoff).is_some()).await;
-    world.delete(P0).await;
+    fixture.move_to(P0, Phase::Complete).await;
+    fixture.until("released", |view| view.pod_ack(P0, "old", PodAckKind::Released, handoff).is_some()).await;
+    fixture.delete(P0).await;
 
     let before = new.incarnation();
-    world.commit(vec![], vec![Op::Delete(Keys::One(world.keys.pod("new")))]).await;
+    fixture.commit(vec![], vec![Op::Delete(Keys::One(fixture.keys.pod("new")))]).await;
     new.until("it is back", |state| state.incarnation > before && state.not_ready.is_none()).await;
     assert_eq!(new.status_of(P0, 2).await, 421);
 
     old.handle.shutdown(Duration::from_secs(10)).await;
-    assert!(!world.view().await.pods.contains_key("old"));
+    assert!(!fixture.view().await.pods.contains_key("old"));
 
     // A zombie on a stopped store: refused, then gone.
-    world.place(P1, &new, 1).await;
+    fixture.place(P1, &new, 1).await;
     etcd.pause();
     let state = new.state();
     tokio::time::sleep_until(state.trusted_until.unwrap()).await;

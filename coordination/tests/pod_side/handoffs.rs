@@ -1,4 +1,4 @@
-//! What a pod does and says in a handoff, phase by phase.
+//! A pod's callbacks and acknowledgements in a handoff, phase by phase.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use segue_protocol::txn::Keys;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use crate::world::{Call, Conduct, Flaky, Pod, World};
+use crate::fixture::{Call, Conduct, Fixture, Flaky, Pod};
 
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);
@@ -27,22 +27,22 @@ fn part(epoch: u64, handoff: HandoffId) -> Move {
 
 #[tokio::test(start_paused = true)]
 async fn a_new_owner_warms_says_so_and_serves_only_once_the_assignment_is_its() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
     pod.service.let_it("warm", Conduct::Last);
-    let handoff = world.begin(P0, None, &pod, 1).await;
+    let handoff = fixture.begin(P0, None, &pod, 1).await;
     assert_eq!(pod.call().await, Call::Began("warm", part(1, handoff)));
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(world.handoff(P0).await.unwrap().phase, Phase::Warming);
+    assert_eq!(fixture.handoff(P0).await.unwrap().phase, Phase::Warming);
 
     pod.service.let_it("warm", Conduct::Succeed);
-    world.in_phase(P0, Phase::Ready).await;
+    fixture.in_phase(P0, Phase::Ready).await;
     assert_eq!(pod.status_of(P0, 1).await, 421, "not its yet");
 
-    world.flip(P0, Phase::Switching).await;
+    fixture.flip(P0, Phase::Switching).await;
     pod.until("serving", |state| state.owned.get(&P0) == Some(&E1)).await;
     assert_eq!(pod.status_of(P0, 1).await, 200);
-    world.delete(P0).await;
+    fixture.delete(P0).await;
     assert_eq!(pod.status_of(P0, 1).await, 200);
     assert_eq!(pod.call().await, Call::Ended("warm", part(1, handoff)));
     assert!(pod.calls.try_recv().is_err(), "nothing else was called");
@@ -50,36 +50,36 @@ async fn a_new_owner_warms_says_so_and_serves_only_once_the_assignment_is_its() 
 
 #[tokio::test(start_paused = true)]
 async fn a_callback_that_fails_or_panics_is_tried_again_and_nothing_is_said_before() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
     pod.service.let_it("warm", Conduct::Fail);
-    let handoff = world.begin(P0, None, &pod, 1).await;
+    let handoff = fixture.begin(P0, None, &pod, 1).await;
     for _ in 0..3 {
         assert_eq!(pod.call().await, Call::Began("warm", part(1, handoff)));
     }
     pod.service.let_it("warm", Conduct::Panic);
     assert_eq!(pod.call().await, Call::Began("warm", part(1, handoff)));
-    assert_eq!(world.handoff(P0).await.unwrap().phase, Phase::Warming);
+    assert_eq!(fixture.handoff(P0).await.unwrap().phase, Phase::Warming);
     pod.service.let_it("warm", Conduct::Succeed);
-    world.in_phase(P0, Phase::Ready).await;
+    fixture.in_phase(P0, Phase::Ready).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_old_owner_says_drained_only_when_nothing_is_in_flight_and_refuses_from_the_start() {
-    let (world, _) = World::new();
-    let mut old = Pod::start(&world, "old").await;
-    let new = Pod::start(&world, "new").await;
-    world.place(P0, &old, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut old = Pod::start(&fixture, "old").await;
+    let new = Pod::start(&fixture, "new").await;
+    fixture.place(P0, &old, 1).await;
 
     let first = old.send(P0, 1);
     let working = old.arrival().await;
-    let handoff = world.begin(P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
+    let handoff = fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
     assert_eq!(old.status_of(P0, 1).await, 200, "in Ready the routers stop, not the pod");
-    world.move_to(P0, Phase::Syncing).await;
+    fixture.move_to(P0, Phase::Syncing).await;
     old.until("it refuses", |state| state.owned.is_empty()).await;
     assert_eq!(old.status_of(P0, 1).await, 421);
-    let has_drained = || world.has_said(P0, "old", PodAckKind::Drained, handoff);
+    let has_drained = || fixture.has_said(P0, "old", PodAckKind::Drained, handoff);
     sleep(Duration::from_secs(60)).await;
     assert!(!has_drained().await, "the service still works on the first request");
 
@@ -95,52 +95,52 @@ async fn an_old_owner_says_drained_only_when_nothing_is_in_flight_and_refuses_fr
 
     drop(frames);
     assert!(response.body_mut().frame().await.is_none());
-    world.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, handoff).is_some()).await;
+    fixture.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, handoff).is_some()).await;
     assert_eq!(old.status_of(P0, 1).await, 421);
 }
 
 #[tokio::test(start_paused = true)]
 async fn drained_waits_for_what_the_service_holds_and_for_its_drain() {
-    let (world, _) = World::new();
-    let mut old = Pod::start(&world, "old").await;
-    let new = Pod::start(&world, "new").await;
-    world.place(P0, &old, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut old = Pod::start(&fixture, "old").await;
+    let new = Pod::start(&fixture, "new").await;
+    fixture.place(P0, &old, 1).await;
     let sent = old.send(P0, 1);
     let arrival = old.arrival().await;
     let background = arrival.owned.hold().unwrap();
     let owned = arrival.owned.clone();
-    assert!(arrival.answer.send(crate::world::whole("accepted")).is_ok());
+    assert!(arrival.answer.send(crate::fixture::whole("accepted")).is_ok());
     drop(sent.await.unwrap());
 
     old.service.let_it("drain", Conduct::Last);
     while old.calls.try_recv().is_ok() {}
-    let handoff = world.begin(P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
-    world.move_to(P0, Phase::Syncing).await;
+    let handoff = fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.move_to(P0, Phase::Syncing).await;
     sleep(Duration::from_secs(10)).await;
     assert!(old.calls.try_recv().is_err(), "drain is called with nothing in flight");
     drop(background);
     assert_eq!(old.call().await, Call::Began("drain", part(1, handoff)));
     assert!(owned.hold().is_none(), "too late");
     sleep(Duration::from_secs(10)).await;
-    assert!(!world.has_said(P0, "old", PodAckKind::Drained, handoff).await);
+    assert!(!fixture.has_said(P0, "old", PodAckKind::Drained, handoff).await);
     old.service.let_it("drain", Conduct::Succeed);
-    world.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, handoff).is_some()).await;
+    fixture.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, handoff).is_some()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_pods_carry_a_handoff_from_drain_to_release_by_themselves() {
-    let (world, _) = World::new();
-    let mut old = Pod::start(&world, "old").await;
-    let mut new = Pod::start(&world, "new").await;
-    world.place(P0, &old, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut old = Pod::start(&fixture, "old").await;
+    let mut new = Pod::start(&fixture, "new").await;
+    fixture.place(P0, &old, 1).await;
     while old.calls.try_recv().is_ok() {}
     old.service.let_it("drain", Conduct::Last);
     new.service.let_it("sync", Conduct::Last);
 
-    let handoff = world.begin(P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
-    world.move_to(P0, Phase::Syncing).await;
+    let handoff = fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.move_to(P0, Phase::Syncing).await;
     assert_eq!(old.call().await, Call::Began("drain", part(1, handoff)));
     sleep(Duration::from_secs(10)).await;
     assert_eq!(new.call().await, Call::Began("warm", part(2, handoff)));
@@ -148,24 +148,24 @@ async fn the_pods_carry_a_handoff_from_drain_to_release_by_themselves() {
     assert!(new.calls.try_recv().is_err(), "the tail is read only when the log is at rest");
     old.service.let_it("drain", Conduct::Succeed);
     assert_eq!(new.call().await, Call::Began("sync", part(2, handoff)));
-    assert_eq!(world.handoff(P0).await.unwrap().phase, Phase::Syncing);
-    // The last word takes the phase with it: nobody else moves it here.
+    assert_eq!(fixture.handoff(P0).await.unwrap().phase, Phase::Syncing);
+    // The last acknowledgement moves the phase. There is no coordinator here that could.
     new.service.let_it("sync", Conduct::Succeed);
-    world.in_phase(P0, Phase::Switching).await;
+    fixture.in_phase(P0, Phase::Switching).await;
     new.until("it serves", |state| state.owned.get(&P0) == Some(&E2)).await;
     assert_eq!(new.status_of(P0, 2).await, 200);
     assert_eq!(old.status_of(P0, 1).await, 421);
-    assert!(!world.has_said(P0, "old", PodAckKind::Released, handoff).await);
+    assert!(!fixture.has_said(P0, "old", PodAckKind::Released, handoff).await);
 
     old.service.let_it("release", Conduct::Last);
-    world.move_to(P0, Phase::Complete).await;
+    fixture.move_to(P0, Phase::Complete).await;
     assert_eq!(old.call().await, Call::Ended("drain", part(1, handoff)));
     assert!(matches!(old.call().await, Call::Began("release", Move { epoch: E1, .. })));
     sleep(Duration::from_secs(10)).await;
-    assert!(!world.has_said(P0, "old", PodAckKind::Released, handoff).await, "not while it lets go");
+    assert!(!fixture.has_said(P0, "old", PodAckKind::Released, handoff).await, "not while it lets go");
     old.service.let_it("release", Conduct::Succeed);
-    world.until("released", |view| view.pod_ack(P0, "old", PodAckKind::Released, handoff).is_some()).await;
-    world.delete(P0).await;
+    fixture.until("released", |view| view.pod_ack(P0, "old", PodAckKind::Released, handoff).is_some()).await;
+    fixture.delete(P0).await;
     sleep(Duration::from_secs(200)).await;
     assert!(matches!(old.call().await, Call::Ended("release", _)));
     assert!(old.calls.try_recv().is_err(), "released once");
@@ -173,12 +173,12 @@ async fn the_pods_carry_a_handoff_from_drain_to_release_by_themselves() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_warm_up_is_stopped_before_its_state_is_released() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
     pod.service.let_it("warm", Conduct::Last);
-    let handoff = world.begin(P0, None, &pod, 1).await;
+    let handoff = fixture.begin(P0, None, &pod, 1).await;
     assert_eq!(pod.call().await, Call::Began("warm", part(1, handoff)));
-    world.delete(P0).await;
+    fixture.delete(P0).await;
     assert_eq!(pod.call().await, Call::Dropped("warm", part(1, handoff)));
     assert_eq!(pod.call().await, Call::Began("release", part(1, handoff)));
     assert_eq!(pod.call().await, Call::Ended("release", part(1, handoff)));
@@ -189,64 +189,64 @@ async fn a_cancelled_warm_up_is_stopped_before_its_state_is_released() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handoff_that_follows_a_cancelled_one_gets_fresh_state() {
-    let (world, memory) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    let first = world.begin(P0, None, &pod, 1).await;
-    world.in_phase(P0, Phase::Ready).await;
+    let (fixture, memory) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    let first = fixture.begin(P0, None, &pod, 1).await;
+    fixture.in_phase(P0, Phase::Ready).await;
     while pod.calls.try_recv().is_ok() {}
     // The pod sees neither the cancel nor the new record by themselves: it takes a snapshot that shows the latter.
     memory.set_available(false);
     sleep(Duration::from_millis(1)).await;
     memory.set_available(true);
-    world.delete(P0).await;
-    let second = world.begin(P0, None, &pod, 1).await;
+    fixture.delete(P0).await;
+    let second = fixture.begin(P0, None, &pod, 1).await;
     assert_eq!(pod.call().await, Call::Began("release", part(1, first)));
     assert_eq!(pod.call().await, Call::Ended("release", part(1, first)));
     assert_eq!(pod.call().await, Call::Began("warm", part(1, second)));
-    world.in_phase(P0, Phase::Ready).await;
+    fixture.in_phase(P0, Phase::Ready).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_drain_reopens_and_the_next_one_counts_anew() {
-    let (world, _) = World::new();
-    let mut old = Pod::start(&world, "old").await;
-    let new = Pod::start(&world, "new").await;
-    world.place(P0, &old, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut old = Pod::start(&fixture, "old").await;
+    let new = Pod::start(&fixture, "new").await;
+    fixture.place(P0, &old, 1).await;
     // The new owner cannot read the tail, so that the phase stays.
     new.service.let_it("sync", Conduct::Last);
-    let first = world.begin(P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
-    world.move_to(P0, Phase::Syncing).await;
-    world.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, first).is_some()).await;
-    world.delete(P0).await;
+    let first = fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.move_to(P0, Phase::Syncing).await;
+    fixture.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, first).is_some()).await;
+    fixture.delete(P0).await;
     old.until("it serves again", |state| state.owned.get(&P0) == Some(&E1)).await;
     assert_eq!(old.status_of(P0, 1).await, 200);
 
     let sent = old.send(P0, 1);
     let working = old.arrival().await;
-    let second = world.begin(P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
-    world.move_to(P0, Phase::Syncing).await;
+    let second = fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.move_to(P0, Phase::Syncing).await;
     sleep(Duration::from_secs(60)).await;
-    assert!(!world.has_said(P0, "old", PodAckKind::Drained, second).await);
-    assert!(working.answer.send(crate::world::whole("done")).is_ok());
+    assert!(!fixture.has_said(P0, "old", PodAckKind::Drained, second).await);
+    assert!(working.answer.send(crate::fixture::whole("done")).is_ok());
     drop(sent.await.unwrap());
-    world.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, second).is_some()).await;
+    fixture.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, second).is_some()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn in_independent_mode_the_tail_is_read_before_the_first_request() {
-    let (world, _) = World::new();
-    let old = Pod::start(&world, "old").await;
-    let mut new = Pod::start(&world, "new").await;
-    world.place(P0, &old, 1).await;
+    let (fixture, _) = Fixture::new();
+    let old = Pod::start(&fixture, "old").await;
+    let mut new = Pod::start(&fixture, "new").await;
+    fixture.place(P0, &old, 1).await;
     new.service.let_it("sync", Conduct::Last);
-    world.begin_in(Mode::Independent, P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
+    fixture.begin_in(Mode::Independent, P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
     assert_eq!(new.status_of(P0, 2).await, 421);
     // Routers with nothing to send do not wait for it.
-    world.flip(P0, Phase::Complete).await;
-    world.delete(P0).await;
+    fixture.flip(P0, Phase::Complete).await;
+    fixture.delete(P0).await;
     sleep(Duration::from_secs(10)).await;
     assert_eq!(new.status_of(P0, 2).await, 421);
     new.service.let_it("sync", Conduct::Succeed);
@@ -256,15 +256,16 @@ async fn in_independent_mode_the_tail_is_read_before_the_first_request() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_without_sync_is_not_asked_to() {
-    let (world, _) = World::new();
-    let old = Pod::start(&world, "old").await;
+    let (fixture, _) = Fixture::new();
+    let old = Pod::start(&fixture, "old").await;
     let capabilities = Capabilities { sync: false, ..Capabilities::ALL };
-    let mut new = Pod::start_with(&world, PodSettings { capabilities, ..PodSettings::new("new", "127.0.0.1:2") }).await;
-    world.place(P0, &old, 1).await;
-    let handoff = world.begin(P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
-    world.move_to(P0, Phase::Syncing).await;
-    world.in_phase(P0, Phase::Switching).await;
+    let mut new =
+        Pod::start_with(&fixture, PodSettings { capabilities, ..PodSettings::new("new", "127.0.0.1:2") }).await;
+    fixture.place(P0, &old, 1).await;
+    let handoff = fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.move_to(P0, Phase::Syncing).await;
+    fixture.in_phase(P0, Phase::Switching).await;
     new.until("it serves", |state| state.owned.get(&P0) == Some(&E2)).await;
     assert_eq!(new.call().await, Call::Began("warm", part(2, handoff)));
     assert_eq!(new.call().await, Call::Ended("warm", part(2, handoff)));
@@ -273,10 +274,10 @@ async fn a_pod_without_sync_is_not_asked_to() {
 
 #[tokio::test(start_paused = true)]
 async fn an_assignment_that_an_operator_wrote_is_warmed_before_it_is_served() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
     pod.service.let_it("warm", Conduct::Last);
-    world.commit(vec![], vec![world.assignment(P0, "w", pod.incarnation(), 5)]).await;
+    fixture.commit(vec![], vec![fixture.assignment(P0, "w", pod.incarnation(), 5)]).await;
     assert_eq!(pod.call().await, Call::Began("warm", part(5, HandoffId::NONE)));
     assert_eq!(pod.status_of(P0, 5).await, 421);
     pod.service.let_it("warm", Conduct::Succeed);
@@ -286,24 +287,24 @@ async fn an_assignment_that_an_operator_wrote_is_warmed_before_it_is_served() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_that_cannot_be_read_closes_the_partition_and_costs_no_state() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     while pod.calls.try_recv().is_ok() {}
-    world.put(world.keys.assignment(P0), b"{".to_vec()).await;
+    fixture.put(fixture.keys.assignment(P0), b"{".to_vec()).await;
     pod.until("it refuses", |state| state.owned.is_empty()).await;
     assert_eq!(pod.status_of(P0, 1).await, 421);
-    world.commit(vec![], vec![world.assignment(P0, "w", pod.incarnation(), 1)]).await;
+    fixture.commit(vec![], vec![fixture.assignment(P0, "w", pod.incarnation(), 1)]).await;
     pod.until("it serves", |state| state.owned.get(&P0) == Some(&E1)).await;
     assert!(pod.calls.try_recv().is_err(), "nothing was released or warmed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_could_not_be_said_is_said_when_the_store_is_back() {
-    let (world, memory) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
+    let (fixture, memory) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
     pod.service.let_it("warm", Conduct::Last);
-    let handoff = world.begin(P0, None, &pod, 1).await;
+    let handoff = fixture.begin(P0, None, &pod, 1).await;
     assert_eq!(pod.call().await, Call::Began("warm", part(1, handoff)));
     memory.set_available(false);
     pod.service.let_it("warm", Conduct::Succeed);
@@ -311,21 +312,21 @@ async fn what_could_not_be_said_is_said_when_the_store_is_back() {
     sleep(Duration::from_secs(3)).await;
     memory.set_available(true);
     let back = Instant::now();
-    world.in_phase(P0, Phase::Ready).await;
+    fixture.in_phase(P0, Phase::Ready).await;
     assert!(back.elapsed() < Duration::from_secs(2));
     assert!(pod.calls.try_recv().is_err(), "it is not warmed twice");
 }
 
-/// The watch goes on all the while, so that no snapshot makes the pod look again.
+/// The watch goes on throughout, so no snapshot makes the pod look again.
 #[tokio::test(start_paused = true)]
 async fn a_write_whose_answer_is_lost_is_tried_again_whether_it_was_carried_out_or_not() {
     for carried_out in [false, true] {
-        let (mut world, memory) = World::new();
+        let (mut fixture, memory) = Fixture::new();
         let flaky = Arc::new(Flaky::new(memory));
-        world.pods_store = flaky.clone();
-        let mut pod = Pod::start(&world, "w").await;
+        fixture.pods_store = flaky.clone();
+        let mut pod = Pod::start(&fixture, "w").await;
         flaky.fail_next(2, carried_out);
-        world.place(P0, &pod, 1).await;
+        fixture.place(P0, &pod, 1).await;
         flaky.fail_next(2, carried_out);
         pod.handle.set_draining();
         pod.until("it is draining", |state| state.draining).await;
@@ -336,23 +337,23 @@ async fn a_write_whose_answer_is_lost_is_tried_again_whether_it_was_carried_out_
 
 #[tokio::test(start_paused = true)]
 async fn a_record_rewritten_under_its_identity_does_not_lose_the_word() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
     pod.service.let_it("warm", Conduct::Last);
-    let handoff = world.begin(P0, None, &pod, 1).await;
+    let handoff = fixture.begin(P0, None, &pod, 1).await;
     assert_eq!(pod.call().await, Call::Began("warm", part(1, handoff)));
     // Both at once: the pod's compare may lose against this put, and revisions of other keys go by.
     pod.service.let_it("warm", Conduct::Succeed);
-    let mut record = world.handoff(P0).await.unwrap();
+    let mut record = fixture.handoff(P0).await.unwrap();
     record.phase = Phase::Warming;
     record.reason = "rewritten".to_owned();
-    let key = world.keys.handoff(P0);
-    assert!(!world.store.snapshot(&Keys::One(key.clone())).await.unwrap().entries.is_empty());
-    world.put(key, encode(&record)).await;
+    let key = fixture.keys.handoff(P0);
+    assert!(!fixture.store.snapshot(&Keys::One(key.clone())).await.unwrap().entries.is_empty());
+    fixture.put(key, encode(&record)).await;
     for other in 0..10 {
-        world.put(format!("/elsewhere/{other}"), vec![]).await;
+        fixture.put(format!("/elsewhere/{other}"), vec![]).await;
     }
-    world.in_phase(P0, Phase::Ready).await;
+    fixture.in_phase(P0, Phase::Ready).await;
 }
 
 /// A channel's receiving end as a stream.

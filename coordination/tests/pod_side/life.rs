@@ -1,4 +1,4 @@
-//! A pod's registration and lease: how it comes, is lost, and is given up.
+//! A pod's registration and lease: how they are gained, lost and given up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use segue_protocol::txn::{Keys, Op};
 use segue_protocol::view::View;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::world::{Call, Conduct, Flaky, Pod, TTL, World, whole};
+use crate::fixture::{Call, Conduct, Fixture, Flaky, Pod, TTL, whole};
 
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);
@@ -20,15 +20,15 @@ const P1: PartitionId = PartitionId::new(1);
 
 #[tokio::test(start_paused = true)]
 async fn a_restart_under_the_same_name_waits_for_the_earlier_lease_and_owns_nothing() {
-    let (world, _) = World::new();
-    let mut first = Pod::start(&world, "w").await;
-    world.place(P0, &first, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut first = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &first, 1).await;
     let earlier = first.incarnation();
     let crashed = Instant::now();
     first.handle.crash();
     assert_eq!(first.status_of(P0, 1).await, 421);
 
-    let mut second = Pod::start(&world, "w").await;
+    let mut second = Pod::start(&fixture, "w").await;
     assert!(crashed.elapsed() > TTL / 2, "the key of the earlier life is left to its lease");
     assert!(second.incarnation() > earlier);
     assert!(second.state().owned.is_empty());
@@ -38,9 +38,9 @@ async fn a_restart_under_the_same_name_waits_for_the_earlier_lease_and_owns_noth
 
 #[tokio::test(start_paused = true)]
 async fn past_its_lease_clock_a_zombie_refuses_and_before_the_lease_can_end_it_stops_its_work() {
-    let (world, memory) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, memory) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let sent = pod.send(P0, 1);
     let mut working = pod.arrival().await;
     let state = pod.state();
@@ -73,9 +73,9 @@ async fn past_its_lease_clock_a_zombie_refuses_and_before_the_lease_can_end_it_s
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_flows_is_cut_off_when_the_lease_runs_out() {
-    let (world, memory) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, memory) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let sent = pod.send(P0, 1);
     let working = pod.arrival().await;
     let endless = http_body_util::StreamBody::new(futures_util::stream::pending());
@@ -92,9 +92,9 @@ async fn an_answer_that_flows_is_cut_off_when_the_lease_runs_out() {
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_shorter_than_the_lease_clock_costs_nothing() {
-    let (world, memory) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, memory) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let before = pod.incarnation();
     let sent = pod.send(P0, 1);
     let working = pod.arrival().await;
@@ -113,15 +113,15 @@ async fn an_outage_shorter_than_the_lease_clock_costs_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_whose_key_is_deleted_fences_at_once_lets_go_and_registers_again() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     while pod.calls.try_recv().is_ok() {}
     let before = pod.incarnation();
     let sent = pod.send(P0, 1);
     let mut working = pod.arrival().await;
     let deleted = Instant::now();
-    world.commit(vec![], vec![Op::Delete(Keys::One(world.keys.pod("w")))]).await;
+    fixture.commit(vec![], vec![Op::Delete(Keys::One(fixture.keys.pod("w")))]).await;
     assert_eq!(sent.await.unwrap().status(), 500, "what was accepted is stopped");
     working.answer.closed().await;
     assert_eq!(deleted.elapsed(), Duration::ZERO, "at once");
@@ -132,26 +132,26 @@ async fn a_pod_whose_key_is_deleted_fences_at_once_lets_go_and_registers_again()
 
     // It takes part again, with fresh state.
     assert!(matches!(pod.call().await, Call::Ended("release", _)));
-    world.place(P0, &pod, 2).await;
+    fixture.place(P0, &pod, 2).await;
     assert_eq!(pod.status_of(P0, 2).await, 200);
     assert!(matches!(pod.call().await, Call::Began("warm", Move { epoch: E2, .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_does_not_let_go_keeps_the_next_life_from_warming_that_partition_only() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let before = pod.incarnation();
     pod.service.let_it("release", Conduct::Fail);
-    world.commit(vec![], vec![Op::Delete(Keys::One(world.keys.pod("w")))]).await;
+    fixture.commit(vec![], vec![Op::Delete(Keys::One(fixture.keys.pod("w")))]).await;
     pod.until("it is ready", |state| state.incarnation > before && state.not_ready.is_none()).await;
-    world.begin(P0, None, &pod, 2).await;
-    world.place(P1, &pod, 1).await;
+    fixture.begin(P0, None, &pod, 2).await;
+    fixture.place(P1, &pod, 1).await;
     sleep(Duration::from_secs(30)).await;
-    assert_eq!(world.handoff(P0).await.unwrap().phase, Phase::Warming);
+    assert_eq!(fixture.handoff(P0).await.unwrap().phase, Phase::Warming);
     pod.service.let_it("release", Conduct::Succeed);
-    world.in_phase(P0, Phase::Ready).await;
+    fixture.in_phase(P0, Phase::Ready).await;
     while let Ok(call) = pod.calls.try_recv() {
         if matches!(call, Call::Began("warm", Move { partition: P0, epoch: E2, .. })) {
             return;
@@ -163,26 +163,26 @@ async fn a_service_that_does_not_let_go_keeps_the_next_life_from_warming_that_pa
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_told_to_drain_says_so_and_still_goes_with_its_lease() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
     pod.handle.set_draining();
-    let view = world.until("draining", |view| is_draining(view, "w")).await;
+    let view = fixture.until("draining", |view| is_draining(view, "w")).await;
     assert_eq!(view.pods["w"].incarnation(), pod.incarnation(), "the same life");
     pod.until("it knows", |state| state.draining).await;
     pod.handle.emptied().await;
     pod.handle.crash();
-    world.until("gone", |view| view.pods.is_empty()).await;
+    fixture.until("gone", |view| view.pods.is_empty()).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_an_operator_wrote_outlives_a_lost_registration() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
     let before = pod.incarnation();
     pod.handle.set_draining();
-    world.until("draining", |view| is_draining(view, "w")).await;
-    world.commit(vec![], vec![Op::Delete(Keys::One(world.keys.pod("w")))]).await;
-    let view = world.until("back", |view| view.incarnation_of("w") > before).await;
+    fixture.until("draining", |view| is_draining(view, "w")).await;
+    fixture.commit(vec![], vec![Op::Delete(Keys::One(fixture.keys.pod("w")))]).await;
+    let view = fixture.until("back", |view| view.incarnation_of("w") > before).await;
     assert!(is_draining(&view, "w"), "from its first moment on");
 }
 
@@ -192,45 +192,45 @@ fn is_draining(view: &View, pod: &str) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_hands_over_then_deregisters() {
-    let (world, _) = World::new();
-    let mut old = Pod::start(&world, "old").await;
-    let new = Pod::start(&world, "new").await;
-    world.place(P0, &old, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut old = Pod::start(&fixture, "old").await;
+    let new = Pod::start(&fixture, "new").await;
+    fixture.place(P0, &old, 1).await;
     let began = Instant::now();
     let ending = tokio::spawn({
         let handle = old.handle.clone();
         async move { handle.shutdown(Duration::from_secs(100)).await }
     });
-    world.until("draining", |view| is_draining(view, "old")).await;
+    fixture.until("draining", |view| is_draining(view, "old")).await;
     assert_eq!(old.status_of(P0, 1).await, 200, "it serves until another has taken over");
-    world.begin(P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
-    world.move_to(P0, Phase::Syncing).await;
-    world.in_phase(P0, Phase::Switching).await;
-    assert!(world.view().await.pods.contains_key("old"));
-    world.move_to(P0, Phase::Complete).await;
-    world.until("released", |view| !view.acks.is_empty() && view.acks[&P0].pods.len() == 3).await;
+    fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.move_to(P0, Phase::Syncing).await;
+    fixture.in_phase(P0, Phase::Switching).await;
+    assert!(fixture.view().await.pods.contains_key("old"));
+    fixture.move_to(P0, Phase::Complete).await;
+    fixture.until("released", |view| !view.acks.is_empty() && view.acks[&P0].pods.len() == 3).await;
     assert!(!ending.is_finished());
-    world.delete(P0).await;
+    fixture.delete(P0).await;
     ending.await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(1), "and no longer than it takes");
-    assert!(!world.view().await.pods.contains_key("old"), "the lease is revoked, not left to end");
+    assert!(!fixture.view().await.pods.contains_key("old"), "the lease is revoked, not left to end");
     assert_eq!(old.status_of(P0, 1).await, 421);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_has_lost_sight_of_the_store_gives_up_its_lease() {
-    let (mut world, memory) = World::new();
+    let (mut fixture, memory) = Fixture::new();
     let flaky = Arc::new(Flaky::new(memory));
-    world.pods_store = flaky.clone();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    fixture.pods_store = flaky.clone();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let before = pod.incarnation();
 
     // Its keepalives would still arrive.
     flaky.set_blind(true).await;
     let blind_since = Instant::now();
-    world.until("its registration is gone", |view| !view.pods.contains_key("w")).await;
+    fixture.until("its registration is gone", |view| !view.pods.contains_key("w")).await;
     // Half a TTL without progress, then a whole one from the last keepalive on.
     assert!(blind_since.elapsed() <= TTL * 3 / 2 + TTL / 6, "gone after {:?}", blind_since.elapsed());
     assert_eq!(pod.status_of(P0, 1).await, 421);
@@ -242,28 +242,28 @@ async fn a_pod_that_has_lost_sight_of_the_store_gives_up_its_lease() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_with_nothing_to_hand_over_is_announced_all_the_same() {
-    let (mut world, memory) = World::new();
+    let (mut fixture, memory) = Fixture::new();
     let flaky = Arc::new(Flaky::new(memory));
-    world.pods_store = flaky.clone();
-    let pod = Pod::start(&world, "w").await;
+    fixture.pods_store = flaky.clone();
+    let pod = Pod::start(&fixture, "w").await;
     let announced = tokio::spawn({
-        let world = world.clone();
-        async move { world.until("draining", |view| is_draining(view, "w")).await }
+        let fixture = fixture.clone();
+        async move { fixture.until("draining", |view| is_draining(view, "w")).await }
     });
     tokio::task::yield_now().await;
     let began = Instant::now();
     flaky.fail_next(2, false);
     pod.handle.shutdown(Duration::from_secs(20)).await;
     assert!(began.elapsed() < Duration::from_secs(1));
-    // Else a coordinator could begin to hand something to a pod that is about to go.
+    // Otherwise a coordinator could begin a handoff to a pod that is about to leave.
     announced.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_that_cannot_hand_over_ends_in_time_and_lets_requests_end_before_it_deregisters() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let sent = pod.send(P0, 1);
     let working = pod.arrival().await;
     let began = Instant::now();
@@ -275,14 +275,14 @@ async fn a_shutdown_that_cannot_hand_over_ends_in_time_and_lets_requests_end_bef
     assert_eq!(began.elapsed(), Duration::from_secs(16));
     assert_eq!(pod.status_of(P0, 1).await, 421);
     sleep(Duration::from_secs(1)).await;
-    assert!(world.view().await.pods.contains_key("w"), "not while it works on something");
+    assert!(fixture.view().await.pods.contains_key("w"), "not while it works on something");
     assert!(working.answer.send(whole("done")).is_ok());
     let answer = sent.await.unwrap();
     assert_eq!(answer.status(), 200);
     drop(answer);
     ending.await.unwrap();
     assert_eq!(began.elapsed(), Duration::from_secs(17));
-    assert!(world.view().await.pods.is_empty());
+    assert!(fixture.view().await.pods.is_empty());
     while let Ok(call) = pod.calls.try_recv() {
         if matches!(call, Call::Ended("release", _)) {
             return;
@@ -293,23 +293,23 @@ async fn a_shutdown_that_cannot_hand_over_ends_in_time_and_lets_requests_end_bef
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_stops_what_does_not_end() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let sent = pod.send(P0, 1);
     let _working = pod.arrival().await;
     let began = Instant::now();
     pod.handle.shutdown(Duration::from_secs(20)).await;
     assert_eq!(began.elapsed(), Duration::from_secs(20));
     assert_eq!(sent.await.unwrap().status(), 500);
-    assert!(world.view().await.pods.is_empty());
+    assert!(fixture.view().await.pods.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_can_be_shut_down_before_it_ever_reached_the_store() {
-    let (world, memory) = World::new();
+    let (fixture, memory) = Fixture::new();
     memory.set_available(false);
-    let pod = Pod::launch(&world, PodSettings::new("w", "127.0.0.1:1"));
+    let pod = Pod::launch(&fixture, PodSettings::new("w", "127.0.0.1:1"));
     sleep(Duration::from_secs(1)).await;
     assert!(pod.state().not_ready.is_some());
     let began = Instant::now();
@@ -319,16 +319,16 @@ async fn a_pod_can_be_shut_down_before_it_ever_reached_the_store() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_whose_last_handle_is_dropped_is_gone() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
     let layer = pod.handle.layer();
     drop(pod);
-    world.until("gone", |view| view.pods.is_empty()).await;
+    fixture.until("gone", |view| view.pods.is_empty()).await;
     drop(layer);
 }
 
-/// Waits until the pod's key stands with this lease and says what its own writer says.
-async fn stands_again(world: &World, lease: Option<LeaseId>, incarnation: Incarnation) {
+/// Waits until the pod's key has this lease and the pod's own value.
+async fn stands_again(fixture: &Fixture, lease: Option<LeaseId>, incarnation: Incarnation) {
     let own = |view: &View| {
         let record = view.pods.get("w").filter(|record| record.lease == lease && record.incarnation() == incarnation);
         record.is_some_and(|it| {
@@ -337,36 +337,36 @@ async fn stands_again(world: &World, lease: Option<LeaseId>, incarnation: Incarn
                 && view.malformed.is_empty()
         })
     };
-    world.until("the registration stands again", own).await;
+    fixture.until("the registration stands again", own).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_registration_that_another_hand_detached_from_its_lease_is_put_back_and_ends_with_it() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
-    let seen = world.view().await.pods["w"].clone();
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
+    let seen = fixture.view().await.pods["w"].clone();
     let by_hand =
         PodRecord { status: PodStatus::Draining, capabilities: Capabilities::default(), ..seen.value.clone() };
-    world.put(world.keys.pod("w"), encode(&by_hand)).await;
-    stands_again(&world, seen.lease, pod.incarnation()).await;
+    fixture.put(fixture.keys.pod("w"), encode(&by_hand)).await;
+    stands_again(&fixture, seen.lease, pod.incarnation()).await;
     assert_eq!(pod.incarnation(), seen.incarnation(), "the same life");
     assert_eq!(pod.status_of(P0, 1).await, 200, "which serves on");
     let crashed = Instant::now();
     pod.handle.crash();
-    world.until("gone", |view| view.pods.is_empty()).await;
+    fixture.until("gone", |view| view.pods.is_empty()).await;
     assert!(crashed.elapsed() <= TTL);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_registration_that_another_hand_made_unreadable_is_put_back_and_no_state_is_lost() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     while pod.calls.try_recv().is_ok() {}
-    let seen = world.view().await.pods["w"].clone();
-    world.put(world.keys.pod("w"), b"{".to_vec()).await;
-    stands_again(&world, seen.lease, seen.incarnation()).await;
+    let seen = fixture.view().await.pods["w"].clone();
+    fixture.put(fixture.keys.pod("w"), b"{".to_vec()).await;
+    stands_again(&fixture, seen.lease, seen.incarnation()).await;
     pod.until("it serves again", |state| state.owned.contains_key(&P0)).await;
     assert_eq!(pod.status_of(P0, 1).await, 200);
     assert!(pod.calls.try_recv().is_err(), "nothing was released or warmed");
@@ -374,53 +374,53 @@ async fn a_registration_that_another_hand_made_unreadable_is_put_back_and_no_sta
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_an_operator_wrote_stands_after_the_registration_was_put_back() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
-    let seen = world.view().await.pods["w"].clone();
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
+    let seen = fixture.view().await.pods["w"].clone();
     let drains = PodRecord { status: PodStatus::Draining, ..seen.value.clone() };
-    let put = Op::Put { key: world.keys.pod("w"), value: encode(&drains), lease: seen.lease };
-    world.commit(vec![], vec![put]).await;
+    let put = Op::Put { key: fixture.keys.pod("w"), value: encode(&drains), lease: seen.lease };
+    fixture.commit(vec![], vec![put]).await;
     pod.until("it drains", |state| state.draining).await;
-    world.put(world.keys.pod("w"), b"{".to_vec()).await;
-    world.until("the registration stands again", |view| view.pods.contains_key("w")).await;
-    let view = world.view().await;
+    fixture.put(fixture.keys.pod("w"), b"{".to_vec()).await;
+    fixture.until("the registration stands again", |view| view.pods.contains_key("w")).await;
+    let view = fixture.view().await;
     assert!(is_draining(&view, "w") && view.pods["w"].lease == seen.lease);
 }
 
 #[tokio::test(start_paused = true)]
 async fn capabilities_that_another_hand_took_from_a_registration_are_put_back_and_its_drain_is_obeyed() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
-    let seen = world.view().await.pods["w"].clone();
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
+    let seen = fixture.view().await.pods["w"].clone();
     let by_hand =
         PodRecord { status: PodStatus::Draining, capabilities: Capabilities::default(), ..seen.value.clone() };
-    let put = Op::Put { key: world.keys.pod("w"), value: encode(&by_hand), lease: seen.lease };
-    world.commit(vec![], vec![put]).await;
+    let put = Op::Put { key: fixture.keys.pod("w"), value: encode(&by_hand), lease: seen.lease };
+    fixture.commit(vec![], vec![put]).await;
     let own = |view: &View| view.pods.get("w").is_some_and(|it| it.value.capabilities == Capabilities::ALL);
-    world.until("its capabilities are back", own).await;
+    fixture.until("its capabilities are back", own).await;
     pod.until("it drains", |state| state.draining).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_lost_its_lease_deletes_its_own_key_that_outlived_the_lease() {
-    let (mut world, memory) = World::new();
+    let (mut fixture, memory) = Fixture::new();
     let flaky = Arc::new(Flaky::new(memory));
-    world.pods_store = flaky.clone();
-    let pod = Pod::start(&world, "w").await;
-    let seen = world.view().await.pods["w"].clone();
+    fixture.pods_store = flaky.clone();
+    let pod = Pod::start(&fixture, "w").await;
+    let seen = fixture.view().await.pods["w"].clone();
     // Nothing that it writes arrives.
     flaky.fail_next(u32::MAX, false);
-    world.put(world.keys.pod("w"), encode(&seen.value)).await;
-    world.store.revoke(seen.lease.unwrap()).await.unwrap();
+    fixture.put(fixture.keys.pod("w"), encode(&seen.value)).await;
+    fixture.store.revoke(seen.lease.unwrap()).await.unwrap();
     pod.until("it has fenced", |state| state.incarnation == Incarnation::NONE).await;
     sleep(TTL * 3).await;
     assert_eq!(
-        world.view().await.incarnation_of("w"),
+        fixture.view().await.incarnation_of("w"),
         Incarnation::registered_at(seen.create_revision),
         "the key has outlived its lease"
     );
     flaky.fail_next(0, false);
     pod.until("it is ready", |state| state.not_ready.is_none()).await;
-    let next = world.view().await.pods["w"].clone();
+    let next = fixture.view().await.pods["w"].clone();
     assert!(next.create_revision > seen.create_revision && next.lease.is_some());
 }

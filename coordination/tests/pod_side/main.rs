@@ -1,12 +1,12 @@
-//! The pod's side of the protocol, held to its promises by a scripted coordinator that writes the records itself, and by
-//! requests that go through the layer.
+//! The pod's side of the protocol, driven by a scripted coordinator, which writes the records itself, and by requests
+//! through the layer.
 
 #![allow(clippy::unwrap_used)]
 
 mod behind;
 mod etcd;
+mod fixture;
 mod handoffs;
 mod life;
 mod requests;
 mod sidecar;
-mod world;

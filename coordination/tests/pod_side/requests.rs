@@ -1,4 +1,4 @@
-//! What the layer makes of a request.
+//! Requests through the layer: accepted, refused, made to wait.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use segue_protocol::records::{Phase, PodAckKind};
 use tokio::time::{Instant, sleep};
 use tower::{Layer as _, service_fn};
 
-use crate::world::{Pod, World, whole};
+use crate::fixture::{Fixture, Pod, whole};
 
 const E1: Epoch = Epoch::new(1);
 const P0: PartitionId = PartitionId::new(0);
 const P9: PartitionId = PartitionId::new(9);
 #[tokio::test(start_paused = true)]
 async fn a_request_of_an_earlier_epoch_is_refused_at_once() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 3).await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 3).await;
     let now = Instant::now();
     let response = pod.send(P0, 2).await.unwrap();
     assert_eq!(now.elapsed(), Duration::ZERO);
@@ -36,15 +36,15 @@ async fn a_request_of_an_earlier_epoch_is_refused_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_ahead_of_the_view_waits_for_it_and_is_served() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    // One partition that it has never heard of, and one whose epoch is about to change.
-    world.begin(P0, None, &pod, 1).await;
-    world.in_phase(P0, Phase::Ready).await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    // A partition that the pod does not know, and one whose epoch is about to change.
+    fixture.begin(P0, None, &pod, 1).await;
+    fixture.in_phase(P0, Phase::Ready).await;
     let early = pod.send(P0, 1);
     sleep(Duration::from_millis(200)).await;
     assert!(!early.is_finished() && pod.arrived.try_recv().is_err());
-    world.flip(P0, Phase::Switching).await;
+    fixture.flip(P0, Phase::Switching).await;
     let arrival = pod.arrival().await;
     assert_eq!((arrival.owned.partition, arrival.owned.epoch), (P0, E1));
     assert!(arrival.answer.send(whole("done")).is_ok());
@@ -54,9 +54,9 @@ async fn a_request_ahead_of_the_view_waits_for_it_and_is_served() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_ahead_of_the_view_is_refused_after_a_quarter_of_a_second() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     for (partition, epoch) in [(P0, 2), (P9, 1)] {
         let now = Instant::now();
         assert_eq!(pod.send(partition, epoch).await.unwrap().status(), 421);
@@ -66,9 +66,9 @@ async fn a_request_ahead_of_the_view_is_refused_after_a_quarter_of_a_second() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_without_readable_stamps_or_of_another_keyspace_is_refused() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let stamps: [&[(&str, &str)]; 8] = [
         &[],
         &[("segue-partition", "0")],
@@ -89,9 +89,9 @@ async fn a_request_without_readable_stamps_or_of_another_keyspace_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn a_grpc_request_is_refused_in_grpcs_own_words() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 3).await;
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 3).await;
     let request = Request::post("/svc/Method")
         .header("content-type", "application/grpc+proto")
         .header("segue-partition", 0)
@@ -106,9 +106,9 @@ async fn a_grpc_request_is_refused_in_grpcs_own_words() {
 
 #[tokio::test(start_paused = true)]
 async fn a_grpc_web_request_is_refused_with_a_status_that_its_client_can_read() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 3).await;
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 3).await;
     let request = Request::post("/svc/Method")
         .header("content-type", "application/grpc-web+proto")
         .header("segue-partition", 0)
@@ -122,30 +122,30 @@ async fn a_grpc_web_request_is_refused_with_a_status_that_its_client_can_read() 
 
 #[tokio::test(start_paused = true)]
 async fn a_request_whose_caller_goes_away_is_worked_on_and_counted_until_it_has_ended() {
-    let (world, _) = World::new();
-    let mut old = Pod::start(&world, "old").await;
-    let new = Pod::start(&world, "new").await;
-    world.place(P0, &old, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut old = Pod::start(&fixture, "old").await;
+    let new = Pod::start(&fixture, "new").await;
+    fixture.place(P0, &old, 1).await;
     let sent = old.send(P0, 1);
     let working = old.arrival().await;
     sent.abort();
     assert!(sent.await.is_err());
-    let handoff = world.begin(P0, Some(&old), &new, 2).await;
-    world.in_phase(P0, Phase::Ready).await;
-    world.move_to(P0, Phase::Syncing).await;
+    let handoff = fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.move_to(P0, Phase::Syncing).await;
     sleep(Duration::from_secs(60)).await;
     assert!(!working.answer.is_closed(), "its write may be on the way already");
-    assert!(!world.has_said(P0, "old", PodAckKind::Drained, handoff).await);
+    assert!(!fixture.has_said(P0, "old", PodAckKind::Drained, handoff).await);
     assert!(working.answer.send(whole("done")).is_ok());
-    world.in_phase(P0, Phase::Switching).await;
+    fixture.in_phase(P0, Phase::Switching).await;
     assert_eq!(old.handle.ownership().total_in_flight(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_goes_on_without_its_caller_is_stopped_with_the_lease() {
-    let (world, memory) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, memory) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let sent = pod.send(P0, 1);
     let mut working = pod.arrival().await;
     sent.abort();
@@ -158,9 +158,9 @@ async fn a_request_that_goes_on_without_its_caller_is_stopped_with_the_lease() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_counts_until_it_is_read_or_dropped() {
-    let (world, _) = World::new();
-    let mut pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let sent = pod.send(P0, 1);
     assert!(pod.arrival().await.answer.send(whole("done")).is_ok());
     let mut response = sent.await.unwrap();
@@ -174,12 +174,12 @@ async fn an_answer_counts_until_it_is_read_or_dropped() {
     assert_eq!(pod.handle.ownership().in_flight(P0), 0);
 }
 
-/// Real sockets: what the sidecar and any hyper server do with the layer.
+/// Over real sockets, as the sidecar and any hyper server use the layer.
 #[tokio::test]
 async fn the_layer_stands_in_front_of_a_hyper_service() {
-    let (world, _) = World::new();
-    let pod = Pod::start(&world, "w").await;
-    world.place(P0, &pod, 1).await;
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
+    fixture.place(P0, &pod, 1).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let service = pod.handle.layer().layer(service_fn(|request: Request<hyper::body::Incoming>| async move {

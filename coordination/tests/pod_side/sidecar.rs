@@ -9,7 +9,7 @@ use segue_protocol::records::Phase;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use crate::world::{Pod, World};
+use crate::fixture::{Fixture, Pod};
 
 const H42: HandoffId = HandoffId::created_at(Revision::new(42));
 const E3: Epoch = Epoch::new(3);
@@ -21,7 +21,7 @@ pub(crate) fn url(port: u16, path: &str) -> Option<Uri> {
     Some(format!("http://127.0.0.1:{port}{path}").parse().unwrap())
 }
 
-/// Answers each connection with the next of these statuses; the requests that came.
+/// Answers each connection with the next of these statuses. The task returns the requests.
 pub(crate) async fn service(statuses: Vec<u16>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -35,7 +35,7 @@ pub(crate) async fn service(statuses: Vec<u16>) -> (u16, tokio::task::JoinHandle
     (port, task)
 }
 
-/// Answers the next connection; the request that came.
+/// Answers the next connection. Returns its request.
 pub(crate) async fn answer(listener: &TcpListener, status: u16) -> String {
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut request = String::new();
@@ -83,23 +83,23 @@ async fn a_service_that_is_not_there_is_an_error_and_a_url_that_cannot_be_called
 
 #[tokio::test]
 async fn a_sidecar_moves_its_handoff_when_the_service_has_warmed_at_last() {
-    let (world, _) = World::new();
+    let (fixture, _) = Fixture::new();
     let (port, task) = service(vec![503, 503, 200]).await;
     let hooks = Hooks::new(url(port, "/warm"), None, None).unwrap();
     let settings = PodSettings { capabilities: hooks.capabilities(true), ..PodSettings::new("w", "127.0.0.1:1") };
-    let handle = PodHandle::start(world.store.clone(), "default", world.keys.clone(), settings, Arc::new(hooks));
+    let handle = PodHandle::start(fixture.store.clone(), "default", fixture.keys.clone(), settings, Arc::new(hooks));
     handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap();
     // The record needs a name and a life, not a service of the test's.
-    let stand_in = Pod::start(&world, "other").await;
+    let stand_in = Pod::start(&fixture, "other").await;
     let mut record = {
-        world.begin(P1, None, &stand_in, 1).await;
-        world.handoff(P1).await.unwrap()
+        fixture.begin(P1, None, &stand_in, 1).await;
+        fixture.handoff(P1).await.unwrap()
     };
     record.partition = P0;
     record.phase = Phase::Warming;
     record.new_owner = "w".to_owned();
     record.new_incarnation = handle.status().borrow().incarnation;
-    world.put(world.keys.handoff(P0), segue_protocol::records::encode(&record)).await;
-    world.in_phase(P0, Phase::Ready).await;
+    fixture.put(fixture.keys.handoff(P0), segue_protocol::records::encode(&record)).await;
+    fixture.in_phase(P0, Phase::Ready).await;
     assert_eq!(task.await.unwrap().len(), 3);
 }

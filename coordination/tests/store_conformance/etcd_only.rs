@@ -1,4 +1,4 @@
-//! What only the way to a real etcd has: endpoints, credentials, streams to be closed.
+//! Behaviour of the etcd store alone: endpoints, credentials, streams to be closed.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use segue_tests::certificates::{Authority, Issued};
 use segue_tests::etcd::Etcd;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::site::{PATIENCE, REQUEST_TIMEOUT, etcd_store};
+use crate::fixture::{REQUEST_TIMEOUT, TEST_TIMEOUT, etcd_store};
 
-/// Nobody listens here, and nobody gets this port by chance.
-const DEAD: &str = "http://127.0.0.1:1";
+/// An endpoint at which nothing listens, on a port that is never assigned by chance.
+const CLOSED_ENDPOINT: &str = "http://127.0.0.1:1";
 
 fn put(key: &str) -> Txn {
     let then = vec![Op::Put { key: key.into(), value: b"1".to_vec(), lease: None }];
@@ -30,7 +30,7 @@ async fn a_dead_member_costs_no_call() {
     let etcd = Etcd::start();
     // Several stores: each begins at an endpoint of its own choice.
     for number in 0..6 {
-        let store = etcd_store([DEAD.to_owned(), etcd.endpoint()]);
+        let store = etcd_store([CLOSED_ENDPOINT.to_owned(), etcd.endpoint()]);
         for call in 0..3 {
             store.commit(put(&format!("{number}/{call}"))).await.unwrap();
         }
@@ -95,9 +95,9 @@ async fn a_renewal_that_is_given_up_early_is_tried_at_another_member() {
 #[tokio::test]
 async fn an_error_names_the_endpoints() {
     let began = Instant::now();
-    let error = etcd_store([DEAD.to_owned()]).commit(put("a")).await.unwrap_err();
+    let error = etcd_store([CLOSED_ENDPOINT.to_owned()]).commit(put("a")).await.unwrap_err();
     let StoreError::Unavailable(text) = error else { panic!("{error}") };
-    assert!(text.contains(DEAD) && text.contains("refused"), "{text}");
+    assert!(text.contains(CLOSED_ENDPOINT) && text.contains("refused"), "{text}");
     assert!(began.elapsed() < Duration::from_secs(1), "a refused connection needs no timeout");
 }
 
@@ -123,7 +123,7 @@ async fn a_dropped_watch_ends_in_etcd_too() {
     }
     assert_eq!(watchers(), 5.0);
     drop(watches);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while watchers() > 0.0 {
         assert!(Instant::now() < deadline, "{} are left", watchers());
         sleep(Duration::from_millis(10)).await;
@@ -137,7 +137,7 @@ async fn a_watch_whose_reader_is_slow_leaves_nothing_unread_on_the_connection() 
     let watchers = || etcd.metric("etcd_debugging_mvcc_watcher_total").unwrap();
     let mut slow = store.watch(&everything(), Revision::new(1)).await.unwrap();
     // How many events etcd puts into one message is up to it, so how many it takes until the reader is behind is as well.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     let mut last = Revision::new(1);
     while last == Revision::new(1) || watchers() > 0.0 {
         assert!(Instant::now() < deadline, "after {last} revisions it still waits with its stream open");
@@ -259,7 +259,7 @@ async fn an_etcd_that_wants_client_certificates_is_spoken_to_with_one_and_new_fi
     let missing = refused(store(&ours, Some(Issued { cert: "/no/cert.pem".into(), key: "/no/key.pem".into() }))).await;
     assert!(missing.contains("/no/cert.pem"), "{missing}");
 
-    // Files that are broken half-way through an exchange of certificates do not cut off who was in.
+    // Files that are inconsistent while certificates are replaced do not cut off existing connections.
     let files = ours.issue("segue");
     std::fs::write(&files.cert, "half").unwrap();
     etcd.restart();

@@ -1,4 +1,4 @@
-//! Compares, branches, and what a transaction may not ask for.
+//! Compares, branches, and transactions that are refused.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use segue_coordination::store::StoreError;
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
 
-use crate::site::{Site, TTL};
+use crate::fixture::{Fixture, TTL};
 
 use Field::{CreateRevision as Created, Lease, ModRevision as Modified};
 use Relation::{Equal, Greater, Less, NotEqual};
@@ -15,12 +15,12 @@ fn value(value: &str) -> Field {
     Field::Value(value.into())
 }
 
-pub(crate) async fn a_compare_means_the_same_to_both_stores(site: Site) {
-    let old = site.put("set/a", "m").await;
-    let middle = site.put("set/b", "m").await;
-    let new = site.put("set/b", "m").await;
-    let (a, b, set) = (site.one("set/a"), site.one("set/b"), site.below("set/"));
-    let (absent, empty) = (site.one("absent"), site.below("absent/"));
+pub(crate) async fn a_compare_means_the_same_to_both_stores(fixture: Fixture) {
+    let old = fixture.put("set/a", "m").await;
+    let middle = fixture.put("set/b", "m").await;
+    let new = fixture.put("set/b", "m").await;
+    let (a, b, set) = (fixture.one("set/a"), fixture.one("set/b"), fixture.below("set/"));
+    let (absent, empty) = (fixture.one("absent"), fixture.below("absent/"));
     let cases = [
         // An absent key has revision 0 and no value: nothing that is said of its value holds.
         (&absent, Created(Revision::ZERO), Equal, true),
@@ -80,24 +80,24 @@ pub(crate) async fn a_compare_means_the_same_to_both_stores(site: Site) {
         (&Keys::Prefix(String::new()), Created(old), Less, false),
     ];
     for (keys, field, relation, expected) in cases {
-        let compare = site.compare(keys.clone(), field, relation);
+        let compare = fixture.compare(keys.clone(), field, relation);
         let text = format!("{compare:?} (old {old}, middle {middle}, new {new})");
-        let outcome = site.commit([compare], []).await.unwrap();
+        let outcome = fixture.commit([compare], []).await.unwrap();
         assert_eq!(outcome.committed(), expected, "{text}");
     }
     // All guards must hold, and none at all do.
     let (holds, fails) =
-        (Compare::created_at(site.key("set/a"), old), Compare::created_at(site.key("set/a"), Revision::new(1)));
-    assert!(!site.commit([holds.clone(), fails], []).await.unwrap().committed());
-    assert!(site.commit([holds.clone(), holds], []).await.unwrap().committed());
+        (Compare::created_at(fixture.key("set/a"), old), Compare::created_at(fixture.key("set/a"), Revision::new(1)));
+    assert!(!fixture.commit([holds.clone(), fails], []).await.unwrap().committed());
+    assert!(fixture.commit([holds.clone(), holds], []).await.unwrap().committed());
 }
 
-pub(crate) async fn a_key_that_was_put_without_its_lease_can_be_told_apart(site: Site) {
-    let lease = site.store.grant(TTL).await.unwrap();
-    site.write([site.leased_op("leader", "", Some(lease))]).await;
+pub(crate) async fn a_key_that_was_put_without_its_lease_can_be_told_apart(fixture: Fixture) {
+    let lease = fixture.store.grant(TTL).await.unwrap();
+    fixture.write([fixture.leased_op("leader", "", Some(lease))]).await;
     let holds = async |field, relation| {
-        let compare = site.compare(site.one("leader"), field, relation);
-        site.commit([compare], []).await.unwrap().committed()
+        let compare = fixture.compare(fixture.one("leader"), field, relation);
+        fixture.commit([compare], []).await.unwrap().committed()
     };
     assert!(
         holds(Lease(lease), Equal).await
@@ -105,45 +105,45 @@ pub(crate) async fn a_key_that_was_put_without_its_lease_can_be_told_apart(site:
             && holds(Lease(LeaseId::NONE), Greater).await
     );
     assert!(!holds(Lease(LeaseId::NONE), Equal).await && !holds(Lease(lease), NotEqual).await);
-    let without_lease = || Compare::without_lease(site.key("leader"));
-    assert!(!site.commit([without_lease()], []).await.unwrap().committed());
-    site.put("leader", "by hand").await;
-    assert!(site.commit([without_lease()], []).await.unwrap().committed());
+    let without_lease = || Compare::without_lease(fixture.key("leader"));
+    assert!(!fixture.commit([without_lease()], []).await.unwrap().committed());
+    fixture.put("leader", "by hand").await;
+    assert!(fixture.commit([without_lease()], []).await.unwrap().committed());
     assert!(!holds(Lease(lease), Equal).await);
-    site.delete(site.one("leader")).await;
-    assert!(site.commit([without_lease()], []).await.unwrap().committed(), "an absent key goes with no lease");
+    fixture.delete(fixture.one("leader")).await;
+    assert!(fixture.commit([without_lease()], []).await.unwrap().committed(), "an absent key goes with no lease");
     assert!(!holds(Lease(LeaseId::NONE), NotEqual).await);
 }
 
-pub(crate) async fn a_range_compare_tells_new_keys_from_old_ones(site: Site) {
-    let guard = |revision| Compare::none_created_after(site.key("routers/"), revision);
-    let view = site.snapshot().await.revision;
-    assert!(site.commit([guard(view)], []).await.unwrap().committed(), "none at all");
+pub(crate) async fn a_range_compare_tells_new_keys_from_old_ones(fixture: Fixture) {
+    let guard = |revision| Compare::none_created_after(fixture.key("routers/"), revision);
+    let view = fixture.snapshot().await.revision;
+    assert!(fixture.commit([guard(view)], []).await.unwrap().committed(), "none at all");
 
-    let joined = site.put("routers/a", "").await;
-    assert!(!site.commit([guard(view)], []).await.unwrap().committed(), "one has joined");
-    assert!(site.commit([guard(joined)], []).await.unwrap().committed(), "the view has it");
+    let joined = fixture.put("routers/a", "").await;
+    assert!(!fixture.commit([guard(view)], []).await.unwrap().committed(), "one has joined");
+    assert!(fixture.commit([guard(joined)], []).await.unwrap().committed(), "the view has it");
 
-    site.put("routers/a", "heartbeat").await;
-    assert!(site.commit([guard(joined)], []).await.unwrap().committed(), "it is still the same life");
-    site.put("routerz", "").await;
-    assert!(site.commit([guard(joined)], []).await.unwrap().committed(), "that is no router");
+    fixture.put("routers/a", "heartbeat").await;
+    assert!(fixture.commit([guard(joined)], []).await.unwrap().committed(), "it is still the same life");
+    fixture.put("routerz", "").await;
+    assert!(fixture.commit([guard(joined)], []).await.unwrap().committed(), "that is no router");
 
-    site.delete(site.one("routers/a")).await;
-    assert!(site.commit([guard(joined)], []).await.unwrap().committed(), "one that left is not in the way");
-    site.put("routers/a", "").await;
-    assert!(!site.commit([guard(joined)], []).await.unwrap().committed(), "it came back as another life");
+    fixture.delete(fixture.one("routers/a")).await;
+    assert!(fixture.commit([guard(joined)], []).await.unwrap().committed(), "one that left is not in the way");
+    fixture.put("routers/a", "").await;
+    assert!(!fixture.commit([guard(joined)], []).await.unwrap().committed(), "it came back as another life");
 }
 
-pub(crate) async fn the_branch_whose_guards_hold_first_is_the_only_one_carried_out(site: Site) {
-    let now = site.put("state", "0").await;
+pub(crate) async fn the_branch_whose_guards_hold_first_is_the_only_one_carried_out(fixture: Fixture) {
+    let now = fixture.put("state", "0").await;
     let first = Revision::new(1);
     let txn = |guards: [Revision; 3]| {
         let mut txn = None;
         for (branch, guard) in guards.into_iter().enumerate().rev() {
             txn = Some(Box::new(Txn {
-                when: vec![Compare::unchanged_since(site.key("state"), guard)],
-                then: vec![site.put_op("branch", &branch.to_string())],
+                when: vec![Compare::unchanged_since(fixture.key("state"), guard)],
+                then: vec![fixture.put_op("branch", &branch.to_string())],
                 otherwise: txn,
             }));
         }
@@ -156,10 +156,10 @@ pub(crate) async fn the_branch_whose_guards_hold_first_is_the_only_one_carried_o
         ([first, first, now], Some(2)),
         ([first, first, first], None),
     ] {
-        site.delete(site.one("branch")).await;
-        let outcome = site.store.commit(txn(guards)).await.unwrap();
+        fixture.delete(fixture.one("branch")).await;
+        let outcome = fixture.store.commit(txn(guards)).await.unwrap();
         assert_eq!(outcome.branch, expected, "{guards:?}");
-        let written = site.get("branch").await;
+        let written = fixture.get("branch").await;
         let branch = written.as_ref().map(|entry| String::from_utf8_lossy(&entry.value).into_owned());
         assert_eq!(branch, expected.map(|branch| branch.to_string()), "{guards:?}");
         if let Some(written) = written {
@@ -168,10 +168,10 @@ pub(crate) async fn the_branch_whose_guards_hold_first_is_the_only_one_carried_o
     }
 }
 
-pub(crate) async fn a_key_written_twice_in_one_branch_is_refused(site: Site) {
-    let put = |name| site.put_op(name, "new");
-    let delete = |name| Op::Delete(site.one(name));
-    let delete_below = |name| Op::Delete(site.below(name));
+pub(crate) async fn a_key_written_twice_in_one_branch_is_refused(fixture: Fixture) {
+    let put = |name| fixture.put_op(name, "new");
+    let delete = |name| Op::Delete(fixture.one(name));
+    let delete_below = |name| Op::Delete(fixture.below(name));
     for (ops, fine) in [
         (vec![put("a"), put("b")], true),
         (vec![put("a"), put("a")], false),
@@ -191,15 +191,15 @@ pub(crate) async fn a_key_written_twice_in_one_branch_is_refused(site: Site) {
             otherwise: Some(Box::new(Txn { when: vec![], then: ops.clone(), otherwise: None })),
         };
         for txn in [Txn { then: ops.clone(), ..Txn::default() }, unwanted] {
-            site.put("a", "old").await;
-            let before = site.contents().await;
-            let result = site.store.commit(txn).await;
+            fixture.put("a", "old").await;
+            let before = fixture.contents().await;
+            let result = fixture.store.commit(txn).await;
             match result {
                 Ok(_) => assert!(fine, "{ops:?}"),
                 Err(StoreError::Refused(why)) => {
                     assert!(!fine, "{ops:?}");
                     assert!(why.contains("duplicate key given in txn request"), "{why}");
-                    assert_eq!(site.contents().await, before, "{ops:?}");
+                    assert_eq!(fixture.contents().await, before, "{ops:?}");
                 }
                 Err(other) => panic!("{other}: {ops:?}"),
             }
@@ -209,19 +209,19 @@ pub(crate) async fn a_key_written_twice_in_one_branch_is_refused(site: Site) {
     let otherwise = Txn { then: vec![delete_below("")], ..Txn::default() };
     let then = vec![put("a")];
     let txn = Txn { then, otherwise: Some(Box::new(otherwise)), ..Txn::default() };
-    assert_eq!(site.store.commit(txn).await.unwrap().branch, Some(0));
+    assert_eq!(fixture.store.commit(txn).await.unwrap().branch, Some(0));
 }
 
-pub(crate) async fn what_etcd_has_no_room_for_is_refused(site: Site) {
-    let ops = |count: usize| (0..count).map(|number| site.put_op(&number.to_string(), "")).collect::<Vec<_>>();
-    let guards = |count: usize| vec![Compare::created_at(site.key("absent"), Revision::ZERO); count];
+pub(crate) async fn what_etcd_has_no_room_for_is_refused(fixture: Fixture) {
+    let ops = |count: usize| (0..count).map(|number| fixture.put_op(&number.to_string(), "")).collect::<Vec<_>>();
+    let guards = |count: usize| vec![Compare::created_at(fixture.key("absent"), Revision::ZERO); count];
     let nested = |above: usize, below: usize| Txn {
         when: guards(1),
         then: ops(above),
         otherwise: Some(Box::new(Txn { then: ops(below), ..Txn::default() })),
     };
     let plain = |when, then| Txn { when, then, otherwise: None };
-    let value = |kib: usize| vec![site.put_op("big", &"v".repeat(kib * 1024))];
+    let value = |kib: usize| vec![fixture.put_op("big", &"v".repeat(kib * 1024))];
     for (name, txn, refused) in [
         ("128 operations", plain(vec![], ops(128)), None),
         ("129 operations", plain(vec![], ops(129)), Some("too many operations")),
@@ -243,7 +243,7 @@ pub(crate) async fn what_etcd_has_no_room_for_is_refused(site: Site) {
             Some("key is not provided"),
         ),
     ] {
-        match (site.store.commit(txn).await, refused) {
+        match (fixture.store.commit(txn).await, refused) {
             (Ok(_), None) => {}
             (Err(StoreError::Refused(why)), Some(expected)) => assert!(why.contains(expected), "{name}: {why}"),
             (result, _) => panic!("{name}: {result:?}"),
@@ -251,58 +251,58 @@ pub(crate) async fn what_etcd_has_no_room_for_is_refused(site: Site) {
     }
 }
 
-pub(crate) async fn transactions_that_go_together_are_each_carried_out_by_itself(site: Site) {
-    let absent = |name: &str| Compare::created_at(site.key(name), Revision::ZERO);
+pub(crate) async fn transactions_that_go_together_are_each_carried_out_by_itself(fixture: Fixture) {
+    let absent = |name: &str| Compare::created_at(fixture.key(name), Revision::ZERO);
     let create = |name: &str, value: &str| Txn {
         when: vec![absent(name)],
-        then: vec![site.put_op(name, value)],
+        then: vec![fixture.put_op(name, value)],
         otherwise: None,
     };
-    site.put("there", "old").await;
+    fixture.put("there", "old").await;
     let or_else = Txn { otherwise: Some(Box::new(create("else", "new"))), ..create("there", "new") };
     // More than go to etcd in one request.
     let many = (0..200).map(|number| create(&format!("many/{number}"), "new"));
     let txns: Vec<Txn> = [create("a", "new"), create("there", "new"), or_else].into_iter().chain(many).collect();
-    let outcomes = site.store.commit_all(txns).await;
+    let outcomes = fixture.store.commit_all(txns).await;
     let branches: Vec<Option<usize>> = outcomes.iter().map(|outcome| outcome.as_ref().unwrap().branch).collect();
     assert_eq!(branches[..3], [Some(0), None, Some(1)]);
     assert!(branches[3..].iter().all(|branch| *branch == Some(0)) && branches.len() == 203);
-    assert_eq!(site.get("there").await.unwrap().value, b"old");
+    assert_eq!(fixture.get("there").await.unwrap().value, b"old");
     for (name, outcome) in [("a", &outcomes[0]), ("else", &outcomes[2]), ("many/199", &outcomes[202])] {
-        let written = site.get(name).await.unwrap();
+        let written = fixture.get(name).await.unwrap();
         assert_eq!((written.value.as_slice(), written.mod_revision), (&b"new"[..], outcome.as_ref().unwrap().revision));
     }
 
     // One that is refused as such takes none of the others along, nor do two that write the same key.
-    let senseless = Txn { then: vec![site.put_op("twice", ""), site.put_op("twice", "")], ..Txn::default() };
+    let senseless = Txn { then: vec![fixture.put_op("twice", ""), fixture.put_op("twice", "")], ..Txn::default() };
     let same = [create("same", "one"), create("same", "other")];
     let txns = [create("b", "new"), senseless, create("c", "new")].into_iter().chain(same).collect();
-    let outcomes = site.store.commit_all(txns).await;
+    let outcomes = fixture.store.commit_all(txns).await;
     assert!(matches!(outcomes[1], Err(StoreError::Refused(_))), "{outcomes:?}");
     let committed = |at: usize| outcomes[at].as_ref().unwrap().committed();
     assert!(committed(0) && committed(2) && (committed(3) ^ committed(4)));
-    assert!(site.store.commit_all(Vec::new()).await.is_empty());
+    assert!(fixture.store.commit_all(Vec::new()).await.is_empty());
 }
 
-pub(crate) async fn concurrent_increments_lose_no_update(site: Site) {
+pub(crate) async fn concurrent_increments_lose_no_update(fixture: Fixture) {
     const TASKS: usize = 16;
-    const EACH: usize = 10;
-    site.put("count", "0").await;
-    let site = Arc::new(site);
+    const INCREMENTS_PER_TASK: usize = 10;
+    fixture.put("count", "0").await;
+    let fixture = Arc::new(fixture);
     let tasks: Vec<_> = (0..TASKS)
         .map(|_| {
-            let site = Arc::clone(&site);
+            let fixture = Arc::clone(&fixture);
             tokio::spawn(async move {
                 let mut conflicts = 0;
-                for _ in 0..EACH {
+                for _ in 0..INCREMENTS_PER_TASK {
                     loop {
-                        let now = site.get("count").await.unwrap();
+                        let now = fixture.get("count").await.unwrap();
                         // Lets the others in between reading and writing, under a single thread too.
                         tokio::task::yield_now().await;
                         let count: usize = String::from_utf8(now.value).unwrap().parse().unwrap();
                         let guard = Compare::unchanged_since(now.key, now.mod_revision);
-                        let op = site.put_op("count", &(count + 1).to_string());
-                        if site.commit([guard], [op]).await.unwrap().committed() {
+                        let op = fixture.put_op("count", &(count + 1).to_string());
+                        if fixture.commit([guard], [op]).await.unwrap().committed() {
                             break;
                         }
                         conflicts += 1;
@@ -316,6 +316,6 @@ pub(crate) async fn concurrent_increments_lose_no_update(site: Site) {
     for task in tasks {
         conflicts += task.await.unwrap();
     }
-    assert_eq!(site.get("count").await.unwrap().value, (TASKS * EACH).to_string().as_bytes());
+    assert_eq!(fixture.get("count").await.unwrap().value, (TASKS * INCREMENTS_PER_TASK).to_string().as_bytes());
     assert!(conflicts > 0, "nothing was concurrent, so nothing was shown");
 }

@@ -1,4 +1,4 @@
-//! What participants with short leases go through while etcd's leader is stuck: a cluster of three, and the leader stopped.
+//! Participants with short leases in a cluster of three whose leader is stopped.
 //!
 //! A stopped leader closes no connection and refuses none, and a follower passes renewals on to it until the others have
 //! elected a new one. The new one gives every lease its whole TTL again, so leases end only if their holders are too slow
@@ -14,12 +14,12 @@ use segue_tests::etcd::Etcd;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::site::PATIENCE;
+use crate::fixture::TEST_TIMEOUT;
 
-/// As in the chaos tests: a member is given up as leader after 0.5 s to 1 s of silence.
+/// The election timeout of the chaos tests: members elect another leader after 0.5 s to 1 s of silence.
 const LEASE_TTL: Duration = Duration::from_secs(3);
 
-/// Enough for some to begin at each member.
+/// Number of participants; enough for each member to have some.
 const PARTICIPANTS: usize = 12;
 
 fn leader(members: &[Etcd]) -> usize {
@@ -27,7 +27,7 @@ fn leader(members: &[Etcd]) -> usize {
     members.iter().position(leads).expect("a healthy cluster has a leader")
 }
 
-/// Holds a lease as routers and pods do: renewed only while its holder sees the store.
+/// Holds a lease as routers and pods do, which renew it only while they see the store.
 async fn take_part(store: Arc<dyn Store>, until: Duration) -> Result<(), String> {
     let lease = KeptLease::grant(store.clone(), LEASE_TTL).await.map_err(|error| error.to_string())?;
     let mut follow = Follow::start(store, Keyspace::new("/segue/", "default"));
@@ -62,7 +62,7 @@ async fn a_leader_that_is_stuck_costs_no_participant_its_lease() {
     // For longer than a lease lasts, counted from the election. It never wakes up: an etcd before 3.4.31 and 3.5.13 would
     // have the new leader revoke all leases then (etcd-io/etcd#15247).
     members[stuck].pause();
-    let ended = tokio::time::timeout(PATIENCE, participants.join_all()).await.unwrap();
+    let ended = tokio::time::timeout(TEST_TIMEOUT, participants.join_all()).await.unwrap();
     let lost: Vec<_> = ended.iter().filter_map(|it| it.as_ref().err()).collect();
     assert!(lost.is_empty(), "{} of {PARTICIPANTS}: {lost:?}", lost.len());
 }

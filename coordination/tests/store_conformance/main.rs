@@ -1,19 +1,18 @@
-//! One suite for both stores: whatever holds for the embedded one holds for a real etcd too, to the revision.
+//! One suite for both stores: they behave alike, to the revision.
 //!
-//! Each case is a function over a [`Site`](site::Site) and a named test per store, `memory::…` under a paused clock and
-//! `etcd::…` against an etcd that the suite starts. Not the place for what only one of them has: that is in
-//! `etcd_only.rs` and in the stores' own unit tests. A case that writes what both stores must mean is worth more here
-//! than a comment in either.
+//! Each case is a function over a [`Fixture`](fixture::Fixture) and a named test per store: `memory::…` under a paused
+//! clock, and `etcd::…` against an etcd that the suite starts. Not here: behaviour of one store alone (`etcd_only.rs` and
+//! the stores' own unit tests).
 
 #![allow(clippy::unwrap_used)]
 
 mod etcd_only;
+mod fixture;
 mod guards;
 mod leader;
 mod leases;
 mod outages;
 mod revisions;
-mod site;
 mod watches;
 
 /// `shared`: one etcd for all such cases of the process, told apart by a prefix. `own`: the case looks at the store's
@@ -24,7 +23,7 @@ macro_rules! conformance {
             $(
                 #[tokio::test(start_paused = true)]
                 async fn $case() {
-                    crate::$module::$case(crate::site::Site::memory()).await;
+                    crate::$module::$case(crate::fixture::Fixture::memory()).await;
                 }
             )*
         }
@@ -32,7 +31,7 @@ macro_rules! conformance {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    crate::$module::$case(crate::site::Site::$etcd()).await;
+                    crate::$module::$case(crate::fixture::Fixture::$etcd()).await;
                 }
             )*
         }

@@ -1,4 +1,4 @@
-//! What a watch reports, from where on, and in which pieces.
+//! Watches: which events they report, from which revision on, and in which batches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use segue_coordination::store::StoreError;
 use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Event, Op};
 
-use crate::site::{Site, collect, next, try_next};
+use crate::fixture::{Fixture, collect, next, try_next};
 
 fn put_revision(event: &Event) -> Revision {
     match event {
@@ -18,87 +18,91 @@ fn put_revision(event: &Event) -> Revision {
     }
 }
 
-pub(crate) async fn a_watch_from_the_past_replays_what_happened(site: Site) {
-    let first = site.put("a", "1").await;
-    site.put("b", "1").await;
-    site.put("a", "2").await;
-    site.delete(site.one("a")).await;
-    let last = site.put("a", "3").await;
+pub(crate) async fn a_watch_from_the_past_replays_what_happened(fixture: Fixture) {
+    let first = fixture.put("a", "1").await;
+    fixture.put("b", "1").await;
+    fixture.put("a", "2").await;
+    fixture.delete(fixture.one("a")).await;
+    let last = fixture.put("a", "3").await;
 
-    let mut watch = site.watch(site.all(), first).await;
+    let mut watch = fixture.watch(fixture.all(), first).await;
     let events = collect(&mut watch, 5).await;
-    assert_eq!(site.short(&events), ["a=1", "b=1", "a=2", "-a", "a=3"]);
+    assert_eq!(fixture.short(&events), ["a=1", "b=1", "a=2", "-a", "a=3"]);
     assert_eq!((put_revision(&events[0]), put_revision(&events[4])), (first, last));
 
-    let mut always = site.watch(site.all(), Revision::ZERO).await;
-    assert_eq!(site.short(&collect(&mut always, 5).await), ["a=1", "b=1", "a=2", "-a", "a=3"]);
-    let mut later = site.watch(site.all(), first.next()).await;
-    assert_eq!(site.short(&collect(&mut later, 4).await), ["b=1", "a=2", "-a", "a=3"]);
+    let mut always = fixture.watch(fixture.all(), Revision::ZERO).await;
+    assert_eq!(fixture.short(&collect(&mut always, 5).await), ["a=1", "b=1", "a=2", "-a", "a=3"]);
+    let mut later = fixture.watch(fixture.all(), first.next()).await;
+    assert_eq!(fixture.short(&collect(&mut later, 4).await), ["b=1", "a=2", "-a", "a=3"]);
 
     // They go on with what comes.
-    site.delete(site.all()).await;
+    fixture.delete(fixture.all()).await;
     for watch in [&mut watch, &mut always, &mut later] {
-        assert_eq!(site.short(&next(watch).await.events), ["-a", "-b"]);
+        assert_eq!(fixture.short(&next(watch).await.events), ["-a", "-b"]);
     }
 }
 
-pub(crate) async fn a_watch_from_the_future_waits_for_its_revision(site: Site) {
-    let now = site.put("a", "1").await;
-    let mut next_one = site.watch(site.all(), now.next()).await;
+pub(crate) async fn a_watch_from_the_future_waits_for_its_revision(fixture: Fixture) {
+    let now = fixture.put("a", "1").await;
+    let mut next_one = fixture.watch(fixture.all(), now.next()).await;
     // Other cases write to the same etcd: the revisions of this one's writes are not known before.
     let far = Revision::new(now.get() + 10_000);
-    let mut far_one = site.watch(site.all(), far).await;
-    let soon = site.put("a", "2").await;
+    let mut far_one = fixture.watch(fixture.all(), far).await;
+    let soon = fixture.put("a", "2").await;
     let batch = next(&mut next_one).await;
-    assert_eq!((batch.revision, site.short(&batch.events)), (soon, vec!["a=2".to_owned()]));
+    assert_eq!((batch.revision, fixture.short(&batch.events)), (soon, vec!["a=2".to_owned()]));
     let early = tokio::time::timeout(Duration::from_millis(200), far_one.next()).await;
     assert!(early.is_err(), "{early:?}");
 }
 
-pub(crate) async fn a_watch_sees_its_own_keys_only(site: Site) {
-    let start = site.put("x", "").await;
-    let mut one = site.watch(site.one("a"), start).await;
-    let mut below = site.watch(site.below("a/"), start).await;
+pub(crate) async fn a_watch_sees_its_own_keys_only(fixture: Fixture) {
+    let start = fixture.put("x", "").await;
+    let mut one = fixture.watch(fixture.one("a"), start).await;
+    let mut below = fixture.watch(fixture.below("a/"), start).await;
     for name in ["a", "a/1", "a0", "b", "a/2"] {
-        site.put(name, "").await;
+        fixture.put(name, "").await;
     }
-    site.delete(site.below("a")).await;
-    assert_eq!(site.short(&collect(&mut one, 2).await), ["a=", "-a"]);
-    assert_eq!(site.short(&collect(&mut below, 4).await), ["a/1=", "a/2=", "-a/1", "-a/2"]);
+    fixture.delete(fixture.below("a")).await;
+    assert_eq!(fixture.short(&collect(&mut one, 2).await), ["a=", "-a"]);
+    assert_eq!(fixture.short(&collect(&mut below, 4).await), ["a/1=", "a/2=", "-a/1", "-a/2"]);
 }
 
-pub(crate) async fn a_transaction_arrives_in_one_batch_in_its_own_order(site: Site) {
-    let start = site.write(["d/1", "d/2", "z"].map(|name| site.put_op(name, "0"))).await;
-    let mut live = site.watch(site.all(), start.next()).await;
-    let ops =
-        [site.put_op("z", "1"), Op::Delete(site.below("d/")), site.put_op("a", "1"), Op::Delete(site.one("absent"))];
-    let revision = site.write(ops).await;
-    let mut replayed = site.watch(site.all(), start.next()).await;
+pub(crate) async fn a_transaction_arrives_in_one_batch_in_its_own_order(fixture: Fixture) {
+    let start = fixture.write(["d/1", "d/2", "z"].map(|name| fixture.put_op(name, "0"))).await;
+    let mut live = fixture.watch(fixture.all(), start.next()).await;
+    let ops = [
+        fixture.put_op("z", "1"),
+        Op::Delete(fixture.below("d/")),
+        fixture.put_op("a", "1"),
+        Op::Delete(fixture.one("absent")),
+    ];
+    let revision = fixture.write(ops).await;
+    let mut replayed = fixture.watch(fixture.all(), start.next()).await;
     for watch in [&mut live, &mut replayed] {
         let batch = next(watch).await;
         assert_eq!(batch.revision, revision);
-        assert_eq!(site.short(&batch.events), ["z=1", "-d/1", "-d/2", "a=1"]);
+        assert_eq!(fixture.short(&batch.events), ["z=1", "-d/1", "-d/2", "a=1"]);
     }
 }
 
-pub(crate) async fn no_batch_ends_within_a_revision(site: Site) {
-    const SIZE: usize = 100;
+pub(crate) async fn no_batch_ends_within_a_revision(fixture: Fixture) {
+    const EVENTS_PER_REVISION: usize = 100;
     const REVISIONS: usize = 60;
-    let start = site.put("x", "").await.next();
-    let mut live = site.watch(site.all(), start).await;
+    let start = fixture.put("x", "").await.next();
+    let mut live = fixture.watch(fixture.all(), start).await;
     // 4 MiB in all: a server that splits by size would do it.
     let value = "v".repeat(700);
     for _ in 0..REVISIONS {
-        site.write((0..SIZE).map(|number| site.put_op(&number.to_string(), &value))).await;
+        fixture.write((0..EVENTS_PER_REVISION).map(|number| fixture.put_op(&number.to_string(), &value))).await;
     }
-    let mut replayed = site.watch(site.all(), start).await;
+    let mut replayed = fixture.watch(fixture.all(), start).await;
     for watch in [&mut live, &mut replayed] {
         let mut seen = 0;
         let mut last = Revision::ZERO;
-        while seen < SIZE * REVISIONS {
+        while seen < EVENTS_PER_REVISION * REVISIONS {
             let batch = next(watch).await;
-            assert_eq!(batch.events.len() % SIZE, 0);
-            for whole in batch.events.chunks(SIZE) {
+            assert_eq!(batch.events.len() % EVENTS_PER_REVISION, 0);
+            for whole in batch.events.chunks(EVENTS_PER_REVISION) {
                 let revision = put_revision(&whole[0]);
                 assert!(revision > last && whole.iter().all(|event| put_revision(event) == revision));
                 last = revision;
@@ -109,27 +113,27 @@ pub(crate) async fn no_batch_ends_within_a_revision(site: Site) {
     }
 }
 
-pub(crate) async fn a_batch_is_at_the_revision_of_its_last_change(site: Site) {
+pub(crate) async fn a_batch_is_at_the_revision_of_its_last_change(fixture: Fixture) {
     // More than a store reports at once to a watch that is behind: etcd takes 1,000 revisions a time, and names its
     // newest one in the answer.
     const ROUNDS: usize = 12;
-    const EACH: usize = 100;
-    let start = site.put("x", "").await.next();
+    const PUTS_PER_ROUND: usize = 100;
+    let start = fixture.put("x", "").await.next();
     for _ in 0..ROUNDS {
-        join_all((0..EACH).map(|number| site.put(if number % 2 == 0 { "a" } else { "b" }, ""))).await;
+        join_all((0..PUTS_PER_ROUND).map(|number| fixture.put(if number % 2 == 0 { "a" } else { "b" }, ""))).await;
     }
-    let mut watch = site.watch(site.all(), start).await;
+    let mut watch = fixture.watch(fixture.all(), start).await;
     let mut seen = 0;
-    while seen < ROUNDS * EACH {
+    while seen < ROUNDS * PUTS_PER_ROUND {
         let batch = next(&mut watch).await;
         assert_eq!(batch.events.last().map(put_revision), Some(batch.revision));
         seen += batch.events.len();
     }
 }
 
-pub(crate) async fn a_write_between_snapshot_and_watch_is_seen(site: Site) {
-    let site = Arc::new(site);
-    let writer = Arc::clone(&site);
+pub(crate) async fn a_write_between_snapshot_and_watch_is_seen(fixture: Fixture) {
+    let fixture = Arc::new(fixture);
+    let writer = Arc::clone(&fixture);
     let writer = tokio::spawn(async move {
         for number in 0..400 {
             let name = format!("{}", number % 7);
@@ -144,15 +148,15 @@ pub(crate) async fn a_write_between_snapshot_and_watch_is_seen(site: Site) {
     });
     let mut views = Vec::new();
     while !writer.is_finished() && views.len() < 50 {
-        let snapshot = site.snapshot().await;
+        let snapshot = fixture.snapshot().await;
         // Room for a write between the two.
         tokio::task::yield_now().await;
-        let watch = site.watch(site.all(), snapshot.revision.next()).await;
+        let watch = fixture.watch(fixture.all(), snapshot.revision.next()).await;
         views.push((snapshot, watch));
     }
     let end = writer.await.unwrap();
     let truth: BTreeMap<_, _> =
-        site.snapshot().await.entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
+        fixture.snapshot().await.entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
     let mut followed = 0;
     for (snapshot, mut watch) in views {
         let mut at = snapshot.revision;
@@ -174,30 +178,30 @@ pub(crate) async fn a_write_between_snapshot_and_watch_is_seen(site: Site) {
     assert!(followed > 0, "nothing was written meanwhile, so nothing was shown");
 }
 
-pub(crate) async fn a_slow_watch_loses_nothing(site: Site) {
+pub(crate) async fn a_slow_watch_loses_nothing(fixture: Fixture) {
     const WRITES: usize = 600;
-    let start = site.put("x", "").await.next();
-    let mut slow = site.watch(site.all(), start).await;
+    let start = fixture.put("x", "").await.next();
+    let mut slow = fixture.watch(fixture.all(), start).await;
     for number in 0..WRITES {
-        site.put("a", &number.to_string()).await;
+        fixture.put("a", &number.to_string()).await;
         // So that each is a batch of its own, as far as there is room.
         tokio::task::yield_now().await;
     }
     let events = collect(&mut slow, WRITES).await;
     let expected: Vec<_> = (0..WRITES).map(|number| format!("a={number}")).collect();
-    assert_eq!(site.short(&events), expected);
+    assert_eq!(fixture.short(&events), expected);
 }
 
-pub(crate) async fn a_watch_from_a_compacted_revision_fails_as_such(site: Site) {
-    let first = site.put("a", "1").await;
-    let mut running = site.watch(site.all(), first).await;
-    assert_eq!(site.short(&next(&mut running).await.events), ["a=1"]);
-    site.put("a", "2").await;
-    let kept = site.put("a", "3").await;
-    assert_eq!(site.short(&collect(&mut running, 2).await), ["a=2", "a=3"]);
-    site.compact(kept).await;
+pub(crate) async fn a_watch_from_a_compacted_revision_fails_as_such(fixture: Fixture) {
+    let first = fixture.put("a", "1").await;
+    let mut running = fixture.watch(fixture.all(), first).await;
+    assert_eq!(fixture.short(&next(&mut running).await.events), ["a=1"]);
+    fixture.put("a", "2").await;
+    let kept = fixture.put("a", "3").await;
+    assert_eq!(fixture.short(&collect(&mut running, 2).await), ["a=2", "a=3"]);
+    fixture.compact(kept).await;
 
-    let compacted = match site.store.watch(&site.all(), Revision::new(kept.get() - 1)).await {
+    let compacted = match fixture.store.watch(&fixture.all(), Revision::new(kept.get() - 1)).await {
         Ok(mut watch) => try_next(&mut watch).await.unwrap_err(),
         Err(error) => error,
     };
@@ -206,8 +210,8 @@ pub(crate) async fn a_watch_from_a_compacted_revision_fails_as_such(site: Site) 
     };
     assert_eq!((requested, oldest), (Revision::new(kept.get() - 1), kept));
 
-    let mut fresh = site.watch(site.all(), oldest).await;
-    site.put("a", "4").await;
-    assert_eq!(site.short(&collect(&mut fresh, 2).await), ["a=3", "a=4"]);
-    assert_eq!(site.short(&next(&mut running).await.events), ["a=4"], "one that had read it all goes on");
+    let mut fresh = fixture.watch(fixture.all(), oldest).await;
+    fixture.put("a", "4").await;
+    assert_eq!(fixture.short(&collect(&mut fresh, 2).await), ["a=3", "a=4"]);
+    assert_eq!(fixture.short(&next(&mut running).await.events), ["a=4"], "one that had read it all goes on");
 }

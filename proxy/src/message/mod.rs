@@ -4,6 +4,7 @@
 //! pod (`upstream`) or a client (`server`).
 
 pub(crate) mod detach;
+pub(crate) mod expect_continue;
 pub(crate) mod frames;
 pub(crate) mod grpc_timeout;
 pub(crate) mod header_names;

@@ -15,10 +15,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::EXPECT;
 use http::{Request, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -26,9 +24,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::body::BoxError;
-
-/// Time that a service may take to respond to `Expect: 100-continue` before the body is sent all the same.
-const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
+use crate::message::expect_continue::{CONTINUE_TIMEOUT, expects_continue};
 
 /// The router has reset the stream before its end, or the pod's lease is lost.
 #[derive(Debug, thiserror::Error)]
@@ -64,9 +60,8 @@ impl RequestBody {
         request: Request<Incoming>,
         lost: WaitForCancellationFutureOwned,
     ) -> (Request<Self>, oneshot::Receiver<Upload>) {
-        let asks = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
         // By HTTP/2 hyper does not report informational responses, so there the body follows its head.
-        let expects = request.version() != Version::HTTP_2 && request.headers().get(EXPECT).is_some_and(asks);
+        let expects = request.version() != Version::HTTP_2 && expects_continue(request.headers());
         let http2 = request.version() == Version::HTTP_2;
         let (ended, upload) = oneshot::channel();
         let mut request = request.map(|incoming| RequestBody {

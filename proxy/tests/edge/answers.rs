@@ -1,38 +1,32 @@
-//! What pods answer.
+//! Broken answers of pods.
 
 use tokio::io::AsyncReadExt;
 
-use crate::support::client::Plain;
-use crate::support::pod::{Connection, Script};
-use crate::support::{World, soon};
+use crate::support::pod::Connection;
+use crate::support::{Fixture, GET, P0, soon};
 use crate::wire::{self, Stop};
-
-const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gets {
-    /// This status and body, whole.
+    /// A whole answer with this status and body.
     Whole(u16, &'static str),
-    /// An answer of this status that is seen to be cut off, or a hang-up.
+    /// An answer with this status that is visibly cut off, or no answer and a close.
     CutOff(u16),
 }
 use Gets::{CutOff, Whole};
 
-/// Whether the router uses the connection for the next request.
+/// What becomes of the connection to the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     Reused,
     Dropped,
 }
 use Then::{Dropped, Reused};
-use segue_protocol::ids::PartitionId;
-
-const P0: PartitionId = PartitionId::new(0);
 
 struct Case {
     what: &'static str,
     answers: String,
-    /// The pod closes behind it.
+    /// The pod closes the connection behind the answer.
     closes: bool,
     gets: Gets,
     then: Then,
@@ -148,13 +142,11 @@ fn cases() -> Vec<Case> {
 
 #[tokio::test]
 async fn a_broken_answer_fails_alone_and_its_connection_is_not_used_again() {
-    let world = World::new();
-    let pod = Script::new().await;
-    world.lead(P0, pod.address, 1);
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
     let mut kept: Option<Connection> = None;
     for Case { what, answers, closes, gets, then } in cases() {
-        let mut client = Plain::connect(world.address).await;
-        client.write(GET.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n")).await;
+        let client = fixture.send(GET.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n")).await;
         let mut connection = match kept.take() {
             Some(connection) => connection,
             None => pod.accept().await,
@@ -168,7 +160,7 @@ async fn a_broken_answer_fails_alone_and_its_connection_is_not_used_again() {
             continue;
         }
         check(what, &client.rest().await, gets);
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
         match then {
             Reused => kept = Some(connection),
             Dropped => {
@@ -179,7 +171,7 @@ async fn a_broken_answer_fails_alone_and_its_connection_is_not_used_again() {
     }
 }
 
-/// `text`: the answer, maybe behind others that came before it.
+/// Checks the last answer in `text` behind any informational ones.
 fn check(what: &str, mut text: &str, gets: Gets) {
     while let Some((_, behind)) = text.starts_with("HTTP/1.1 1").then(|| text.split_once("\r\n\r\n")).flatten() {
         text = behind;

@@ -1,24 +1,21 @@
-//! What a client says of itself, of the router and of its key, and what of that reaches a pod.
+//! Headers by which a client could speak for a proxy, for the router or for another key, and what of them reaches a pod.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::UpstreamProtocol;
 use tokio::io::AsyncReadExt;
 
 use crate::recorder::Recorder;
-use crate::support::client::{Body, Http2, Plain, empty, stream};
-use crate::support::pod::{Pod, Speaks};
-use crate::support::{Settings, World};
+use crate::support::client::{Body, empty, stream};
+use crate::support::pod::Speaks;
+use crate::support::{Fixture, P0, Settings};
 use crate::wire::Message;
 
-const P0: PartitionId = PartitionId::new(0);
-
-/// The request that a pod gets from a client by HTTP/1.1 that sends this head.
-async fn passed_on(world: &World, pod: &Recorder, head: &str) -> Message {
+/// Sends this head by HTTP/1.1. Returns the request that the pod gets.
+async fn passed_on(fixture: &Fixture, pod: &Recorder, head: &str) -> Message {
     let text = format!("{}\r\n\r\n", head.replace('\n', "\r\n"));
-    assert_eq!(Plain::connect(world.address).await.ask(text).await.status, 200);
+    assert_eq!(fixture.ask(text).await.status, 200);
     pod.requests().await.pop().unwrap()
 }
 
@@ -31,10 +28,10 @@ const CLAIMS: &str = "GET / HTTP/1.1\nhost: h\nx-partition: 0\nx-forwarded-for: 
 
 #[tokio::test]
 async fn a_client_does_not_say_where_it_comes_from() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 1);
-    let request = passed_on(&world, &pod, CLAIMS).await;
+    fixture.route(P0, pod.address, 1);
+    let request = passed_on(&fixture, &pod, CLAIMS).await;
     assert_eq!(values(&request, "x-forwarded-for"), ["127.0.0.1"]);
     assert_eq!(values(&request, "x-forwarded-proto"), ["http"]);
     for dropped in ["x-forwarded-host", "x-forwarded-port", "forwarded"] {
@@ -42,7 +39,7 @@ async fn a_client_does_not_say_where_it_comes_from() {
     }
 }
 
-/// Headers and trailers as an HTTP/2 pod gets them.
+/// Answers with the headers and trailers that a pod by HTTP/2 gets.
 async fn mirror(request: http::Request<Incoming>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let trailers = body.collect().await.unwrap().trailers().cloned().unwrap_or_default();
@@ -59,12 +56,10 @@ async fn mirror(request: http::Request<Incoming>) -> Response<Body> {
 
 #[tokio::test]
 async fn a_trusted_proxy_says_where_its_clients_come_from() {
-    let mut settings = Settings::default();
-    settings.forward.trust_forwarded = true;
-    let world = World::with(settings);
+    let fixture = Fixture::with(Settings::with(|settings| settings.forward.trust_forwarded = true));
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 1);
-    let request = passed_on(&world, &pod, CLAIMS).await;
+    fixture.route(P0, pod.address, 1);
+    let request = passed_on(&fixture, &pod, CLAIMS).await;
     assert_eq!(values(&request, "x-forwarded-for"), ["1.2.3.4, 127.0.0.1"]);
     assert_eq!(values(&request, "x-forwarded-proto"), ["https"]);
     assert_eq!(values(&request, "x-forwarded-host"), ["bank"]);
@@ -73,10 +68,9 @@ async fn a_trusted_proxy_says_where_its_clients_come_from() {
 
 #[tokio::test]
 async fn an_http2_client_does_not_say_where_it_comes_from() {
-    let world = World::new();
-    let pod = Pod::start(Speaks::Http2, mirror).await;
-    world.lead(P0, pod.address, 1);
-    let client = Http2::connect(world.address).await;
+    let fixture = Fixture::new();
+    let _pod = fixture.pod(Speaks::Http2, mirror).await;
+    let client = fixture.http2_client().await;
     let request = client.request("GET", "/").header("x-forwarded-for", "1.2.3.4").header("x-forwarded-proto", "https");
     let request = request.header("x-forwarded-host", "bank").header("forwarded", "for=1.2.3.4");
     let answer = client.ask(request.body(empty()).unwrap()).await;
@@ -88,13 +82,13 @@ async fn an_http2_client_does_not_say_where_it_comes_from() {
 
 #[tokio::test]
 async fn a_client_cannot_speak_for_the_router_not_even_with_underscores() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 7);
+    fixture.route(P0, pod.address, 7);
     let forged = "GET / HTTP/1.1\nhost: h\nx-partition: 0\nx-key: a\nsegue-misdirected: 1\nsegue-reason: fenced\n\
         segue_epoch: 99\nSegue_Partition: 3\nsegue-router: me\nx_forwarded_for: 1.2.3.4\nX_Forwarded-Proto: https\n\
         x_partition: 3\nx_key: b\ncontent_length: 9\ntransfer_encoding: chunked\nmy_own: kept";
-    let request = passed_on(&world, &pod, forged).await;
+    let request = passed_on(&fixture, &pod, forged).await;
     assert_eq!(values(&request, "segue-epoch"), ["7"]);
     assert_eq!(values(&request, "x-key"), ["a"]);
     assert_eq!(values(&request, "my_own"), ["kept"]);
@@ -106,19 +100,18 @@ async fn a_client_cannot_speak_for_the_router_not_even_with_underscores() {
 
 #[tokio::test]
 async fn trailers_of_a_request_neither_route_nor_speak_for_the_router() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     let head = "PUT / HTTP/1.1\nhost: h\nx-partition: 0\ntransfer-encoding: chunked\n\n0\nx-partition: 3\nx-key: b\n\
         segue-misdirected: 1\nsegue-reason: fenced\nsegue_epoch: 9\nx_key: c\nforwarded: for=x\nx-forwarded-host: y\n\
         cookie: sid=1\nx-sum: 7";
-    let request = passed_on(&world, &pod, head).await;
+    let request = passed_on(&fixture, &pod, head).await;
     assert_eq!(request.trailers, [("x-sum".to_owned(), b"7".to_vec())]);
 
-    let world = World::new();
-    let pod = Pod::start(Speaks::Http2, mirror).await;
-    world.lead(P0, pod.address, 1);
-    let client = Http2::connect(world.address).await;
+    let fixture = Fixture::new();
+    let _pod = fixture.pod(Speaks::Http2, mirror).await;
+    let client = fixture.http2_client().await;
     let (frames, body) = stream();
     let mut trailers = HeaderMap::new();
     for name in ["x-partition", "x-key", "segue-misdirected", "segue-reason", "segue_epoch", "forwarded", "x-sum"] {
@@ -133,33 +126,30 @@ async fn trailers_of_a_request_neither_route_nor_speak_for_the_router() {
 
 #[tokio::test]
 async fn cookies_that_came_in_pieces_are_one_line_for_a_pod_by_http1() {
-    let mut settings = Settings::default();
-    settings.forward.upstream.protocol = UpstreamProtocol::Http1;
-    let world = World::with(settings);
+    let fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 1);
-    let client = Http2::connect(world.address).await;
+    fixture.route(P0, pod.address, 1);
+    let client = fixture.http2_client().await;
     let request = client.request("GET", "/").header("cookie", "a=1").header("x-a", "b").header("cookie", "b=2; c=3");
     assert_eq!(client.ask(request.body(empty()).unwrap()).await.status, 200);
     let request = pod.requests().await.pop().unwrap();
     assert_eq!(values(&request, "cookie"), ["a=1; b=2; c=3"]);
-    let request = passed_on(&world, &pod, "GET / HTTP/1.1\nhost: h\nx-partition: 0\ncookie: a=1\ncookie: b=2").await;
+    let request = passed_on(&fixture, &pod, "GET / HTTP/1.1\nhost: h\nx-partition: 0\ncookie: a=1\ncookie: b=2").await;
     assert_eq!(values(&request, "cookie"), ["a=1; b=2"]);
 }
 
 #[tokio::test]
 async fn a_request_by_http11_names_its_host() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     for line in ["GET / HTTP/1.1", "GET http://h/ HTTP/1.1"] {
-        let answer = Plain::connect(world.address).await.ask(format!("{line}\r\nx-partition: 0\r\n\r\n")).await;
-        assert_eq!((answer.status, answer.header("segue-reason")), (400, "ambiguous"), "{line}");
+        let answer = fixture.ask(format!("{line}\r\nx-partition: 0\r\n\r\n")).await;
+        assert_eq!(answer.reason(), (400, "ambiguous"), "{line}");
     }
     assert!(pod.requests().await.is_empty());
     // HTTP/1.0 has no such rule.
-    let mut client = Plain::connect(world.address).await;
-    client.write("GET / HTTP/1.0\r\nx-partition: 0\r\n\r\n").await;
+    let mut client = fixture.send("GET / HTTP/1.0\r\nx-partition: 0\r\n\r\n").await;
     let mut text = String::new();
     client.stream.read_to_string(&mut text).await.unwrap();
     assert!(text.contains(" 200 "), "{text}");

@@ -6,11 +6,9 @@ use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
 
 use crate::recorder::Recorder;
-use crate::support::client::{Answer, Http2, Plain, empty};
-use crate::support::pod::{Pod, Speaks};
-use crate::support::{Settings, World};
-
-const P0: PartitionId = PartitionId::new(0);
+use crate::support::client::{Answer, empty};
+use crate::support::pod::Speaks;
+use crate::support::{Fixture, Settings};
 
 fn by(source: KeySource) -> Settings {
     let mut settings = Settings::default();
@@ -18,25 +16,25 @@ fn by(source: KeySource) -> Settings {
     settings
 }
 
-async fn led(settings: Settings) -> (World, Recorder) {
-    let world = World::with(settings);
+async fn led(settings: Settings) -> (Fixture, Recorder) {
+    let fixture = Fixture::with(settings);
     let pod = Recorder::start().await;
     for partition in PartitionId::all(8) {
-        world.lead(partition, pod.address, 1);
+        fixture.route(partition, pod.address, 1);
     }
-    (world, pod)
+    (fixture, pod)
 }
 
-/// What a client gets that sends this head.
-async fn ask(world: &World, head: &str) -> (u16, String) {
-    let answer = answer(world, head).await;
+/// Sends this head. Returns the status and the reason of the answer.
+async fn ask(fixture: &Fixture, head: &str) -> (u16, String) {
+    let answer = answer(fixture, head).await;
     let reason = answer.header("segue-reason").to_owned();
     (answer.status, reason)
 }
 
-async fn answer(world: &World, head: &str) -> Answer {
+async fn answer(fixture: &Fixture, head: &str) -> Answer {
     let head = head.replace('\n', "\r\n");
-    Plain::connect(world.address).await.ask(format!("{head}\r\n\r\n")).await
+    fixture.ask(format!("{head}\r\n\r\n")).await
 }
 
 fn refused() -> (u16, String) {
@@ -47,7 +45,7 @@ fn served() -> (u16, String) {
     (200, String::new())
 }
 
-/// What pods may take for another path than the router does.
+/// Paths that pods may resolve to other paths than the router does.
 const AMBIGUOUS: [&str; 20] = [
     "/persons/anna/../bert",
     "/persons/anna/x/../../bert",
@@ -73,24 +71,24 @@ const AMBIGUOUS: [&str; 20] = [
 
 #[tokio::test]
 async fn a_path_that_pods_may_read_differently_is_refused() {
-    let (world, pod) = led(by(KeySource::Path("/persons/{key}".parse().unwrap()))).await;
+    let (fixture, pod) = led(by(KeySource::Path("/persons/{key}".parse().unwrap()))).await;
     for target in AMBIGUOUS {
         for target in [target.to_owned(), format!("http://h{target}"), format!("{target}?a=b")] {
-            let got = ask(&world, &format!("GET {target} HTTP/1.1\nhost: h")).await;
+            let got = ask(&fixture, &format!("GET {target} HTTP/1.1\nhost: h")).await;
             assert_eq!(got, refused(), "{target}");
         }
     }
-    let client = Http2::connect(world.address).await;
+    let client = fixture.http2_client().await;
     for target in AMBIGUOUS {
         let answer = client.ask(client.request("GET", target).body(empty()).unwrap()).await;
-        assert_eq!((answer.status, answer.header("segue-reason")), (400, "bad-partition"), "{target}");
+        assert_eq!(answer.reason(), (400, "bad-partition"), "{target}");
     }
     assert!(pod.requests().await.is_empty());
 }
 
 #[tokio::test]
 async fn a_path_that_all_read_alike_reaches_its_pod_unchanged() {
-    let (world, pod) = led(by(KeySource::Path("/persons/{key}".parse().unwrap()))).await;
+    let (fixture, pod) = led(by(KeySource::Path("/persons/{key}".parse().unwrap()))).await;
     let targets = [
         "/persons/anna",
         "/persons/a.b..c/v1.2",
@@ -105,7 +103,7 @@ async fn a_path_that_all_read_alike_reaches_its_pod_unchanged() {
         "/persons/anna?next=/../x;y",
     ];
     for target in targets {
-        assert_eq!(ask(&world, &format!("GET {target} HTTP/1.1\nhost: h")).await, served(), "{target}");
+        assert_eq!(ask(&fixture, &format!("GET {target} HTTP/1.1\nhost: h")).await, served(), "{target}");
     }
     let mut lines: Vec<_> = pod.requests().await.into_iter().map(|request| request.start).collect();
     let mut expected: Vec<_> = targets.iter().map(|target| format!("GET {target} HTTP/1.1").into_bytes()).collect();
@@ -116,7 +114,7 @@ async fn a_path_that_all_read_alike_reaches_its_pod_unchanged() {
 
 #[tokio::test]
 async fn a_query_that_names_its_key_in_two_ways_is_refused() {
-    let (world, pod) = led(by(KeySource::Query("id".to_owned()))).await;
+    let (fixture, pod) = led(by(KeySource::Query("id".to_owned()))).await;
     let ambiguous = [
         "/?id=1&id=2",
         "/?id=1&id=1",
@@ -132,17 +130,17 @@ async fn a_query_that_names_its_key_in_two_ways_is_refused() {
         "/?id=%4",
     ];
     for target in ambiguous {
-        assert_eq!(ask(&world, &format!("GET {target} HTTP/1.1\nhost: h")).await, refused(), "{target}");
+        assert_eq!(ask(&fixture, &format!("GET {target} HTTP/1.1\nhost: h")).await, refused(), "{target}");
     }
     assert!(pod.requests().await.is_empty());
     for target in ["/?id=1", "/?a;b&id=1&ids=2", "http://h?id=1"] {
-        assert_eq!(ask(&world, &format!("GET {target} HTTP/1.1\nhost: h")).await, served(), "{target}");
+        assert_eq!(ask(&fixture, &format!("GET {target} HTTP/1.1\nhost: h")).await, served(), "{target}");
     }
 }
 
 #[tokio::test]
 async fn a_cookie_that_names_its_key_in_two_ways_is_refused() {
-    let (world, pod) = led(by(KeySource::Cookie("sid".to_owned()))).await;
+    let (fixture, pod) = led(by(KeySource::Cookie("sid".to_owned()))).await;
     let ambiguous = [
         "sid=\"42\"",
         "sid=1; sid=2",
@@ -156,51 +154,51 @@ async fn a_cookie_that_names_its_key_in_two_ways_is_refused() {
         "sid=a%00b",
     ];
     for cookie in ambiguous {
-        assert_eq!(ask(&world, &format!("GET / HTTP/1.1\nhost: h\ncookie: {cookie}")).await, refused(), "{cookie}");
+        assert_eq!(ask(&fixture, &format!("GET / HTTP/1.1\nhost: h\ncookie: {cookie}")).await, refused(), "{cookie}");
     }
     assert!(pod.requests().await.is_empty());
     for cookie in ["sid=1", "a=\"b c\"; sid=1; d=e", "sid=1; sid=1", "a=1\ncookie: sid=1"] {
-        assert_eq!(ask(&world, &format!("GET / HTTP/1.1\nhost: h\ncookie: {cookie}")).await, served(), "{cookie}");
+        assert_eq!(ask(&fixture, &format!("GET / HTTP/1.1\nhost: h\ncookie: {cookie}")).await, served(), "{cookie}");
     }
 }
 
 #[tokio::test]
 async fn a_key_or_an_order_that_is_given_twice_is_refused() {
-    let (world, pod) = led(Settings::default()).await;
+    let (fixture, pod) = led(Settings::default()).await;
     for order in ["x-key: a\nx-key: b", "x-key: a\nx-key: a"] {
-        assert_eq!(ask(&world, &format!("GET / HTTP/1.1\nhost: h\nx-partition: 0\n{order}")).await, refused());
+        assert_eq!(ask(&fixture, &format!("GET / HTTP/1.1\nhost: h\nx-partition: 0\n{order}")).await, refused());
     }
-    assert_eq!(ask(&world, "GET / HTTP/1.1\nhost: h\nx-partition: 0\nx-key: a").await, served());
+    assert_eq!(ask(&fixture, "GET / HTTP/1.1\nhost: h\nx-partition: 0\nx-key: a").await, served());
     assert_eq!(pod.requests().await.len(), 1);
-    let (world, pod) = led(by(KeySource::Header("x-key".parse().unwrap()))).await;
+    let (fixture, pod) = led(by(KeySource::Header("x-key".parse().unwrap()))).await;
     for key in ["x-key: a\nx-key: b", "x-key: a\nx-key: a"] {
-        assert_eq!(ask(&world, &format!("GET / HTTP/1.1\nhost: h\n{key}")).await, refused());
+        assert_eq!(ask(&fixture, &format!("GET / HTTP/1.1\nhost: h\n{key}")).await, refused());
     }
     // By HTTP/2 spaces around a value arrive, and a pod by HTTP/1.1 would not see them.
-    let client = Http2::connect(world.address).await;
+    let client = fixture.http2_client().await;
     for key in [" a", "a "] {
         let answer = client.ask(client.request("GET", "/").header("x-key", key).body(empty()).unwrap()).await;
-        assert_eq!((answer.status, answer.header("segue-reason")), (400, "bad-partition"), "{key:?}");
+        assert_eq!(answer.reason(), (400, "bad-partition"), "{key:?}");
     }
     assert!(pod.requests().await.is_empty());
 }
 
 #[tokio::test]
 async fn a_target_without_a_path_reaches_the_pod_as_one_with_a_path() {
-    let (world, pod) = led(Settings::default()).await;
-    assert_eq!(ask(&world, "GET http://h?id=7 HTTP/1.1\nhost: h\nx-partition: 0").await, served());
-    assert_eq!(ask(&world, "GET http://h HTTP/1.1\nhost: h\nx-partition: 0").await, served());
+    let (fixture, pod) = led(Settings::default()).await;
+    assert_eq!(ask(&fixture, "GET http://h?id=7 HTTP/1.1\nhost: h\nx-partition: 0").await, served());
+    assert_eq!(ask(&fixture, "GET http://h HTTP/1.1\nhost: h\nx-partition: 0").await, served());
     let lines: Vec<_> = pod.requests().await.into_iter().map(|request| request.start).collect();
     assert_eq!(lines, [b"GET /?id=7 HTTP/1.1".to_vec(), b"GET / HTTP/1.1".to_vec()]);
 
-    let world = World::new();
-    let pod = Pod::start(Speaks::Http2, |request| async move {
-        let target = request.uri().path_and_query().map_or(String::new(), |target| target.to_string());
-        Response::builder().header("got", target).body(empty()).unwrap()
-    })
-    .await;
-    world.lead(P0, pod.address, 1);
-    let client = Http2::connect(world.address).await;
-    let request = http::Request::get(format!("http://{}?id=7", world.address)).header("x-partition", "0");
+    let fixture = Fixture::new();
+    let _pod = fixture
+        .pod(Speaks::Http2, |request| async move {
+            let target = request.uri().path_and_query().map_or(String::new(), |target| target.to_string());
+            Response::builder().header("got", target).body(empty()).unwrap()
+        })
+        .await;
+    let client = fixture.http2_client().await;
+    let request = http::Request::get(format!("http://{}?id=7", fixture.address)).header("x-partition", "0");
     assert_eq!(client.ask(request.body(empty()).unwrap()).await.header("got"), "/?id=7");
 }

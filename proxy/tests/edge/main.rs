@@ -1,7 +1,12 @@
-//! The edge of HTTP: what a hostile or broken client may send, what a hostile or broken pod may answer, byte by byte.
+//! The edge of HTTP: bytes that a hostile or broken client may send, and that a hostile or broken pod may answer.
 //!
-//! Each table's line says what the other side gets. What must stay true for all of them: whatever reaches a pod is
-//! read in one way only, a connection on which two sides may disagree is not used again, and the next client is served.
+//! Each line of a table names what the other side gets.
+//!
+//! # Invariants
+//!
+//! * Every request that reaches a pod can be read in one way only.
+//! * A connection about whose state two sides may disagree is not used again.
+//! * The next client is served.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

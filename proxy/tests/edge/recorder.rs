@@ -1,4 +1,4 @@
-//! A pod that notes every byte and answers each whole request with `ok`, if it is one to the letter.
+//! A pod that records every byte and answers each whole request with `ok` if it is valid to the letter.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -57,8 +57,8 @@ impl Recorder {
         Recorder { address, heard }
     }
 
-    /// All whole requests so far, by connection. Fails if anything that came can be read in two ways, or if half a
-    /// request is left on a connection that is kept.
+    /// Returns all whole requests so far, by connection. Panics if a request can be read in two ways, or if a connection
+    /// that is kept ends in half a request.
     pub(crate) async fn requests(&self) -> Vec<Message> {
         let in_the_middle = |heard: &Heard| {
             let (_, rest, stop) = wire::requests(&heard.bytes, Manner::Strict);

@@ -1,32 +1,29 @@
-//! What clients send.
+//! Broken requests of clients.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::recorder::Recorder;
-use crate::support::{World, soon};
+use crate::support::{Fixture, P0, soon};
 use crate::wire::{self, Message};
 
-/// What every request here begins its head with.
+/// The first fields of every head.
 const H: &str = "host: h\r\nx-partition: 0\r\n";
 const NEXT: &str = "GET /next HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: close\r\n\r\n";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
-    /// The router hangs up.
+    /// The router closes the connection.
     Closed,
     /// The connection serves the next request.
     Goes,
 }
 use Then::{Closed, Goes};
-use segue_protocol::ids::PartitionId;
-
-const P0: PartitionId = PartitionId::new(0);
 
 struct Case {
     what: &'static str,
     sends: String,
-    /// The statuses that the client gets.
+    /// The statuses of the answers that the client gets.
     gets: &'static [u16],
     then: Then,
     /// The request lines that reach the pod.
@@ -50,7 +47,7 @@ fn framing() -> Vec<Case> {
     let coded = |coding: &str| post(coding, "0\r\n\r\n");
     let length = |value: &str| post(&format!("content-length: {value}"), "hello");
     vec![
-        // A length and a coding: the coding counts, and nobody reads on.
+        // A length and a coding: the coding counts, and the connection is not read on.
         case(
             "CL.TE",
             post("content-length: 6\r\ntransfer-encoding: chunked", &format!("0\r\n\r\n{inner}")),
@@ -205,23 +202,23 @@ async fn broken_heads_never_reach_a_pod() {
 }
 
 async fn run(cases: Vec<Case>) {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     let mut reached = 0;
     for Case { what, sends, gets, then, reach } in cases {
         let mut bytes = sends.into_bytes();
         if then == Goes {
             bytes.extend_from_slice(NEXT.as_bytes());
         }
-        let answers = talk(world.address, &bytes).await;
+        let answers = talk(fixture.address, &bytes).await;
         let statuses: Vec<u16> = answers.iter().filter_map(Message::status).collect();
         let expected: Vec<u16> = gets.iter().copied().chain((then == Goes).then_some(200)).collect();
         assert_eq!(statuses, expected, "{what}");
         // The next client is served.
-        let after = talk(world.address, NEXT.as_bytes()).await;
+        let after = talk(fixture.address, NEXT.as_bytes()).await;
         assert_eq!(after.iter().filter_map(Message::status).collect::<Vec<_>>(), [200], "after {what}");
-        world.in_flight(P0, 0).await;
+        fixture.in_flight(P0, 0).await;
         // Connections to pods are used again, so their requests are told apart by what they are.
         let all = pod.requests().await;
         let next = all.iter().filter(|request| request.start == b"GET /next HTTP/1.1").count();
@@ -236,7 +233,7 @@ async fn run(cases: Vec<Case>) {
     }
 }
 
-/// Sends, and reads the answers until the router hangs up.
+/// Sends these bytes and reads the answers until the router closes.
 async fn talk(address: std::net::SocketAddr, bytes: &[u8]) -> Vec<Message> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let (mut read, mut write) = stream.split();
@@ -263,10 +260,10 @@ async fn talk(address: std::net::SocketAddr, bytes: &[u8]) -> Vec<Message> {
 
 #[tokio::test]
 async fn the_target_decides_about_the_host_and_userinfo_stays_here() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 1);
-    talk(world.address, NEXT.replace("/next", "http://me:secret@other:81/a?b").as_bytes()).await;
+    fixture.route(P0, pod.address, 1);
+    talk(fixture.address, NEXT.replace("/next", "http://me:secret@other:81/a?b").as_bytes()).await;
     let [request] = &pod.requests().await[..] else { panic!("one request") };
     assert_eq!(request.start, b"GET /a?b HTTP/1.1");
     assert_eq!(request.all("host").collect::<Vec<_>>(), [b"other:81"]);
@@ -274,15 +271,15 @@ async fn the_target_decides_about_the_host_and_userinfo_stays_here() {
 
 #[tokio::test]
 async fn what_a_client_says_of_the_routers_business_is_not_passed_on() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 7);
+    fixture.route(P0, pod.address, 7);
     let forged = format!(
         "PUT / HTTP/1.1\r\n{H}segue-epoch: 99\r\nSegue-Router: me\r\nconnection: close, segue-epoch, segue-router\r\n\
          transfer-encoding: chunked\r\n\r\n0\r\nsegue-epoch: 99\r\nsegue-partition: 3\r\ncontent-length: 5\r\n\
          transfer-encoding: chunked\r\nhost: other\r\nx-forwarded-for: 1.2.3.4\r\nx-sum: 7\r\n\r\n"
     );
-    assert_eq!(talk(world.address, forged.as_bytes()).await[0].status(), Some(200));
+    assert_eq!(talk(fixture.address, forged.as_bytes()).await[0].status(), Some(200));
     let [request] = &pod.requests().await[..] else { panic!("one request") };
     assert_eq!(request.all("segue-epoch").collect::<Vec<_>>(), [b"7"]);
     assert_eq!(request.all("segue-router").collect::<Vec<_>>(), [b"router-0"]);
@@ -291,9 +288,9 @@ async fn what_a_client_says_of_the_routers_business_is_not_passed_on() {
 
 #[tokio::test]
 async fn heads_beyond_all_bounds_are_refused_and_reach_nobody() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let pod = Recorder::start().await;
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     for (what, head) in [
         ("a header of a megabyte", format!("GET / HTTP/1.1\r\n{H}x: {}\r\n\r\n", "x".repeat(1 << 20))),
         ("ten thousand headers", format!("GET / HTTP/1.1\r\n{H}{}\r\n", "x: y\r\n".repeat(10_000))),
@@ -302,9 +299,10 @@ async fn heads_beyond_all_bounds_are_refused_and_reach_nobody() {
         ("a method without end", "G".repeat(1 << 20)),
     ] {
         // Closed with bytes unread, which may reset the connection before the client has read the answer.
-        let statuses: Vec<_> = talk(world.address, head.as_bytes()).await.iter().filter_map(Message::status).collect();
+        let statuses: Vec<_> =
+            talk(fixture.address, head.as_bytes()).await.iter().filter_map(Message::status).collect();
         assert!(matches!(statuses[..], [] | [400 | 414 | 431]), "{what}: {statuses:?}");
-        assert_eq!(talk(world.address, NEXT.as_bytes()).await.len(), 1, "after {what}");
+        assert_eq!(talk(fixture.address, NEXT.as_bytes()).await.len(), 1, "after {what}");
     }
     assert_eq!(pod.requests().await.len(), 5);
 }

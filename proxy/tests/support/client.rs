@@ -1,4 +1,4 @@
-//! Clients: one that writes HTTP/1.1 byte by byte as the test says, and one for HTTP/2.
+//! Clients: one by HTTP/1.1 whose every byte the test writes, and one by HTTP/2.
 
 use std::net::SocketAddr;
 
@@ -9,6 +9,7 @@ use http_body_util::combinators::BoxBody;
 use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinHandle;
 
 use super::soon;
 
@@ -22,7 +23,7 @@ pub fn empty() -> Body {
     http_body_util::Empty::new().map_err(|never| match never {}).boxed()
 }
 
-/// A body that the test sends frame by frame; dropping the sender without an end breaks it off.
+/// Returns a body that the test sends frame by frame. `None` ends it; dropping the sender breaks it off.
 pub fn stream() -> (tokio::sync::mpsc::UnboundedSender<Option<http_body::Frame<Bytes>>>, Body) {
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel::<Option<http_body::Frame<Bytes>>>();
     let frames = futures_util::stream::poll_fn(move |context| {
@@ -39,8 +40,8 @@ pub fn data(bytes: &'static str) -> Option<http_body::Frame<Bytes>> {
     Some(http_body::Frame::data(Bytes::from(bytes)))
 }
 
-/// A plain connection.
-pub struct Plain {
+/// A connection by HTTP/1.1 on which the test writes every byte.
+pub struct RawHttp1Client {
     pub stream: TcpStream,
     buffer: Vec<u8>,
 }
@@ -59,28 +60,37 @@ impl Answer {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
+    /// Returns the status of a response that the router has made itself, and the reason that it gives.
+    pub fn reason(&self) -> (u16, &str) {
+        if !self.headers.contains_key("grpc-status") {
+            let body: serde_json::Value = serde_json::from_slice(&self.body).expect("a body that tells why");
+            assert_eq!(body["reason"], self.header("segue-reason"));
+        }
+        (self.status, self.header("segue-reason"))
+    }
+
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
 }
 
-impl Plain {
+impl RawHttp1Client {
     pub async fn connect(address: SocketAddr) -> Self {
-        Plain { stream: TcpStream::connect(address).await.unwrap(), buffer: Vec::new() }
+        RawHttp1Client { stream: TcpStream::connect(address).await.unwrap(), buffer: Vec::new() }
     }
 
-    /// From another address of this machine.
+    /// Connects from another address of this machine.
     pub async fn connect_from(ip: [u8; 4], address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(SocketAddr::from((ip, 0))).unwrap();
-        Plain { stream: socket.connect(address).await.unwrap(), buffer: Vec::new() }
+        RawHttp1Client { stream: socket.connect(address).await.unwrap(), buffer: Vec::new() }
     }
 
     pub async fn write(&mut self, text: impl AsRef<[u8]>) {
         self.stream.write_all(text.as_ref()).await.unwrap();
     }
 
-    /// A whole exchange.
+    /// Sends a request and returns the response.
     pub async fn ask(&mut self, text: impl AsRef<[u8]>) -> Answer {
         self.write(text).await;
         self.answer().await
@@ -90,7 +100,7 @@ impl Plain {
         soon(self.stream.read_buf(&mut self.buffer)).await.unwrap_or(0)
     }
 
-    /// The head of the next answer, and how many bytes it took.
+    /// Reads the head of the next answer.
     pub async fn head(&mut self) -> Answer {
         loop {
             let mut slots = [httparse::EMPTY_HEADER; 64];
@@ -113,7 +123,7 @@ impl Plain {
         String::from_utf8_lossy(&self.buffer).into_owned()
     }
 
-    /// The next answer with its body.
+    /// Reads the next answer with its body.
     pub async fn answer(&mut self) -> Answer {
         let mut answer = self.head().await;
         if let Some(length) = answer.headers.get("content-length") {
@@ -156,7 +166,7 @@ impl Plain {
         }
     }
 
-    /// Everything up to the close.
+    /// Reads up to the close.
     pub async fn rest(mut self) -> String {
         while self.more().await != 0 {}
         self.text()
@@ -165,12 +175,12 @@ impl Plain {
 
 /// A connection by HTTP/2.
 #[derive(Clone)]
-pub struct Http2 {
+pub struct Http2Client {
     sender: hyper::client::conn::http2::SendRequest<Body>,
     address: SocketAddr,
 }
 
-impl Http2 {
+impl Http2Client {
     pub async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
@@ -178,10 +188,10 @@ impl Http2 {
         let io = hyper_util::rt::TokioIo::new(stream);
         let (sender, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
         tokio::spawn(connection);
-        Http2 { sender, address }
+        Http2Client { sender, address }
     }
 
-    /// A request to partition 0, to be completed.
+    /// Begins to build a request to partition 0.
     pub fn request(&self, method: &str, path: &str) -> http::request::Builder {
         Request::builder().method(method).uri(format!("http://{}{path}", self.address)).header("x-partition", "0")
     }
@@ -199,5 +209,30 @@ impl Http2 {
         let collected = soon(body.collect()).await.unwrap();
         let trailers = collected.trailers().cloned().unwrap_or_default();
         Answer { status: head.status.as_u16(), headers: head.headers, body: collected.to_bytes().to_vec(), trailers }
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.ask(self.request("GET", path).body(empty()).unwrap()).await
+    }
+
+    pub async fn post(&self, path: &str, body: Body) -> Answer {
+        self.ask(self.request("POST", path).body(body).unwrap()).await
+    }
+
+    /// Sends a `POST` and returns the response when its head is there.
+    pub async fn begin_post(&self, path: &str, body: Body) -> Result<Response<Incoming>, hyper::Error> {
+        self.begin(self.request("POST", path).body(body).unwrap()).await
+    }
+
+    /// Sends a request from a task of its own, which ends when the head of the response is there.
+    pub fn spawn_begin(&self, request: Request<Body>) -> JoinHandle<Result<(), hyper::Error>> {
+        let client = self.clone();
+        tokio::spawn(async move { client.begin(request).await.map(drop) })
+    }
+
+    /// Sends a request from a task of its own.
+    pub fn spawn_ask(&self, request: Request<Body>) -> JoinHandle<Answer> {
+        let client = self.clone();
+        tokio::spawn(async move { client.ask(request).await })
     }
 }

@@ -1,5 +1,8 @@
-//! A world for tests of the data path: a table that the test switches, a server over it, pods and clients with real
-//! sockets. Pods and clients do what the test says, when it says so.
+//! A fixture for tests of the data path: a table that the test switches, a server over it, pods and clients with real
+//! sockets.
+//!
+//! Scripted pods and raw clients send what the test writes, when it writes it. [`Fixture::exchange`] brings a request from
+//! such a client to such a pod; the test decides what follows.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
@@ -11,6 +14,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use http::{Request, Response};
+use hyper::body::Incoming;
 use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
@@ -19,13 +24,46 @@ use segue_proxy::metrics::Metrics;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerError, ServerHandle};
-use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
+
+use client::{Answer, Body, Http2Client, RawHttp1Client, empty};
+use pod::{Connection, Pod, ScriptedPod, Speaks};
 
 const I1: Incarnation = Incarnation::registered_at(Revision::new(1));
 
 /// Longer than anything here takes; only a test that fails waits for it.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The partition of all requests below.
+pub const P0: PartitionId = PartitionId::new(0);
+pub const P1: PartitionId = PartitionId::new(1);
+pub const P2: PartitionId = PartitionId::new(2);
+
+pub const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
+pub const POST: &str = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 5\r\n\r\nhello";
+/// A request whose body of five bytes the client sends once it is told to.
+pub const POST_THAT_EXPECTS: &str =
+    "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
+/// A `200` without a body.
+pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+
+/// What a pod speaks, and the setting by which a router speaks it to pods.
+pub const BOTH_VERSIONS: [(Speaks, UpstreamProtocol); 2] =
+    [(Speaks::Http1, UpstreamProtocol::Http1), (Speaks::Http2, UpstreamProtocol::Http2)];
+
+/// Returns [`GET`] for this partition, with more lines of its head if there are any.
+pub fn get_at(partition: PartitionId, more: &str) -> String {
+    GET.replace("x-partition: 0\r\n", &format!("x-partition: {partition}\r\n{more}"))
+}
+
+/// Returns a `POST` to partition 0 with these lines in its head.
+pub fn post(fields: &str, body: &str) -> String {
+    format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n{fields}\r\n\r\n{body}")
+}
 
 pub struct Settings {
     pub forward: ForwardSettings,
@@ -45,7 +83,7 @@ impl Default for Settings {
                     order_by: Some("x-key".parse().unwrap()),
                 },
                 trust_forwarded: false,
-                // All clients of a test have one address, and some of them drip.
+                // All clients of a test have one address, and some upload slowly.
                 limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
                 upload_grace: UPLOAD_GRACE,
                 upstream: UpstreamSettings::default(),
@@ -55,7 +93,7 @@ impl Default for Settings {
                 max_requests: 100,
                 max_bytes: 1 << 20,
                 max_total_bytes: 1 << 20,
-                max_wait: PATIENCE,
+                max_wait: TEST_TIMEOUT,
                 flush_concurrency: 16,
             },
             partitions: 8,
@@ -63,9 +101,38 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Returns the defaults with this change.
+    pub fn with(change: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        settings
+    }
+
+    pub fn with_upstream(change: impl FnOnce(&mut UpstreamSettings)) -> Self {
+        Settings::with(|settings| change(&mut settings.forward.upstream))
+    }
+
+    pub fn with_limits(change: impl FnOnce(&mut ClientLimits)) -> Self {
+        Settings::with(|settings| change(&mut settings.forward.limits))
+    }
+
+    /// Ends uploads that are slower than 1000 bytes a second after this time.
+    pub fn limit_upload_rate(mut self, grace: Duration) -> Self {
+        self.forward.limits.min_upload_rate = 1000;
+        self.forward.upload_grace = grace;
+        self
+    }
+
+    /// Speaks to pods by this protocol.
+    pub fn with_protocol(protocol: UpstreamProtocol) -> Self {
+        Settings::with_upstream(|upstream| upstream.protocol = protocol)
+    }
+}
+
 type Targets = Arc<Mutex<HashMap<PartitionId, (Target, PodRecord)>>>;
 
-pub struct World {
+pub struct Fixture {
     pub table: Arc<Table>,
     pub metrics: Metrics,
     pub address: SocketAddr,
@@ -73,7 +140,7 @@ pub struct World {
     targets: Targets,
 }
 
-impl World {
+impl Fixture {
     pub fn new() -> Self {
         Self::with(Settings::default())
     }
@@ -87,7 +154,7 @@ impl World {
         Self::started(server, settings, |server, forward, table, metrics| server.start(forward, table, metrics))
     }
 
-    /// A world whose server is started by `start`.
+    /// Returns a fixture whose server `start` starts.
     pub fn started(
         server: Server,
         settings: Settings,
@@ -102,24 +169,108 @@ impl World {
         let address = server.local_addr();
         let server = start(server, &settings.forward, &table, &metrics).unwrap();
         let targets = Targets::default();
-        // What the router's shell does, as far as these tests need it.
+        // Does what the router's shell does, as far as these tests need it.
         let (told, wanted) = (table.clone(), targets.clone());
         tokio::spawn(async move {
             while let Some(partition) = notices.recv().await {
                 tokio::spawn(settle(told.clone(), wanted.clone(), partition));
             }
         });
-        World { table, metrics, address, server: Some(server), targets }
+        Fixture { table, metrics, address, server: Some(server), targets }
     }
 
-    /// The pod at this address is about to be led to.
+    /// Starts a pod and routes partition 0 to it.
+    pub async fn pod<F, R>(&self, speaks: Speaks, answer: F) -> Pod
+    where
+        F: Fn(Request<Incoming>) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let pod = Pod::start(speaks, answer).await;
+        self.route(P0, pod.address, 1);
+        pod
+    }
+
+    /// Starts a pod by HTTP/1.1 that answers everything with an empty `200`, and routes partition 0 to it.
+    pub async fn quick_pod(&self) -> Pod {
+        self.pod(Speaks::Http1, |_| async { Response::new(empty()) }).await
+    }
+
+    /// Starts a pod whose every byte the test writes, and routes partition 0 to it.
+    pub async fn scripted_pod(&self) -> ScriptedPod {
+        let pod = ScriptedPod::new().await;
+        self.route(P0, pod.address, 1);
+        pod
+    }
+
+    pub async fn client(&self) -> RawHttp1Client {
+        RawHttp1Client::connect(self.address).await
+    }
+
+    pub async fn http2_client(&self) -> Http2Client {
+        Http2Client::connect(self.address).await
+    }
+
+    /// Sends a request on a connection of its own.
+    pub async fn send(&self, request: impl AsRef<[u8]>) -> RawHttp1Client {
+        let mut client = self.client().await;
+        client.write(request).await;
+        client
+    }
+
+    /// Returns the response to a request on a connection of its own.
+    pub async fn ask(&self, request: impl AsRef<[u8]>) -> Answer {
+        self.send(request).await.answer().await
+    }
+
+    /// Brings a request, as far as it is written here, from a new client to the pod on a new connection.
+    pub async fn exchange(&self, pod: &ScriptedPod, request: impl AsRef<[u8]>) -> (RawHttp1Client, Connection) {
+        let mut client = self.client().await;
+        let connection = pod.accept_from(&mut client, request).await;
+        (client, connection)
+    }
+
+    /// Brings a WebSocket from a new client to the pod, which sends these bytes right behind its response.
+    pub async fn websocket(&self, pod: &ScriptedPod, behind: &[u8]) -> (RawHttp1Client, Connection) {
+        let upgrade = "connection: upgrade\r\nupgrade: websocket\r\n";
+        let (mut client, mut connection) = self.exchange(pod, get_at(P0, upgrade)).await;
+        let head = format!("HTTP/1.1 101 Switching Protocols\r\n{upgrade}\r\n");
+        connection.write([head.as_bytes(), behind].concat()).await;
+        assert_eq!(client.head().await.status, 101);
+        (client, connection)
+    }
+
+    /// Returns the page of metrics.
+    pub fn metrics_page(&self) -> String {
+        let mut registry = prometheus_client::registry::Registry::with_prefix("segue");
+        self.metrics.register(&mut registry);
+        let mut page = String::new();
+        prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
+        page
+    }
+
+    /// Begins the shutdown of the server.
+    pub fn shut_down(&mut self) -> JoinHandle<()> {
+        tokio::spawn(self.server.take().unwrap().shutdown(Instant::now() + TEST_TIMEOUT))
+    }
+
+    /// Begins the shutdown of a server whose clients another one serves from now on.
+    pub fn replace_server(&mut self) -> JoinHandle<()> {
+        tokio::spawn(self.server.take().unwrap().shutdown_replaced(Instant::now() + TEST_TIMEOUT))
+    }
+
+    /// Waits until the server's address refuses connections.
+    pub async fn refuses_connections(&self) {
+        until(|| std::net::TcpStream::connect(self.address).is_err(), "the listener to be closed").await;
+    }
+
+    /// Announces that the pod at this address is about to get a partition.
     pub fn expect(&self, address: impl ToString, epoch: u64) {
         let (target, record) = named(&address.to_string(), epoch);
         DataPlane::expect(&*self.table, &target, &record, false);
     }
 
-    /// Leads a partition to the pod at this address, as soon as nothing is in flight elsewhere.
-    pub fn lead(&self, partition: PartitionId, address: impl ToString, epoch: u64) {
+    /// Routes a partition to the pod at this address, as soon as nothing is in flight elsewhere.
+    pub fn route(&self, partition: PartitionId, address: impl ToString, epoch: u64) {
         let (target, record) = named(&address.to_string(), epoch);
         self.targets.lock().unwrap().insert(partition, (target, record));
         self.table.stop(partition, HoldCause::Handoff);
@@ -133,8 +284,8 @@ impl World {
         DataPlane::name_cause(&*self.table, partition, cause);
     }
 
-    /// Severs what is in flight. An exchange can be severed once it has lasted for a moment, as one that outlasts a drain
-    /// has, so this tries until all are.
+    /// Severs what is in flight. An exchange can be severed only once it has lasted for a moment, so this retries until all
+    /// are.
     pub fn sever(&self, partition: PartitionId) {
         let table = self.table.clone();
         tokio::spawn(async move {
@@ -144,17 +295,23 @@ impl World {
         });
     }
 
-    /// Waits until so many requests of the partition are held.
+    /// Holds a partition and severs what is in flight, as a drain that times out does.
+    pub fn hold_and_sever(&self, partition: PartitionId) {
+        self.hold(partition, HoldCause::Handoff);
+        self.sever(partition);
+    }
+
+    /// Waits until this number of requests of the partition is held.
     pub async fn held(&self, partition: PartitionId, requests: usize) {
         until(|| self.table.stashed(partition).0 == requests, "requests to be held").await;
     }
 
-    /// What the control side is told of partition 0.
+    /// Returns the stage of partition 0 that the control side sees.
     pub fn table_stage(&self) -> Stage {
         DataPlane::stage(&*self.table, PartitionId::new(0)).0
     }
 
-    /// Waits until so many requests of the partition are in flight.
+    /// Waits until this number of requests of the partition is in flight.
     pub async fn in_flight(&self, partition: PartitionId, requests: u32) {
         until(|| self.table.in_flight(partition) == requests, "requests in flight").await;
     }
@@ -188,16 +345,16 @@ async fn settle(table: Arc<Table>, targets: Targets, partition: PartitionId) {
     }
 }
 
-/// Waits for a condition that another thread brings about and nobody announces.
+/// Waits for a condition that another thread brings about without a notification.
 pub async fn until(mut condition: impl FnMut() -> bool, what: &str) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Runs until done, or fails the test.
+/// Runs `work` to its end, or fails the test after [`TEST_TIMEOUT`].
 pub async fn soon<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, work).await.expect("something that should have happened has not")
+    tokio::time::timeout(TEST_TIMEOUT, work).await.expect("something that should have happened has not")
 }

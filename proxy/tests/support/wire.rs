@@ -1,9 +1,10 @@
-//! HTTP/1.1 messages read by the letter of RFC 9112, slowly: whole buffers, no state.
+//! A slow reader of HTTP/1.1 messages by the letter of RFC 9112: whole buffers, no state. The tests of the edge and
+//! `tests/fuzz` share it.
 //!
-//! Shared by the tests of the edge and by `tests/fuzz`. [`Manner::Strict`] is for what Segue writes: one way to say each thing. [`Manner::Tolerant`] is for what clients send
-//! and adds exactly what the RFC lets a server put up with: lines that end in a bare LF (2.2), empty lines before the
-//! request line (2.2), chunk extensions (7.1.1), codings before a final `chunked` (6.1), a length beside a coding (6.3),
-//! equal lengths (6.3).
+//! [`Manner::Strict`] is for messages that Segue writes: there is one way to say each thing. [`Manner::Tolerant`] is for
+//! requests of clients. It adds exactly what the RFC allows a server to accept: lines that end in a bare LF (2.2), empty
+//! lines before the request line (2.2), chunk extensions (7.1.1), codings before a final `chunked` (6.1), a length beside a
+//! coding (6.3), equal lengths (6.3).
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
@@ -15,7 +16,7 @@ pub enum Manner {
 pub enum Stop {
     /// More bytes are needed.
     Incomplete,
-    /// No bytes could help.
+    /// No further bytes make it a message.
     Malformed(&'static str),
 }
 
@@ -29,8 +30,8 @@ pub struct Message {
     pub fields: Vec<(String, Vec<u8>)>,
     pub body: Vec<u8>,
     pub trailers: Vec<(String, Vec<u8>)>,
-    /// Its length and its coding both, a coding of HTTP/1.0, or a bare LF among its trailers (which hyper neither takes for the
-    /// end of a line nor refuses: it reads on until a line ends as it should): whoever reads on reads at his own risk.
+    /// Readers may disagree about the end of the message: it has a length and a coding, a coding in HTTP/1.0, or a bare LF
+    /// among its trailers. (hyper neither takes that for the end of a line nor refuses it, and reads on to a CRLF.)
     pub ambiguous: bool,
 }
 
@@ -53,7 +54,7 @@ impl Message {
     }
 }
 
-/// The requests in a stream, where the reading stopped, and why.
+/// Returns the requests in a stream, the bytes behind them, and why reading stopped there.
 pub fn requests(mut bytes: &[u8], manner: Manner) -> (Vec<Message>, &[u8], Stop) {
     let mut found = Vec::new();
     loop {
@@ -144,7 +145,7 @@ fn request_line(line: &[u8], manner: Manner) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Start line and fields up to the empty line; the length of all that.
+/// Reads start line and fields up to the empty line. Returns them and their length.
 pub fn head(bytes: &[u8], manner: Manner) -> Result<(Message, usize), Stop> {
     let (start, mut at) = line(bytes, manner)?;
     let (fields, length) = fields(&bytes[at..], manner)?;
@@ -175,7 +176,7 @@ fn fields(bytes: &[u8], manner: Manner) -> Result<(Fields, usize), Stop> {
     }
 }
 
-/// A line without its end, and its length with it. A CR elsewhere is no part of any line.
+/// Returns a line without its end, and its length with it. A CR is allowed only at the end of a line.
 fn line(bytes: &[u8], manner: Manner) -> Result<(&[u8], usize), Stop> {
     let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(Incomplete)?;
     let text = match bytes[..end].strip_suffix(b"\r") {
@@ -189,11 +190,11 @@ fn line(bytes: &[u8], manner: Manner) -> Result<(&[u8], usize), Stop> {
     Ok((text, end + 1))
 }
 
-/// The body, its trailers, where those begin, and the length of all.
+/// Returns the body, its trailers, their offset, and the length of all.
 fn chunked_body(bytes: &[u8], manner: Manner) -> Result<(Vec<u8>, Fields, usize, usize), Stop> {
     let (mut body, mut at) = (Vec::new(), 0);
     loop {
-        // No server has to put up with bare LFs here, and none should.
+        // The RFC allows no bare LF here.
         let (text, length) = line(&bytes[at..], Manner::Strict)?;
         at += length;
         let size = match manner {
@@ -219,7 +220,7 @@ fn chunked_body(bytes: &[u8], manner: Manner) -> Result<(Vec<u8>, Fields, usize,
     }
 }
 
-/// An answer to a request of this method, as Segue may write one.
+/// Reads an answer to a request of this method, as strictly as Segue writes one.
 pub fn answer(bytes: &[u8], method: &[u8]) -> Result<(Message, usize), Stop> {
     let (mut message, mut at) = head(bytes, Manner::Strict)?;
     let status = message.status().filter(|_| message.start.starts_with(b"HTTP/1.")).ok_or(Malformed("no status"))?;
@@ -235,7 +236,7 @@ pub fn answer(bytes: &[u8], method: &[u8]) -> Result<(Message, usize), Stop> {
         return Ok((message, at + length));
     }
     let Some(length) = message.all("content-length").next() else {
-        // Up to the close.
+        // The body ends with the connection.
         message.body = bytes[at..].to_vec();
         return Ok((message, bytes.len()));
     };

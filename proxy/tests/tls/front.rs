@@ -1,17 +1,14 @@
-//! Towards clients.
+//! TLS towards clients.
 
 use std::time::Duration;
 
-use segue_protocol::ids::PartitionId;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::support::pod::{Pod, Script, Speaks};
-use super::support::soon;
-use super::{Site, curl, python, run, tell, text, world};
-
-const P0: PartitionId = PartitionId::new(0);
+use super::support::pod::{Pod, ScriptedPod, Speaks};
+use super::support::{P0, soon};
+use super::{Authorities, curl, fixture, python, run, tell, text};
 
 async fn plain_pod() -> Pod {
     Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await
@@ -19,9 +16,9 @@ async fn plain_pod() -> Pod {
 
 #[tokio::test]
 async fn alpn_chooses_the_version_and_the_pod_is_told_of_https() {
-    let (site, pod) = (Site::new(), plain_pod().await);
-    let world = world(Some(site.server(None)), None, |_| {});
-    world.lead(P0, pod.address, 1);
+    let (authorities, pod) = (Authorities::new(), plain_pod().await);
+    let fixture = fixture(Some(authorities.server(None)), None, |_| {});
+    fixture.route(P0, pod.address, 1);
     for (arguments, version) in [
         (["--http1.1", "--tlsv1.3"], "1.1"),
         (["--http2", "--tlsv1.3"], "2"),
@@ -32,22 +29,22 @@ async fn alpn_chooses_the_version_and_the_pod_is_told_of_https() {
         (["--http2-prior-knowledge", "--no-alpn"], "2"),
     ] {
         let arguments: Vec<&str> = arguments.iter().flat_map(|argument| argument.split('=')).collect();
-        let output = run(curl(&site.ours, &arguments, world.address)).await;
+        let output = run(curl(&authorities.ours, &arguments, fixture.address)).await;
         assert_eq!(text(&output), format!("HTTP/1.1 - https 0\n200 {version}"), "{arguments:?}");
     }
 }
 
 #[tokio::test]
 async fn nothing_older_than_tls_1_2_is_spoken() {
-    let site = Site::new();
-    let world = world(Some(site.server(None)), None, |_| {});
-    let address = world.address.to_string();
+    let authorities = Authorities::new();
+    let fixture = fixture(Some(authorities.server(None)), None, |_| {});
+    let address = fixture.address.to_string();
     let shake = async |version: &str| {
         let mut command = tokio::process::Command::new("openssl");
         command.args(["s_client", "-connect", &address, version, "-cipher", "DEFAULT@SECLEVEL=0", "-CAfile"]);
         text(
             &run({
-                command.arg(&site.ours.file).stdin(std::process::Stdio::null());
+                command.arg(&authorities.ours.file).stdin(std::process::Stdio::null());
                 command
             })
             .await,
@@ -61,18 +58,18 @@ async fn nothing_older_than_tls_1_2_is_spoken() {
 
 #[tokio::test]
 async fn clients_without_a_certificate_of_the_right_authority_are_refused() {
-    let (site, pod) = (Site::new(), plain_pod().await);
-    let world = world(Some(site.server(Some(&site.ours))), None, |_| {});
-    world.lead(P0, pod.address, 1);
+    let (authorities, pod) = (Authorities::new(), plain_pod().await);
+    let fixture = fixture(Some(authorities.server(Some(&authorities.ours))), None, |_| {});
+    fixture.route(P0, pod.address, 1);
     let ask = async |certificate: Option<&segue_tests::certificates::Issued>, version: &str| {
-        let mut command = curl(&site.ours, &["--tls-max", version], world.address);
+        let mut command = curl(&authorities.ours, &["--tls-max", version], fixture.address);
         if let Some(issued) = certificate {
             command.arg("--cert").arg(&issued.cert).arg("--key").arg(&issued.key);
         }
         run(command).await
     };
-    let (known, foreign) = (site.ours.issue("client"), site.other.issue("foreign"));
-    let late = site.ours.issue_expired("late");
+    let (known, foreign) = (authorities.ours.issue("client"), authorities.other.issue("foreign"));
+    let late = authorities.ours.issue_expired("late");
     for version in ["1.2", "1.3"] {
         let (none, bad) = (ask(None, version).await, ask(Some(&foreign), version).await);
         assert!(!none.status.success() && text(&none).contains("certificate required"), "{}", text(&none));
@@ -88,18 +85,18 @@ async fn clients_without_a_certificate_of_the_right_authority_are_refused() {
 
 #[tokio::test]
 async fn a_client_that_trusts_another_authority_refuses_the_router() {
-    let site = Site::new();
-    let world = world(Some(site.server(None)), None, |_| {});
-    let output = run(curl(&site.other, &[], world.address)).await;
+    let authorities = Authorities::new();
+    let fixture = fixture(Some(authorities.server(None)), None, |_| {});
+    let output = run(curl(&authorities.other, &[], fixture.address)).await;
     assert_eq!(output.status.code(), Some(60), "{}", text(&output));
 }
 
 #[tokio::test]
 async fn plain_http_is_told_so_and_closed_without_a_reset() {
-    let site = Site::new();
-    let world = world(Some(site.server(None)), None, |_| {});
+    let authorities = Authorities::new();
+    let fixture = fixture(Some(authorities.server(None)), None, |_| {});
     for body in [0, 20_000] {
-        let mut stream = TcpStream::connect(world.address).await.unwrap();
+        let mut stream = TcpStream::connect(fixture.address).await.unwrap();
         let head = format!("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: {body}\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
         stream.write_all(&vec![b'x'; body]).await.unwrap();
@@ -113,18 +110,18 @@ async fn plain_http_is_told_so_and_closed_without_a_reset() {
 
 #[tokio::test]
 async fn a_handshake_that_does_not_come_is_given_up_in_time_and_holds_nobody_else_up() {
-    let (site, pod) = (Site::new(), plain_pod().await);
-    let world = world(Some(site.server(None)), None, |settings| {
+    let (authorities, pod) = (Authorities::new(), plain_pod().await);
+    let fixture = fixture(Some(authorities.server(None)), None, |settings| {
         settings.forward.limits.header_read_timeout = Duration::from_millis(400);
         settings.forward.limits.max_connections = 3;
     });
-    world.lead(P0, pod.address, 1);
+    fixture.route(P0, pod.address, 1);
     let began = Instant::now();
-    let mut silent = TcpStream::connect(world.address).await.unwrap();
-    let mut half = TcpStream::connect(world.address).await.unwrap();
+    let mut silent = TcpStream::connect(fixture.address).await.unwrap();
+    let mut half = TcpStream::connect(fixture.address).await.unwrap();
     // The head of a record with a ClientHello, and a little of it.
     half.write_all(&[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3]).await.unwrap();
-    let output = run(curl(&site.ours, &[], world.address)).await;
+    let output = run(curl(&authorities.ours, &[], fixture.address)).await;
     assert!(text(&output).contains("\n200"), "{}", text(&output));
     for stream in [&mut silent, &mut half] {
         let mut answer = Vec::new();
@@ -134,10 +131,10 @@ async fn a_handshake_that_does_not_come_is_given_up_in_time_and_holds_nobody_els
 
     // They count: with all places taken by the silent, a client is sent away until one of these may be.
     let mut silent =
-        futures_util::future::try_join_all([(); 3].map(|()| TcpStream::connect(world.address))).await.unwrap();
-    let mut turned_away = TcpStream::connect(world.address).await.unwrap();
+        futures_util::future::try_join_all([(); 3].map(|()| TcpStream::connect(fixture.address))).await.unwrap();
+    let mut turned_away = TcpStream::connect(fixture.address).await.unwrap();
     assert_eq!(soon(turned_away.read(&mut [0])).await.unwrap_or(0), 0, "closed without a word");
-    soon(async { while !text(&run(curl(&site.ours, &[], world.address)).await).contains("\n200") {} }).await;
+    soon(async { while !text(&run(curl(&authorities.ours, &[], fixture.address)).await).contains("\n200") {} }).await;
     for stream in &mut silent {
         soon(stream.read_to_end(&mut Vec::new())).await.unwrap();
     }
@@ -163,10 +160,11 @@ assert stream.recv(100) == b'', 'an end of TLS'
 
 #[tokio::test]
 async fn a_websocket_is_passed_through() {
-    let (site, pod) = (Site::new(), Script::new().await);
-    let world = world(Some(site.server(None)), None, |_| {});
-    world.lead(P0, pod.address, 1);
-    let client = tokio::spawn(run(python(UPGRADE, &[&world.address.to_string(), site.ours.file.to_str().unwrap()])));
+    let (authorities, pod) = (Authorities::new(), ScriptedPod::new().await);
+    let fixture = fixture(Some(authorities.server(None)), None, |_| {});
+    fixture.route(P0, pod.address, 1);
+    let client =
+        tokio::spawn(run(python(UPGRADE, &[&fixture.address.to_string(), authorities.ours.file.to_str().unwrap()])));
     let mut connection = pod.accept().await;
     assert!(connection.head().await.contains("upgrade: websocket"));
     // The first frame comes with the head.

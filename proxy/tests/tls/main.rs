@@ -1,4 +1,4 @@
-//! TLS on both sides of a router: with curl, OpenSSL and Python as clients, Python and hyper as pods.
+//! TLS on both sides of a router, with curl, OpenSSL and Python as clients, and Python and hyper as pods.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -22,30 +22,30 @@ use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::tls::{ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls};
 use segue_tests::certificates::{Authority, Issued};
 use support::client::{Body, full};
-use support::{Settings, World, soon};
+use support::{Fixture, Settings, soon};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
 /// Two authorities, one of which is trusted.
-struct Site {
+struct Authorities {
     folder: TempDir,
     ours: Authority,
     other: Authority,
 }
 
-impl Site {
+impl Authorities {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let (ours, other) = (Authority::new(folder.path(), "ours"), Authority::new(folder.path(), "other"));
-        Site { folder, ours, other }
+        Authorities { folder, ours, other }
     }
 
     fn server(&self, client_ca: Option<&Authority>) -> ServerTls {
         server(self.ours.issue("router"), client_ca.map(|authority| authority.file.clone()))
     }
 
-    /// What a router is told of pods.
+    /// Returns a router's settings for TLS towards pods.
     fn pods(&self, identity: Option<Issued>) -> ClientTls {
         let identity = identity.map(|issued| IdentityFiles { cert: issued.cert, key: issued.key });
         ClientTls::load(ClientFiles { ca: self.ours.file.clone(), identity, server_name: None }).unwrap()
@@ -60,7 +60,7 @@ fn server(own: Issued, client_ca: Option<PathBuf>) -> ServerTls {
     ServerTls::load(ServerFiles { cert: own.cert, key: own.key, client_ca }).unwrap()
 }
 
-fn world(front: Option<ServerTls>, behind: Option<ClientTls>, change: impl FnOnce(&mut Settings)) -> World {
+fn fixture(front: Option<ServerTls>, behind: Option<ClientTls>, change: impl FnOnce(&mut Settings)) -> Fixture {
     let mut settings = Settings::default();
     settings.server.tls = front;
     if behind.is_none() && settings.server.tls.is_some() {
@@ -69,10 +69,10 @@ fn world(front: Option<ServerTls>, behind: Option<ClientTls>, change: impl FnOnc
     }
     settings.forward.upstream.tls = behind;
     change(&mut settings);
-    World::with(settings)
+    Fixture::with(settings)
 }
 
-/// curl, asking for partition 0 and printing the body, then status and version on a last line of their own.
+/// Returns curl with a request to partition 0. It prints the body, then status and version on a last line.
 fn curl(authority: &Authority, arguments: &[&str], address: SocketAddr) -> Command {
     let mut command = Command::new("curl");
     command
@@ -95,24 +95,24 @@ fn text(output: &Output) -> String {
     format!("{out}{err}")
 }
 
-/// A program in Python, for what curl cannot do.
+/// Returns a program in Python, for clients and pods that curl cannot play.
 fn python(program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("python3");
     command.args(["-c", program]).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     command
 }
 
-/// A pod that speaks TLS, and tells how it was asked.
+/// A pod by TLS whose answers describe the request.
 struct SecurePod {
     address: SocketAddr,
-    /// Handshakes that were begun, and those that came about.
+    /// Number of handshakes that have begun, and of those that have succeeded.
     begun: Arc<AtomicUsize>,
     shaken: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl SecurePod {
-    /// `protocols`: its ALPN.
+    /// Starts a pod that offers these protocols by ALPN.
     async fn start(identity: &Issued, client_ca: Option<&Authority>, protocols: &[&str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self::start_on(listener, identity, client_ca, protocols)
@@ -154,7 +154,7 @@ impl Drop for SecurePod {
     }
 }
 
-/// Not made of the code that is tested.
+/// Returns a pod's side of TLS. It shares no code with the router.
 fn config(identity: &Issued, client_ca: Option<&Authority>, protocols: &[&str]) -> rustls::ServerConfig {
     use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -175,7 +175,7 @@ fn config(identity: &Issued, client_ca: Option<&Authority>, protocols: &[&str]) 
     config
 }
 
-/// `{version} {scheme of the request} {x-forwarded-proto} {bytes}`.
+/// Answers with `{version} {scheme of the request} {x-forwarded-proto} {bytes}`.
 async fn tell(request: Request<Incoming>) -> Result<Response<Body>, hyper::Error> {
     use http_body_util::BodyExt as _;
     let scheme = request.uri().scheme_str().unwrap_or("-").to_owned();

@@ -4,16 +4,14 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use segue_protocol::ids::PartitionId;
 use segue_proxy::tls::{Refreshed, ServerTls};
 use segue_tests::certificates::Authority;
 
+use super::support::P0;
 use super::support::pod::{Pod, Speaks};
-use super::{Site, curl, python, run, server, tell, text, world};
+use super::{Authorities, curl, fixture, python, run, server, tell, text};
 
-const P0: PartitionId = PartitionId::new(0);
-
-/// Who has issued the certificate that is served now.
+/// Returns the line of OpenSSL that names the issuer of the certificate that is served now.
 async fn issuer(address: &str) -> String {
     let mut command = tokio::process::Command::new("openssl");
     command.args(["s_client", "-connect", address, "-showcerts"]).stdin(std::process::Stdio::null());
@@ -25,7 +23,7 @@ fn copy(from: &segue_tests::certificates::Issued, to: &segue_tests::certificates
     fs::copy(&from.key, &to.key).unwrap();
 }
 
-/// A connection that stays: a request for each line of its input.
+/// A client that keeps its connection and sends a request for each line of its input.
 const STAYS: &str = "
 import http.client, ssl, sys
 host, port = sys.argv[1].split(':')
@@ -44,17 +42,18 @@ for line in sys.stdin:
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_certificates_are_taken_over_under_load_without_losing_a_request() {
     use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
-    let site = Site::new();
+    let authorities = Authorities::new();
     let pod = Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await;
-    let served = site.ours.issue("served");
+    let served = authorities.ours.issue("served");
     let tls = server(served.clone(), None);
-    let world = world(Some(tls.clone()), None, |_| {});
-    world.lead(P0, pod.address, 1);
+    let fixture = fixture(Some(tls.clone()), None, |_| {});
+    fixture.route(P0, pod.address, 1);
     // Clients trust both.
-    let both = Authority::new(site.path(), "both");
-    let trusted = [&site.ours, &site.other].map(|authority| fs::read_to_string(&authority.file).unwrap()).concat();
+    let both = Authority::new(authorities.path(), "both");
+    let trusted =
+        [&authorities.ours, &authorities.other].map(|authority| fs::read_to_string(&authority.file).unwrap()).concat();
     fs::write(&both.file, trusted).unwrap();
-    let address = world.address.to_string();
+    let address = fixture.address.to_string();
 
     let mut stays = python(STAYS, &[&address, both.file.to_str().unwrap()])
         .stdin(std::process::Stdio::piped())
@@ -73,7 +72,7 @@ async fn new_certificates_are_taken_over_under_load_without_losing_a_request() {
     let stop = Arc::new(AtomicBool::new(false));
     let load: Vec<_> = (0..2)
         .map(|client| {
-            let (both, stop, to) = (both.clone(), stop.clone(), world.address);
+            let (both, stop, to) = (both.clone(), stop.clone(), fixture.address);
             tokio::spawn(async move {
                 let version = if client == 0 { "--http1.1" } else { "--http2" };
                 let mut done = 0;
@@ -89,7 +88,7 @@ async fn new_certificates_are_taken_over_under_load_without_losing_a_request() {
             })
         })
         .collect();
-    let fresh = [site.other.issue("fresh-0"), site.ours.issue("fresh-1")];
+    let fresh = [authorities.other.issue("fresh-0"), authorities.ours.issue("fresh-1")];
     for round in 0..20 {
         copy(&fresh[round % 2], &served);
         assert_eq!(tls.material().refresh(), Refreshed::Replaced);
@@ -108,17 +107,17 @@ async fn new_certificates_are_taken_over_under_load_without_losing_a_request() {
 
 #[tokio::test]
 async fn files_that_are_no_good_are_told_of_once_and_change_nothing() {
-    let site = Site::new();
-    let served = site.ours.issue("served");
+    let authorities = Authorities::new();
+    let served = authorities.ours.issue("served");
     let tls = ServerTls::load(segue_proxy::tls::ServerFiles {
         cert: served.cert.clone(),
         key: served.key.clone(),
         client_ca: None,
     })
     .unwrap();
-    let world = world(Some(tls.clone()), None, |_| {});
-    let address = world.address.to_string();
-    let (good, material) = (site.other.issue("good"), tls.material());
+    let fixture = fixture(Some(tls.clone()), None, |_| {});
+    let address = fixture.address.to_string();
+    let (good, material) = (authorities.other.issue("good"), tls.material());
     let before = material.valid_until();
 
     let refused = |told: &str| match material.refresh() {
@@ -151,17 +150,18 @@ async fn files_that_are_no_good_are_told_of_once_and_change_nothing() {
 
 #[tokio::test]
 async fn clients_of_an_authority_that_is_no_longer_trusted_cannot_resume() {
-    let (site, pod) = (Site::new(), Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await);
-    let trusted = site.path().join("clients.pem");
-    fs::copy(&site.ours.file, &trusted).unwrap();
-    let tls = server(site.ours.issue("router"), Some(trusted.clone()));
-    let world = world(Some(tls.clone()), None, |_| {});
-    world.lead(P0, pod.address, 1);
-    let client = site.ours.issue("client");
-    let session = site.path().join("session");
+    let (authorities, pod) =
+        (Authorities::new(), Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await);
+    let trusted = authorities.path().join("clients.pem");
+    fs::copy(&authorities.ours.file, &trusted).unwrap();
+    let tls = server(authorities.ours.issue("router"), Some(trusted.clone()));
+    let fixture = fixture(Some(tls.clone()), None, |_| {});
+    fixture.route(P0, pod.address, 1);
+    let client = authorities.ours.issue("client");
+    let session = authorities.path().join("session");
     let shake = async |how: &str| {
         let mut command = tokio::process::Command::new("openssl");
-        command.args(["s_client", "-tls1_2", "-connect", &world.address.to_string(), "-cert"]);
+        command.args(["s_client", "-tls1_2", "-connect", &fixture.address.to_string(), "-cert"]);
         command.arg(&client.cert).arg("-key").arg(&client.key).arg(how).arg(&session);
         text(
             &run({
@@ -174,7 +174,7 @@ async fn clients_of_an_authority_that_is_no_longer_trusted_cannot_resume() {
     assert!(shake("-sess_out").await.contains("New, TLSv1.2"));
     let told = shake("-sess_in").await;
     assert!(told.contains("Reused, TLSv1.2"), "{told}");
-    fs::copy(&site.other.file, &trusted).unwrap();
+    fs::copy(&authorities.other.file, &trusted).unwrap();
     assert_eq!(tls.material().refresh(), Refreshed::Replaced);
     let told = shake("-sess_in").await;
     assert!(!told.contains("Reused") && told.contains("unknown ca"), "{told}");

@@ -23,9 +23,9 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use ::loom::future::block_on;
-use ::loom::model::Builder;
 use ::loom::thread::{JoinHandle, spawn};
 use segue_protocol::ids::{Epoch, PartitionId};
+use segue_tests::loom::explore;
 
 use super::*;
 
@@ -35,22 +35,6 @@ const E2: Epoch = Epoch::new(2);
 const PARTITION: PartitionId = PartitionId::new(0);
 /// A partition that the pod does not know at first.
 const OTHER_PARTITION: PartitionId = PartitionId::new(1);
-
-/// Runs a model in all interleavings with at most this many preemptions (`None` for all of them).
-#[expect(clippy::print_stdout, reason = "`make loom` adds these lines up")]
-fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
-    // Counters that loom does not see cost no interleavings.
-    let executions = Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let counted = executions.clone();
-    let mut builder = Builder::new();
-    builder.preemption_bound = preemptions;
-    builder.max_branches = 100_000;
-    builder.check(move || {
-        counted.fetch_add(1, SeqCst);
-        model();
-    });
-    println!("loom: model={name} executions={}", executions.load(SeqCst));
-}
 
 /// A pod with a valid lease, and the expected state of the requests in it.
 #[derive(Clone)]

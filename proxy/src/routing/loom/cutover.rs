@@ -7,13 +7,13 @@ use super::*;
 #[test]
 fn everyone_gets_through_to_one_owner_at_a_time() {
     explore("cutover::everyone_gets_through_to_one_owner_at_a_time", Some(2), || {
-        let mut world = World::open(2);
+        let mut fixture = Fixture::open(2);
         let workers =
-            [0, 1].map(|index| world.worker(index, move |client| client.permit(index as u32).served(index as u32)));
-        world.stop();
-        world.move_to(2);
+            [0, 1].map(|index| fixture.worker(index, move |client| client.permit(index as u32).served(index as u32)));
+        fixture.stop();
+        fixture.move_to(2);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        world.assert_at_rest(GateState::Open);
+        fixture.assert_at_rest(GateState::Open);
     });
 }
 
@@ -21,13 +21,13 @@ fn everyone_gets_through_to_one_owner_at_a_time() {
 #[test]
 fn one_after_the_other_gets_through() {
     explore("cutover::one_after_the_other_gets_through", Some(4), || {
-        let mut world = World::open(1);
-        let worker = world.worker(0, |client| (1..=2).for_each(|number| client.permit(number).served(number)));
-        world.stop();
-        world.move_to(2);
+        let mut fixture = Fixture::open(1);
+        let worker = fixture.worker(0, |client| (1..=2).for_each(|number| client.permit(number).served(number)));
+        fixture.stop();
+        fixture.move_to(2);
         worker.join().unwrap();
-        world.assert_at_rest(GateState::Open);
-        assert_eq!(world.acted(), [1, 2]);
+        fixture.assert_at_rest(GateState::Open);
+        assert_eq!(fixture.acted(), [1, 2]);
     });
 }
 
@@ -35,13 +35,13 @@ fn one_after_the_other_gets_through() {
 #[test]
 fn a_cancelled_cutover_opens_again() {
     explore("cutover::a_cancelled_cutover_opens_again", Some(3), || {
-        let mut world = World::open(1);
-        let worker = world.worker(0, |client| (1..=2).for_each(|number| client.permit(number).served(number)));
-        world.stop();
-        world.switch(1);
-        world.until(GateState::Open);
+        let mut fixture = Fixture::open(1);
+        let worker = fixture.worker(0, |client| (1..=2).for_each(|number| client.permit(number).served(number)));
+        fixture.stop();
+        fixture.switch(1);
+        fixture.until(GateState::Open);
         worker.join().unwrap();
-        world.assert_at_rest(GateState::Open);
+        fixture.assert_at_rest(GateState::Open);
     });
 }
 
@@ -50,9 +50,9 @@ fn a_cancelled_cutover_opens_again() {
 #[test]
 fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
     explore("cutover::giving_up_at_the_moment_of_the_grant_leaves_nothing_behind", Some(3), || {
-        let mut world = World::held(2, Duration::ZERO);
+        let mut fixture = Fixture::held(2, Duration::ZERO);
         let workers = [0, 1].map(|index| {
-            world.worker(index, move |client| {
+            fixture.worker(index, move |client| {
                 let permit = match client.enter(index as u32).unwrap() {
                     Admission::Admitted(permit) => Some(permit),
                     Admission::Queued(queued) => block_on(queued).ok(),
@@ -62,10 +62,10 @@ fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
                 }
             })
         });
-        world.switch(1);
-        world.until(GateState::Open);
+        fixture.switch(1);
+        fixture.until(GateState::Open);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        world.assert_at_rest(GateState::Open);
+        fixture.assert_at_rest(GateState::Open);
     });
 }
 
@@ -73,8 +73,8 @@ fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
 #[test]
 fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
     explore("cutover::hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind", Some(4), || {
-        let mut world = World::held(1, Duration::from_secs(3600));
-        let worker = world.worker(0, |client| {
+        let mut fixture = Fixture::held(1, Duration::from_secs(3600));
+        let worker = fixture.worker(0, |client| {
             let first = client.enter(1).unwrap();
             let second = client.enter(2).unwrap();
             drop(first);
@@ -84,10 +84,10 @@ fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
             };
             client.saw(second).served(2);
         });
-        world.switch(1);
-        world.until(GateState::Open);
+        fixture.switch(1);
+        fixture.until(GateState::Open);
         worker.join().unwrap();
-        world.assert_at_rest(GateState::Open);
+        fixture.assert_at_rest(GateState::Open);
     });
 }
 
@@ -95,20 +95,20 @@ fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
 #[test]
 fn nobody_waits_once_the_router_ends() {
     explore("cutover::nobody_waits_once_the_router_ends", Some(3), || {
-        let world = World::open(2);
-        let one = world.worker(0, |client| {
+        let fixture = Fixture::open(2);
+        let one = fixture.worker(0, |client| {
             if let Ok(Admission::Admitted(permit)) = client.enter(1) {
                 assert_eq!(block_on(permit.put_back()).unwrap_err(), Refusal::Shutdown);
             }
         });
-        let other = world.worker(1, |client| match client.enter(2) {
+        let other = fixture.worker(1, |client| match client.enter(2) {
             Ok(Admission::Admitted(permit)) => drop(permit),
             Ok(Admission::Queued(queued)) => assert_eq!(block_on(queued).unwrap_err(), Refusal::Shutdown),
             Err(refusal) => assert_eq!(refusal, Refusal::Shutdown),
         });
-        world.table.shut_down();
+        fixture.table.shut_down();
         one.join().unwrap();
         other.join().unwrap();
-        assert_eq!((world.table.in_flight(PARTITION), world.table.stashed(PARTITION)), (0, (0, 0)));
+        assert_eq!((fixture.table.in_flight(PARTITION), fixture.table.stashed(PARTITION)), (0, (0, 0)));
     });
 }

@@ -6,16 +6,16 @@ use super::*;
 #[test]
 fn a_partition_that_counts_is_there() {
     explore("growing::a_partition_that_counts_is_there", None, || {
-        let world = World::new(1, Duration::ZERO);
-        let worker = world.worker(0, |client| {
+        let fixture = Fixture::new(1, Duration::ZERO);
+        let worker = fixture.worker(0, |client| {
             if client.worker.partitions() > 0 {
                 drop(client.enter(1));
             }
         });
-        world.table.set_partitions(1);
-        world.switch(1);
+        fixture.table.set_partitions(1);
+        fixture.switch(1);
         worker.join().unwrap();
-        world.assert_at_rest(GateState::Open);
+        fixture.assert_at_rest(GateState::Open);
     });
 }
 
@@ -23,13 +23,13 @@ fn a_partition_that_counts_is_there() {
 #[test]
 fn a_lease_that_is_confirmed_again_lets_everyone_go_on() {
     explore("growing::a_lease_that_is_confirmed_again_lets_everyone_go_on", Some(1), || {
-        let mut world = World::open(2);
-        world.table.trust_until(world.began);
+        let mut fixture = Fixture::open(2);
+        fixture.table.trust_until(fixture.began);
         let workers = [0, 1]
-            .map(|index| world.worker(index, move |client| client.permit(index as u32 + 1).served(index as u32 + 1)));
-        world.table.trust_until(world.began + Duration::from_secs(86_400));
-        world.keep_open(2, 2);
+            .map(|index| fixture.worker(index, move |client| client.permit(index as u32 + 1).served(index as u32 + 1)));
+        fixture.table.trust_until(fixture.began + Duration::from_secs(86_400));
+        fixture.keep_open(2, 2);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        world.assert_at_rest(GateState::Open);
+        fixture.assert_at_rest(GateState::Open);
     });
 }

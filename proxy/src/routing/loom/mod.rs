@@ -13,7 +13,7 @@
 //!   [`leave`](crate::routing::gate::Gate::leave) is made `Relaxed`, although it is needed.
 //! * Switching a gate that is not empty; `tests/table.rs` does that.
 //!
-//! Faults that were put in, and the models that failed:
+//! Each of these faults was introduced once; these models failed:
 //!
 //! | fault | failed |
 //! | --- | --- |
@@ -36,15 +36,15 @@ mod returning;
 mod severing;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::task::Poll;
 use std::time::Duration;
 
 use ::loom::future::block_on;
-use ::loom::model::Builder;
 use ::loom::thread::{JoinHandle, spawn};
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::{Incarnation, PartitionId};
+use segue_tests::loom::explore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
@@ -57,21 +57,6 @@ const PARTITION: PartitionId = PartitionId::new(0);
 /// The only key.
 const KEY: Option<u64> = Some(7);
 
-/// Runs a model in all interleavings with at most so many preemptions (`None`: no bound).
-#[expect(clippy::print_stdout, reason = "`make loom` adds these lines up")]
-fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
-    let executions = Arc::new(AtomicU64::new(0));
-    let counted = executions.clone();
-    let mut builder = Builder::new();
-    builder.preemption_bound = preemptions;
-    builder.max_branches = 100_000;
-    builder.check(move || {
-        counted.fetch_add(1, SeqCst);
-        model();
-    });
-    println!("loom: model={name} executions={}", executions.load(SeqCst));
-}
-
 /// The actual state of the requests, kept apart from the table's. Loom does not see it, so it costs no interleavings.
 #[derive(Default)]
 struct Witness {
@@ -82,7 +67,7 @@ struct Witness {
 }
 
 /// One router: a table with one partition, workers as threads, and the model's own thread as control side.
-struct World {
+struct Fixture {
     table: Arc<Table>,
     notices: UnboundedReceiver<PartitionId>,
     witness: Arc<Witness>,
@@ -91,7 +76,7 @@ struct World {
     began: Instant,
 }
 
-impl World {
+impl Fixture {
     fn new(workers: usize, max_wait: Duration) -> Self {
         let limits = StashLimits {
             max_requests: 100,
@@ -103,21 +88,21 @@ impl World {
         let (table, notices) = Table::new(workers, limits);
         let began = Instant::now();
         table.trust_until(began + Duration::from_secs(86_400));
-        World { table, notices, witness: Arc::default(), ended: unbounded_channel(), began }
+        Fixture { table, notices, witness: Arc::default(), ended: unbounded_channel(), began }
     }
 
-    /// Returns a world whose partition exists and is held.
+    /// Returns a fixture whose partition exists and is held.
     fn held(workers: usize, max_wait: Duration) -> Self {
-        let world = World::new(workers, max_wait);
-        world.table.set_partitions(1);
-        world
+        let fixture = Fixture::new(workers, max_wait);
+        fixture.table.set_partitions(1);
+        fixture
     }
 
-    /// Returns a world whose partition is open at epoch 1.
+    /// Returns a fixture whose partition is open at epoch 1.
     fn open(workers: usize) -> Self {
-        let world = World::held(workers, Duration::from_secs(3600));
-        world.switch(1);
-        world
+        let fixture = Fixture::held(workers, Duration::from_secs(3600));
+        fixture.switch(1);
+        fixture
     }
 
     /// Runs a worker as a thread.
@@ -135,7 +120,7 @@ impl World {
         self.table.stop(PARTITION, HoldCause::Handoff);
     }
 
-    /// Leads the partition to the pod of this epoch.
+    /// Routes the partition to the pod of this epoch.
     fn switch(&self, epoch: u64) {
         let slot = self.table.intern_pod(&epoch.to_string(), Incarnation::registered_at(1.into()), "pod:1", false);
         self.table.switch(PARTITION, slot, epoch.into());
@@ -160,7 +145,8 @@ impl World {
         self.until(GateState::Open);
     }
 
-    /// Leads the partition to the pod of this epoch whenever it is held, until so many workers have ended and it is open.
+    /// Routes the partition to the pod of this epoch whenever it is held, until this number of workers has ended and it is
+    /// open.
     fn keep_open(&mut self, epoch: u64, workers: usize) {
         let mut ended = 0;
         while ended < workers || self.position() != GateState::Open {

@@ -7,8 +7,8 @@ use super::*;
 #[test]
 fn refused_requests_keep_their_order() {
     explore("returning::refused_requests_keep_their_order", Some(1), || {
-        let mut world = World::open(2);
-        let one = world.worker(0, |client| {
+        let mut fixture = Fixture::open(2);
+        let one = fixture.worker(0, |client| {
             let (first, second) = (client.permit(1), client.permit(2));
             let second = second.left().put_back();
             let first = first.left().put_back();
@@ -28,7 +28,7 @@ fn refused_requests_keep_their_order() {
         });
         let had_to_wait = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let waits = had_to_wait.clone();
-        let other = world.worker(1, move |client| {
+        let other = fixture.worker(1, move |client| {
             let permit = match client.enter(3).unwrap() {
                 Admission::Admitted(permit) => permit,
                 Admission::Queued(queued) => {
@@ -38,10 +38,10 @@ fn refused_requests_keep_their_order() {
             };
             client.saw(permit).served(3);
         });
-        world.keep_open(2, 2);
+        fixture.keep_open(2, 2);
         one.join().unwrap();
         other.join().unwrap();
-        let acted = world.acted();
+        let acted = fixture.acted();
         let position = |of| acted.iter().position(|number| *number == of).unwrap();
         assert!(position(1) < position(2), "{acted:?}");
         if had_to_wait.load(SeqCst) {
@@ -64,10 +64,10 @@ fn coming_back_races_a_cutover_and_a_newcomer() {
 }
 
 fn coming_back(requests: usize) {
-    let mut world = World::held(2, Duration::from_secs(3600));
+    let mut fixture = Fixture::held(2, Duration::from_secs(3600));
     let workers: Vec<_> = (0..requests)
         .map(|index| {
-            world.worker(index, move |client| {
+            fixture.worker(index, move |client| {
                 let mut passed = client.permit(index as u32);
                 if index == 0 {
                     let refused = passed.left().put_back();
@@ -77,12 +77,12 @@ fn coming_back(requests: usize) {
             })
         })
         .collect();
-    world.switch(1);
-    world.stop();
-    world.keep_open(2, requests);
+    fixture.switch(1);
+    fixture.stop();
+    fixture.keep_open(2, requests);
     workers.into_iter().for_each(|worker| worker.join().unwrap());
-    world.assert_at_rest(GateState::Open);
-    let mut acted = world.acted();
+    fixture.assert_at_rest(GateState::Open);
+    let mut acted = fixture.acted();
     acted.sort_unstable();
     assert!(acted.into_iter().eq(0..requests as u32));
 }
@@ -91,12 +91,12 @@ fn coming_back(requests: usize) {
 #[test]
 fn coming_back_and_leaving_at_once() {
     explore("returning::coming_back_and_leaving_at_once", Some(2), || {
-        let mut world = World::held(2, Duration::from_secs(3600));
-        let one = world.worker(0, |client| drop(client.permit(1).left().put_back()));
-        let other = world.worker(1, |client| client.permit(2).served(2));
-        world.keep_open(1, 2);
+        let mut fixture = Fixture::held(2, Duration::from_secs(3600));
+        let one = fixture.worker(0, |client| drop(client.permit(1).left().put_back()));
+        let other = fixture.worker(1, |client| client.permit(2).served(2));
+        fixture.keep_open(1, 2);
         one.join().unwrap();
         other.join().unwrap();
-        world.assert_at_rest(GateState::Open);
+        fixture.assert_at_rest(GateState::Open);
     });
 }

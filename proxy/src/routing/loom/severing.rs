@@ -21,13 +21,13 @@ impl Client {
 #[test]
 fn severing_reaches_who_is_inside_and_nobody_else() {
     explore("severing::severing_reaches_who_is_inside_and_nobody_else", Some(2), || {
-        let mut world = World::open(2);
-        let workers = [0, 1].map(|index| world.worker(index, move |client| client.lasts(index as u32)));
-        world.stop();
-        world.table.sever(PARTITION);
-        world.move_to(2);
+        let mut fixture = Fixture::open(2);
+        let workers = [0, 1].map(|index| fixture.worker(index, move |client| client.lasts(index as u32)));
+        fixture.stop();
+        fixture.table.sever(PARTITION);
+        fixture.move_to(2);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        world.assert_at_rest(GateState::Open);
+        fixture.assert_at_rest(GateState::Open);
     });
 }
 
@@ -35,13 +35,13 @@ fn severing_reaches_who_is_inside_and_nobody_else() {
 #[test]
 fn severing_reaches_who_was_just_let_in() {
     explore("severing::severing_reaches_who_was_just_let_in", Some(3), || {
-        let mut world = World::held(1, Duration::from_secs(3600));
-        let worker = world.worker(0, |client| client.lasts(1));
-        world.switch(1);
-        world.stop();
-        world.table.sever(PARTITION);
-        world.move_to(2);
+        let mut fixture = Fixture::held(1, Duration::from_secs(3600));
+        let worker = fixture.worker(0, |client| client.lasts(1));
+        fixture.switch(1);
+        fixture.stop();
+        fixture.table.sever(PARTITION);
+        fixture.move_to(2);
         worker.join().unwrap();
-        world.assert_at_rest(GateState::Open);
+        fixture.assert_at_rest(GateState::Open);
     });
 }

@@ -25,7 +25,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::BytesMut;
 use http::request::Parts;
@@ -45,14 +44,11 @@ use upload::{Upload, UploadError};
 use super::error::{Broken, SendError};
 use super::pool::Pool;
 use super::rest::Remaining;
+use crate::message::expect_continue::{CONTINUE_TIMEOUT, expects_continue};
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::RoutingHeaders;
 use crate::message::request_body::Attempt;
 use crate::tls::{self, Stream};
-
-/// Time that a pod may take to respond to `Expect: 100-continue` before the body is sent all the same. RFC 9110 wants a
-/// client not to wait for ever; curl waits a second.
-const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A pod's response.
 pub(crate) enum Answer {
@@ -112,11 +108,7 @@ impl Exchange {
         write.clear();
         encode_request(&mut write, head, scan, routing, framing, upgrade);
         let mut upload = Upload::new(write, attempt, framing);
-        let expects = framing != Framing::None
-            && head
-                .headers
-                .get(http::header::EXPECT)
-                .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+        let expects = framing != Framing::None && expects_continue(&head.headers);
         upload.withheld = expects;
         Exchange {
             live: Some(Live {

@@ -1,4 +1,4 @@
-//! A keyspace with a scripted coordinator, a service whose callbacks the test steers, and requests whose answers it gives.
+//! A keyspace with a scripted coordinator, a service whose callbacks the test steers, and requests that the test answers.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -26,27 +26,27 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 pub(crate) const TTL: Duration = Duration::from_secs(15);
-/// Longer than anything that is waited for; passes in no time under a paused clock.
-const LONG: Duration = Duration::from_secs(120);
+/// Longer than anything here takes; a paused clock passes it at once.
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The store, and the coordinator's pen.
+/// The store, and the writes of the scripted coordinator.
 #[derive(Clone)]
-pub(crate) struct World {
+pub(crate) struct Fixture {
     pub(crate) store: Arc<dyn Store>,
-    /// The way in which pods reach it.
+    /// The store as pods reach it.
     pub(crate) pods_store: Arc<dyn Store>,
     pub(crate) keys: Keyspace,
 }
 
-impl World {
-    pub(crate) fn new() -> (World, MemoryStore) {
+impl Fixture {
+    pub(crate) fn new() -> (Fixture, MemoryStore) {
         count_by_tokio();
         let memory = MemoryStore::new();
-        (World::on(Arc::new(memory.clone())), memory)
+        (Fixture::on(Arc::new(memory.clone())), memory)
     }
 
-    pub(crate) fn on(store: Arc<dyn Store>) -> World {
-        World { pods_store: store.clone(), store, keys: Keyspace::new("/segue/", "default") }
+    pub(crate) fn on(store: Arc<dyn Store>) -> Fixture {
+        Fixture { pods_store: store.clone(), store, keys: Keyspace::new("/segue/", "default") }
     }
 
     pub(crate) async fn commit(&self, when: Vec<Compare>, then: Vec<Op>) -> Revision {
@@ -75,7 +75,7 @@ impl World {
                 }
             }
         };
-        timeout(LONG, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
+        timeout(TEST_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
     }
 
     pub(crate) async fn view(&self) -> View {
@@ -96,7 +96,7 @@ impl World {
         self.view().await.pod_ack(partition, pod, kind, handoff).is_some()
     }
 
-    /// Creates a handoff; its identity.
+    /// Creates a handoff and returns its identity.
     pub(crate) async fn begin(
         &self,
         partition: PartitionId,
@@ -161,7 +161,7 @@ impl World {
         Op::Put { key: self.keys.assignment(partition), value: encode(&value), lease: None }
     }
 
-    /// Deletes a handoff with its acks: cancelled, or over.
+    /// Deletes a handoff with its acks, because it is cancelled or complete.
     pub(crate) async fn delete(&self, partition: PartitionId) {
         let acks = self.keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
         let record = Op::Delete(Keys::One(self.keys.handoff(partition)));
@@ -179,13 +179,13 @@ impl World {
     }
 }
 
-/// A store that loses the answers to its next writes.
+/// A store whose next writes fail, and that can be made blind.
 #[derive(Debug)]
 pub(crate) struct Flaky {
     inner: MemoryStore,
-    /// How many, and whether they are carried out nevertheless.
+    /// Number of writes that fail, and whether they take effect all the same.
     failing: Mutex<(u32, bool)>,
-    /// Nothing can be seen through it.
+    /// Whether reads and watches fail.
     blind: AtomicBool,
 }
 
@@ -194,7 +194,7 @@ impl Flaky {
         Flaky { inner, failing: Mutex::default(), blind: AtomicBool::new(false) }
     }
 
-    /// Breaks off what is being watched as well; leases and writes are not touched.
+    /// Ends all watches. Leases and writes go on.
     pub(crate) async fn set_blind(&self, blind: bool) {
         self.blind.store(blind, SeqCst);
         self.inner.set_available(false);
@@ -274,23 +274,23 @@ pub(crate) struct Arrival {
 }
 
 impl Pod {
-    /// Starts one, without waiting for its registration.
-    pub(crate) fn launch(world: &World, settings: PodSettings) -> Pod {
+    /// Starts a pod without waiting for its registration.
+    pub(crate) fn launch(fixture: &Fixture, settings: PodSettings) -> Pod {
         let (service, calls) = Service::new();
-        let (name, store) = (settings.name.clone(), world.pods_store.clone());
-        let handle = PodHandle::start(store, "default", world.keys.clone(), settings, service.clone());
+        let (name, store) = (settings.name.clone(), fixture.pods_store.clone());
+        let handle = PodHandle::start(store, "default", fixture.keys.clone(), settings, service.clone());
         let (arrivals, arrived) = mpsc::unbounded_channel();
         Pod { name, handle, service, calls, arrivals, arrived }
     }
 
-    pub(crate) async fn start_with(world: &World, settings: PodSettings) -> Pod {
-        let pod = Pod::launch(world, settings);
+    pub(crate) async fn start_with(fixture: &Fixture, settings: PodSettings) -> Pod {
+        let pod = Pod::launch(fixture, settings);
         pod.until("it is ready", |state| state.not_ready.is_none()).await;
         pod
     }
 
-    pub(crate) async fn start(world: &World, name: &str) -> Pod {
-        Pod::start_with(world, PodSettings { lease_ttl: TTL, ..PodSettings::new(name, "127.0.0.1:1") }).await
+    pub(crate) async fn start(fixture: &Fixture, name: &str) -> Pod {
+        Pod::start_with(fixture, PodSettings { lease_ttl: TTL, ..PodSettings::new(name, "127.0.0.1:1") }).await
     }
 
     pub(crate) fn state(&self) -> PodState {
@@ -303,13 +303,13 @@ impl Pod {
 
     pub(crate) async fn until(&self, what: &str, shows: impl Fn(&PodState) -> bool) -> PodState {
         let mut status = self.handle.status();
-        let seen = timeout(LONG, status.wait_for(|state| shows(state))).await;
+        let seen = timeout(TEST_TIMEOUT, status.wait_for(|state| shows(state))).await;
         seen.unwrap_or_else(|_| panic!("never came true: {what}")).unwrap().clone()
     }
 
-    /// The next callback that begins or ends.
+    /// Waits for the next callback to begin or end.
     pub(crate) async fn call(&mut self) -> Call {
-        timeout(LONG, self.calls.recv()).await.expect("no callback").unwrap()
+        timeout(TEST_TIMEOUT, self.calls.recv()).await.expect("no callback").unwrap()
     }
 
     /// Sends a request as a router would.
@@ -337,7 +337,7 @@ impl Pod {
         tokio::spawn(async move { service.oneshot(request).await.unwrap().map(Box::pin) })
     }
 
-    /// The status of a request that the service, if it gets it, answers at once.
+    /// Returns the status of a request that the service answers at once if it gets it.
     pub(crate) async fn status_of(&mut self, partition: PartitionId, epoch: impl Into<Epoch>) -> u16 {
         let mut sent = self.send(partition, epoch);
         loop {
@@ -350,7 +350,7 @@ impl Pod {
     }
 
     pub(crate) async fn arrival(&mut self) -> Arrival {
-        timeout(LONG, self.arrived.recv()).await.expect("no request came through").unwrap()
+        timeout(TEST_TIMEOUT, self.arrived.recv()).await.expect("no request came through").unwrap()
     }
 }
 
@@ -358,7 +358,7 @@ pub(crate) fn whole(text: &'static str) -> Answer {
     Response::new(Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed())
 }
 
-/// What a callback did.
+/// An event in the life of a callback.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
     Began(&'static str, Move),
@@ -373,7 +373,7 @@ pub(crate) enum Conduct {
     Succeed,
     Fail,
     Panic,
-    /// Goes on until the test wants something else.
+    /// Goes on until the test sets another conduct.
     Last,
 }
 
@@ -394,7 +394,7 @@ impl Service {
         conduct.entry(name).or_insert_with(|| watch::Sender::new(Conduct::Succeed)).clone()
     }
 
-    /// From here on, also for those that last.
+    /// Sets how this callback goes from now on, also for one that lasts.
     pub(crate) fn let_it(&self, name: &'static str, conduct: Conduct) {
         self.conduct(name).send_replace(conduct);
     }

@@ -1,14 +1,9 @@
-//! What a hand writes into the store: settings that map requests otherwise, and a leader's key without its lease. Over the
-//! embedded store, with the shells of a router and of coordinators.
-#![allow(clippy::unwrap_used)]
+//! Settings, registrations and leaders' keys that another hand has written into the store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use segue_coordination::coordinator::{
-    CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
-};
 use segue_coordination::router::{
     Cutover, CutoverTimes, DataPlane, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus,
     run_router,
@@ -16,24 +11,19 @@ use segue_coordination::router::{
 use segue_coordination::store::{MemoryStore, Store, StoreError};
 use segue_protocol::handoff::router::{HoldCause, OnDrainTimeout, OnStoreLoss, Stage, Target};
 use segue_protocol::ids::{LeaseId, PartitionId};
-use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Policy, RoundCause};
-use segue_protocol::records::{KeyspaceConfig, Leader, Partitioner, Phase, PodRecord, RouterRecord, encode};
+use segue_protocol::records::{KeyspaceConfig, Leader, Partitioner, PodRecord, RouterRecord, encode};
 use segue_protocol::txn::{KeyValue, Keys, Op, Txn};
-use segue_protocol::view::View;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::{coordinator, keys};
+
 const P0: PartitionId = PartitionId::new(0);
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const TTL: Duration = Duration::from_secs(3);
 const ADMIN: &str = "10.0.0.7:9090";
-
-fn keys() -> Keyspace {
-    Keyspace::new("/segue/", "test")
-}
 
 async fn put(store: &MemoryStore, key: String, value: Vec<u8>) {
     let put = Op::Put { key, value, lease: None };
@@ -53,7 +43,7 @@ async fn until<T>(what: &str, mut shows: impl AsyncFnMut() -> Option<T>) -> T {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
+    timeout(TEST_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
 }
 
 fn by_key(name: &str) -> Partitioner {
@@ -69,11 +59,11 @@ async fn mapping(store: &MemoryStore) -> Option<Partitioner> {
     serde_json::from_slice::<KeyspaceConfig>(&config.value).unwrap().partitioner
 }
 
-/// Where open partitions lead, and whether something is in flight in those that are not.
+/// A data plane that records its routes.
 #[derive(Default)]
 struct Gates {
     open: Mutex<BTreeMap<PartitionId, Target>>,
-    /// To where, if something is.
+    /// Where the requests that are in flight have gone, if there are any.
     in_flight: Mutex<Option<Target>>,
 }
 
@@ -240,44 +230,14 @@ async fn a_routers_registration_that_another_hand_wrote_is_put_back_and_ends_wit
     until("a router less", async || (!is_registered(&store, "r").await).then_some(())).await;
 }
 
-impl CoordinatorObserver for Quiet {
-    fn leads(&self, _: bool) {}
-    fn round(&self, _: RoundCause) {}
-    fn phase_ended(&self, _: Phase, _: Duration) {}
-    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
-    fn view_changed(&self, _: &View) {}
-    fn resync(&self, _: &StoreError) {}
-}
-
-fn start_coordinator(store: &MemoryStore, name: &str) {
-    let settings = CoordinatorSettings {
-        name: name.into(),
-        lease_ttl: TTL,
-        policy: Policy {
-            partitions: 4,
-            settle: Duration::from_millis(100),
-            settle_max: Duration::from_secs(1),
-            min_interval: Duration::from_millis(200),
-            heartbeat: Duration::from_secs(5),
-            warm_timeout: Duration::from_secs(30),
-            phase_timeout: Duration::from_secs(20),
-            max_concurrent_handoffs: 8,
-            ..Policy::default()
-        },
-    };
-    let (status, _) = watch::channel(CoordinatorStatus::default());
-    let run =
-        run_coordinator(Arc::new(store.clone()), keys(), settings, Arc::new(Quiet), status, CancellationToken::new());
-    tokio::spawn(run);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_leaders_key_without_its_lease_stands_in_nobodys_way() {
     let store = MemoryStore::new();
-    // Of a leader that is long gone.
+    // The key of a leader that is long gone.
     put(&store, keys().leader(), encode(&Leader { holder: "ghost".into(), lease_id: LeaseId::new(1) })).await;
-    start_coordinator(&store, "c-0");
-    start_coordinator(&store, "c-1");
+    for name in ["c-0", "c-1"] {
+        tokio::spawn(coordinator(Arc::new(store.clone()), name, TTL, Arc::default()));
+    }
     let leads = async || {
         let entry = get(&store, keys().leader()).await?;
         let leader: Leader = serde_json::from_slice(&entry.value).ok()?;
@@ -285,7 +245,7 @@ async fn a_leaders_key_without_its_lease_stands_in_nobodys_way() {
     };
     until("a leader with a lease", leads).await;
 
-    // Of the one that leads, who puts it back unless a candidate deletes it first.
+    // The key of the current leader, which puts it back unless a candidate deletes it first.
     let own = get(&store, keys().leader()).await.unwrap();
     for by_hand in [own.value, b"{".to_vec()] {
         put(&store, keys().leader(), by_hand).await;

@@ -1,4 +1,4 @@
-//! Where a case runs: a store, a prefix of its own, and the means to stop, stall and compact what is behind it.
+//! What a case runs on: a store, a prefix of its own, and the means to stop, stall and compact the store.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -13,16 +13,16 @@ use tokio::time::timeout;
 /// The shortest TTL that etcd grants.
 pub(crate) const TTL: Duration = Duration::from_secs(1);
 
-/// What every call of these stores is bounded by.
+/// Bounds every call to the stores.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Long enough for anything that happens at all, on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than anything here takes, even on a busy machine.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 static SHARED: LazyLock<Etcd> = LazyLock::new(Etcd::start);
 static PREFIXES: AtomicUsize = AtomicUsize::new(0);
 
-pub(crate) struct Site {
+pub(crate) struct Fixture {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) prefix: String,
     behind: Behind,
@@ -42,24 +42,24 @@ pub(crate) fn etcd_store(endpoints: impl IntoIterator<Item = String>) -> EtcdSto
     EtcdStore::connect(options).unwrap()
 }
 
-impl Site {
+impl Fixture {
     pub(crate) fn memory() -> Self {
         let store = MemoryStore::new();
-        Site::new(Arc::new(store.clone()), Behind::Memory(store))
+        Fixture::new(Arc::new(store.clone()), Behind::Memory(store))
     }
 
     pub(crate) fn shared() -> Self {
-        Site::new(Arc::new(etcd_store([SHARED.endpoint()])), Behind::Shared)
+        Fixture::new(Arc::new(etcd_store([SHARED.endpoint()])), Behind::Shared)
     }
 
     pub(crate) fn own() -> Self {
         let etcd = Etcd::start();
-        Site::new(Arc::new(etcd_store([etcd.endpoint()])), Behind::Own(etcd))
+        Fixture::new(Arc::new(etcd_store([etcd.endpoint()])), Behind::Own(etcd))
     }
 
     fn new(store: Arc<dyn Store>, behind: Behind) -> Self {
         let number = PREFIXES.fetch_add(1, Ordering::Relaxed);
-        Site { store, prefix: format!("/case-{number:03}/"), behind }
+        Fixture { store, prefix: format!("/case-{number:03}/"), behind }
     }
 
     pub(crate) fn key(&self, name: &str) -> String {
@@ -98,7 +98,7 @@ impl Site {
         self.write([Op::Delete(keys)]).await
     }
 
-    /// Carries out `ops`, whatever stands.
+    /// Carries out `ops` without guards.
     pub(crate) async fn write(&self, ops: impl IntoIterator<Item = Op>) -> Revision {
         let outcome = self.commit([], ops).await.unwrap();
         assert_eq!(outcome.branch, Some(0));
@@ -126,7 +126,7 @@ impl Site {
         self.store.watch(&keys, from).await.unwrap()
     }
 
-    /// The names and values below the prefix, in order.
+    /// Returns the names and values below the prefix, in order.
     pub(crate) async fn contents(&self) -> Vec<(String, String)> {
         let name = |entry: KeyValue| {
             let key = entry.key[self.prefix.len()..].to_owned();
@@ -135,7 +135,7 @@ impl Site {
         self.snapshot().await.entries.into_iter().map(name).collect()
     }
 
-    /// What happened, short: `name=value` or `-name`.
+    /// Returns events in short: `name=value` or `-name`.
     pub(crate) fn short(&self, events: &[Event]) -> Vec<String> {
         let short = |event: &Event| match event {
             Event::Put(entry) => {
@@ -158,7 +158,7 @@ impl Site {
         }
     }
 
-    /// Takes the store away: etcd is killed.
+    /// Makes the store unavailable. etcd is killed.
     pub(crate) fn stop(&self) {
         match &self.behind {
             Behind::Memory(store) => store.set_available(false),
@@ -167,7 +167,7 @@ impl Site {
         }
     }
 
-    /// Brings it back after [`stop`](Self::stop).
+    /// Makes the store available again after [`stop`](Self::stop).
     pub(crate) fn start(&self) {
         match &self.behind {
             Behind::Memory(store) => store.set_available(true),
@@ -176,7 +176,7 @@ impl Site {
         }
     }
 
-    /// Makes it hang: etcd keeps its connections and answers nothing.
+    /// Makes the store hang. etcd keeps its connections and answers nothing.
     pub(crate) fn pause(&self) {
         match &self.behind {
             Behind::Own(etcd) => etcd.pause(),
@@ -193,13 +193,13 @@ impl Site {
     }
 }
 
-/// The next batch; a watch that stays silent fails the case instead of hanging it.
+/// Returns the next batch. A watch that stays silent fails the case instead of hanging it.
 pub(crate) async fn next(watch: &mut Watch) -> Batch {
     try_next(watch).await.unwrap()
 }
 
 pub(crate) async fn try_next(watch: &mut Watch) -> Result<Batch, StoreError> {
-    timeout(PATIENCE, watch.next()).await.expect("the watch stays silent")
+    timeout(TEST_TIMEOUT, watch.next()).await.expect("the watch stays silent")
 }
 
 /// Reads until `count` events have come.
