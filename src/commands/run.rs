@@ -27,7 +27,7 @@ use crate::keyspace::KeyspacePart;
 use crate::metrics::{HotRestartMetrics, ResyncMetrics, register_build_info};
 use crate::roles::coordinator::CoordinatorRole;
 use crate::roles::pod::{BoundPod, PodRole};
-use crate::roles::router::{BoundRouter, JoiningRouter, Leaving, RouterRole};
+use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
 use crate::supervise::Ended;
 
 type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// What of a configuration listens before anything runs.
 struct Bound {
     admin: Option<Admin>,
-    router: Option<BoundRouter>,
+    router: Option<BoundRouterRole>,
     pod: Option<BoundPod>,
 }
 
@@ -72,7 +72,7 @@ async fn bind(
     let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
     let listeners = startup.router_listeners();
     let router = match &config.router {
-        Some(section) => Some(BoundRouter::bind(section, advertised.clone(), certificates, listeners)?),
+        Some(section) => Some(BoundRouterRole::bind(section, advertised.clone(), certificates, listeners)?),
         None => None,
     };
     let pod = match &config.pod {
@@ -140,7 +140,7 @@ async fn serve(
     // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config).await?;
     let Bound { admin, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
-    let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouter::duplicates)?;
+    let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouterRole::duplicates)?;
     sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
     startup.open_socket()?;
     let mut signals = Signals::new()?;
@@ -157,9 +157,8 @@ async fn serve(
         .as_ref()
         .map(|section| CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, resyncs.clone()));
     let hot_restart = startup.status();
-    let router = router
-        .map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, resyncs, hot_restart))
-        .transpose()?;
+    let router =
+        router.map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, resyncs, hot_restart));
     let router = match router {
         Some(router) => match let_in(router, &mut startup, signals.ending(args, level, &watching)).await {
             Ok(router) => Some(router),
@@ -217,7 +216,7 @@ const ADMIN_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts to accept clients. If another process still serves them, waits until this one could.
 async fn let_in(
-    router: JoiningRouter,
+    router: JoiningRouterRole,
     startup: &mut Startup,
     ending: impl Future<Output = ()>,
 ) -> anyhow::Result<RouterRole> {
