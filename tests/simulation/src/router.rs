@@ -9,19 +9,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::router::{
-    Cutover, DataPlane, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
-};
-use segue_coordination::store::{Store, StoreError};
+use segue_coordination::router::{Cutover, DataPlane, DrainSettings, RouterObserver, RouterSettings};
+use segue_coordination::store::StoreError;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Partitioner;
+use segue_proxy::router::Control;
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use segue_proxy::routing::table::{Refusal, StashLimits, Table};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
 use crate::cluster::Cluster;
 use crate::exchange::{Outcome, exchange};
@@ -48,7 +46,7 @@ pub(crate) struct Router {
     open: Cell<usize>,
     /// Of each partition: requests without an answer that have been put back.
     returned: RefCell<BTreeMap<PartitionId, usize>>,
-    shutdown: CancellationToken,
+    control: Control,
 }
 
 /// The weight of each request in a stash.
@@ -104,16 +102,12 @@ impl Router {
             partitioner: Some(Partitioner::NUMBER),
             request_timeout: setting.request_timeout,
         };
-        let (sender, _) = watch::channel(RouterStatus::default());
-        let shutdown = CancellationToken::new();
         let plane: Arc<dyn DataPlane> = match world.is_sabotaged(Sabotage::EarlyRouterDrained) {
             true => Arc::new(Hasty::new(table.clone())),
             false => table.clone(),
         };
         let observer = Arc::new(Observer { world: world.clone(), name: name.to_owned() });
-        let ports = RouterPorts { plane, notices, observer, status: sender };
-        let store: Arc<dyn Store> = line.clone();
-        let run = run_router(store, world.keys.clone(), settings, ports, shutdown.clone());
+        let (control, run) = Control::new(plane, notices, line.clone(), world.keys.clone(), settings, observer);
         let (confined, ended) = (process.run(run), process.clone());
         spawn_local(async move {
             confined.await;
@@ -122,7 +116,7 @@ impl Router {
         });
         let worker = table.worker(0);
         let (closed, open, returned) = (Cell::new(false), Cell::new(0), RefCell::default());
-        Rc::new(Router { process, line, table, world: world.clone(), worker, closed, open, returned, shutdown })
+        Rc::new(Router { process, line, table, world: world.clone(), worker, closed, open, returned, control })
     }
 
     /// Takes requests.
@@ -153,7 +147,7 @@ impl Router {
                 }
                 sleep(Duration::from_millis(5)).await;
             }
-            router.shutdown.cancel();
+            router.control.shut_down();
         }));
     }
 
