@@ -1,7 +1,4 @@
-//! The metrics of the control side: what routers and coordinators did, as Prometheus series.
-//!
-//! Every series exists from the start, at zero, so that a rate can be taken of the first event. The names are fixed
-//! (`segue_` and the documented ones). The request path has its own metrics ([`segue_proxy::metrics`]).
+//! The metrics of a leading coordinator.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -14,10 +11,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
-use segue_coordination::router::{Cutover, RouterObserver};
 use segue_coordination::store::StoreError;
 use segue_protocol::handoff::advance::{Waiting, waiting_for};
 use segue_protocol::ids::PartitionId;
@@ -25,9 +20,8 @@ use segue_protocol::planning::RoundCause;
 use segue_protocol::records::Phase;
 use segue_protocol::view::View;
 
-/// Buckets from an imperceptible pause to an obvious one; half of them below 50 ms, where cutovers are.
-const PAUSE_BUCKETS: [f64; 17] =
-    [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.008, 0.015, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+use super::{CauseLabel, ResultLabel, ResyncMetrics};
+
 /// Buckets of phases, which may last as long as a warm-up.
 const PHASE_BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0];
@@ -45,169 +39,13 @@ struct KeyLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabel {
     phase: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CauseLabel {
-    cause: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PodLabel {
     pod: String,
-}
-
-/// Registers `build_info{version,revision}`. The revision is the value of `SEGUE_REVISION` at build time.
-pub fn register_build_info(registry: &mut Registry) {
-    let revision = option_env!("SEGUE_REVISION").unwrap_or("unknown");
-    let labels = [("version", env!("CARGO_PKG_VERSION")), ("revision", revision)];
-    registry.register("build", "The build of this process", Info::new(labels));
-}
-
-/// Registers `store_resyncs_total{cause}`, which every participant that follows the store increments.
-#[derive(Debug, Clone, Default)]
-pub struct ResyncMetrics {
-    resyncs: Family<CauseLabel, Counter>,
-}
-
-impl ResyncMetrics {
-    /// Creates and registers the series.
-    pub fn new(registry: &mut Registry) -> Self {
-        let metrics = ResyncMetrics::default();
-        for cause in ["unavailable", "compacted", "refused"] {
-            drop(metrics.resyncs.get_or_create(&CauseLabel { cause }));
-        }
-        registry.register("store_resyncs", "Times the state was taken anew from the store", metrics.resyncs.clone());
-        metrics
-    }
-
-    fn count(&self, cause: &StoreError) {
-        let cause = match cause {
-            StoreError::Compacted { .. } => "compacted",
-            StoreError::Unavailable(_) => "unavailable",
-            StoreError::LeaseNotFound | StoreError::Refused(_) => "refused",
-        };
-        self.resyncs.get_or_create(&CauseLabel { cause }).inc();
-    }
-}
-
-/// Counts `hot_restarts_total{result}`.
-#[derive(Debug, Clone, Default)]
-pub struct HotRestartMetrics {
-    hot_restarts: Family<ResultLabel, Counter>,
-}
-
-impl HotRestartMetrics {
-    /// Creates and registers the series.
-    pub fn new(registry: &mut Registry) -> Self {
-        let metrics = HotRestartMetrics::default();
-        for result in ["taken", "failed", "refused"] {
-            drop(metrics.hot_restarts.get_or_create(&ResultLabel { result }));
-        }
-        let help =
-            "Hot restarts: taken over by this process, failed before the new process was ready, and refused to one";
-        registry.register("hot_restarts", help, metrics.hot_restarts.clone());
-        metrics
-    }
-
-    /// Counts that this process took over from another.
-    pub fn taken(&self) {
-        self.count("taken");
-    }
-
-    /// Counts that a new process did not become ready.
-    pub fn failed(&self) {
-        self.count("failed");
-    }
-
-    /// Counts that a new process came at the wrong moment.
-    pub fn refused(&self) {
-        self.count("refused");
-    }
-
-    fn count(&self, result: &'static str) {
-        self.hot_restarts.get_or_create(&ResultLabel { result }).inc();
-    }
-}
-
-/// The costs of a router's cutovers.
-#[derive(Debug)]
-pub struct RouterMetrics {
-    cutovers: Family<ResultLabel, Counter>,
-    pause: Histogram,
-    drain: Histogram,
-    flush: Histogram,
-    exchanges_severed: Counter,
-    lease_trusted_until: Gauge<f64, AtomicU64>,
-    resyncs: ResyncMetrics,
-}
-
-impl RouterMetrics {
-    /// Creates and registers the series.
-    pub fn new(registry: &mut Registry, resyncs: ResyncMetrics) -> Self {
-        let metrics = RouterMetrics {
-            cutovers: Family::default(),
-            pause: Histogram::new(PAUSE_BUCKETS),
-            drain: Histogram::new(PAUSE_BUCKETS),
-            flush: Histogram::new(PAUSE_BUCKETS),
-            exchanges_severed: Counter::default(),
-            lease_trusted_until: Gauge::default(),
-            resyncs,
-        };
-        for result in ["switched", "severed"] {
-            drop(metrics.cutovers.get_or_create(&ResultLabel { result }));
-        }
-        registry.register("cutovers", "Times a partition's requests flow again after a stop", metrics.cutovers.clone());
-        registry.register(
-            "cutover_pause_seconds",
-            "From the stop until the first request could reach a pod again",
-            metrics.pause.clone(),
-        );
-        registry.register("cutover_drain_seconds", "From the stop until nothing was in flight", metrics.drain.clone());
-        registry.register(
-            "cutover_flush_seconds",
-            "From the switch until the stash was empty and the gate open",
-            metrics.flush.clone(),
-        );
-        registry.register(
-            "exchanges_severed",
-            "Exchanges that the end of a drain severed",
-            metrics.exchanges_severed.clone(),
-        );
-        registry.register(
-            "lease_trusted_until_timestamp_seconds",
-            "Until when this participant may trust its lease, as Unix time; 0 before its first lease",
-            metrics.lease_trusted_until.clone(),
-        );
-        metrics
-    }
-
-    /// Sets until when the lease may be trusted, in seconds of Unix time.
-    pub fn set_lease_trusted_until(&self, unix_seconds: f64) {
-        self.lease_trusted_until.set(unix_seconds);
-    }
-}
-
-impl RouterObserver for RouterMetrics {
-    fn cutover(&self, cutover: &Cutover) {
-        let result = if cutover.severed > 0 { "severed" } else { "switched" };
-        self.cutovers.get_or_create(&ResultLabel { result }).inc();
-        self.pause.observe(cutover.times.pause.as_secs_f64());
-        self.drain.observe(cutover.times.drain.as_secs_f64());
-        self.flush.observe(cutover.times.flush.as_secs_f64());
-        self.exchanges_severed.inc_by(cutover.severed);
-    }
-
-    fn resync(&self, cause: &StoreError) {
-        self.resyncs.count(cause);
-    }
 }
 
 /// Gauges for a changing set of things. A gauge that stays is never missing, not even for a moment: another thread

@@ -1,0 +1,90 @@
+//! The metrics of a router's control side.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use segue_coordination::router::{Cutover, RouterObserver};
+use segue_coordination::store::StoreError;
+
+use super::{ResultLabel, ResyncMetrics};
+
+/// Buckets from an imperceptible pause to an obvious one; half of them below 50 ms, where cutovers are.
+const PAUSE_BUCKETS: [f64; 17] =
+    [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.008, 0.015, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+
+/// The costs of a router's cutovers.
+#[derive(Debug)]
+pub struct RouterMetrics {
+    cutovers: Family<ResultLabel, Counter>,
+    pause: Histogram,
+    drain: Histogram,
+    flush: Histogram,
+    exchanges_severed: Counter,
+    lease_trusted_until: Gauge<f64, AtomicU64>,
+    resyncs: ResyncMetrics,
+}
+
+impl RouterMetrics {
+    /// Creates and registers the series.
+    pub fn new(registry: &mut Registry, resyncs: ResyncMetrics) -> Self {
+        let metrics = RouterMetrics {
+            cutovers: Family::default(),
+            pause: Histogram::new(PAUSE_BUCKETS),
+            drain: Histogram::new(PAUSE_BUCKETS),
+            flush: Histogram::new(PAUSE_BUCKETS),
+            exchanges_severed: Counter::default(),
+            lease_trusted_until: Gauge::default(),
+            resyncs,
+        };
+        for result in ["switched", "severed"] {
+            drop(metrics.cutovers.get_or_create(&ResultLabel { result }));
+        }
+        registry.register("cutovers", "Times a partition's requests flow again after a stop", metrics.cutovers.clone());
+        registry.register(
+            "cutover_pause_seconds",
+            "From the stop until the first request could reach a pod again",
+            metrics.pause.clone(),
+        );
+        registry.register("cutover_drain_seconds", "From the stop until nothing was in flight", metrics.drain.clone());
+        registry.register(
+            "cutover_flush_seconds",
+            "From the switch until the stash was empty and the gate open",
+            metrics.flush.clone(),
+        );
+        registry.register(
+            "exchanges_severed",
+            "Exchanges that the end of a drain severed",
+            metrics.exchanges_severed.clone(),
+        );
+        registry.register(
+            "lease_trusted_until_timestamp_seconds",
+            "Until when this participant may trust its lease, as Unix time; 0 before its first lease",
+            metrics.lease_trusted_until.clone(),
+        );
+        metrics
+    }
+
+    /// Sets until when the lease may be trusted, in seconds of Unix time.
+    pub fn set_lease_trusted_until(&self, unix_seconds: f64) {
+        self.lease_trusted_until.set(unix_seconds);
+    }
+}
+
+impl RouterObserver for RouterMetrics {
+    fn cutover(&self, cutover: &Cutover) {
+        let result = if cutover.severed > 0 { "severed" } else { "switched" };
+        self.cutovers.get_or_create(&ResultLabel { result }).inc();
+        self.pause.observe(cutover.times.pause.as_secs_f64());
+        self.drain.observe(cutover.times.drain.as_secs_f64());
+        self.flush.observe(cutover.times.flush.as_secs_f64());
+        self.exchanges_severed.inc_by(cutover.severed);
+    }
+
+    fn resync(&self, cause: &StoreError) {
+        self.resyncs.count(cause);
+    }
+}
