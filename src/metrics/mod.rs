@@ -4,6 +4,7 @@
 //! (`segue_` and the documented ones). The request path has its own metrics ([`segue_proxy::metrics`]).
 
 mod coordinator;
+mod process;
 mod router;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -14,6 +15,7 @@ use prometheus_client::registry::Registry;
 use segue_coordination::store::StoreError;
 
 pub use self::coordinator::CoordinatorMetrics;
+pub use self::process::process_registry;
 pub use self::router::RouterMetrics;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
