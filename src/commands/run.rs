@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use prometheus_client::registry::Registry;
 use segue_config::{Config, LogFormat, LogLevel};
+use segue_coordination::store::Store;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -24,7 +25,7 @@ use crate::certificates::{Certificates, Watching};
 use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspacePart;
-use crate::metrics::{HotRestartMetrics, ResyncMetrics, register_build_info};
+use crate::metrics::{HotRestartMetrics, MeteredStore, ResyncMetrics, register_build_info};
 use crate::roles::coordinator::CoordinatorRole;
 use crate::roles::pod::{BoundPod, PodRole};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
@@ -148,6 +149,7 @@ async fn serve(
 
     let mut registry = Registry::with_prefix("segue");
     register_build_info(&mut registry);
+    let store: Arc<dyn Store> = Arc::new(MeteredStore::new(store, &mut registry));
     let resyncs = ResyncMetrics::new(&mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);

@@ -6,6 +6,7 @@
 mod coordinator;
 mod process;
 mod router;
+mod store;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -17,6 +18,7 @@ use segue_coordination::store::StoreError;
 pub use self::coordinator::CoordinatorMetrics;
 pub use self::process::process_registry;
 pub use self::router::RouterMetrics;
+pub use self::store::MeteredStore;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
