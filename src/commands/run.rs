@@ -25,7 +25,7 @@ use crate::certificates::{Certificates, Watching};
 use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspacePart;
-use crate::metrics::{HotRestartMetrics, MeteredStore, ResyncMetrics, register_build_info};
+use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
 use crate::roles::coordinator::CoordinatorRole;
 use crate::roles::pod::{BoundPod, PodRole};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
@@ -150,17 +150,16 @@ async fn serve(
     let mut registry = Registry::with_prefix("segue");
     register_build_info(&mut registry);
     let store: Arc<dyn Store> = Arc::new(MeteredStore::new(store, &mut registry));
-    let resyncs = ResyncMetrics::new(&mut registry);
+    let participants = ParticipantMetrics::new(&mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
     let keyspace = &config.keyspace;
-    let coordinator = config
-        .coordinator
-        .as_ref()
-        .map(|section| CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, resyncs.clone()));
+    let coordinator = config.coordinator.as_ref().map(|section| {
+        CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, participants.clone())
+    });
     let hot_restart = startup.status();
-    let router =
-        router.map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, resyncs, hot_restart));
+    let router = router
+        .map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, participants, hot_restart));
     let router = match router {
         Some(router) => match let_in(router, &mut startup, signals.ending(args, level, &watching)).await {
             Ok(router) => Some(router),

@@ -19,8 +19,9 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::RoundCause;
 use segue_protocol::records::Phase;
 use segue_protocol::view::View;
+use tokio::time::Instant;
 
-use super::{CauseLabel, ResultLabel, ResyncMetrics};
+use super::{CauseLabel, LeaseGauge, ParticipantMetrics, ResultLabel};
 
 /// Buckets of phases, which may last as long as a warm-up.
 const PHASE_BUCKETS: [f64; 14] =
@@ -86,12 +87,13 @@ pub struct CoordinatorMetrics {
     partitions: Listing<PodLabel>,
     partitions_unowned: Gauge,
     leader: Gauge,
-    resyncs: ResyncMetrics,
+    lease: LeaseGauge,
+    participants: ParticipantMetrics,
 }
 
 impl CoordinatorMetrics {
     /// Creates and registers the series.
-    pub fn new(registry: &mut Registry, resyncs: ResyncMetrics) -> Self {
+    pub fn new(registry: &mut Registry, participants: ParticipantMetrics) -> Self {
         let metrics = CoordinatorMetrics {
             handoffs: Family::default(),
             phases: Family::new_with_constructor(|| Histogram::new(PHASE_BUCKETS)),
@@ -103,7 +105,8 @@ impl CoordinatorMetrics {
             partitions: Listing::new(),
             partitions_unowned: Gauge::default(),
             leader: Gauge::default(),
-            resyncs,
+            lease: participants.lease("coordinator"),
+            participants,
         };
         for result in ["completed", "cancelled"] {
             drop(metrics.handoffs.get_or_create(&ResultLabel { result }));
@@ -131,6 +134,11 @@ impl CoordinatorMetrics {
         registry.register("partitions_unowned", help, metrics.partitions_unowned.clone());
         registry.register("leader", "Whether this coordinator leads", metrics.leader.clone());
         metrics
+    }
+
+    /// Sets until when the leader's lease may be trusted, on the clock of `lease_now`; `None` while it does not lead.
+    pub fn set_trusted_until(&self, until: Option<Instant>) {
+        self.lease.set(until);
     }
 
     fn set_in_flight(&self, phase: Phase, handoffs: i64) {
@@ -202,7 +210,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
     }
 
     fn resync(&self, cause: &StoreError) {
-        self.resyncs.count(cause);
+        self.participants.count_resync(cause);
     }
 }
 
@@ -236,8 +244,8 @@ mod tests {
     #[test]
     fn a_router_that_a_handoff_waits_for_is_named_as_long_as_it_does() {
         let mut registry = Registry::with_prefix("segue");
-        let resyncs = ResyncMetrics::new(&mut registry);
-        let metrics = CoordinatorMetrics::new(&mut registry, resyncs);
+        let participants = ParticipantMetrics::new(&mut registry);
+        let metrics = CoordinatorMetrics::new(&mut registry, participants);
         let pod = r#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
         let handoff = r#"{"partition":0,"old_owner":"w","old_incarnation":5,"new_owner":"x","new_incarnation":6,
             "phase":"Ready","epoch":9,"mode":"barrier","started_at":7000,"phase_entered_at":7000,"reason":""}"#;

@@ -1,16 +1,14 @@
 //! The metrics of a router's control side.
 
-use std::sync::atomic::AtomicU64;
-
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use segue_coordination::router::{Cutover, RouterObserver};
 use segue_coordination::store::StoreError;
+use tokio::time::Instant;
 
-use super::{ResultLabel, ResyncMetrics};
+use super::{LeaseGauge, ParticipantMetrics, ResultLabel};
 
 /// Buckets from an imperceptible pause to an obvious one; half of them below 50 ms, where cutovers are.
 const PAUSE_BUCKETS: [f64; 17] =
@@ -24,21 +22,21 @@ pub struct RouterMetrics {
     drain: Histogram,
     flush: Histogram,
     exchanges_severed: Counter,
-    lease_trusted_until: Gauge<f64, AtomicU64>,
-    resyncs: ResyncMetrics,
+    lease: LeaseGauge,
+    participants: ParticipantMetrics,
 }
 
 impl RouterMetrics {
     /// Creates and registers the series.
-    pub fn new(registry: &mut Registry, resyncs: ResyncMetrics) -> Self {
+    pub fn new(registry: &mut Registry, participants: ParticipantMetrics) -> Self {
         let metrics = RouterMetrics {
             cutovers: Family::default(),
             pause: Histogram::new(PAUSE_BUCKETS),
             drain: Histogram::new(PAUSE_BUCKETS),
             flush: Histogram::new(PAUSE_BUCKETS),
             exchanges_severed: Counter::default(),
-            lease_trusted_until: Gauge::default(),
-            resyncs,
+            lease: participants.lease("router"),
+            participants,
         };
         for result in ["switched", "severed"] {
             drop(metrics.cutovers.get_or_create(&ResultLabel { result }));
@@ -60,17 +58,12 @@ impl RouterMetrics {
             "Exchanges that the end of a drain severed",
             metrics.exchanges_severed.clone(),
         );
-        registry.register(
-            "lease_trusted_until_timestamp_seconds",
-            "Until when this participant may trust its lease, as Unix time; 0 before its first lease",
-            metrics.lease_trusted_until.clone(),
-        );
         metrics
     }
 
-    /// Sets until when the lease may be trusted, in seconds of Unix time.
-    pub fn set_lease_trusted_until(&self, unix_seconds: f64) {
-        self.lease_trusted_until.set(unix_seconds);
+    /// Sets until when the lease may be trusted, on the clock of `lease_now`; `None` before the first lease.
+    pub fn set_trusted_until(&self, until: Option<Instant>) {
+        self.lease.set(until);
     }
 }
 
@@ -85,6 +78,6 @@ impl RouterObserver for RouterMetrics {
     }
 
     fn resync(&self, cause: &StoreError) {
-        self.resyncs.count(cause);
+        self.participants.count_resync(cause);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use crate::admin::Part;
 use crate::certificates::Certificates;
-use crate::metrics::{ResyncMetrics, RouterMetrics};
+use crate::metrics::{ParticipantMetrics, RouterMetrics};
 
 /// The role with bound sockets, before it runs.
 #[derive(Debug)]
@@ -80,12 +80,12 @@ impl BoundRouterRole {
         keyspace: &str,
         keys: Keyspace,
         registry: &mut Registry,
-        resyncs: ResyncMetrics,
+        participants: ParticipantMetrics,
         hot_restart: watch::Receiver<Option<String>>,
     ) -> JoiningRouterRole {
         let section = self.section;
         self.router.metrics().register(registry);
-        let metrics = Arc::new(RouterMetrics::new(registry, resyncs));
+        let metrics = Arc::new(RouterMetrics::new(registry, participants));
         let (stash_requests, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
         registry.register("stash_requests", "Requests that wait", stash_requests.clone());
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
@@ -228,17 +228,7 @@ impl Part for RouterPart {
         self.stash_requests.set(depth as i64);
         self.stash_bytes.set(bytes as i64);
         self.outliers.set(table.outliers().len() as i64);
-        self.metrics.set_lease_trusted_until(lease_trusted_until(&self.state.status()));
-    }
-}
-
-/// Returns until when the lease may be trusted, in seconds of Unix time; 0 before the first lease.
-fn lease_trusted_until(status: &RouterStatus) -> f64 {
-    let Some(until) = status.trusted_until else { return 0.0 };
-    let (lease, unix) = (lease_now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
-    match until.checked_duration_since(lease) {
-        Some(left) => unix + left.as_secs_f64(),
-        None => unix - lease.saturating_duration_since(until).as_secs_f64(),
+        self.metrics.set_trusted_until(self.state.status().trusted_until);
     }
 }
 

@@ -144,6 +144,9 @@ impl<'a> Leadership<'a> {
                 warn!("the leader's lease is gone");
                 return;
             }
+            self.status.send_if_modified(|status| {
+                status.trusted_until.replace(state.trusted_until) != Some(state.trusted_until)
+            });
             let now = Instant::now();
             let tick = now + (state.stands_until - state.trusted_until) / 2;
             let wake = self.next_wake.unwrap_or(tick).max(self.not_before).min(tick).min(self.show_at.unwrap_or(tick));

@@ -17,10 +17,13 @@ use segue_protocol::planning::{Policy, RoundCause};
 use segue_protocol::records::{Leader, Phase, encode};
 use segue_protocol::view::View;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::leadership::Leadership;
+#[cfg(doc)]
+use crate::participant::lease_now;
 use crate::participant::{Claim, register};
 use crate::store::{Store, StoreError};
 
@@ -69,6 +72,8 @@ pub struct CoordinatorStatus {
     pub not_ready: Option<String>,
     /// Notices for the operator, in words.
     pub notices: Vec<String>,
+    /// Until when a leader may trust its lease, on the clock of [`lease_now`]. `None` while it does not lead.
+    pub trusted_until: Option<Instant>,
 }
 
 /// Runs a coordinator until `shutdown`: a standby until it is elected, then the leader. At its end a leader resigns.
@@ -99,7 +104,7 @@ pub async fn run_coordinator(
         leadership.stop_writes().await;
         drop(leadership);
         observer.leads(false);
-        status.send_modify(|status| status.leads = false);
+        status.send_modify(|status| (status.leads, status.trusted_until) = (false, None));
         claim = claim.after(elected.incarnation);
         if let Err(error) = elected.withdraw().await {
             warn!(%error, "could not resign; the lease ends by itself");
