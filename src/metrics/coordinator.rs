@@ -16,12 +16,12 @@ use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
 use segue_coordination::store::StoreError;
 use segue_protocol::handoff::advance::{Waiting, waiting_for};
 use segue_protocol::ids::PartitionId;
-use segue_protocol::planning::RoundCause;
+use segue_protocol::planning::{CancelReason, MoveCause, RoundCause};
 use segue_protocol::records::Phase;
 use segue_protocol::view::View;
 use tokio::time::Instant;
 
-use super::{CauseLabel, LeaseGauge, ParticipantMetrics, ResultLabel};
+use super::{CauseLabel, LeaseGauge, ParticipantMetrics};
 
 /// Buckets of phases, which may last as long as a warm-up.
 const PHASE_BUCKETS: [f64; 14] =
@@ -37,6 +37,21 @@ struct WaitLabel {
 struct KeyLabel {
     key: String,
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HandoffLabel {
+    result: &'static str,
+    cause: &'static str,
+}
+
+impl HandoffLabel {
+    fn of(result: HandoffResult) -> Self {
+        match result {
+            HandoffResult::Completed(cause) => HandoffLabel { result: "completed", cause: cause.as_str() },
+            HandoffResult::Cancelled(cause) => HandoffLabel { result: "cancelled", cause },
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -77,7 +92,7 @@ impl<Label: Clone + Hash + Eq> Listing<Label> {
 /// The work of a leading coordinator.
 #[derive(Debug)]
 pub struct CoordinatorMetrics {
-    handoffs: Family<ResultLabel, Counter>,
+    handoffs: Family<HandoffLabel, Counter>,
     phases: Family<PhaseLabel, Histogram>,
     in_flight: Family<PhaseLabel, Gauge>,
     planning_rounds: Family<CauseLabel, Counter>,
@@ -108,8 +123,11 @@ impl CoordinatorMetrics {
             lease: participants.lease("coordinator"),
             participants,
         };
-        for result in ["completed", "cancelled"] {
-            drop(metrics.handoffs.get_or_create(&ResultLabel { result }));
+        for result in MoveCause::ALL.map(HandoffResult::Completed) {
+            drop(metrics.handoffs.get_or_create(&HandoffLabel::of(result)));
+        }
+        for cause in CancelReason::NAMES.into_iter().chain([HandoffResult::NOT_HERE]) {
+            drop(metrics.handoffs.get_or_create(&HandoffLabel::of(HandoffResult::Cancelled(cause))));
         }
         for phase in Phase::ALL.map(|phase| PhaseLabel { phase: phase.as_str() }) {
             drop(metrics.phases.get_or_create(&phase));
@@ -169,11 +187,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
     }
 
     fn handoff_ended(&self, _partition: PartitionId, result: HandoffResult) {
-        let result = match result {
-            HandoffResult::Completed => "completed",
-            HandoffResult::Cancelled => "cancelled",
-        };
-        self.handoffs.get_or_create(&ResultLabel { result }).inc();
+        self.handoffs.get_or_create(&HandoffLabel::of(result)).inc();
     }
 
     fn view_changed(&self, view: &View) {
@@ -283,5 +297,26 @@ mod tests {
             assert!(shown.contains(line), "{line} is missing in {shown}");
         }
         assert!(!shown.contains("segue_partitions{"), "it no longer knows");
+    }
+    #[test]
+    fn handoffs_are_counted_by_how_they_ended_and_why() {
+        let mut registry = Registry::with_prefix("segue");
+        let participants = ParticipantMetrics::new(&mut registry);
+        let metrics = CoordinatorMetrics::new(&mut registry, participants);
+        let moved = r#"segue_handoffs_total{result="completed",cause="balance"}"#;
+        let late = r#"segue_handoffs_total{result="cancelled",cause="warm_timeout"}"#;
+        let elsewhere = r#"segue_handoffs_total{result="cancelled",cause="elsewhere"}"#;
+        let shown = text(&registry);
+        for series in [moved, late, elsewhere] {
+            assert!(shown.contains(&format!("{series} 0")), "{series} in {shown}");
+        }
+        let late_end = HandoffResult::Cancelled(CancelReason::WarmTimeout.as_str());
+        for result in [HandoffResult::Completed(MoveCause::Balance), late_end, late_end] {
+            metrics.handoff_ended(PartitionId::new(0), result);
+        }
+        let shown = text(&registry);
+        for line in [format!("{moved} 1"), format!("{late} 2"), format!("{elsewhere} 0")] {
+            assert!(shown.contains(&line), "{line} in {shown}");
+        }
     }
 }

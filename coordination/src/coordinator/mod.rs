@@ -13,7 +13,9 @@ use std::time::Duration;
 use segue_protocol::handoff::advance::waiting_for;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Policy, RoundCause};
+#[cfg(doc)]
+use segue_protocol::planning::CancelReason;
+use segue_protocol::planning::{MoveCause, Policy, RoundCause};
 use segue_protocol::records::{Leader, Phase, encode};
 use segue_protocol::view::View;
 use tokio::sync::watch;
@@ -41,10 +43,15 @@ pub struct CoordinatorSettings {
 /// The result of a handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HandoffResult {
-    /// The partition has its new owner.
-    Completed,
-    /// The partition stayed with its old owner.
-    Cancelled,
+    /// The partition has its new owner. Why it moved.
+    Completed(MoveCause),
+    /// The partition stayed with its old owner. The name of a [`CancelReason`], or [`NOT_HERE`](HandoffResult::NOT_HERE).
+    Cancelled(&'static str),
+}
+
+impl HandoffResult {
+    /// The cause of a handoff that was cancelled, but not by this leader.
+    pub const NOT_HERE: &str = "elsewhere";
 }
 
 /// An observer of a leader.
