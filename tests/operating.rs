@@ -60,11 +60,13 @@ fn series(text: &str) -> (&str, BTreeSet<&str>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_lists_every_metric_with_its_labels_and_no_other() {
     let (folder, etcd, admin, listen) = (TempDir::new().unwrap(), Etcd::start(), free_address(), free_address());
+    let (sidecar, service) = (free_address(), free_address());
     let served = Authority::new(folder.path(), "ours").issue("router");
     let config = folder.path().join("segue.toml");
     let text = format!(
         "[store]\nendpoints = [\"{}\"]\n[router]\nname = \"r\"\nlisten = \"{listen}\"\ntls = {{ cert = {:?}, key = {:?} }}\n\
-         [coordinator]\nname = \"c\"\nsettle = \"10ms\"\n[admin]\nlisten = \"{admin}\"\n",
+         [coordinator]\nname = \"c\"\nsettle = \"10ms\"\n[admin]\nlisten = \"{admin}\"\n\
+         [pod]\nname = \"p\"\nlisten = \"{sidecar}\"\nupstream = \"{service}\"\nshutdown_timeout = \"1s\"\n",
         etcd.endpoint(),
         served.cert,
         served.key

@@ -158,8 +158,9 @@ async fn serve(
         CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, participants.clone())
     });
     let hot_restart = startup.status();
-    let router = router
-        .map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, participants, hot_restart));
+    let router = router.map(|router| {
+        router.start(store.clone(), keyspace, keys.clone(), &mut registry, participants.clone(), hot_restart)
+    });
     let router = match router {
         Some(router) => match let_in(router, &mut startup, signals.ending(args, level, &watching)).await {
             Ok(router) => Some(router),
@@ -172,7 +173,8 @@ async fn serve(
         },
         None => None,
     };
-    let pod = pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone())).transpose()?;
+    let pod =
+        pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
 
     let mut parts: Vec<Arc<dyn Part>> = vec![Arc::new(KeyspacePart::start(store, keys))];
     parts.extend(router.as_ref().map(|role| role.part()));

@@ -4,6 +4,7 @@
 //! (`segue_` and the documented ones). The request path has its own metrics ([`segue_proxy::metrics`]).
 
 mod coordinator;
+mod pod;
 mod process;
 mod router;
 mod store;
@@ -22,6 +23,7 @@ use segue_coordination::store::StoreError;
 use tokio::time::Instant;
 
 pub use self::coordinator::CoordinatorMetrics;
+pub use self::pod::{MeteredHooks, PodMetrics};
 pub use self::process::process_registry;
 pub use self::router::RouterMetrics;
 pub use self::store::MeteredStore;
