@@ -6,8 +6,11 @@
 //! cargo run --release --example layered_router -- --name r-0 --listen 127.0.0.1:8080 --requests-per-second 1000
 //! ```
 //!
-//! It shows what a router consists of: a bound [`Server`], the routing [`Table`] that its workers share, [`run_router`],
-//! which follows the store and drives the table, and the layers. `segue run` joins the same parts without layers.
+//! It shows the three steps of a router: [`BoundRouter::bind`], [`BoundRouter::join`], and
+//! [`JoiningRouter::accept_with_layer`], in whose place `segue run` calls [`JoiningRouter::accept`].
+//!
+//! [`JoiningRouter::accept`]: segue_proxy::router::JoiningRouter::accept
+//! [`JoiningRouter::accept_with_layer`]: segue_proxy::router::JoiningRouter::accept_with_layer
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,20 +23,15 @@ use clap::Parser;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use segue_coordination::router::{
-    Cutover, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
-};
-use segue_coordination::store::{EtcdOptions, EtcdStore, StoreError};
+use segue_coordination::router::{DrainSettings, RouterSettings};
+use segue_coordination::store::{EtcdOptions, EtcdStore};
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::keys::Keyspace;
-use segue_proxy::metrics::Metrics;
+use segue_proxy::router::BoundRouter;
 use segue_proxy::routing::partition_key::PartitionSource;
-use segue_proxy::routing::table::{StashLimits, Table};
-use segue_proxy::server::Server;
+use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use tower::{Layer, Service, ServiceBuilder};
 use tower_http::set_header::SetResponseHeaderLayer;
 
@@ -68,10 +66,6 @@ async fn main() -> anyhow::Result<()> {
     let partition = PartitionSource::Number { header: HeaderName::from_static("x-partition"), order_by: None };
     let upstream = UpstreamSettings::default();
 
-    let server = Server::bind(ServerSettings { listen: arguments.listen, workers: 0, tls: None })?;
-    let (table, notices) = Table::new(server.workers(), StashLimits::default());
-    let metrics = Metrics::new(server.workers());
-
     let settings = RouterSettings {
         name: arguments.name.clone(),
         lease_ttl: Duration::from_secs(5),
@@ -81,12 +75,6 @@ async fn main() -> anyhow::Result<()> {
         partitioner: Some(partition.partitioner()),
         request_timeout: upstream.request_timeout,
     };
-    let (sender, mut status) = watch::channel(RouterStatus::default());
-    let ports = RouterPorts { plane: table.clone(), notices, observer: Arc::new(Silent), status: sender };
-    let shutdown = CancellationToken::new();
-    let control = tokio::spawn(run_router(store, keys, settings, ports, shutdown.clone()));
-    status.wait_for(|status| status.not_ready.is_none()).await?;
-
     let forward = ForwardSettings {
         router: arguments.name.clone(),
         keyspace: arguments.keyspace,
@@ -100,23 +88,15 @@ async fn main() -> anyhow::Result<()> {
     let layers = ServiceBuilder::new()
         .layer(SetResponseHeaderLayer::overriding(served_by, HeaderValue::try_from(&arguments.name)?))
         .layer(RateLimit::new(arguments.requests_per_second));
-    let serving = server.start_with_layer(&forward, &table, &metrics, layers)?;
+
+    let server = ServerSettings { listen: arguments.listen, workers: 0, tls: None };
+    let router = BoundRouter::bind(server, StashLimits::default())?.join(store, keys, settings, Arc::new(()));
+    router.state().ready().await;
+    let router = router.accept_with_layer(&forward, layers).await?;
 
     signal(SignalKind::terminate())?.recv().await;
-    // Handoffs wait for this router until its last request is done.
-    serving.shutdown(tokio::time::Instant::now() + DrainSettings::default().timeout).await;
-    shutdown.cancel();
-    control.await?;
+    router.stop(tokio::time::Instant::now() + DrainSettings::default().timeout).await;
     Ok(())
-}
-
-/// Observes nothing.
-struct Silent;
-
-impl RouterObserver for Silent {
-    fn cutover(&self, _: &Cutover) {}
-
-    fn resync(&self, _: &StoreError) {}
 }
 
 /// Lets so many requests pass in each second, over all workers, and answers `429` to the others.

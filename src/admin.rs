@@ -17,7 +17,7 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::server::conn::http1;
@@ -30,6 +30,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use crate::exposition::Format;
+use crate::metrics::process_registry;
 
 /// Most connections at a time. A few of those above the limit are told so; the others are closed without a response.
 const MAX_CONNECTIONS: usize = 64;
@@ -59,8 +62,9 @@ pub trait Part: Send + Sync + 'static {
 
 struct Shared {
     parts: Vec<Arc<dyn Part>>,
-    registry: Registry,
-    metrics: Page,
+    registries: [Registry; 2],
+    classic: Page,
+    open_metrics: Page,
     status: Page,
 }
 
@@ -97,7 +101,13 @@ impl Admin {
         registry: Registry,
         shutdown: CancellationToken,
     ) -> io::Result<()> {
-        let shared = Shared { parts, registry, metrics: Page::default(), status: Page::default() };
+        let shared = Shared {
+            parts,
+            registries: [registry, process_registry()],
+            classic: Page::default(),
+            open_metrics: Page::default(),
+            status: Page::default(),
+        };
         let routes = Router::new()
             .route("/health", get(|| async { "alive\n" }))
             .route("/ready", get(ready))
@@ -214,15 +224,18 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    let body = shared.metrics.get(|| {
+async fn metrics(State(shared): State<Arc<Shared>>, request: HeaderMap) -> Response {
+    let format = Format::of(&request);
+    let page = match format {
+        Format::Classic => &shared.classic,
+        Format::OpenMetrics => &shared.open_metrics,
+    };
+    let body = page.get(|| {
         shared.parts.iter().for_each(|part| part.refresh());
-        let mut text = String::new();
-        // Only a custom collector could fail, and writing to a string does not.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &shared.registry);
-        text.into_bytes()
+        let [own, process] = &shared.registries;
+        format.page(&[own, process]).into_bytes()
     });
-    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], body).into_response()
+    ([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response()
 }
 
 async fn status(State(shared): State<Arc<Shared>>) -> Response {

@@ -8,6 +8,7 @@
 pub mod admin;
 pub mod certificates;
 pub mod commands;
+mod exposition;
 pub mod files;
 pub mod hot_restart;
 pub mod keyspace;

@@ -14,14 +14,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
-use segue_coordination::router::DrainSettings;
+use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::planning::Policy;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{ClientLimits, UpstreamSettings};
+use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use segue_proxy::sidecar::Checks;
-use segue_proxy::tls::{ClientFiles, ServerFiles};
+use segue_proxy::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 
 /// All settings of a file, with defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,6 +106,39 @@ pub struct Router {
     pub upstream: UpstreamSettings<ClientFiles>,
     /// Limits for clients; at least one connection with one stream.
     pub limits: ClientLimits,
+}
+
+impl Router {
+    /// Returns the settings of the client side. `tls` was loaded from the files of the listener.
+    pub fn server_settings(&self, tls: Option<ServerTls>) -> ServerSettings {
+        ServerSettings { listen: self.listen.to_string(), workers: self.workers.map_or(0, usize::from), tls }
+    }
+
+    /// Returns the settings of the path of a request. `pods` was loaded from the files of the connections to pods.
+    pub fn forward_settings(&self, keyspace: &str, pods: Option<ClientTls>) -> ForwardSettings {
+        ForwardSettings {
+            router: self.name.clone(),
+            keyspace: keyspace.to_owned(),
+            partition: self.partition.clone(),
+            trust_forwarded: self.trust_forwarded,
+            limits: self.limits.clone(),
+            upload_grace: UPLOAD_GRACE,
+            upstream: self.upstream.clone().with_tls(pods),
+        }
+    }
+
+    /// Returns the settings of the control side. `admin` is the address that others use for this process's admin endpoint.
+    pub fn control_settings(&self, admin: Option<String>) -> RouterSettings {
+        RouterSettings {
+            name: self.name.clone(),
+            lease_ttl: self.lease_ttl,
+            on_store_loss: self.on_store_loss,
+            drain: self.drain.clone(),
+            admin,
+            partitioner: Some(self.partition.partitioner()),
+            request_timeout: self.upstream.request_timeout,
+        }
+    }
 }
 
 /// The role that decides which pod owns which partition.

@@ -11,6 +11,7 @@
 pub mod forward;
 pub mod message;
 pub mod metrics;
+pub mod router;
 pub mod routing;
 mod runtime;
 pub mod server;

@@ -55,6 +55,7 @@ pub struct WorkerMetrics {
     requests_in_flight: AtomicU64,
     requests_bounced: [AtomicU64; 3],
     durations: Times,
+    upstream_durations: Times,
     stash_waits: Times,
     connections: AtomicU64,
 }
@@ -97,6 +98,7 @@ impl Default for WorkerMetrics {
             requests_in_flight: AtomicU64::new(0),
             requests_bounced: Default::default(),
             durations: Times::default(),
+            upstream_durations: Times::default(),
             stash_waits: Times::default(),
             connections: AtomicU64::new(0),
         }
@@ -134,6 +136,12 @@ impl WorkerMetrics {
     #[inline]
     pub(crate) fn took(&self, duration: Duration) {
         self.durations.observe(duration);
+    }
+
+    /// Records how long an exchange with a pod lasted, from the moment at which the request could be sent.
+    #[inline]
+    pub(crate) fn upstream_took(&self, duration: Duration) {
+        self.upstream_durations.observe(duration);
     }
 
     /// Records how long a request was held before it was admitted.
@@ -260,6 +268,11 @@ impl Collector for Metrics {
             &worker.durations
         })?;
 
+        let help = "From the moment a request could be sent to its pod until the pod was done with it";
+        self.encode_times(encoder.encode_descriptor("upstream_duration_seconds", help, None, Histogram)?, |worker| {
+            &worker.upstream_durations
+        })?;
+
         let help = "How long requests waited in the stash that were let in";
         self.encode_times(encoder.encode_descriptor("stash_wait_seconds", help, None, Histogram)?, |worker| {
             &worker.stash_waits
@@ -322,6 +335,7 @@ mod tests {
             "segue_requests_bounced_total{cause=\"spared\"} 0\n",
             "segue_requests_in_flight 0\n",
             "segue_request_duration_seconds_count 0\n",
+            "segue_upstream_duration_seconds_count 0\n",
             "segue_stash_wait_seconds_count 0\n",
             "segue_stash_rejected_total{reason=\"stash-full\"} 0\n",
             "segue_request_duration_seconds_bucket{le=\"0.0001\"} 0\n",

@@ -17,9 +17,7 @@ use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
 use segue_coordination::participant::{Claim, Follow, Registration, Update, count_by_tokio, register};
-use segue_coordination::router::{
-    Cutover, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
-};
+use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
@@ -30,6 +28,7 @@ use segue_protocol::planning::{Policy, RoundCause};
 use segue_protocol::records::{Capabilities, Mode, Phase, PodAck, PodAckKind, PodRecord, encode};
 use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
 use segue_protocol::view::View;
+use segue_proxy::router::Control;
 use segue_proxy::routing::permit::{Admission, TableHandle};
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::sync::watch;
@@ -45,11 +44,6 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 
 struct Quiet;
-
-impl RouterObserver for Quiet {
-    fn cutover(&self, _: &Cutover) {}
-    fn resync(&self, _: &StoreError) {}
-}
 
 impl CoordinatorObserver for Quiet {
     fn leads(&self, _: bool) {}
@@ -114,9 +108,8 @@ struct Fixture {
 
 struct Router {
     table: Arc<Table>,
-    shutdown: CancellationToken,
+    control: Control,
     task: JoinHandle<()>,
-    _status: watch::Receiver<RouterStatus>,
 }
 
 impl Fixture {
@@ -178,11 +171,8 @@ impl Fixture {
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,
         };
-        let (status, watched) = watch::channel(RouterStatus::default());
-        let shutdown = CancellationToken::new();
-        let ports = RouterPorts { plane: table.clone(), notices, observer: Arc::new(Quiet), status };
-        let run = run_router(store, self.keys.clone(), settings, ports, shutdown.clone());
-        Router { table, shutdown, task: spawn_local(run), _status: watched }
+        let (control, run) = Control::new(table.clone(), notices, store, self.keys.clone(), settings, Arc::new(()));
+        Router { table, control, task: spawn_local(run) }
     }
 
     fn pod(self: &Rc<Self>, name: &str, capabilities: Capabilities) -> JoinHandle<()> {
@@ -524,7 +514,7 @@ async fn a_router_that_ends_leaves_the_quorum_at_once() {
         while fixture.view().await.routers.is_empty() {
             sleep(Duration::from_millis(1)).await;
         }
-        router.shutdown.cancel();
+        router.control.shut_down();
         router.task.await.unwrap();
         assert!(fixture.view().await.routers.is_empty());
     })

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use prometheus_client::registry::Registry;
 use segue_config::{Config, LogFormat, LogLevel};
+use segue_coordination::store::Store;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -24,10 +25,10 @@ use crate::certificates::{Certificates, Watching};
 use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspacePart;
-use crate::metrics::{HotRestartMetrics, ResyncMetrics, register_build_info};
+use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
 use crate::roles::coordinator::CoordinatorRole;
 use crate::roles::pod::{BoundPod, PodRole};
-use crate::roles::router::{BoundRouter, JoiningRouter, Leaving, RouterRole};
+use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
 use crate::supervise::Ended;
 
 type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
@@ -54,7 +55,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// What of a configuration listens before anything runs.
 struct Bound {
     admin: Option<Admin>,
-    router: Option<BoundRouter>,
+    router: Option<BoundRouterRole>,
     pod: Option<BoundPod>,
 }
 
@@ -72,7 +73,7 @@ async fn bind(
     let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
     let listeners = startup.router_listeners();
     let router = match &config.router {
-        Some(section) => Some(BoundRouter::bind(section, advertised.clone(), certificates, listeners)?),
+        Some(section) => Some(BoundRouterRole::bind(section, advertised.clone(), certificates, listeners)?),
         None => None,
     };
     let pod = match &config.pod {
@@ -140,7 +141,7 @@ async fn serve(
     // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config).await?;
     let Bound { admin, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
-    let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouter::duplicates)?;
+    let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouterRole::duplicates)?;
     sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
     startup.open_socket()?;
     let mut signals = Signals::new()?;
@@ -148,18 +149,18 @@ async fn serve(
 
     let mut registry = Registry::with_prefix("segue");
     register_build_info(&mut registry);
-    let resyncs = ResyncMetrics::new(&mut registry);
+    let store: Arc<dyn Store> = Arc::new(MeteredStore::new(store, &mut registry));
+    let participants = ParticipantMetrics::new(&mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
     let keyspace = &config.keyspace;
-    let coordinator = config
-        .coordinator
-        .as_ref()
-        .map(|section| CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, resyncs.clone()));
+    let coordinator = config.coordinator.as_ref().map(|section| {
+        CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, participants.clone())
+    });
     let hot_restart = startup.status();
-    let router = router
-        .map(|router| router.start(store.clone(), keyspace, keys.clone(), &mut registry, resyncs, hot_restart))
-        .transpose()?;
+    let router = router.map(|router| {
+        router.start(store.clone(), keyspace, keys.clone(), &mut registry, participants.clone(), hot_restart)
+    });
     let router = match router {
         Some(router) => match let_in(router, &mut startup, signals.ending(args, level, &watching)).await {
             Ok(router) => Some(router),
@@ -172,7 +173,8 @@ async fn serve(
         },
         None => None,
     };
-    let pod = pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone())).transpose()?;
+    let pod =
+        pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
 
     let mut parts: Vec<Arc<dyn Part>> = vec![Arc::new(KeyspacePart::start(store, keys))];
     parts.extend(router.as_ref().map(|role| role.part()));
@@ -217,7 +219,7 @@ const ADMIN_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts to accept clients. If another process still serves them, waits until this one could.
 async fn let_in(
-    router: JoiningRouter,
+    router: JoiningRouterRole,
     startup: &mut Startup,
     ending: impl Future<Output = ()>,
 ) -> anyhow::Result<RouterRole> {

@@ -13,12 +13,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Part;
-use crate::metrics::{CoordinatorMetrics, ResyncMetrics};
+use crate::metrics::{CoordinatorMetrics, ParticipantMetrics};
 
 /// A running coordinator.
 #[derive(Debug)]
 pub struct CoordinatorRole {
-    status: watch::Receiver<CoordinatorStatus>,
+    part: Arc<CoordinatorPart>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -30,23 +30,23 @@ impl CoordinatorRole {
         keys: Keyspace,
         section: &config::Coordinator,
         registry: &mut Registry,
-        resyncs: ResyncMetrics,
+        participants: ParticipantMetrics,
     ) -> Self {
         let (sender, status) = watch::channel(CoordinatorStatus::default());
         let shutdown = CancellationToken::new();
-        let observer = Arc::new(CoordinatorMetrics::new(registry, resyncs));
+        let metrics = Arc::new(CoordinatorMetrics::new(registry, participants));
         let settings = CoordinatorSettings {
             name: section.name.clone(),
             lease_ttl: section.lease_ttl,
             policy: section.policy.clone(),
         };
-        let task = tokio::spawn(run_coordinator(store, keys, settings, observer, sender, shutdown.clone()));
-        CoordinatorRole { status, shutdown, task }
+        let task = tokio::spawn(run_coordinator(store, keys, settings, metrics.clone(), sender, shutdown.clone()));
+        CoordinatorRole { part: Arc::new(CoordinatorPart { status, metrics }), shutdown, task }
     }
 
     /// Returns the coordinator's part of the admin endpoint.
     pub fn part(&self) -> Arc<dyn Part> {
-        Arc::new(CoordinatorPart { status: self.status.clone() })
+        self.part.clone()
     }
 
     /// Resigns and ends.
@@ -57,8 +57,10 @@ impl CoordinatorRole {
     }
 }
 
+#[derive(Debug)]
 struct CoordinatorPart {
     status: watch::Receiver<CoordinatorStatus>,
+    metrics: Arc<CoordinatorMetrics>,
 }
 
 impl Part for CoordinatorPart {
@@ -74,5 +76,8 @@ impl Part for CoordinatorPart {
     fn status(&self) -> Value {
         let status = self.status.borrow();
         json!({ "leads": status.leads, "not_ready": status.not_ready, "notices": status.notices })
+    }
+    fn refresh(&self) {
+        self.metrics.set_trusted_until(self.status.borrow().trusted_until);
     }
 }

@@ -1,81 +1,56 @@
-//! The router's role: the server and its table, and the shell of `segue-coordination` that controls them.
+//! The router's role: the router of `segue-proxy` with its metrics and its part of the admin endpoint.
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use segue_config as config;
 use segue_coordination::participant::lease_now;
-use segue_coordination::router::{
-    DataPlane as _, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
-};
+use segue_coordination::router::{DataPlane as _, RouterStatus};
 use segue_coordination::store::Store;
 use segue_protocol::handoff::router::Stage;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
-use segue_proxy::metrics::Metrics;
-use segue_proxy::routing::table::Table;
-use segue_proxy::server::{Server, ServerHandle};
-use segue_proxy::settings::{ForwardSettings, ServerSettings, UPLOAD_GRACE};
+use segue_proxy::router::{BoundRouter, JoiningRouter, Router, RouterState};
+use segue_proxy::settings::ForwardSettings;
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::admin::Part;
 use crate::certificates::Certificates;
-use crate::metrics::{ResyncMetrics, RouterMetrics};
+use crate::metrics::{ParticipantMetrics, RouterMetrics};
 
-/// A router with bound sockets that does not run yet.
+/// The role with bound sockets, before it runs.
 #[derive(Debug)]
-pub struct BoundRouter {
-    server: Server,
+pub struct BoundRouterRole {
+    router: BoundRouter,
     section: config::Router,
     admin: Option<String>,
     pods: Option<ClientTls>,
 }
 
-/// A router that takes part in the protocol and has no clients yet.
+/// The role while it takes part in the protocol and has no clients yet.
 #[derive(Debug)]
-pub struct JoiningRouter {
-    server: Server,
+pub struct JoiningRouterRole {
+    router: JoiningRouter,
     forward: ForwardSettings,
-    forwarded: Metrics,
     part: Arc<RouterPart>,
-    control: Control,
     drain_timeout: Duration,
 }
 
-/// A running router.
+/// The running role.
 #[derive(Debug)]
 pub struct RouterRole {
-    server: ServerHandle,
+    router: Router,
     part: Arc<RouterPart>,
-    control: Control,
     drain_timeout: Duration,
 }
 
-/// The router's side of the protocol.
-#[derive(Debug)]
-struct Control {
-    shutdown: CancellationToken,
-    shell: JoinHandle<()>,
-}
-
-impl Control {
-    /// Deregisters.
-    async fn end(self) {
-        self.shutdown.cancel();
-        // The task ends by itself now. The runtime has reported any panic in it.
-        let _ = self.shell.await;
-    }
-}
-
-impl BoundRouter {
+impl BoundRouterRole {
     /// Binds the address that clients connect to, or adopts listeners that have it. `admin` is the address that others
     /// use for this process's admin endpoint.
     pub fn bind(
@@ -84,13 +59,9 @@ impl BoundRouter {
         certificates: &Certificates,
         listeners: Vec<TcpListener>,
     ) -> anyhow::Result<Self> {
-        let settings = ServerSettings {
-            listen: section.listen.to_string(),
-            workers: section.workers.map_or(0, usize::from),
-            tls: certificates.router.clone(),
-        };
-        Ok(BoundRouter {
-            server: Server::adopt(settings, listeners)?,
+        let settings = section.server_settings(certificates.router.clone());
+        Ok(BoundRouterRole {
+            router: BoundRouter::adopt(settings, listeners, section.stash)?,
             section: section.clone(),
             admin,
             pods: certificates.upstream.clone(),
@@ -99,7 +70,7 @@ impl BoundRouter {
 
     /// Returns duplicates of the listeners, for a process that takes them over.
     pub fn duplicates(&self) -> std::io::Result<Vec<TcpListener>> {
-        self.server.duplicates()
+        self.router.duplicates()
     }
 
     /// Starts the router's side of the protocol. `hot_restart` is the text about a hot restart in its status.
@@ -109,76 +80,55 @@ impl BoundRouter {
         keyspace: &str,
         keys: Keyspace,
         registry: &mut Registry,
-        resyncs: ResyncMetrics,
+        participants: ParticipantMetrics,
         hot_restart: watch::Receiver<Option<String>>,
-    ) -> anyhow::Result<JoiningRouter> {
+    ) -> JoiningRouterRole {
         let section = self.section;
-        let (table, notices) = Table::new(self.server.workers(), section.stash);
-        let forwarded = Metrics::new(self.server.workers());
-        forwarded.register(registry);
-        let metrics = Arc::new(RouterMetrics::new(registry, resyncs));
+        self.router.metrics().register(registry);
+        let metrics = Arc::new(RouterMetrics::new(registry, participants));
         let (stash_requests, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
         registry.register("stash_requests", "Requests that wait", stash_requests.clone());
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
         let help = "Pods that take nothing they are sent; /status names them";
         registry.register("outlier_pods", help, outliers.clone());
-        let forward = forward_settings(&section, self.pods, keyspace);
-        let (sender, status) = watch::channel(RouterStatus::default());
-        let shutdown = CancellationToken::new();
-        let observer: Arc<dyn RouterObserver> = metrics.clone();
-        let settings = router_settings(&section, self.admin);
-        let ports = RouterPorts { plane: table.clone(), notices, observer, status: sender };
-        let shell = tokio::spawn(run_router(store, keys, settings, ports, shutdown.clone()));
-        let part = RouterPart {
+        let forward = section.forward_settings(keyspace, self.pods);
+        let settings = section.control_settings(self.admin);
+        let router = self.router.join(store, keys, settings, metrics.clone());
+        let part = Arc::new(RouterPart {
             name: section.name,
-            table,
-            status,
+            state: router.state().clone(),
             metrics,
             stash_requests,
             stash_bytes,
             outliers,
             hot_restart,
-        };
-        let control = Control { shutdown, shell };
-        let drain_timeout = section.drain.timeout;
-        Ok(JoiningRouter { server: self.server, forward, forwarded, part: Arc::new(part), control, drain_timeout })
+        });
+        JoiningRouterRole { router, forward, part, drain_timeout: section.drain.timeout }
     }
 }
 
-impl JoiningRouter {
+impl JoiningRouterRole {
     /// Waits until the router could serve: it is registered, has seen the keyspace since, and its routes are open.
     pub async fn ready(&self) {
-        while self.part.ready().is_err() {
-            tokio::time::sleep(CHECK_INTERVAL).await;
-        }
+        self.router.state().ready().await;
     }
 
     /// Returns why the router could not serve now.
     pub fn not_ready(&self) -> Option<String> {
-        self.part.ready().err()
+        self.router.state().not_ready()
     }
 
     /// Accepts clients. Requests that arrive before the router is ready wait.
     pub async fn accept(self) -> anyhow::Result<RouterRole> {
-        match self.server.start(&self.forward, &self.part.table, &self.forwarded) {
-            Ok(server) => {
-                Ok(RouterRole { server, part: self.part, control: self.control, drain_timeout: self.drain_timeout })
-            }
-            Err(error) => {
-                self.control.end().await;
-                Err(error.into())
-            }
-        }
+        let router = self.router.accept(&self.forward).await?;
+        Ok(RouterRole { router, part: self.part, drain_timeout: self.drain_timeout })
     }
 
     /// Ends without having served.
     pub async fn give_up(self) {
-        self.control.end().await;
+        self.router.give_up().await;
     }
 }
-
-/// Time between two checks whether a router could serve.
-const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The process that serves the router's clients from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,44 +146,13 @@ impl RouterRole {
     }
 
     /// Stops accepting, finishes the requests in progress, refuses those that are still held, and only then
-    /// deregisters. Handoffs must wait for this router until its last request is done.
+    /// deregisters.
     pub async fn stop(self, leaving: Leaving) {
         let deadline = Instant::now() + self.drain_timeout;
-        let table = self.part.table.clone();
-        let refusing = tokio::spawn(async move {
-            tokio::time::sleep_until(deadline - (deadline - Instant::now()) / 10).await;
-            table.shut_down();
-        });
         match leaving {
-            Leaving::Ends => self.server.shutdown(deadline).await,
-            Leaving::Replaced => self.server.shutdown_replaced(deadline).await,
+            Leaving::Ends => self.router.stop(deadline).await,
+            Leaving::Replaced => self.router.stop_replaced(deadline).await,
         }
-        refusing.abort();
-        self.control.end().await;
-    }
-}
-
-fn router_settings(section: &config::Router, admin: Option<String>) -> RouterSettings {
-    RouterSettings {
-        name: section.name.clone(),
-        lease_ttl: section.lease_ttl,
-        on_store_loss: section.on_store_loss,
-        drain: section.drain.clone(),
-        admin,
-        partitioner: Some(section.partition.partitioner()),
-        request_timeout: section.upstream.request_timeout,
-    }
-}
-
-fn forward_settings(section: &config::Router, pods: Option<ClientTls>, keyspace: &str) -> ForwardSettings {
-    ForwardSettings {
-        router: section.name.clone(),
-        keyspace: keyspace.to_owned(),
-        partition: section.partition.clone(),
-        trust_forwarded: section.trust_forwarded,
-        limits: section.limits.clone(),
-        upload_grace: UPLOAD_GRACE,
-        upstream: section.upstream.clone().with_tls(pods),
     }
 }
 
@@ -241,8 +160,7 @@ fn forward_settings(section: &config::Router, pods: Option<ClientTls>, keyspace:
 struct RouterPart {
     name: String,
     hot_restart: watch::Receiver<Option<String>>,
-    table: Arc<Table>,
-    status: watch::Receiver<RouterStatus>,
+    state: RouterState,
     metrics: Arc<RouterMetrics>,
     stash_requests: Gauge,
     stash_bytes: Gauge,
@@ -255,21 +173,14 @@ impl Part for RouterPart {
     }
 
     fn ready(&self) -> Result<(), String> {
-        let status = self.status.borrow();
-        match &status.not_ready {
-            Some(reason) => Err(reason.clone()),
-            None if self.table.partitions() == 0 => {
-                Err("the keyspace has no settings yet: no coordinator has led".into())
-            }
-            None => Ok(()),
-        }
+        self.state.not_ready().map_or(Ok(()), Err)
     }
 
     fn status(&self) -> Value {
-        let status = self.status.borrow();
-        let partitions = PartitionId::all(self.table.partitions()).map(|partition| {
-            let (stage, _) = self.table.stage(partition);
-            let (stashed, stashed_bytes) = self.table.stashed(partition);
+        let (status, table) = (self.state.status(), self.state.table());
+        let partitions = PartitionId::all(table.partitions()).map(|partition| {
+            let (stage, _) = table.stage(partition);
+            let (stashed, stashed_bytes) = table.stashed(partition);
             let (stage, target) = match stage {
                 Stage::Open(target) => ("open", Some(target)),
                 Stage::Draining(target) => ("draining", Some(target)),
@@ -281,12 +192,12 @@ impl Part for RouterPart {
                 "stage": stage,
                 "pod": target.as_ref().map(|target| &target.pod),
                 "epoch": target.as_ref().map(|target| target.epoch),
-                "in_flight": self.table.in_flight(partition),
+                "in_flight": table.in_flight(partition),
                 "stashed": stashed,
                 "stashed_bytes": stashed_bytes,
             })
         });
-        let outliers = self.table.outliers().into_iter().map(|pod| {
+        let outliers = table.outliers().into_iter().map(|pod| {
             let (unreachable, misdirected) = pod.health.refusals();
             json!({
                 "pod": pod.name,
@@ -310,23 +221,14 @@ impl Part for RouterPart {
     }
 
     fn refresh(&self) {
-        let (depth, bytes) = PartitionId::all(self.table.partitions())
-            .map(|partition| self.table.stashed(partition))
+        let table = self.state.table();
+        let (depth, bytes) = PartitionId::all(table.partitions())
+            .map(|partition| table.stashed(partition))
             .fold((0, 0), |(depth, bytes), (waiting, size)| (depth + waiting, bytes + size));
         self.stash_requests.set(depth as i64);
         self.stash_bytes.set(bytes as i64);
-        self.outliers.set(self.table.outliers().len() as i64);
-        self.metrics.set_lease_trusted_until(lease_trusted_until(&self.status.borrow()));
-    }
-}
-
-/// Returns until when the lease may be trusted, in seconds of Unix time; 0 before the first lease.
-fn lease_trusted_until(status: &RouterStatus) -> f64 {
-    let Some(until) = status.trusted_until else { return 0.0 };
-    let (lease, unix) = (lease_now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
-    match until.checked_duration_since(lease) {
-        Some(left) => unix + left.as_secs_f64(),
-        None => unix - lease.saturating_duration_since(until).as_secs_f64(),
+        self.outliers.set(table.outliers().len() as i64);
+        self.metrics.set_trusted_until(self.state.status().trusted_until);
     }
 }
 

@@ -4,7 +4,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::keys::Keyspace;
@@ -313,9 +313,19 @@ fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
         "segue_partitions_unowned",
         "segue_store_resyncs_total",
         "segue_build_info{version=",
+        "segue_upstream_duration_seconds",
+        "segue_store_up 1",
+        "segue_store_request_duration_seconds",
+        "process_open_fds",
         "segue_leader 1",
     ] {
         assert!(metrics.contains(series), "{series} is missing in:\n{metrics}");
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    for role in ["router", "coordinator"] {
+        let series = format!("segue_lease_trusted_until_timestamp_seconds{{role=\"{role}\"}} ");
+        let until = metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse::<f64>().ok());
+        assert!(until.is_some_and(|until| until > now), "{series}{until:?} at {now}");
     }
 
     let (_, status) = get(admin, "/status").unwrap();

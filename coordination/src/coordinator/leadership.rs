@@ -12,7 +12,7 @@ use std::time::Duration;
 use segue_protocol::handoff::advance::{advance, advance_past_bound};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Assurance, Memory, Notice, Policy, plan, txn};
+use segue_protocol::planning::{Action, Assurance, Memory, MoveCause, Notice, Policy, plan, txn};
 use segue_protocol::records::Phase;
 use segue_protocol::txn::{Batch, Compare, Txn, TxnOutcome};
 use segue_protocol::view::View;
@@ -77,6 +77,8 @@ pub(super) struct Leadership<'a> {
     /// Partitions whose phase may be able to move on.
     pending: BTreeSet<PartitionId>,
     flights: BTreeMap<PartitionId, Flight>,
+    /// Why this leader has decided to cancel a handoff.
+    cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
     notices: Vec<Notice>,
 }
 
@@ -87,6 +89,8 @@ struct Flight {
     phase: Phase,
     since: Instant,
     epoch: Epoch,
+    /// Why it was planned, as of when it was first observed.
+    cause: MoveCause,
 }
 
 impl<'a> Leadership<'a> {
@@ -123,6 +127,7 @@ impl<'a> Leadership<'a> {
             changed: BTreeSet::new(),
             pending: BTreeSet::new(),
             flights: BTreeMap::new(),
+            cancels: BTreeMap::new(),
             notices: Vec::new(),
         }
     }
@@ -144,6 +149,9 @@ impl<'a> Leadership<'a> {
                 warn!("the leader's lease is gone");
                 return;
             }
+            self.status.send_if_modified(|status| {
+                status.trusted_until.replace(state.trusted_until) != Some(state.trusted_until)
+            });
             let now = Instant::now();
             let tick = now + (state.stands_until - state.trusted_until) / 2;
             let wake = self.next_wake.unwrap_or(tick).max(self.not_before).min(tick).min(self.show_at.unwrap_or(tick));
@@ -230,13 +238,17 @@ impl<'a> Leadership<'a> {
             }
         }
         for partition in std::mem::take(&mut self.changed) {
+            let known = self.flights.get(&partition).copied();
             let seen = self.view.handoffs.get(&partition).map(|handoff| Flight {
                 id: handoff.id(),
                 phase: handoff.value.phase,
                 since: now,
                 epoch: handoff.value.epoch,
+                cause: match known {
+                    Some(known) if known.id == handoff.id() => known.cause,
+                    _ => MoveCause::of(&self.view, &handoff.value),
+                },
             });
-            let known = self.flights.get(&partition).copied();
             let same = seen.zip(known).is_some_and(|(seen, known)| seen.id == known.id);
             if let Some(known) = known
                 && !(same && seen.is_some_and(|seen| seen.phase == known.phase))
@@ -247,7 +259,12 @@ impl<'a> Leadership<'a> {
                 && !same
             {
                 let moved = self.view.assignments.get(&partition).is_some_and(|at| at.value.epoch >= known.epoch);
-                let result = if moved { HandoffResult::Completed } else { HandoffResult::Cancelled };
+                let cancelled = self.cancels.remove(&partition).filter(|(id, _)| *id == known.id);
+                let result = match cancelled {
+                    _ if moved => HandoffResult::Completed(known.cause),
+                    Some((_, cause)) => HandoffResult::Cancelled(cause),
+                    None => HandoffResult::Cancelled(HandoffResult::NOT_HERE),
+                };
                 self.observer.handoff_ended(partition, result);
             }
             match seen {
@@ -299,6 +316,9 @@ impl<'a> Leadership<'a> {
         self.tell(plan.notices);
         for action in &plan.actions {
             info!("{action}");
+            if let Action::Cancel { standing, reason } = action {
+                self.cancels.insert(standing.partition(), (standing.handoff.id(), reason.as_str()));
+            }
             let subject = action.partition().map_or(Subject::Config, Subject::Partition);
             if let Some(txn) = txn(&self.view, action, self.leader.1, millis) {
                 self.write(subject, txn);

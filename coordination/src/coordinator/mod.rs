@@ -13,14 +13,19 @@ use std::time::Duration;
 use segue_protocol::handoff::advance::waiting_for;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Policy, RoundCause};
+#[cfg(doc)]
+use segue_protocol::planning::CancelReason;
+use segue_protocol::planning::{MoveCause, Policy, RoundCause};
 use segue_protocol::records::{Leader, Phase, encode};
 use segue_protocol::view::View;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::leadership::Leadership;
+#[cfg(doc)]
+use crate::participant::lease_now;
 use crate::participant::{Claim, register};
 use crate::store::{Store, StoreError};
 
@@ -38,10 +43,15 @@ pub struct CoordinatorSettings {
 /// The result of a handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HandoffResult {
-    /// The partition has its new owner.
-    Completed,
-    /// The partition stayed with its old owner.
-    Cancelled,
+    /// The partition has its new owner. Why it moved.
+    Completed(MoveCause),
+    /// The partition stayed with its old owner. The name of a [`CancelReason`], or [`NOT_HERE`](HandoffResult::NOT_HERE).
+    Cancelled(&'static str),
+}
+
+impl HandoffResult {
+    /// The cause of a handoff that was cancelled, but not by this leader.
+    pub const NOT_HERE: &str = "elsewhere";
 }
 
 /// An observer of a leader.
@@ -69,6 +79,8 @@ pub struct CoordinatorStatus {
     pub not_ready: Option<String>,
     /// Notices for the operator, in words.
     pub notices: Vec<String>,
+    /// Until when a leader may trust its lease, on the clock of [`lease_now`]. `None` while it does not lead.
+    pub trusted_until: Option<Instant>,
 }
 
 /// Runs a coordinator until `shutdown`: a standby until it is elected, then the leader. At its end a leader resigns.
@@ -99,7 +111,7 @@ pub async fn run_coordinator(
         leadership.stop_writes().await;
         drop(leadership);
         observer.leads(false);
-        status.send_modify(|status| status.leads = false);
+        status.send_modify(|status| (status.leads, status.trusted_until) = (false, None));
         claim = claim.after(elected.incarnation);
         if let Err(error) = elected.withdraw().await {
             warn!(%error, "could not resign; the lease ends by itself");

@@ -151,6 +151,13 @@ pub trait RouterObserver: Send + Sync + 'static {
     fn resync(&self, cause: &StoreError);
 }
 
+/// Observes nothing.
+impl RouterObserver for () {
+    fn cutover(&self, _: &Cutover) {}
+
+    fn resync(&self, _: &StoreError) {}
+}
+
 /// The connections of a router's control side within its process.
 pub struct RouterPorts {
     /// The data plane.

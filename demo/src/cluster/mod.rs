@@ -97,7 +97,7 @@ impl Cluster {
         };
         for number in 0..options.routers.max(1) {
             let Cluster { member, witness, story, .. } = &cluster;
-            let router = Router::start(number, member, witness, story, options)?;
+            let router = Router::start(number, member, witness, story, options).await?;
             cluster.routers.push(router);
         }
         for number in 0..options.pods.max(1) {

@@ -1,20 +1,16 @@
-//! A router of the demo: table, control side and server, as `segue run` joins them.
+//! A router of the demo, as `segue run` starts it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::router::{DataPlane, DrainSettings, RouterPorts, RouterSettings, RouterStatus, run_router};
+use segue_coordination::router::{DataPlane, DrainSettings, RouterSettings};
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
-use segue_proxy::metrics::Metrics;
+use segue_proxy::router::{self, BoundRouter};
 use segue_proxy::routing::partition_key::PartitionSource;
-use segue_proxy::routing::table::{StashLimits, Table};
-use segue_proxy::server::{Server, ServerHandle};
+use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::super::options::Options;
 use super::super::story::Story;
@@ -25,16 +21,10 @@ use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE, tellers};
 
 /// A router that runs.
 #[derive(Debug)]
-pub(super) struct Router {
-    table: Arc<Table>,
-    server: ServerHandle,
-    status: watch::Receiver<RouterStatus>,
-    shutdown: CancellationToken,
-    control: JoinHandle<()>,
-}
+pub(super) struct Router(router::Router);
 
 impl Router {
-    pub(super) fn start(
+    pub(super) async fn start(
         number: u32,
         member: &Membership,
         witness: &Witness,
@@ -42,18 +32,17 @@ impl Router {
         options: &Options,
     ) -> anyhow::Result<Self> {
         let name = format!("router-{number}");
-        let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None };
-        let server = Server::bind(settings)?;
-        let (table, notices) = Table::new(server.workers(), limits(options));
-        let metrics = Metrics::new(server.workers());
+        let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None };
+        let router = BoundRouter::bind(server, limits(options))?;
         if let Some(instruments) = &options.instruments {
-            instruments.add_router(&name, &metrics);
+            instruments.add_router(&name, router.metrics());
         }
-        let server = server.start(&forward(&name, member), &table, &metrics)?;
+        let table = router.table().clone();
         let plane: Arc<dyn DataPlane> = match &options.wiring {
-            None => table.clone(),
-            Some(wiring) => wiring.data_plane(number, table.clone(), witness),
+            None => table,
+            Some(wiring) => wiring.data_plane(number, table, witness),
         };
+        let forward = forward(&name, member);
         let settings = RouterSettings {
             name,
             lease_ttl: ROUTER_LEASE,
@@ -63,30 +52,25 @@ impl Router {
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,
         };
-        let (sender, status) = watch::channel(RouterStatus::default());
         let observer = tellers::router(number, story, options);
-        let shutdown = CancellationToken::new();
         let (store, keys) = (member.store.clone(), member.keys.clone());
-        let ports = RouterPorts { plane, notices, observer, status: sender };
-        let control = run_router(store, keys, settings, ports, shutdown.clone());
-        Ok(Router { table, server, status, shutdown, control: tokio::spawn(control) })
+        let router = router.join_through(plane, store, keys, settings, observer);
+        Ok(Router(router.accept(&forward).await?))
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        self.server.local_addr()
+        self.0.local_addr()
     }
 
     /// Returns once it may route.
     pub(super) async fn ready(&self) {
-        let _ = self.status.clone().wait_for(|status| status.not_ready.is_none()).await;
+        self.0.state().ready().await;
     }
 
-    /// Finishes what is under way, then deregisters.
+    /// Refuses what is held, finishes what is under way, then deregisters.
     pub(super) async fn stop(self) {
-        self.table.shut_down();
-        self.server.shutdown(Instant::now() + Duration::from_secs(1)).await;
-        self.shutdown.cancel();
-        let _ = self.control.await;
+        self.0.state().table().shut_down();
+        self.0.stop(Instant::now() + Duration::from_secs(1)).await;
     }
 }
 

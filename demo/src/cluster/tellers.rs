@@ -97,7 +97,7 @@ impl CoordinatorObserver for CoordinatorTeller {
         if let Some(counts) = &self.counts {
             counts.handoff_ended(partition, result);
         }
-        if result == HandoffResult::Cancelled {
+        if matches!(result, HandoffResult::Cancelled(_)) {
             self.story.told().cancelled += 1;
         }
     }

@@ -31,6 +31,8 @@ pub(crate) struct InFlight {
     permit: Option<Permit>,
     shared: Rc<WorkerContext>,
     started: Instant,
+    /// When the request could be sent to its pod.
+    admitted: Instant,
     /// When the request was sent towards its pod. Read from the coarse timer, which may lag, unless the request holds a
     /// place in a flush.
     departed: Instant,
@@ -52,11 +54,14 @@ impl InFlight {
     pub(crate) fn begin(permit: Permit, shared: &Rc<WorkerContext>, terms: Terms) -> Self {
         shared.metrics.begins();
         shared.load.begin(permit.pod().slot);
+        // A request that was not held is admitted at once. For others the clock is read once more.
+        let admitted = if permit.was_held() { Instant::now() } else { terms.arrived };
         let departed = if permit.holds_place() { Instant::now() } else { shared.watch.now() };
         InFlight {
             permit: Some(permit),
             shared: shared.clone(),
             started: terms.arrived,
+            admitted,
             departed,
             deadline: terms.deadline,
             is_safe: terms.is_safe,
@@ -153,7 +158,9 @@ impl Drop for InFlight {
         if let Some(permit) = &self.permit {
             self.shared.metrics.ends();
             self.shared.load.end(permit.pod().slot);
-            self.shared.metrics.took(self.started.elapsed());
+            let now = Instant::now();
+            self.shared.metrics.took(now - self.started);
+            self.shared.metrics.upstream_took(now - self.admitted);
         }
     }
 }

@@ -15,6 +15,7 @@
 
 mod body;
 mod connection;
+mod count_answers;
 mod exchange;
 mod expect;
 mod forwarder;
@@ -45,6 +46,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower::layer::Layer as _;
 
+use self::count_answers::CountAnswers;
 use self::forwarder::Forwarder;
 pub use self::health::{Checks, Health};
 use self::router_connection::{ROUTER_IDLE, bounded, recognising, secured};
@@ -81,7 +83,8 @@ impl Sidecar {
     /// Forwards the requests that `layer` accepts to the service at `upstream`, until `shutdown`. Then requests in flight have
     /// `grace` to end.
     pub async fn serve(self, layer: OwnershipLayer, upstream: Upstream, shutdown: CancellationToken, grace: Duration) {
-        let service = layer.layer(Forwarder::new(upstream));
+        let traffic = upstream.traffic.clone();
+        let service = CountAnswers { inner: layer.layer(Forwarder::new(upstream)), traffic };
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
         // hyper's timer also runs between requests.

@@ -1,14 +1,18 @@
-//! The traffic between a sidecar and its service, as far as other parts need it: how many exchanges are in flight, when
-//! the service was last sent something, and whether it refuses connections.
+//! The traffic of a sidecar, as far as other parts need it: how many exchanges are in flight, when the service was last
+//! sent something, whether it refuses connections, and what routers were answered.
 //!
 //! # Invariants
 //!
 //! * An exchange counts from before its first byte is sent until the service has ended it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::time::Duration;
 
+use http::StatusCode;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -21,7 +25,12 @@ pub struct Traffic {
     last_sent: AtomicU64,
     idle: Notify,
     refused: Notify,
+    /// How often each status from 100 on was answered.
+    answered: [AtomicU64; STATUSES],
 }
+
+/// Number of status codes, from 100 on, that are counted.
+const STATUSES: usize = 500;
 
 impl Default for Traffic {
     fn default() -> Self {
@@ -31,6 +40,7 @@ impl Default for Traffic {
             last_sent: AtomicU64::new(0),
             idle: Notify::new(),
             refused: Notify::new(),
+            answered: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 }
@@ -80,6 +90,20 @@ impl Traffic {
     /// Returns once the service has refused a connection since the last call.
     pub(super) async fn refusal(&self) {
         self.refused.notified().await;
+    }
+
+    /// Counts a response to a router.
+    pub(super) fn count_answer(&self, status: StatusCode) {
+        if let Some(count) = self.answered.get(usize::from(status.as_u16()).wrapping_sub(100)) {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Returns how often each status was answered.
+    pub fn answered(&self) -> impl Iterator<Item = (StatusCode, u64)> {
+        (100..)
+            .zip(&self.answered)
+            .filter_map(|(code, count)| Some((StatusCode::from_u16(code).ok()?, count.load(Relaxed))))
     }
 
     pub(super) fn enter(self: &Arc<Self>) -> UnderWay {

@@ -21,6 +21,7 @@ use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::records::PodRecord;
 use segue_proxy::metrics::Metrics;
+use segue_proxy::router::{BoundRouter, RouterParts};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerError, ServerHandle};
@@ -160,12 +161,11 @@ impl Fixture {
         settings: Settings,
         start: impl FnOnce(Server, &ForwardSettings, &Arc<Table>, &Metrics) -> Result<ServerHandle, ServerError>,
     ) -> Self {
-        let (table, mut notices) = Table::new(server.workers(), settings.stash);
+        let RouterParts { server, table, mut notices, metrics } = BoundRouter::of(server, settings.stash).into_parts();
         if settings.partitions > 0 {
             table.set_partitions(settings.partitions);
         }
         table.trust_until(Instant::now() + Duration::from_secs(3600));
-        let metrics = Metrics::new(server.workers());
         let address = server.local_addr();
         let server = start(server, &settings.forward, &table, &metrics).unwrap();
         let targets = Targets::default();

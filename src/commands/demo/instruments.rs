@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin::{Admin, Part};
 use crate::keyspace::KeyspacePart;
-use crate::metrics::{CoordinatorMetrics, ResyncMetrics, RouterMetrics};
+use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, RouterMetrics};
 use segue_demo::instruments::{Instruments, Status};
 
 /// The same metrics as those of `segue run`, served at an address.
@@ -30,9 +30,9 @@ pub(super) struct AdminInstruments {
 impl AdminInstruments {
     pub(super) fn new(address: SocketAddr) -> Self {
         let mut registry = Registry::with_prefix("segue");
-        let resyncs = ResyncMetrics::new(&mut registry);
-        let routers = Arc::new(RouterMetrics::new(&mut registry, resyncs.clone()));
-        let coordinators = Arc::new(CoordinatorMetrics::new(&mut registry, resyncs));
+        let participants = ParticipantMetrics::new(&mut registry);
+        let routers = Arc::new(RouterMetrics::new(&mut registry, participants.clone()));
+        let coordinators = Arc::new(CoordinatorMetrics::new(&mut registry, participants));
         AdminInstruments { address, registry: Mutex::new(registry), routers, coordinators }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use prometheus_client::registry::Registry;
 use segue_config as config;
 use segue_coordination::pod::{Hooks, PodHandle, PodSettings, PodState};
 use segue_coordination::store::Store;
@@ -21,6 +22,7 @@ use tracing::{info, warn};
 use self::behind::Behind;
 use crate::admin::Part;
 use crate::certificates::Certificates;
+use crate::metrics::{MeteredHooks, ParticipantMetrics, PodMetrics};
 use crate::supervise::Ended;
 
 /// Returns the capabilities of this section's pod.
@@ -44,6 +46,7 @@ pub struct BoundPod {
 #[derive(Debug)]
 pub struct PodRole {
     handle: PodHandle,
+    metrics: Arc<PodMetrics>,
     behind: Arc<Behind>,
     vouches: Option<&'static str>,
     shutdown: CancellationToken,
@@ -66,7 +69,14 @@ impl BoundPod {
     }
 
     /// Starts the sidecar.
-    pub fn start(self, store: Arc<dyn Store>, keyspace: &str, keys: Keyspace) -> anyhow::Result<PodRole> {
+    pub fn start(
+        self,
+        store: Arc<dyn Store>,
+        keyspace: &str,
+        keys: Keyspace,
+        registry: &mut Registry,
+        participants: &ParticipantMetrics,
+    ) -> anyhow::Result<PodRole> {
         let section = self.section;
         let vouches = Behind::vouches(&section);
         match vouches {
@@ -78,9 +88,11 @@ impl BoundPod {
             ),
         }
         let address = section.upstream.parse().context("pod.upstream")?;
-        let upstream =
-            Upstream { address, work_ends_within: section.work_ends_within, traffic: Arc::<Traffic>::default() };
+        let traffic = Arc::<Traffic>::default();
+        let upstream = Upstream { address, work_ends_within: section.work_ends_within, traffic: traffic.clone() };
         let behind = Arc::new(Behind::new(&section, upstream.clone())?);
+        let urls = [("warm", &section.hooks.warm), ("sync", &section.hooks.sync), ("release", &section.hooks.release)];
+        let present = urls.into_iter().filter_map(|(hook, url)| url.is_some().then_some(hook)).collect();
         let hooks = Hooks::new(section.hooks.warm, section.hooks.sync, section.hooks.release)?;
         let settings = PodSettings {
             name: section.name,
@@ -93,10 +105,12 @@ impl BoundPod {
             version: section.version,
             work_ends_within: section.work_ends_within,
         };
-        let handle = PodHandle::start_before(store, keyspace, keys, settings, Arc::new(hooks), behind.clone());
+        let hooks = Arc::new(MeteredHooks::new(hooks, present, registry));
+        let handle = PodHandle::start_before(store, keyspace, keys, settings, hooks, behind.clone());
+        let metrics = Arc::new(PodMetrics::new(registry, participants, &handle, traffic));
         let shutdown = CancellationToken::new();
         let server = tokio::spawn(self.sidecar.serve(handle.layer(), upstream, shutdown.clone(), GRACE));
-        Ok(PodRole { handle, behind, vouches, shutdown, shutdown_timeout: section.shutdown_timeout, server })
+        Ok(PodRole { handle, metrics, behind, vouches, shutdown, shutdown_timeout: section.shutdown_timeout, server })
     }
 }
 
@@ -104,7 +118,8 @@ impl PodRole {
     /// Returns the sidecar's part of the admin endpoint.
     pub fn part(&self) -> Arc<dyn Part> {
         let (handle, state) = (self.handle.clone(), self.handle.status());
-        Arc::new(PodPart { handle, behind: self.behind.clone(), vouches: self.vouches, state })
+        let (metrics, behind) = (self.metrics.clone(), self.behind.clone());
+        Arc::new(PodPart { handle, metrics, behind, vouches: self.vouches, state })
     }
 
     /// Returns once a supervised service has ended by itself.
@@ -135,6 +150,7 @@ const RESERVED_FILES: usize = 64;
 
 struct PodPart {
     handle: PodHandle,
+    metrics: Arc<PodMetrics>,
     behind: Arc<Behind>,
     vouches: Option<&'static str>,
     state: watch::Receiver<PodState>,
@@ -163,5 +179,8 @@ impl Part for PodPart {
             "lease_remaining_ms": state.lease_remaining().as_millis() as u64,
             "resyncs": state.resyncs,
         })
+    }
+    fn refresh(&self) {
+        self.metrics.refresh();
     }
 }

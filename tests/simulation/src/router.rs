@@ -10,19 +10,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::router::{
-    Cutover, DataPlane, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
-};
-use segue_coordination::store::{Store, StoreError};
+use segue_coordination::router::{Cutover, DataPlane, DrainSettings, RouterObserver, RouterSettings};
+use segue_coordination::store::StoreError;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Partitioner;
+use segue_proxy::router::Control;
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use segue_proxy::routing::table::{Refusal, StashLimits, Table};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
 use crate::byzantine::Hasty;
 use crate::cluster::Cluster;
@@ -49,7 +47,7 @@ pub(crate) struct Router {
     open: Cell<usize>,
     /// Of each partition: requests without an answer that have been put back.
     returned: RefCell<BTreeMap<PartitionId, usize>>,
-    shutdown: CancellationToken,
+    control: Control,
 }
 
 /// The weight of each request in a stash.
@@ -105,16 +103,12 @@ impl Router {
             partitioner: Some(Partitioner::NUMBER),
             request_timeout: setting.request_timeout,
         };
-        let (sender, _) = watch::channel(RouterStatus::default());
-        let shutdown = CancellationToken::new();
         let plane: Arc<dyn DataPlane> = match world.is_sabotaged(Sabotage::EarlyRouterDrained) {
             true => Arc::new(Hasty::new(table.clone())),
             false => table.clone(),
         };
         let observer = Arc::new(Observer { world: world.clone(), name: name.to_owned() });
-        let ports = RouterPorts { plane, notices, observer, status: sender };
-        let store: Arc<dyn Store> = link.clone();
-        let run = run_router(store, world.keys.clone(), settings, ports, shutdown.clone());
+        let (control, run) = Control::new(plane, notices, link.clone(), world.keys.clone(), settings, observer);
         let (confined, ended) = (process.run(run), process.clone());
         spawn_local(async move {
             confined.await;
@@ -123,7 +117,7 @@ impl Router {
         });
         let worker = table.worker(0);
         let (closed, open, returned) = (Cell::new(false), Cell::new(0), RefCell::default());
-        Rc::new(Router { process, link, table, world: world.clone(), worker, closed, open, returned, shutdown })
+        Rc::new(Router { process, link, table, world: world.clone(), worker, closed, open, returned, control })
     }
 
     /// Takes requests.
@@ -154,7 +148,7 @@ impl Router {
                 }
                 sleep(Duration::from_millis(5)).await;
             }
-            router.shutdown.cancel();
+            router.control.shut_down();
         }));
     }
 

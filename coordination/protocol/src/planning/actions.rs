@@ -67,6 +67,19 @@ pub enum CancelReason {
 }
 
 impl CancelReason {
+    /// The names of all reasons.
+    pub const NAMES: [&str; 9] = [
+        "new_owner_dead",
+        "new_owner_draining",
+        "warm_timeout",
+        "phase_timeout",
+        "gave_up",
+        "second_router",
+        "beyond_config",
+        "assignment_changed",
+        "more_urgent",
+    ];
+
     /// Returns the reason's name in metrics.
     pub fn as_str(&self) -> &'static str {
         match self {

@@ -9,7 +9,7 @@
 //! * A move is counted by whether its old owner lives *now*, so a new leader counts the same.
 
 use super::{Policy, is_dead};
-use crate::records::{Handoff, Phase};
+use crate::records::{Handoff, Phase, PodStatus};
 use crate::view::{Stamped, View};
 
 /// The cause of a move, most urgent first.
@@ -26,6 +26,21 @@ pub enum MoveCause {
 }
 
 impl MoveCause {
+    /// All causes.
+    pub const ALL: [MoveCause; 4] =
+        [MoveCause::DeadOwner, MoveCause::FirstPlacement, MoveCause::DrainingOwner, MoveCause::Balance];
+
+    /// Returns why a standing handoff was planned, as far as the view shows it. What has happened to the old owner since
+    /// looks like the cause.
+    pub fn of(view: &View, handoff: &Handoff) -> Self {
+        let Some(owner) = &handoff.old_owner else { return MoveCause::FirstPlacement };
+        match view.live_pod(owner, handoff.old_incarnation) {
+            None => MoveCause::DeadOwner,
+            Some(pod) if pod.status == PodStatus::Draining => MoveCause::DrainingOwner,
+            Some(_) => MoveCause::Balance,
+        }
+    }
+
     /// Returns whether no live pod serves the partition meanwhile.
     pub fn is_urgent(self) -> bool {
         matches!(self, MoveCause::DeadOwner | MoveCause::FirstPlacement)

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::world::{World, policy};
 use crate::ids::{Epoch, Incarnation, PartitionId};
 use crate::planning::flight::past_no_return;
-use crate::planning::{Action, Plan, Policy, Strategy as Name};
+use crate::planning::{Action, CancelReason, MoveCause, Plan, Policy, Strategy as Name};
 use crate::records::{Mode, PodStatus};
 use crate::view::View;
 
@@ -150,11 +150,15 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
                     Epoch::planned_at(view.revision).max(from.map_or_else(Epoch::default, |from| from.epoch.next()))
                 );
                 assert_eq!(cause.is_urgent(), view.live_owner(partition).is_none());
+                assert_eq!(*cause, MoveCause::of(view, handoff));
                 assert!(handoff.mode == Mode::Barrier || (policy.mode == Mode::Independent && view.routers.len() < 2));
                 assert!(!handoff.reason.is_empty());
                 if cause.is_urgent() { urgent += 1 } else { planned += 1 }
             }
-            Action::Cancel { standing, .. } => assert!(!past_no_return(&standing.handoff.value)),
+            Action::Cancel { standing, reason } => {
+                assert!(!past_no_return(&standing.handoff.value));
+                assert!(CancelReason::NAMES.contains(&reason.as_str()), "{reason:?}");
+            }
             Action::Abandon { standing } => {
                 let handoff = &standing.handoff.value;
                 assert!(past_no_return(handoff) && view.live_new_owner(handoff).is_none());

@@ -1,7 +1,4 @@
-//! The metrics of the control side: what routers and coordinators did, as Prometheus series.
-//!
-//! Every series exists from the start, at zero, so that a rate can be taken of the first event. The names are fixed
-//! (`segue_` and the documented ones). The request path has its own metrics ([`segue_proxy::metrics`]).
+//! The metrics of a leading coordinator.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -14,20 +11,18 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
-use segue_coordination::router::{Cutover, RouterObserver};
 use segue_coordination::store::StoreError;
 use segue_protocol::handoff::advance::{Waiting, waiting_for};
 use segue_protocol::ids::PartitionId;
-use segue_protocol::planning::RoundCause;
+use segue_protocol::planning::{CancelReason, MoveCause, RoundCause};
 use segue_protocol::records::Phase;
 use segue_protocol::view::View;
+use tokio::time::Instant;
 
-/// Buckets from an imperceptible pause to an obvious one; half of them below 50 ms, where cutovers are.
-const PAUSE_BUCKETS: [f64; 17] =
-    [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.008, 0.015, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+use super::{CauseLabel, LeaseGauge, ParticipantMetrics};
+
 /// Buckets of phases, which may last as long as a warm-up.
 const PHASE_BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0];
@@ -45,8 +40,18 @@ struct KeyLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
+struct HandoffLabel {
     result: &'static str,
+    cause: &'static str,
+}
+
+impl HandoffLabel {
+    fn of(result: HandoffResult) -> Self {
+        match result {
+            HandoffResult::Completed(cause) => HandoffLabel { result: "completed", cause: cause.as_str() },
+            HandoffResult::Cancelled(cause) => HandoffLabel { result: "cancelled", cause },
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -55,159 +60,8 @@ struct PhaseLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CauseLabel {
-    cause: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PodLabel {
     pod: String,
-}
-
-/// Registers `build_info{version,revision}`. The revision is the value of `SEGUE_REVISION` at build time.
-pub fn register_build_info(registry: &mut Registry) {
-    let revision = option_env!("SEGUE_REVISION").unwrap_or("unknown");
-    let labels = [("version", env!("CARGO_PKG_VERSION")), ("revision", revision)];
-    registry.register("build", "The build of this process", Info::new(labels));
-}
-
-/// Registers `store_resyncs_total{cause}`, which every participant that follows the store increments.
-#[derive(Debug, Clone, Default)]
-pub struct ResyncMetrics {
-    resyncs: Family<CauseLabel, Counter>,
-}
-
-impl ResyncMetrics {
-    /// Creates and registers the series.
-    pub fn new(registry: &mut Registry) -> Self {
-        let metrics = ResyncMetrics::default();
-        for cause in ["unavailable", "compacted", "refused"] {
-            drop(metrics.resyncs.get_or_create(&CauseLabel { cause }));
-        }
-        registry.register("store_resyncs", "Times the state was taken anew from the store", metrics.resyncs.clone());
-        metrics
-    }
-
-    fn count(&self, cause: &StoreError) {
-        let cause = match cause {
-            StoreError::Compacted { .. } => "compacted",
-            StoreError::Unavailable(_) => "unavailable",
-            StoreError::LeaseNotFound | StoreError::Refused(_) => "refused",
-        };
-        self.resyncs.get_or_create(&CauseLabel { cause }).inc();
-    }
-}
-
-/// Counts `hot_restarts_total{result}`.
-#[derive(Debug, Clone, Default)]
-pub struct HotRestartMetrics {
-    hot_restarts: Family<ResultLabel, Counter>,
-}
-
-impl HotRestartMetrics {
-    /// Creates and registers the series.
-    pub fn new(registry: &mut Registry) -> Self {
-        let metrics = HotRestartMetrics::default();
-        for result in ["taken", "failed", "refused"] {
-            drop(metrics.hot_restarts.get_or_create(&ResultLabel { result }));
-        }
-        let help =
-            "Hot restarts: taken over by this process, failed before the new process was ready, and refused to one";
-        registry.register("hot_restarts", help, metrics.hot_restarts.clone());
-        metrics
-    }
-
-    /// Counts that this process took over from another.
-    pub fn taken(&self) {
-        self.count("taken");
-    }
-
-    /// Counts that a new process did not become ready.
-    pub fn failed(&self) {
-        self.count("failed");
-    }
-
-    /// Counts that a new process came at the wrong moment.
-    pub fn refused(&self) {
-        self.count("refused");
-    }
-
-    fn count(&self, result: &'static str) {
-        self.hot_restarts.get_or_create(&ResultLabel { result }).inc();
-    }
-}
-
-/// The costs of a router's cutovers.
-#[derive(Debug)]
-pub struct RouterMetrics {
-    cutovers: Family<ResultLabel, Counter>,
-    pause: Histogram,
-    drain: Histogram,
-    flush: Histogram,
-    exchanges_severed: Counter,
-    lease_trusted_until: Gauge<f64, AtomicU64>,
-    resyncs: ResyncMetrics,
-}
-
-impl RouterMetrics {
-    /// Creates and registers the series.
-    pub fn new(registry: &mut Registry, resyncs: ResyncMetrics) -> Self {
-        let metrics = RouterMetrics {
-            cutovers: Family::default(),
-            pause: Histogram::new(PAUSE_BUCKETS),
-            drain: Histogram::new(PAUSE_BUCKETS),
-            flush: Histogram::new(PAUSE_BUCKETS),
-            exchanges_severed: Counter::default(),
-            lease_trusted_until: Gauge::default(),
-            resyncs,
-        };
-        for result in ["switched", "severed"] {
-            drop(metrics.cutovers.get_or_create(&ResultLabel { result }));
-        }
-        registry.register("cutovers", "Times a partition's requests flow again after a stop", metrics.cutovers.clone());
-        registry.register(
-            "cutover_pause_seconds",
-            "From the stop until the first request could reach a pod again",
-            metrics.pause.clone(),
-        );
-        registry.register("cutover_drain_seconds", "From the stop until nothing was in flight", metrics.drain.clone());
-        registry.register(
-            "cutover_flush_seconds",
-            "From the switch until the stash was empty and the gate open",
-            metrics.flush.clone(),
-        );
-        registry.register(
-            "exchanges_severed",
-            "Exchanges that the end of a drain severed",
-            metrics.exchanges_severed.clone(),
-        );
-        registry.register(
-            "lease_trusted_until_timestamp_seconds",
-            "Until when this participant may trust its lease, as Unix time; 0 before its first lease",
-            metrics.lease_trusted_until.clone(),
-        );
-        metrics
-    }
-
-    /// Sets until when the lease may be trusted, in seconds of Unix time.
-    pub fn set_lease_trusted_until(&self, unix_seconds: f64) {
-        self.lease_trusted_until.set(unix_seconds);
-    }
-}
-
-impl RouterObserver for RouterMetrics {
-    fn cutover(&self, cutover: &Cutover) {
-        let result = if cutover.severed > 0 { "severed" } else { "switched" };
-        self.cutovers.get_or_create(&ResultLabel { result }).inc();
-        self.pause.observe(cutover.times.pause.as_secs_f64());
-        self.drain.observe(cutover.times.drain.as_secs_f64());
-        self.flush.observe(cutover.times.flush.as_secs_f64());
-        self.exchanges_severed.inc_by(cutover.severed);
-    }
-
-    fn resync(&self, cause: &StoreError) {
-        self.resyncs.count(cause);
-    }
 }
 
 /// Gauges for a changing set of things. A gauge that stays is never missing, not even for a moment: another thread
@@ -238,7 +92,7 @@ impl<Label: Clone + Hash + Eq> Listing<Label> {
 /// The work of a leading coordinator.
 #[derive(Debug)]
 pub struct CoordinatorMetrics {
-    handoffs: Family<ResultLabel, Counter>,
+    handoffs: Family<HandoffLabel, Counter>,
     phases: Family<PhaseLabel, Histogram>,
     in_flight: Family<PhaseLabel, Gauge>,
     planning_rounds: Family<CauseLabel, Counter>,
@@ -248,12 +102,13 @@ pub struct CoordinatorMetrics {
     partitions: Listing<PodLabel>,
     partitions_unowned: Gauge,
     leader: Gauge,
-    resyncs: ResyncMetrics,
+    lease: LeaseGauge,
+    participants: ParticipantMetrics,
 }
 
 impl CoordinatorMetrics {
     /// Creates and registers the series.
-    pub fn new(registry: &mut Registry, resyncs: ResyncMetrics) -> Self {
+    pub fn new(registry: &mut Registry, participants: ParticipantMetrics) -> Self {
         let metrics = CoordinatorMetrics {
             handoffs: Family::default(),
             phases: Family::new_with_constructor(|| Histogram::new(PHASE_BUCKETS)),
@@ -265,10 +120,14 @@ impl CoordinatorMetrics {
             partitions: Listing::new(),
             partitions_unowned: Gauge::default(),
             leader: Gauge::default(),
-            resyncs,
+            lease: participants.lease("coordinator"),
+            participants,
         };
-        for result in ["completed", "cancelled"] {
-            drop(metrics.handoffs.get_or_create(&ResultLabel { result }));
+        for result in MoveCause::ALL.map(HandoffResult::Completed) {
+            drop(metrics.handoffs.get_or_create(&HandoffLabel::of(result)));
+        }
+        for cause in CancelReason::NAMES.into_iter().chain([HandoffResult::NOT_HERE]) {
+            drop(metrics.handoffs.get_or_create(&HandoffLabel::of(HandoffResult::Cancelled(cause))));
         }
         for phase in Phase::ALL.map(|phase| PhaseLabel { phase: phase.as_str() }) {
             drop(metrics.phases.get_or_create(&phase));
@@ -293,6 +152,11 @@ impl CoordinatorMetrics {
         registry.register("partitions_unowned", help, metrics.partitions_unowned.clone());
         registry.register("leader", "Whether this coordinator leads", metrics.leader.clone());
         metrics
+    }
+
+    /// Sets until when the leader's lease may be trusted, on the clock of `lease_now`; `None` while it does not lead.
+    pub fn set_trusted_until(&self, until: Option<Instant>) {
+        self.lease.set(until);
     }
 
     fn set_in_flight(&self, phase: Phase, handoffs: i64) {
@@ -323,11 +187,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
     }
 
     fn handoff_ended(&self, _partition: PartitionId, result: HandoffResult) {
-        let result = match result {
-            HandoffResult::Completed => "completed",
-            HandoffResult::Cancelled => "cancelled",
-        };
-        self.handoffs.get_or_create(&ResultLabel { result }).inc();
+        self.handoffs.get_or_create(&HandoffLabel::of(result)).inc();
     }
 
     fn view_changed(&self, view: &View) {
@@ -364,7 +224,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
     }
 
     fn resync(&self, cause: &StoreError) {
-        self.resyncs.count(cause);
+        self.participants.count_resync(cause);
     }
 }
 
@@ -398,8 +258,8 @@ mod tests {
     #[test]
     fn a_router_that_a_handoff_waits_for_is_named_as_long_as_it_does() {
         let mut registry = Registry::with_prefix("segue");
-        let resyncs = ResyncMetrics::new(&mut registry);
-        let metrics = CoordinatorMetrics::new(&mut registry, resyncs);
+        let participants = ParticipantMetrics::new(&mut registry);
+        let metrics = CoordinatorMetrics::new(&mut registry, participants);
         let pod = r#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
         let handoff = r#"{"partition":0,"old_owner":"w","old_incarnation":5,"new_owner":"x","new_incarnation":6,
             "phase":"Ready","epoch":9,"mode":"barrier","started_at":7000,"phase_entered_at":7000,"reason":""}"#;
@@ -437,5 +297,26 @@ mod tests {
             assert!(shown.contains(line), "{line} is missing in {shown}");
         }
         assert!(!shown.contains("segue_partitions{"), "it no longer knows");
+    }
+    #[test]
+    fn handoffs_are_counted_by_how_they_ended_and_why() {
+        let mut registry = Registry::with_prefix("segue");
+        let participants = ParticipantMetrics::new(&mut registry);
+        let metrics = CoordinatorMetrics::new(&mut registry, participants);
+        let moved = r#"segue_handoffs_total{result="completed",cause="balance"}"#;
+        let late = r#"segue_handoffs_total{result="cancelled",cause="warm_timeout"}"#;
+        let elsewhere = r#"segue_handoffs_total{result="cancelled",cause="elsewhere"}"#;
+        let shown = text(&registry);
+        for series in [moved, late, elsewhere] {
+            assert!(shown.contains(&format!("{series} 0")), "{series} in {shown}");
+        }
+        let late_end = HandoffResult::Cancelled(CancelReason::WarmTimeout.as_str());
+        for result in [HandoffResult::Completed(MoveCause::Balance), late_end, late_end] {
+            metrics.handoff_ended(PartitionId::new(0), result);
+        }
+        let shown = text(&registry);
+        for line in [format!("{moved} 1"), format!("{late} 2"), format!("{elsewhere} 0")] {
+            assert!(shown.contains(&line), "{line} in {shown}");
+        }
     }
 }

@@ -1,0 +1,44 @@
+//! What the metrics of the data path say of requests that real clients send and real pods answer.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use segue_protocol::ids::PartitionId;
+use support::client::{Plain, full};
+use support::pod::{Pod, Speaks};
+use support::{World, until};
+
+const P0: PartitionId = PartitionId::new(0);
+const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
+
+fn value(world: &World, series: &str) -> f64 {
+    let mut registry = Registry::with_prefix("segue");
+    world.metrics.register(&mut registry);
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("{series} is missing in {text}")).parse().unwrap()
+}
+
+#[tokio::test]
+async fn the_time_with_a_pod_leaves_out_the_time_in_the_stash() {
+    let world = World::new();
+    let pod = Pod::start(Speaks::Http1, |_| async { http::Response::new(full("ok")) }).await;
+    let mut client = Plain::connect(world.address).await;
+    client.write(GET).await;
+    world.held(P0, 1).await;
+    let held = Instant::now();
+    until(|| held.elapsed() >= Duration::from_millis(200), "some time in the stash").await;
+    world.lead(P0, pod.address, 7);
+    assert_eq!(client.answer().await.text(), "ok");
+    until(|| value(&world, "segue_upstream_duration_seconds_count") == 1.0, "the exchange to be over").await;
+    let in_all = value(&world, "segue_request_duration_seconds_sum");
+    let with_pod = value(&world, "segue_upstream_duration_seconds_sum");
+    assert!(with_pod > 0.0 && with_pod <= in_all - 0.2, "{with_pod} s of {in_all} s");
+    assert_eq!(client.ask(GET).await.text(), "ok");
+    until(|| value(&world, "segue_upstream_duration_seconds_count") == 2.0, "the exchange to be over").await;
+}

@@ -1,0 +1,161 @@
+//! A whole router over the embedded store: when it is registered, and when it answers.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::router::{DrainSettings, RouterSettings};
+use segue_coordination::store::{MemoryStore, Store};
+use segue_protocol::handoff::router::OnStoreLoss;
+use segue_protocol::ids::{LeaseId, PartitionId};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::{Keys, Op, Snapshot, Txn};
+use segue_proxy::router::{BoundRouter, JoiningRouter, Router};
+use support::client::Plain;
+use support::pod::Script;
+use support::{PATIENCE, Settings, soon};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+const P0: PartitionId = PartitionId::new(0);
+const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
+const TTL: Duration = Duration::from_secs(2);
+
+struct Site {
+    store: Arc<MemoryStore>,
+    keys: Keyspace,
+}
+
+impl Site {
+    /// A keyspace of one partition without an owner.
+    async fn new() -> Self {
+        let site = Site { store: Arc::new(MemoryStore::new()), keys: Keyspace::new("/segue/", "test") };
+        site.put(site.keys.config(), r#"{"partitions":1}"#, None).await;
+        site
+    }
+
+    async fn put(&self, key: String, value: &str, lease: Option<LeaseId>) {
+        let put = Op::Put { key, value: value.as_bytes().to_vec(), lease };
+        self.store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
+    }
+
+    async fn at(&self, key: String) -> Snapshot {
+        self.store.snapshot(&Keys::One(key)).await.unwrap()
+    }
+
+    /// Gives the partition to a pod.
+    async fn assign(&self, pod: &Script) {
+        let lease = self.store.grant(Duration::from_secs(600)).await.unwrap();
+        let record = format!(r#"{{"pod_name":"w","address":"{}"}}"#, pod.address);
+        self.put(self.keys.pod("w"), &record, Some(lease)).await;
+        let incarnation = self.at(self.keys.pod("w")).await.entries[0].create_revision;
+        let assignment = format!(r#"{{"partition":0,"owner":"w","incarnation":{incarnation},"epoch":7}}"#);
+        self.put(self.keys.assignment(P0), &assignment, None).await;
+    }
+
+    fn join(&self, name: &str) -> JoiningRouter {
+        let Settings { server, stash, .. } = Settings::default();
+        let settings = RouterSettings {
+            name: name.to_owned(),
+            lease_ttl: TTL,
+            on_store_loss: OnStoreLoss::Auto,
+            drain: DrainSettings::default(),
+            admin: None,
+            partitioner: None,
+            request_timeout: PATIENCE,
+        };
+        BoundRouter::bind(server, stash).unwrap().join(self.store.clone(), self.keys.clone(), settings, Arc::new(()))
+    }
+
+    async fn router(&self) -> Router {
+        let router = self.join("r");
+        soon(router.state().ready()).await;
+        router.accept(&Settings::default().forward).await.unwrap()
+    }
+
+    async fn is_registered(&self, name: &str) -> bool {
+        !self.at(self.keys.router(name)).await.entries.is_empty()
+    }
+}
+
+async fn until_held(router: &Router) {
+    support::until(|| router.state().table().stashed(P0).0 == 1, "the request to be held").await;
+}
+
+#[tokio::test]
+async fn a_router_without_clients_is_ready_once_it_knows_the_keyspace() {
+    let site = Site { store: Arc::new(MemoryStore::new()), keys: Keyspace::new("/segue/", "test") };
+    let router = site.join("r");
+    support::until(|| router.state().not_ready().is_some_and(|why| why.contains("no settings")), "a registration")
+        .await;
+    assert!(site.is_registered("r").await);
+    site.put(site.keys.config(), r#"{"partitions":1}"#, None).await;
+    soon(router.state().ready()).await;
+    soon(router.give_up()).await;
+    assert!(!site.is_registered("r").await);
+}
+
+#[tokio::test]
+async fn a_router_that_stops_deregisters_only_after_its_last_request() {
+    let site = Site::new().await;
+    let pod = Script::new().await;
+    site.assign(&pod).await;
+    let router = site.router().await;
+    let address = router.local_addr();
+    let mut client = Plain::connect(address).await;
+    client.write(GET).await;
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    let stopping = tokio::spawn(router.stop(Instant::now() + PATIENCE));
+    soon(async { while TcpStream::connect(address).await.is_ok() {} }).await;
+    assert!(site.is_registered("r").await, "a request is in flight");
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    assert_eq!(client.answer().await.text(), "ok");
+    soon(stopping).await.unwrap();
+    assert!(!site.is_registered("r").await);
+}
+
+#[tokio::test]
+async fn a_router_that_stops_refuses_what_it_still_holds_when_its_time_is_nearly_up() {
+    let site = Site::new().await;
+    let router = site.router().await;
+    let mut client = Plain::connect(router.local_addr()).await;
+    client.write(GET).await;
+    until_held(&router).await;
+    let stopping = tokio::spawn(router.stop(Instant::now() + Duration::from_secs(2)));
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.header("segue-reason")), (503, "shutdown"));
+    soon(stopping).await.unwrap();
+    assert!(!site.is_registered("r").await);
+}
+
+#[tokio::test]
+async fn a_router_that_cannot_start_its_workers_deregisters() {
+    let site = Site::new().await;
+    let router = site.join("r");
+    soon(router.state().ready()).await;
+    let mut forward = Settings::default().forward;
+    forward.router = "not a\nheader".to_owned();
+    soon(router.accept(&forward)).await.unwrap_err();
+    assert!(!site.is_registered("r").await);
+}
+
+#[tokio::test]
+async fn a_router_that_is_dropped_closes_its_connections_and_lets_its_lease_end() {
+    let site = Site::new().await;
+    let router = site.router().await;
+    let mut client = Plain::connect(router.local_addr()).await;
+    client.write(GET).await;
+    until_held(&router).await;
+    drop(router);
+    assert!(site.is_registered("r").await, "it did not deregister");
+    assert_eq!(soon(client.rest()).await, "");
+    soon(async {
+        while site.is_registered("r").await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}

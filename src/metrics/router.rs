@@ -1,0 +1,83 @@
+//! The metrics of a router's control side.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use segue_coordination::router::{Cutover, RouterObserver};
+use segue_coordination::store::StoreError;
+use tokio::time::Instant;
+
+use super::{LeaseGauge, ParticipantMetrics, ResultLabel};
+
+/// Buckets from an imperceptible pause to an obvious one; half of them below 50 ms, where cutovers are.
+const PAUSE_BUCKETS: [f64; 17] =
+    [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.008, 0.015, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+
+/// The costs of a router's cutovers.
+#[derive(Debug)]
+pub struct RouterMetrics {
+    cutovers: Family<ResultLabel, Counter>,
+    pause: Histogram,
+    drain: Histogram,
+    flush: Histogram,
+    exchanges_severed: Counter,
+    lease: LeaseGauge,
+    participants: ParticipantMetrics,
+}
+
+impl RouterMetrics {
+    /// Creates and registers the series.
+    pub fn new(registry: &mut Registry, participants: ParticipantMetrics) -> Self {
+        let metrics = RouterMetrics {
+            cutovers: Family::default(),
+            pause: Histogram::new(PAUSE_BUCKETS),
+            drain: Histogram::new(PAUSE_BUCKETS),
+            flush: Histogram::new(PAUSE_BUCKETS),
+            exchanges_severed: Counter::default(),
+            lease: participants.lease("router"),
+            participants,
+        };
+        for result in ["switched", "severed"] {
+            drop(metrics.cutovers.get_or_create(&ResultLabel { result }));
+        }
+        registry.register("cutovers", "Times a partition's requests flow again after a stop", metrics.cutovers.clone());
+        registry.register(
+            "cutover_pause_seconds",
+            "From the stop until the first request could reach a pod again",
+            metrics.pause.clone(),
+        );
+        registry.register("cutover_drain_seconds", "From the stop until nothing was in flight", metrics.drain.clone());
+        registry.register(
+            "cutover_flush_seconds",
+            "From the switch until the stash was empty and the gate open",
+            metrics.flush.clone(),
+        );
+        registry.register(
+            "exchanges_severed",
+            "Exchanges that the end of a drain severed",
+            metrics.exchanges_severed.clone(),
+        );
+        metrics
+    }
+
+    /// Sets until when the lease may be trusted, on the clock of `lease_now`; `None` before the first lease.
+    pub fn set_trusted_until(&self, until: Option<Instant>) {
+        self.lease.set(until);
+    }
+}
+
+impl RouterObserver for RouterMetrics {
+    fn cutover(&self, cutover: &Cutover) {
+        let result = if cutover.severed > 0 { "severed" } else { "switched" };
+        self.cutovers.get_or_create(&ResultLabel { result }).inc();
+        self.pause.observe(cutover.times.pause.as_secs_f64());
+        self.drain.observe(cutover.times.drain.as_secs_f64());
+        self.flush.observe(cutover.times.flush.as_secs_f64());
+        self.exchanges_severed.inc_by(cutover.severed);
+    }
+
+    fn resync(&self, cause: &StoreError) {
+        self.participants.count_resync(cause);
+    }
+}
