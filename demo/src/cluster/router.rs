@@ -1,4 +1,4 @@
-//! A router of the demo: table, control side and server, as `segue run` joins them.
+//! A router of the demo: table, control side and server, connected as `segue run` does.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::super::writer::names;
 use super::super::writer::pod::Membership;
 use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE, tellers};
 
-/// A router that runs.
+/// A running router.
 #[derive(Debug)]
 pub(super) struct Router {
     table: Arc<Table>,
@@ -76,12 +76,12 @@ impl Router {
         self.server.local_addr()
     }
 
-    /// Returns once it may route.
+    /// Waits until the router may route.
     pub(super) async fn ready(&self) {
         let _ = self.status.clone().wait_for(|status| status.not_ready.is_none()).await;
     }
 
-    /// Finishes what is under way, then deregisters.
+    /// Finishes the requests in flight, then deregisters.
     pub(super) async fn stop(self) {
         self.table.shut_down();
         self.server.shutdown(Instant::now() + Duration::from_secs(1)).await;
@@ -98,7 +98,7 @@ fn forward(name: &str, member: &Membership) -> ForwardSettings {
     ForwardSettings {
         router: name.to_owned(),
         keyspace: member.keyspace.clone(),
-        // All clients have one address, and none is to be refused.
+        // All clients share one address, and none may be refused.
         limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
         upload_grace: UPLOAD_GRACE,
         trust_forwarded: false,
