@@ -6,8 +6,9 @@
 //! cargo run --release --example layered_router -- --name r-0 --listen 127.0.0.1:8080 --requests-per-second 1000
 //! ```
 //!
-//! It shows what a router consists of: a bound [`Server`], the routing [`Table`] that its workers share, [`run_router`],
-//! which follows the store and drives the table, and the layers. `segue run` joins the same parts without layers.
+//! A router consists of a bound [`Server`], the routing [`Table`] that its workers share, the control side
+//! [`run_router`], which follows the store and drives the table, and the layers. `segue run` connects the same parts
+//! without layers.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -119,11 +120,11 @@ impl RouterObserver for Silent {
     fn resync(&self, _: &StoreError) {}
 }
 
-/// Lets so many requests pass in each second, over all workers, and answers `429` to the others.
+/// Lets `per_second` requests pass in each second, over all workers, and answers the others with `429`.
 #[derive(Debug, Clone)]
 struct RateLimit {
     per_second: u32,
-    /// The second that is counted, and how many requests have passed in it.
+    /// Start of the current second, and the number of requests in it so far.
     window: Arc<Mutex<(Instant, u32)>>,
 }
 
