@@ -1,4 +1,5 @@
-//! How long is the pause of a cutover in process: stop, drain, switch and flush, with so many requests waiting or in flight?
+//! Measures the pause of a cutover in process (stop, drain, switch and flush) by the number of requests that wait or
+//! are in flight.
 
 use std::time::{Duration, Instant as StdInstant};
 
@@ -12,9 +13,10 @@ use support::{open_table, permit, switch, wait};
 
 const P0: PartitionId = PartitionId::new(0);
 
-/// From the stop until the gate is open again and everyone who waited has been let in.
+/// Measures the stop, and the time from the switch until all requests that waited have been admitted. With requests in
+/// flight, measures the time from the stop until the partition is switched.
 fn pause(criterion: &mut Criterion) {
-    // Tickets have timers, so there must be a runtime.
+    // Queued permits have timers, which need a runtime.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let _entered = runtime.enter();
     let mut group = criterion.benchmark_group("cutover");
@@ -35,7 +37,8 @@ fn pause(criterion: &mut Criterion) {
                     let waiting: Vec<_> = (0..*stashed).map(|_| wait(&worker, P0, now)).collect();
                     let begin = StdInstant::now();
                     switch(&table, P0, "pod", epoch);
-                    // Each is let in and has its outcome; the flush lets the next ones in as they have.
+                    // Each request is admitted and ends at once. The flush admits the next ones as the earlier ones
+                    // end.
                     runtime.block_on(async {
                         for queued in waiting {
                             drop(queued.await.expect("let in"));

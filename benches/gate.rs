@@ -1,4 +1,5 @@
-//! What does it cost a request to pass the routing table when nothing moves, alone and with both cores on one partition?
+//! Measures the cost of passing the routing table when nothing moves: with one thread, and with two threads on one
+//! partition.
 
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant as StdInstant};
@@ -23,7 +24,7 @@ fn enter_and_leave(criterion: &mut Criterion) {
     criterion.bench_function("gate/reading the clock, for comparison", |bencher| bencher.iter(Instant::now));
 }
 
-/// The longer of two threads' times for `iterations` each.
+/// Returns the time of the slower of two threads that run `iterations` each.
 fn both(table: &Arc<segue_proxy::routing::table::Table>, iterations: u64, now: Instant) -> Duration {
     let barrier = Barrier::new(2);
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What does it cost to find out where a request goes: its partition from its head, and the way through the table?
+//! Measures the cost of routing a request: finding its partition in its head, and passing the routing table.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 mod support;
 use support::{PARTITIONS, open_table, permit};
 
-/// A head such as a browser behind a load balancer sends.
+/// Returns a request head like that of a browser behind a load balancer.
 fn head() -> Parts {
     let mut request = Request::get("/persons/0190a5b2-7c3e-7d11-8a58-2b6f4d0f6a10/events?after=17");
     for (name, value) in [

@@ -6,7 +6,7 @@
 //! cargo run --release --example layered_router -- --name r-0 --listen 127.0.0.1:8080 --requests-per-second 1000
 //! ```
 //!
-//! It shows the three steps of a router: [`BoundRouter::bind`], [`BoundRouter::join`], and
+//! A router starts in three steps: [`BoundRouter::bind`], [`BoundRouter::join`], and
 //! [`JoiningRouter::accept_with_layer`], in whose place `segue run` calls [`JoiningRouter::accept`].
 //!
 //! [`JoiningRouter::accept`]: segue_proxy::router::JoiningRouter::accept
@@ -99,11 +99,11 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets so many requests pass in each second, over all workers, and answers `429` to the others.
+/// Lets `per_second` requests pass in each second, over all workers, and answers the others with `429`.
 #[derive(Debug, Clone)]
 struct RateLimit {
     per_second: u32,
-    /// The second that is counted, and how many requests have passed in it.
+    /// Start of the current second, and the number of requests in it so far.
     window: Arc<Mutex<(Instant, u32)>>,
 }
 

@@ -9,16 +9,18 @@
 //! curl -H 'x-partition: 7' 127.0.0.1:8080/keys/a
 //! ```
 //!
-//! # How a service takes part
+//! # How a service takes part in handoffs
 //!
-//! 1. It says what it does when a partition comes or goes: a [`HandoffHandler`] with `warm` (copy the state while the old
-//!    owner still serves), `sync` (read what that one has written since; requests wait), `drain` (end what outlives a
-//!    request) and `release` (forget). Here the state is the last value of each key, and comes from a log that all pods share.
-//! 2. [`PodHandle::start`] registers it and calls these when they are due.
-//! 3. [`PodHandle::layer`] goes in front of its HTTP service. It lets through what the pod owns at the request's epoch, answers
-//!    `421` to the rest (the router then tries elsewhere), and counts what is in flight, so that "drained" is known.
-//!    The service itself never asks whom a partition belongs to.
-//! 4. On SIGTERM [`PodHandle::shutdown`] hands over all it has before the process ends: no request is lost by a restart.
+//! 1. The service implements [`HandoffHandler`] with a callback for each step: `warm` copies the state while the old
+//!    owner still serves, `sync` reads what the old owner has written since (requests wait meanwhile), `drain` ends
+//!    work that outlives its request, and `release` drops the state. Here the state is the last value of each key, read
+//!    from a log that all pods share.
+//! 2. [`PodHandle::start`] registers the pod and calls the callbacks when they are due.
+//! 3. [`PodHandle::layer`] goes in front of the HTTP service. It passes requests for partitions that the pod owns at
+//!    the request's epoch and answers the others with `421`, so that the router tries again. It also counts the
+//!    requests in flight to report "drained". The service itself never checks who owns a partition.
+//! 4. On SIGTERM [`PodHandle::shutdown`] hands all partitions over before the process ends, so a restart loses no
+//!    request.
 
 use std::collections::HashMap;
 use std::io;
@@ -77,20 +79,20 @@ async fn main() -> anyhow::Result<()> {
     let listener = TcpListener::bind(&arguments.listen).await.context("--listen")?;
     let store = EtcdStore::connect(EtcdOptions::new(arguments.etcd.clone())).context("--etcd")?;
 
-    // Take part: register under this name, and have the callbacks of the handler called.
+    // Register under this name. From here on the handle calls the handler.
     let mut settings = PodSettings::new(&arguments.name, listener.local_addr()?.to_string());
     settings.lease_ttl = Duration::from_secs(arguments.lease_ttl);
     let writer = Arc::new(Writer { arguments, log, partitions: Mutex::default() });
     let Arguments { keyspace, prefix, patience, .. } = &writer.arguments;
     let pod = PodHandle::start(Arc::new(store), keyspace, Keyspace::new(prefix, keyspace), settings, writer.clone());
 
-    // Serve, behind the layer that refuses what this pod does not own.
+    // Serve behind the layer that refuses what this pod does not own.
     let routes = Router::new().route("/keys/{key}", axum::routing::get(read).put(write).post(write)).layer(pod.layer());
     let stop = tokio_util::sync::CancellationToken::new();
     let server = axum::serve(listener, routes.with_state((writer.clone(), pod.clone())));
     let server = tokio::spawn(server.with_graceful_shutdown(stop.clone().cancelled_owned()).into_future());
 
-    // Hand over, then stop serving.
+    // Hand all partitions over, then stop serving.
     let mut terminated = signal(SignalKind::terminate())?;
     tokio::select! {
         _ = terminated.recv() => {}
@@ -103,44 +105,44 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The service: a log, and what was read from it.
+/// The service: a log, and the state that was read from it.
 struct Writer {
     arguments: Arguments,
     log: Log,
-    /// The partitions that this pod owns or is about to own, each at the epoch at which it does.
+    /// The state of the partitions that this pod owns or is about to own, by partition and epoch.
     partitions: Mutex<HashMap<(PartitionId, Epoch), SharedPartition>>,
 }
 
-/// The state of a partition: what its log says, up to an offset.
+/// The state of a partition: the content of its log up to an offset.
 #[derive(Default)]
 struct Partition {
     /// The highest sequence number and the last value of each key.
     values: HashMap<Arc<str>, (u64, Arc<str>)>,
     read_to: u64,
-    /// Earlier epochs are shut out of the log.
+    /// Whether earlier epochs are shut out of the log.
     claimed: bool,
 }
 
 #[async_trait]
 impl HandoffHandler for Writer {
-    /// Copies the state while the old owner still serves. May take as long as it takes.
+    /// Copies the state while the old owner still serves. Clients do not wait for it.
     async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
         self.read_log(part).await?;
         tokio::time::sleep(Duration::from_millis(self.arguments.warm_time)).await;
         Ok(())
     }
 
-    /// The old owner has stopped for good: what it wrote since is the last that was missing. Clients wait meanwhile.
+    /// Reads what the old owner wrote until it stopped. Clients wait meanwhile.
     async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
         Ok(self.read_log(part).await?)
     }
 
-    /// Nothing outlives a request here: the log has each write before its answer.
+    /// Does nothing: no work outlives its request, and each write is in the log before its response.
     async fn drain(&self, _: &Move) -> Result<(), HandlerError> {
         Ok(())
     }
 
-    /// Another pod has it now, or it never came.
+    /// Drops the state: another pod owns the partition now, or the handoff to this pod was cancelled.
     async fn release(&self, part: &Move) -> Result<(), HandlerError> {
         self.partitions.lock().await.remove(&(part.partition, part.epoch));
         Ok(())
@@ -148,14 +150,14 @@ impl HandoffHandler for Writer {
 }
 
 impl Writer {
-    /// Reads what the log has beyond the state that there is for this epoch.
+    /// Reads the part of the log that the state of this epoch does not have yet.
     async fn read_log(&self, part: &Move) -> io::Result<()> {
         let state = self.partitions.lock().await.entry((part.partition, part.epoch)).or_default().clone();
         state.lock().await.read_on(&self.log, part.partition)
     }
 
-    /// Returns the state for a request. The first request of an epoch shuts earlier epochs out of the log, and reads what
-    /// the last of them wrote until then.
+    /// Returns the state for a request. The first request of an epoch shuts earlier epochs out of the log and reads
+    /// what they wrote until then.
     async fn enter(&self, owned: &Owned) -> Result<SharedPartition, Failure> {
         let known = self.partitions.lock().await.get(&(owned.partition, owned.epoch)).cloned();
         let shared = known.ok_or_else(|| failed(io::Error::other("no state of this partition")))?;
@@ -233,10 +235,10 @@ async fn write(
         sequence,
         accepted_at,
         value: value.into(),
-        offset: 0, // The log sets this and the next one.
+        offset: 0, // The log sets this field and the next one.
         appended_at: 0,
     };
-    // Locked until the state has the write too, so that it changes in the order of the log.
+    // The state stays locked during the append, so that it changes in the order of the log.
     let mut partition = shared.lock().await;
     let (record, end) = writer.log.append(record).map_err(failed)?;
     partition.apply(Tail { records: vec![record], end });

@@ -1,9 +1,10 @@
-//! How long do clients wait when partitions move, by routers, partitions at once, length of requests and size of state?
+//! Measures how long clients wait when partitions move, by the number of routers, the number of partitions that move at
+//! once, the length of requests and the size of the state.
 //!
-//! Everything but etcd runs in this process: coordinators, routers with a worker each, pods, clients. etcd is real and
-//! waits for its disk. The pause of a cutover is what a router measures from closing a gate until the first request can
-//! pass again, less the longest time that any router waited for requests in flight: what the protocol costs. The last
-//! line is for programs.
+//! Everything but etcd runs in this process: coordinators, routers with a worker each, pods and clients. etcd is a real
+//! one that waits for its disk. A router measures the pause of a cutover from closing the gate until the first request
+//! can pass again. Less the longest time that any router waited for requests in flight, it is the cost of the protocol.
+//! The last line of the output is for programs.
 
 #![allow(clippy::print_stdout, reason = "it reports on stdout")]
 
@@ -23,17 +24,17 @@ use segue_tests::etcd::Etcd;
 use measurement::{Measured, Moves, measure};
 use plot::{Curve, Panel};
 
-/// Pods that only refuse what is not theirs: a cutover is the routers' business alone.
+/// Capabilities of pods that only refuse what they do not own. A cutover waits for routers alone.
 const PLAIN: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: true };
 
-/// What to measure.
+/// The command line.
 #[derive(Debug, Default)]
 struct Arguments {
-    /// Five times as often.
+    /// Begins five times as many rounds of moves.
     long: bool,
-    /// Only what has this in its name.
+    /// Restricts the run to measurements with this in their name.
     only: String,
-    /// Where to draw the curves.
+    /// File to draw the curves to.
     plot: Option<String>,
 }
 
@@ -42,7 +43,7 @@ fn main() -> anyhow::Result<()> {
     let mut given = std::env::args().skip(1);
     while let Some(argument) = given.next() {
         match argument.as_str() {
-            // From cargo.
+            // cargo adds this one.
             "--bench" => {}
             "--long" => arguments.long = true,
             "--only" => arguments.only = given.next().context("--only what?")?,
@@ -202,7 +203,7 @@ impl Bench {
         ]
     }
 
-    /// The facts that goals are set for.
+    /// Returns the figures that goals exist for.
     fn summary(&self) -> String {
         let mut summary = String::new();
         for Cell { routers, name, at_once, measured } in &self.done {
@@ -220,7 +221,7 @@ impl Bench {
         summary
     }
 
-    /// How long a put takes that nothing else goes on beside.
+    /// Measures the time of a put while etcd has nothing else to do.
     async fn puts(&self) -> anyhow::Result<Distribution> {
         let store = EtcdStore::connect(EtcdOptions::new([self.etcd.endpoint()]))?;
         let mut times = Vec::new();
@@ -234,7 +235,7 @@ impl Bench {
     }
 }
 
-/// How many threads of the machine wanted to run during the last minute.
+/// Returns the load average of the machine over the last minute.
 fn load() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or_default().to_owned()

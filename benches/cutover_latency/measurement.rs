@@ -1,7 +1,8 @@
-//! One measurement: a cluster in this process against a real etcd, a checked load, and partitions that move.
+//! A single measurement: a cluster in this process against a real etcd, a checked load, and partitions that move.
 //!
-//! Moves are begun by writing their records, as the coordinator does, so that exactly so many begin at once and nothing
-//! else does; from there on all is production's. They swap partitions between two pods, so that planning sees a balance.
+//! The bench begins moves by writing their records, as the coordinator does. So the wanted number begins at once and no
+//! other move does. Everything after that is production code. The moves swap partitions between two pods, so the
+//! placement stays balanced and the coordinator plans none.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,46 +26,47 @@ use segue_protocol::view::View;
 use segue_tests::etcd::Etcd;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long nothing moves before and after, so that there is something to compare with.
+/// Time without moves before and after the measurement, for the steady latency.
 const STEADY: Duration = Duration::from_millis(700);
-/// Records that begin moves are written so many at a time; etcd takes 128 operations.
+/// Number of records that one transaction writes. etcd accepts 128 operations in a transaction.
 const BEGUN_TOGETHER: usize = 64;
 
-/// What moves.
+/// The moves of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Moves {
-    /// So many at once, so often.
+    /// The bench begins `at_once` moves at a time, `rounds` times.
     Begun { at_once: u32, rounds: u32 },
-    /// A pod hands over all it has and leaves, and comes back: half of all partitions, as planned by the coordinator.
+    /// A pod hands its partitions over, leaves and comes back. The coordinator plans the moves of half of all
+    /// partitions.
     Planned,
 }
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Debug)]
 pub(crate) struct Measured {
-    /// How long a router held a partition beyond the longest drain of any router, for each router and move.
+    /// Time for which a router held a partition beyond the longest drain of any router, for each router and move.
     pub(crate) pause: Distribution,
-    /// The same with the drain.
+    /// The same times including the drain.
     pub(crate) whole: Distribution,
-    /// What clients saw.
+    /// Latencies that clients saw.
     pub(crate) latency: Latencies,
-    /// How long the slowest round took from its beginning until nothing moved any more.
+    /// Time of the slowest round, from its start until nothing moved any more.
     pub(crate) moved_in: Duration,
-    /// Moves.
+    /// Number of moves.
     pub(crate) moves: u64,
-    /// Transactions that wrote something, for each move.
+    /// Transactions that wrote to the store, per move.
     pub(crate) transactions: f64,
-    /// Keys put, for each move.
+    /// Keys put, per move.
     pub(crate) puts: f64,
     /// Most requests that waited for one partition in one router.
     pub(crate) stashed: u64,
-    /// Requests that a router refused.
+    /// Number of requests that were refused.
     pub(crate) refused: u64,
     pub(crate) requests: u64,
     pub(crate) harm: Harm,
 }
 
-/// Starts a cluster, lets it move, and takes it down again.
+/// Starts a cluster, measures the moves and stops the cluster.
 pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyhow::Result<Measured> {
     let story = Arc::new(Story::default());
     let options = Options { etcd: Some(etcd.endpoint()), pods: 2, ..options };
@@ -117,7 +119,7 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
     cluster.stop().await;
 
     let told = story.told();
-    // All that the routers did in one move, by partition and epoch.
+    // The cutovers of all routers, by move: a partition and an epoch.
     let mut cutovers: HashMap<(PartitionId, Epoch), Vec<_>> = HashMap::new();
     for hold in &told.holds {
         cutovers.entry((hold.partition, hold.epoch)).or_default().push(hold.times);
@@ -158,7 +160,7 @@ fn load_settings(options: &Options, cluster: &Cluster) -> LoadSettings {
     }
 }
 
-/// How much has been written to the store.
+/// The amount of writes to the store so far.
 struct Count {
     revision: Revision,
     puts: f64,
@@ -173,7 +175,7 @@ impl Count {
     }
 }
 
-/// Begins moves and sees when they are over.
+/// Begins moves and waits until they are complete.
 struct Bystander {
     store: Arc<dyn Store>,
     follow: Follow,
@@ -188,7 +190,7 @@ impl Bystander {
         Ok(Bystander { store, follow, view: *view })
     }
 
-    /// Begins so many moves: half of them from either pod, so that both keep as many as they have.
+    /// Begins `at_once` moves, half of them from either pod, so that the placement stays balanced.
     async fn begin(&mut self, at_once: u32, round: u32) -> anyhow::Result<Vec<(PartitionId, Epoch)>> {
         let mut owned: Vec<(String, Vec<PartitionId>)> =
             self.view.pods.keys().map(|pod| (pod.clone(), Vec::new())).collect();
@@ -196,7 +198,7 @@ impl Bystander {
             let of = owned.iter_mut().find(|(pod, _)| *pod == assignment.value.owner).context("a dead owner")?;
             of.1.push(*partition);
         }
-        // Who has one more gives the odd one.
+        // The pod with more partitions comes first. It gives one more if `at_once` is odd.
         owned.sort_by_key(|(_, partitions)| std::cmp::Reverse(partitions.len()));
         let mut records = Vec::new();
         for (from, (old, partitions)) in owned.iter().enumerate() {
@@ -233,7 +235,7 @@ impl Bystander {
         }
     }
 
-    /// Waits until these moves are over.
+    /// Waits until these moves are complete.
     async fn over(&mut self, moving: &[(PartitionId, Epoch)]) -> anyhow::Result<()> {
         let over = async {
             let mut left = moving.to_vec();

@@ -1,8 +1,8 @@
-//! Draws what was measured as SVG: curves over the number of partitions that move at once, both axes logarithmic.
+//! Draws the measurements as SVG: curves over the number of partitions that move at once. Both axes are logarithmic.
 
 use std::fmt::Write as _;
 
-/// A curve, and its points: partitions at once, microseconds.
+/// A curve. A point has the number of partitions that move at once, and a time in microseconds.
 pub(crate) struct Curve {
     pub(crate) name: String,
     pub(crate) points: Vec<(u32, u64)>,
@@ -19,7 +19,7 @@ const HEIGHT: f64 = 320.0;
 const MARGIN: f64 = 60.0;
 const COLOURS: [&str; 8] = ["#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#d68910", "#566573", "#117a65", "#884ea0"];
 
-/// The diagrams beside each other.
+/// Returns an image of the diagrams, one beside the other.
 pub(crate) fn svg(panels: &[Panel]) -> String {
     let mut out = String::new();
     let (width, height) = (WIDTH * panels.len() as f64, HEIGHT + 20.0 * 9.0);

@@ -1,4 +1,4 @@
-//! A routing table with one pod, as the benches drive it. Each bench uses some of it.
+//! A routing table with one pod, for the benches. Each bench uses only a part of this module.
 #![allow(dead_code)]
 
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle}
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::time::Instant;
 
-/// Partitions of the table.
+/// Number of partitions of the table.
 pub(crate) const PARTITIONS: u32 = 64;
 
-/// A table all of whose partitions lead to one pod.
+/// Returns a table whose partitions all lead to one pod.
 pub(crate) fn open_table(workers: usize) -> Arc<Table> {
     let limits = StashLimits {
         max_requests: 10_000,
@@ -24,7 +24,7 @@ pub(crate) fn open_table(workers: usize) -> Arc<Table> {
         max_wait: Duration::from_secs(30),
         flush_concurrency: 64,
     };
-    // The receiver goes: nobody has to be told.
+    // The receiver of notices is dropped because no control side reads it.
     let (table, _) = Table::new(workers, limits);
     table.set_partitions(PARTITIONS);
     table.trust_until(Instant::now() + Duration::from_secs(86_400));
@@ -32,7 +32,7 @@ pub(crate) fn open_table(workers: usize) -> Arc<Table> {
     table
 }
 
-/// Leads a partition to a pod.
+/// Switches a partition to a pod.
 pub(crate) fn switch(table: &Table, partition: PartitionId, pod: &str, epoch: u64) {
     let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(pod, "127.0.0.1:1") };
     let target =
@@ -40,7 +40,7 @@ pub(crate) fn switch(table: &Table, partition: PartitionId, pod: &str, epoch: u6
     DataPlane::switch(table, partition, &target, &record, true);
 }
 
-/// A request that passes.
+/// Returns the permit of a request. Panics if the gate is not open.
 pub(crate) fn permit(worker: &TableHandle, partition: PartitionId, now: Instant) -> Permit {
     match worker.enter(partition, None, 512, now) {
         Ok(Admission::Admitted(permit)) => permit,
@@ -48,7 +48,7 @@ pub(crate) fn permit(worker: &TableHandle, partition: PartitionId, now: Instant)
     }
 }
 
-/// A request that waits.
+/// Returns the queued permit of a request. Panics if the gate is open.
 pub(crate) fn wait(worker: &TableHandle, partition: PartitionId, now: Instant) -> QueuedPermit {
     match worker.enter(partition, None, 512, now) {
         Ok(Admission::Queued(queued)) => queued,

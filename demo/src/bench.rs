@@ -1,8 +1,9 @@
-//! The load of the demo against any URL, with as many of its checks as can be made from outside.
+//! Sends the load of the demo to any URL, with as many of the checks as are possible from outside.
 //!
-//! From what clients see alone: each request is answered, and a read sees every write that was acknowledged before it.
-//! With the log directory of the writers (`examples/writer.rs`) also: nothing acknowledged is missing there, nothing is
-//! there twice, keys keep their order, and no two pods wrote at once. Who owned what is not known here.
+//! The outcomes that clients see allow two checks: each request gets a response, and a read sees every write that was
+//! acknowledged before it. The log directory of the writers (`examples/writer.rs`) allows more: no acknowledged write
+//! is missing, none is there twice, keys keep their order, and no two pods wrote at the same time. The owners of the
+//! partitions are not known.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,30 +21,31 @@ use super::options::Progress;
 use super::progress::line;
 use super::report::{self, Report, thousands};
 
-/// What to send where.
+/// Options of a load against any URL.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// The routers, or whatever speaks HTTP: `http://host:port` or `https://host:port`. Each client uses all of them.
+    /// The routers or other HTTP servers: `http://host:port` or `https://host:port`. Each client uses all of them.
     pub urls: Vec<Uri>,
-    /// What to trust behind `https://`.
+    /// The authorities to trust for `https://`.
     pub tls: Option<ClientTls>,
-    /// How long.
+    /// Time for which the load runs.
     pub duration: Duration,
-    /// Clients with one request under way each.
+    /// Number of clients with one request in flight each.
     pub clients: u32,
-    /// Clients that send bursts, on top. They need a router of Segue with `partition_header` behind each URL.
+    /// Number of clients that send bursts, in addition. They need a Segue router with `partition_header` behind each
+    /// URL.
     pub bursts: u32,
-    /// Requests per second together; 0 is as fast as it goes.
+    /// Requests per second of the `clients` together. 0 means no limit.
     pub rate: u32,
-    /// Where choices come from.
+    /// Seed of all choices.
     pub seed: u64,
-    /// How many partitions the keys are spread over, for the header.
+    /// Number of partitions that the keys are spread over, for the header.
     pub partitions: u32,
-    /// The header that names the partition; `None`: the path `/keys/{key}` has to do.
+    /// The header that names the partition. `None` leaves only the path `/keys/{key}`.
     pub partition_header: Option<HeaderName>,
-    /// How long a request may go without an answer.
+    /// Time that a client waits for a response.
     pub patience: Duration,
-    /// Where the writers have their logs, if that is on this machine.
+    /// The writers' log directory, if it is on this machine.
     pub log: Option<PathBuf>,
     /// Where progress is shown.
     pub progress: Progress,
@@ -68,7 +70,8 @@ impl Default for BenchOptions {
     }
 }
 
-/// Sends, checks, reports. An error means that it could not be done; harm is in the report.
+/// Sends the load, checks it and returns the report. Harm is part of the report; an error means that the load could not
+/// be sent or checked.
 pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     ensure!(!options.urls.is_empty(), "where to? a load needs at least one URL");
     let mut routers = Vec::new();
@@ -117,7 +120,7 @@ async fn resolve(url: &Uri, tls: Option<&ClientTls>) -> anyhow::Result<Destinati
     Ok(Destination { address, tls: tls.filter(|_| secure).map(|tls| (tls.clone(), format!("{host}:{port}"))) })
 }
 
-/// Says every second how it goes.
+/// Waits for `duration`. Prints a line about the load every second, unless `progress` is quiet.
 async fn watch(gauge: &Arc<Gauge>, duration: Duration, progress: Progress) {
     let (began, mut before) = (Instant::now(), 0);
     while let Some(left) = duration.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {

@@ -1,7 +1,7 @@
-//! What may count and show a demo while it runs.
+//! Metrics of a running demo, provided by the program that plays it.
 //!
-//! The demo tells what happens in it and knows no metrics. A program that has some implements [`Instruments`] and hands
-//! them over in [`Options::instruments`](super::Options::instruments); without them nothing is counted.
+//! The demo has no metrics of its own. A program that has some implements [`Instruments`] and passes them in
+//! [`Options::instruments`](super::Options::instruments). Without them nothing is counted.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -14,18 +14,19 @@ use segue_proxy::metrics::Metrics;
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Counts what happens in a demo and shows it. The observers count all routers and all coordinators together.
+/// Counts the events of a demo and shows them. Each observer counts for all routers or all coordinators together.
 pub trait Instruments: Debug + Send + Sync {
-    /// Adds the counts of a router's requests.
+    /// Adds the metrics of a router's requests.
     fn add_router(&self, name: &str, metrics: &Metrics);
-    /// Returns what counts the cutovers of routers.
+    /// Returns the observer that counts the cutovers of routers.
     fn router(&self) -> Arc<dyn RouterObserver>;
-    /// Returns what counts the work of coordinators. Only the one that leads, or has just led, calls `leads`.
+    /// Returns the observer that counts the work of coordinators. Only the coordinator that leads, or has just led,
+    /// calls `leads`.
     fn coordinator(&self) -> Arc<dyn CoordinatorObserver>;
-    /// Shows what was counted, the keyspace and the demo's own `status` until the handle is dropped. Called once, when all
+    /// Shows the counts, the keyspace and the demo's own `status` until the handle is dropped. Called once, after all
     /// routers have been added.
     fn serve(&self, store: Arc<dyn Store>, keys: Keyspace, status: Status) -> anyhow::Result<AbortOnDropHandle<()>>;
 }
 
-/// Returns what a demo does just now.
+/// A function that returns the current state of a demo.
 pub type Status = Arc<dyn Fn() -> Value + Send + Sync>;

@@ -1,4 +1,4 @@
-//! Distributions of times, and which requests met a cutover.
+//! Distributions of times, and the latencies of requests with and without a cutover.
 
 use std::collections::HashMap;
 
@@ -12,22 +12,22 @@ use super::record::{Exchange, Outcome};
 /// A distribution, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Distribution {
-    /// How many.
+    /// Number of values.
     pub count: u64,
-    /// Half are at most this.
+    /// Half of the values are at most this.
     pub p50: u64,
-    /// 99 of 100 are at most this.
+    /// 99 of 100 values are at most this.
     pub p99: u64,
-    /// 999 of 1,000 are at most this.
+    /// 999 of 1,000 values are at most this.
     pub p999: u64,
-    /// The longest.
+    /// The largest value.
     pub max: u64,
 }
 
 impl Distribution {
-    /// Of these times, in nanoseconds.
+    /// Returns the distribution of `times`, which are in nanoseconds.
     pub fn of(times: impl IntoIterator<Item = Nanos>) -> Self {
-        // From a microsecond to an hour, to three digits: bounds that it accepts.
+        // The histogram accepts these bounds: a microsecond to an hour, to three digits.
         let Ok(mut histogram) = Histogram::<u64>::new_with_bounds(1, 3_600_000_000, 3) else {
             return Distribution::default();
         };
@@ -36,27 +36,27 @@ impl Distribution {
             histogram.saturating_record(micros);
             max = max.max(micros);
         }
-        // The histogram answers with the upper end of a range of values that it takes for one.
+        // The histogram counts ranges of values and returns the upper end of a range, which may exceed `max`.
         let at = |quantile| histogram.value_at_quantile(quantile).min(max);
         Distribution { count: histogram.len(), p50: at(0.5), p99: at(0.99), p999: at(0.999), max }
     }
 }
 
-/// How long clients waited: when nothing moved, and when their partition did.
+/// Latencies that clients saw, with and without a cutover of their partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Latencies {
     /// Requests that met no cutover.
     pub steady: Distribution,
-    /// Requests that were under way while their partition was held by some router.
+    /// Requests that were in flight while a router held their partition.
     pub during_cutovers: Distribution,
 }
 
-/// Times in which a partition was held by some router, by partition.
+/// The intervals in which a router held a partition, by partition.
 pub type Windows = HashMap<PartitionId, Vec<(Nanos, Nanos)>>;
 
-/// Sorts what was answered by what it met.
+/// Returns the latencies of successful requests, separated by whether they overlap one of the `windows`.
 pub fn latencies(exchanges: &[Exchange], mut windows: Windows) -> Latencies {
-    // Merged, so that they neither overlap nor contain each other and one search finds whether any is met.
+    // Windows are merged. They are disjoint then, and one search finds whether a request overlaps any of them.
     for windows in windows.values_mut() {
         windows.sort_unstable();
         windows.dedup_by(|next, before| {

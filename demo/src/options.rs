@@ -1,4 +1,4 @@
-//! What a demo is asked to do.
+//! Options of a demo.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,44 +8,44 @@ use segue_protocol::records::Capabilities;
 use super::instruments::Instruments;
 use super::wiring::Wiring;
 
-/// What a demo is asked to do.
+/// Options of a demo.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How long load runs. Each scenario is played at least once, so a very short one takes longer.
+    /// Time for which the load runs. Each scenario is played at least once, so a very short demo takes longer.
     pub duration: Duration,
-    /// What happens meanwhile.
+    /// The scenario to play.
     pub scenario: Scenario,
-    /// Routers.
+    /// Number of routers.
     pub routers: u32,
-    /// Writer pods to begin with.
+    /// Number of writer pods at the start.
     pub pods: u32,
-    /// Partitions.
+    /// Number of partitions.
     pub partitions: u32,
-    /// Clients with one request under way each. Some more send bursts.
+    /// Number of clients with one request in flight each. Burst clients come on top.
     pub clients: u32,
-    /// Requests per second of these clients together; 0 is as fast as it goes.
+    /// Requests per second of these clients together. 0 means no limit.
     pub rate: u32,
-    /// Where choices come from: which pod, which key, when. Timings stay the machine's.
+    /// Seed of all choices: which pod, which key, when. Timings still depend on the machine.
     pub seed: u64,
     /// Client URL of a real etcd to use instead of the embedded store.
     pub etcd: Option<String>,
-    /// What counts and shows the demo while it runs.
+    /// Metrics that count and show the demo while it runs.
     pub instruments: Option<Arc<dyn Instruments>>,
-    /// How long a pod works on a request, give or take a half.
+    /// Time that a pod takes for a request, give or take a half.
     pub service_time: Duration,
-    /// How long a pod takes to get warm.
+    /// Time that a pod takes to get warm, besides reading the log.
     pub warm_time: Duration,
-    /// How much state of each partition a pod copies to get warm.
+    /// Number of bytes that a pod copies for each partition to get warm.
     pub state_bytes: usize,
-    /// What pods can do in a handoff.
+    /// Capabilities of the pods.
     pub capabilities: Capabilities,
-    /// How many partitions may move at a time.
+    /// Most handoffs in flight at a time.
     pub max_concurrent_handoffs: usize,
-    /// How many requests may wait for a partition in a router.
+    /// Most requests that wait for one partition in a router.
     pub stash_requests: usize,
     /// Where progress is shown.
     pub progress: Progress,
-    /// How the cluster's parts are joined; `None`: as they belong.
+    /// Connects the cluster's parts. `None` connects them as in production.
     pub wiring: Option<Arc<dyn Wiring>>,
 }
 
@@ -74,23 +74,24 @@ impl Default for Options {
     }
 }
 
-/// What happens to the pods.
+/// A scenario: what happens to the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
     /// Pods join.
     ScaleUp,
-    /// Pods hand over what they have and leave.
+    /// Pods hand their partitions over and leave.
     ScaleDown,
-    /// Pods are cut off, and come back under their name.
+    /// Pods crash and come back under their names.
     Crash,
-    /// Each pod in turn hands over, leaves and comes back; the leading coordinator does so in the middle.
+    /// Each pod in turn hands its partitions over, leaves and comes back. In the middle the leading coordinator
+    /// resigns.
     Rolling,
-    /// All of these, one after the other.
+    /// All of these, one after another.
     All,
 }
 
 impl Scenario {
-    /// Every scenario, by the name that the command line has for it.
+    /// Every scenario with its name on the command line.
     pub const NAMES: [(&'static str, Scenario); 5] = [
         ("scale-up", Scenario::ScaleUp),
         ("scale-down", Scenario::ScaleDown),
@@ -99,7 +100,7 @@ impl Scenario {
         ("all", Scenario::All),
     ];
 
-    /// Its name.
+    /// Returns the scenario's name on the command line.
     pub fn as_str(self) -> &'static str {
         Self::NAMES.iter().find(|(_, scenario)| *scenario == self).map_or("", |(name, _)| name)
     }
@@ -118,7 +119,7 @@ impl std::str::FromStr for Scenario {
 /// Where progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// On stderr: live if it is a terminal, else line by line.
+    /// On stderr: live on a terminal, otherwise line by line.
     Stderr,
     /// Nowhere.
     Quiet,

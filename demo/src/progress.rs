@@ -1,7 +1,8 @@
-//! The demo as one watches it, on stderr: live on a terminal, line by line elsewhere.
+//! Shows the progress of a demo on stderr: live on a terminal, line by line elsewhere.
 //!
-//! Live, it is three lines at the bottom (time, load, the step that goes on with the pause of each cutover so far as
-//! a bar), above which each finished step leaves a line. It only reads: the story and the load's gauge.
+//! The live display has three lines at the bottom: the time, the load, and the current step with a bar for the pause of
+//! each cutover so far. Each finished step leaves a line above them. The display only reads the story, the witness and
+//! the load's gauge.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -19,9 +20,9 @@ use super::story::{Step, Story, changes};
 use super::witness::Witness;
 
 const FRAME: Duration = Duration::from_millis(100);
-/// Frames between two lines about the load where nothing is live.
+/// Number of frames between two lines about the load if the display is not live.
 const FRAMES_PER_LINE: u32 = 20;
-/// Most cutovers that are drawn of a step.
+/// Most cutovers of a step that are drawn.
 const BARS: usize = 48;
 
 /// Shows progress until it is dropped or finished.
@@ -54,14 +55,14 @@ struct Watched {
 }
 
 impl Progress {
-    /// Announces the run.
+    /// Prints `text` before the run starts.
     pub fn announce(wanted: options::Progress, text: &str) {
         if wanted == options::Progress::Stderr {
             line(text);
         }
     }
 
-    /// Shows what these tell.
+    /// Starts to show progress.
     pub fn start(
         wanted: options::Progress,
         story: Arc<Story>,
@@ -82,7 +83,7 @@ impl Progress {
         Progress { _task: task, screen }
     }
 
-    /// Says what goes on after the load.
+    /// Shows the work in progress after the load.
     pub fn say(&self, story: &Story, text: &'static str) {
         story.told().closing = Some(text);
         if matches!(self.screen, Screen::Lines) {
@@ -90,7 +91,7 @@ impl Progress {
         }
     }
 
-    /// Takes the live lines away.
+    /// Removes the live lines.
     pub fn finish(self) {
         drop(self._task);
         if let Screen::Live(bars) = &self.screen {
@@ -189,7 +190,7 @@ fn load_line(watched: &Watched, rate: u64) -> String {
     }
 }
 
-/// The step that goes on, with what its cutovers have cost so far.
+/// Returns a line about the current step and the pauses of its cutovers so far.
 fn current_step(step: &Step, watched: &Watched) -> String {
     if step.took_ms.is_some() {
         return "steady".to_owned();
@@ -220,7 +221,8 @@ fn finished_step(step: &Step) -> String {
     }
 }
 
-/// Each pause as a bar, on a scale by doubling from 0.5 ms (lowest) to 64 ms and more.
+/// Returns a bar for each pause. The lowest bar stands for less than 0.5 ms. Each further level is for twice the time,
+/// up to 32 ms and more.
 fn drawn(pauses: &[Duration]) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let level = |pause: &Duration| (1..8).take_while(|level| pause.as_micros() >= 250 << level).count();
@@ -230,7 +232,7 @@ fn drawn(pauses: &[Duration]) -> String {
 }
 
 pub(super) fn line(text: &str) {
-    // A reader that has gone away is no reason to stop.
+    // The demo continues if nobody reads stderr any more.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

@@ -1,4 +1,5 @@
-//! What clients and pods write down while a demo runs; the checks ([`check`](mod@super::check)) work on nothing else.
+//! The records that clients and pods make while a demo runs. The checks ([`check`](mod@super::check)) compare them with
+//! each other.
 
 use std::sync::Arc;
 
@@ -7,35 +8,35 @@ use serde::{Deserialize, Serialize};
 
 use super::clock::Nanos;
 
-/// The number of a request, unique in a run. A client that sends the same request again sends the same number.
+/// The number of a request, unique in a run. A request that is sent again keeps its number.
 pub type RequestId = u64;
 
-/// A key's number in a run.
+/// The number of a key in a run.
 pub type Key = u32;
 
 /// One record of a partition's log: a write that took effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Appended {
-    /// The log that it is in.
+    /// The partition whose log holds the record.
     pub partition: PartitionId,
-    /// Where in the log. Grows with every record.
+    /// Position in the log. Grows with every record.
     #[serde(skip)]
     pub offset: u64,
-    /// The epoch under which the pod accepted the request.
+    /// Epoch under which the pod accepted the request.
     pub epoch: Epoch,
     /// The pod that wrote it.
     pub pod: Arc<str>,
-    /// Which life of the pod.
+    /// Incarnation of the pod.
     pub incarnation: Incarnation,
     /// The request.
     pub request: RequestId,
     /// The key.
     pub key: Arc<str>,
-    /// The client's count of the key's writes.
+    /// Number of the write among the writes of its key, as the client counts them.
     pub sequence: u64,
-    /// When the pod began to work on the request.
+    /// Time at which the pod began to work on the request.
     pub accepted_at: Nanos,
-    /// When it was written.
+    /// Time at which the record was appended.
     pub appended_at: Nanos,
     /// The value.
     pub value: Arc<str>,
@@ -44,81 +45,81 @@ pub struct Appended {
 /// One request as its client saw it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exchange {
-    /// Its number.
+    /// The number of the request.
     pub request: RequestId,
-    /// Whose value it was about.
+    /// The key that was read or written.
     pub key: Key,
-    /// Where the client sent it.
+    /// Partition of the key.
     pub partition: PartitionId,
-    /// What it was.
+    /// Whether it was a write or a read.
     pub kind: Kind,
-    /// When it was to be sent: earlier than `sent_at` if the client was behind its rate.
+    /// Time at which the request was due: earlier than `sent_at` if the client was behind its rate.
     pub due_at: Nanos,
-    /// When it was sent.
+    /// Time at which the request was sent.
     pub sent_at: Nanos,
-    /// When the answer was there, or the client gave up.
+    /// Time at which the response was complete or the client gave up.
     pub ended_at: Nanos,
-    /// What came of it.
+    /// How it ended.
     pub outcome: Outcome,
-    /// Who says that it answered, and under which epoch.
+    /// The pod and the epoch that the response names.
     pub answered_by: Option<(Arc<str>, Epoch)>,
-    /// It was one of several that were sent without waiting for answers.
+    /// The burst that the request was part of: requests that were sent without waiting for responses.
     pub burst: Option<Burst>,
 }
 
-/// A request's place among those that were sent together on one HTTP/2 connection.
+/// A burst: requests that were sent together on one HTTP/2 connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Burst {
-    /// Which burst.
+    /// Number of the burst.
     pub id: u64,
-    /// When the client knew that the router had taken the whole burst; `None` if it never did.
+    /// Time at which the client knew that the router had read the whole burst. `None` if the client never knew.
     pub taken_by: Option<Nanos>,
 }
 
-/// What a request was.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A write: the so-manyth of its key.
+    /// A write.
     Write {
-        /// The client's count.
+        /// Number of the write among the writes of its key.
         sequence: u64,
     },
-    /// A read that has to see at least what was acknowledged before it was sent.
+    /// A read. It has to see at least the last write that was acknowledged before it was sent.
     Read {
-        /// The last acknowledged write of the key.
+        /// Number of the last acknowledged write of the key.
         floor: u64,
-        /// The newest write that the answer knew of.
+        /// Number of the newest write that the response names.
         seen: u64,
-        /// Asked for after the load, to see what has become of the key.
+        /// Whether it was sent after the load, to see the final state of the key.
         last: bool,
     },
 }
 
-/// What came of a request.
+/// How a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// A pod did it and said so.
+    /// A pod carried the request out and acknowledged it.
     Ok,
-    /// An answer that promises that nothing was done.
+    /// The response promises that the request was not carried out.
     Refused {
         /// The status.
         code: u16,
-        /// `segue-reason`, or what else is known.
+        /// Value of `segue-reason`, or a description where there is none.
         reason: Arc<str>,
     },
-    /// An answer, or a broken connection (status 0), after which it may or may not have been done.
+    /// After the response or the broken connection, the request may or may not have been carried out.
     Unknown {
-        /// The status; 0 if there was none.
+        /// The status; 0 if the connection broke.
         code: u16,
-        /// `segue-reason`, or what else is known.
+        /// Value of `segue-reason`, or a description where there is none.
         reason: Arc<str>,
     },
-    /// No answer in the time in which there has to be one.
+    /// No response arrived in time.
     Unanswered,
 }
 
 impl Exchange {
-    /// Whether it was a write, and which.
+    /// Returns the number of the write, or `None` for a read.
     pub fn sequence(&self) -> Option<u64> {
         match self.kind {
             Kind::Write { sequence } => Some(sequence),

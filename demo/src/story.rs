@@ -1,6 +1,6 @@
-//! What happens while a demo runs, as it is told: steps of the scenario, cutovers with their pauses, who leads.
+//! The course of a demo: the steps of the scenario, the cutovers with their pauses, and the leading coordinator.
 //!
-//! Parts of the cluster write here, the progress display and the report read.
+//! The parts of the cluster write to the story; the progress display and the report read it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,72 +21,72 @@ pub struct Story {
     told: Mutex<Told>,
 }
 
-/// What was told.
+/// The content of a story.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// The steps, the last one perhaps still going on.
+    /// The steps. The last one may still be in progress.
     pub steps: Vec<Step>,
-    /// Every time that requests flowed again after a stop.
+    /// The holds that have ended.
     pub holds: Vec<Hold>,
-    /// Pods that were cut off, by name and incarnation: when.
+    /// Times at which pods crashed, by name and incarnation.
     pub crashed: HashMap<(String, Incarnation), Nanos>,
-    /// Which coordinator leads.
+    /// The leading coordinator.
     pub leader: Option<String>,
-    /// Handoffs in flight.
+    /// Number of handoffs in flight.
     pub in_flight: usize,
-    /// Handoffs that were given up.
+    /// Number of cancelled handoffs.
     pub cancelled: u64,
-    /// What goes on after the load.
+    /// The work in progress after the load.
     pub closing: Option<&'static str>,
 }
 
 /// A step of the scenario.
 #[derive(Debug, Clone, Serialize)]
 pub struct Step {
-    /// Part of which scenario.
+    /// The scenario that the step belongs to.
     pub scenario: &'static str,
-    /// What happens to whom.
+    /// Description of the step.
     pub what: String,
-    /// When it began, in milliseconds from the start of the load.
+    /// Start of the step, in milliseconds from the start of the story.
     pub at_ms: u64,
-    /// How long it took until everything had its place again; `None`: it did not get there.
+    /// Time until the cluster was settled again, in milliseconds. `None` if it is not settled, or was not in time.
     pub took_ms: Option<u64>,
-    /// Partitions that changed their owner.
+    /// Number of partitions that changed their owner.
     pub handoffs: u64,
-    /// How long partitions were held, each counted once for each router.
+    /// Pauses of the partitions that changed their owner, one for each router.
     pub pause_us: Distribution,
-    /// In order of time, for the display.
+    /// The same pauses in order of time, for the display.
     #[serde(skip)]
     pub pauses: Vec<Duration>,
 }
 
-/// A partition was held by a router and flows again.
+/// A hold that has ended: a router held a partition, and its requests flow again.
 #[derive(Debug, Clone)]
 pub struct Hold {
-    /// Which router.
+    /// Number of the router.
     pub router: u32,
     /// The partition.
     pub partition: PartitionId,
-    /// Where it leads now.
+    /// The pod that gets the requests now.
     pub pod: String,
-    /// Under which epoch.
+    /// The epoch of that pod.
     pub epoch: Epoch,
-    /// How it went.
+    /// Times of the cutover.
     pub times: CutoverTimes,
-    /// When that was known, a little after the fact.
+    /// Time at which the end of the hold was reported, a little after the fact.
     pub at: Nanos,
 }
 
-/// What a hold was.
+/// The change of owner behind a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The partition got its first owner.
     First,
-    /// From one living pod to another.
+    /// The partition moved from one living pod to another.
     Cutover,
-    /// From a pod that was cut off.
+    /// The partition moved away from a pod that had crashed.
     Failover,
-    /// The owner is the same: it refused for a moment, or a handoff was given up.
+    /// The owner is the same. It refused for a moment, or a handoff was cancelled.
     None,
 }
 
@@ -97,17 +97,17 @@ impl Default for Story {
 }
 
 impl Story {
-    /// What was told so far.
+    /// Returns the content so far, locked.
     pub fn told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time since the beginning.
+    /// Returns the time since the story began.
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(clock::now() - self.began)
     }
 
-    /// A step begins.
+    /// Begins a step.
     pub fn begin(&self, scenario: &'static str, what: String) {
         let at_ms = self.elapsed().as_millis() as u64;
         let pause_us = Distribution::default();
@@ -122,7 +122,7 @@ impl Story {
         });
     }
 
-    /// The last step has ended; `settled`: everything has its place again.
+    /// Ends the last step. `settled` tells whether the cluster was settled in time.
     pub fn end(&self, settled: bool, seen: &Seen) {
         let now = self.elapsed().as_millis() as u64;
         let mut told = self.told();
@@ -143,15 +143,15 @@ impl Story {
 }
 
 impl Change {
-    /// The partition has another owner than before.
+    /// Returns whether the partition moved from one owner to another.
     pub fn moved(self) -> bool {
         matches!(self, Change::Cutover | Change::Failover)
     }
 }
 
-/// What each hold was, and how long it kept the partition's requests. A router's first hold under an epoch is the
-/// change of owner; later ones are not. After a crash a router tries the dead pod again and again, so there the pause
-/// is all the time from the crash until nobody waited any more.
+/// Returns each hold with its change of owner and its pause. A router's first hold under an epoch is the change of
+/// owner; later ones are not. After a crash a router tries the dead pod repeatedly, so the pause of a failover counts
+/// from the crash to the end of the hold.
 pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change, Duration)> {
     let mut newest = HashMap::new();
     told.holds.iter().map(move |hold| {
@@ -163,7 +163,7 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
             _ if !is_new => (hold, Change::None, pause),
             None => (hold, Change::First, pause),
             Some(before) => match told.crashed.get(before) {
-                // It may have been cut off later, when it no longer had the partition.
+                // A pod that crashed later no longer owned the partition.
                 Some(crashed) if *crashed < hold.at => {
                     (hold, Change::Failover, Duration::from_nanos(hold.at - crashed))
                 }
@@ -173,7 +173,7 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
     })
 }
 
-/// When partitions were held.
+/// Returns the intervals in which partitions were held.
 pub fn windows(told: &Told) -> Windows {
     let mut windows = Windows::new();
     for hold in &told.holds {

@@ -1,17 +1,19 @@
-//! Did anything go wrong? Pure functions from what clients and pods wrote down to five counts of harm.
+//! The verdict: pure functions from the records of clients and pods to five counts of harm.
 //!
-//! Each count is zero in a run in which the protocol kept its promises, whatever the machine did to timings: a check
-//! counts only what cannot have happened otherwise. What that takes:
+//! # Invariants
 //!
-//! * Clients send the next write of a key only after the answer to the one before, so the order of each key is known.
-//!   Bursts (several writes of a key without waiting for answers) go over one HTTP/2 connection, which a router reads
-//!   in order. In a burst an inversion within one epoch counts only if the router is known to have taken all of it
-//!   before that epoch began: then it held them, and had to send them one after the other. Two requests that met an
-//!   open gate may overtake each other, and nobody promises that they do not.
-//! * After a 502, a 504 or a broken connection a write may have been applied, now or later, or not at all: such a write
-//!   is looked at for `duplicated`, `misrouted` and `dual_writer_overlaps` only.
-//! * Who owned a partition at an epoch is taken from the store's own transactions ([`witness`](super::witness)), with
-//!   the moment before which the ownership cannot have begun. Without them (`segue bench`) that part is not checked.
+//! * A run in which the protocol kept its promises has no harm, however slow the machine was: a check counts only what
+//!   cannot have happened otherwise.
+//! * The order of a key's writes is known. Clients send the next write of a key only after the response to the previous
+//!   one. A burst (several writes of a key without waiting for responses) goes over one HTTP/2 connection, which a
+//!   router reads in order.
+//! * An inversion in a burst within one epoch counts only if the router is known to have read the whole burst before
+//!   that epoch began: then it held the requests and had to send them one after the other. Requests that meet an open
+//!   gate may overtake each other; nothing promises their order.
+//! * After a 502, a 504 or a broken connection a write may have been applied, may be applied later, or never. Such a
+//!   write counts only for `duplicated`, `misrouted` and `dual_writer_overlaps`.
+//! * The owner of a partition at an epoch comes from the store's transactions ([`witness`](super::witness)), with the
+//!   moment before which the ownership cannot have begun. Without them (`segue bench`) ownership is not checked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -20,41 +22,42 @@ use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use super::clock::Nanos;
 use super::record::{Appended, Exchange, Key, Kind, Outcome, RequestId};
 
-/// How many cases of each kind are told in words.
+/// Most cases of each kind that are described in words.
 const EXAMPLES: usize = 5;
 
-/// Everything that is known about a run.
+/// The records of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
-    /// What clients saw. Each client's in the order of sending.
+    /// The requests as clients saw them.
     pub exchanges: Vec<Exchange>,
-    /// What pods wrote, each partition's in the order of its log. `None`: the logs cannot be seen from here.
+    /// The log records, those of a partition in the order of its log. `None` if the logs are not accessible.
     pub log: Option<Vec<Appended>>,
-    /// Who owned what. `None`: not known.
+    /// The owners of all partitions. `None` if they are not known.
     pub owners: Option<Owners>,
 }
 
-/// Who owned each partition at each epoch.
+/// The owner of each partition at each epoch.
 #[derive(Debug, Clone, Default)]
 pub struct Owners {
     by_epoch: HashMap<(PartitionId, Epoch), Vec<Ownership>>,
-    /// By partition and epoch: when it had surely begun.
+    /// The time by which each epoch had certainly begun.
     begun: BTreeMap<(PartitionId, Epoch), Nanos>,
 }
 
-/// One ownership.
+/// An ownership.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
     /// The owning pod.
     pub pod: String,
-    /// Which life of it.
+    /// Incarnation of the pod.
     pub incarnation: Incarnation,
-    /// It cannot have begun earlier: the transaction that made it was not sent before.
+    /// Time at which its transaction was sent. The ownership cannot have begun earlier.
     pub not_before: Nanos,
 }
 
 impl Owners {
-    /// Notes an ownership. When several may be true, because the fate of a transaction is unknown, all are noted.
+    /// Adds an ownership. If the outcome of transactions is unknown, an epoch has several possible owners, and all are
+    /// added.
     pub fn note(&mut self, partition: PartitionId, epoch: Epoch, ownership: Ownership) {
         let known = self.by_epoch.entry((partition, epoch)).or_default();
         let same = |other: &&mut Ownership| other.pod == ownership.pod && other.incarnation == ownership.incarnation;
@@ -64,20 +67,20 @@ impl Owners {
         }
     }
 
-    /// Notes that the epoch had begun by then: the transaction was answered.
+    /// Notes that the epoch had begun by the time `by`, at which its transaction was answered.
     pub fn begun(&mut self, partition: PartitionId, epoch: Epoch, by: Nanos) {
         let known = self.begun.entry((partition, epoch)).or_insert(by);
         *known = by.min(*known);
     }
 
-    /// When the epoch had surely ended, because a later one had begun.
+    /// Returns the time by which the epoch had certainly ended, because a later one had begun.
     fn ended_by(&self, partition: PartitionId, epoch: Epoch) -> Nanos {
         let later = self.begun.range((partition, epoch.next())..=(partition, Epoch::MAX));
         later.map(|(_, by)| *by).min().unwrap_or(Nanos::MAX)
     }
 
-    /// When the pod's ownership can have begun at the earliest; `None` if it was not the owner at that epoch.
-    /// Without an `incarnation`: any life.
+    /// Returns the earliest time at which the pod's ownership can have begun, or `None` if the pod was not the owner at
+    /// that epoch. [`Incarnation::NONE`] stands for any incarnation.
     fn began(&self, partition: PartitionId, epoch: Epoch, pod: &str, incarnation: Incarnation) -> Option<Nanos> {
         let owners = self.by_epoch.get(&(partition, epoch))?.iter();
         let is_it = |owner: &&Ownership| {
@@ -86,7 +89,7 @@ impl Owners {
         owners.filter(is_it).map(|owner| owner.not_before).min()
     }
 
-    /// When the epoch can have begun at the earliest.
+    /// Returns the earliest time at which the epoch can have begun.
     fn epoch_began(&self, partition: PartitionId, epoch: Epoch) -> Option<Nanos> {
         self.by_epoch.get(&(partition, epoch))?.iter().map(|owner| owner.not_before).min()
     }
@@ -95,9 +98,9 @@ impl Owners {
 /// One kind of harm.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Count {
-    /// How often.
+    /// Number of cases.
     pub count: u64,
-    /// The first few in words.
+    /// The first few cases in words.
     pub examples: Vec<String>,
 }
 
@@ -110,30 +113,30 @@ impl Count {
     }
 }
 
-/// The five counts of harm, and how much was looked at to find them.
+/// The five counts of harm, and how much was checked to find them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Harm {
-    /// Acknowledged writes that are not in the log; reads that do not see an acknowledged write, the last look at each
-    /// key included; requests that were never answered.
+    /// Acknowledged writes that are not in the log, reads that do not see an acknowledged write, keys that could not be
+    /// read after the load, and requests that were never answered.
     pub lost: Count,
-    /// Requests that are in the log once more than they should be: twice, or once though the answer promised that
-    /// nothing was done, so that a client who believes it sends it again.
+    /// Requests that are in the log more often than they should be: twice, or once although the response promised that
+    /// the request was not carried out. A client that trusts such a response would send the request again.
     pub duplicated: Count,
-    /// Requests that a pod took which was not the owner at that epoch, not yet or not any more; records in another
-    /// partition's log than the client meant; refusals of pods that reached a client.
+    /// Requests accepted by a pod that did not own the partition at that epoch, or before the epoch had begun or after
+    /// it had ended; records in the log of another partition than the client's; `421` responses that reached a client.
     pub misrouted: Count,
-    /// Writes that are in the log behind a later one of their key.
+    /// Writes that are in the log behind a later write of their key.
     pub reordered: Count,
-    /// Pairs of owners of a partition that took requests at the same time, or whose records mingle in the log.
+    /// Pairs of owners of a partition that worked at the same time, or whose records are interleaved in the log.
     pub dual_writer_overlaps: Count,
-    /// Pairs of requests of a burst that were certainly held together, so that their order had to be kept.
+    /// Pairs of requests of a burst that were certainly held together. Their order had to be kept.
     pub held_pairs_checked: u64,
-    /// Reads whose freshness was checked.
+    /// Number of reads that were checked to be fresh.
     pub reads_checked: u64,
 }
 
 impl Harm {
-    /// The five counts by name.
+    /// Returns the five counts by name.
     pub fn counts(&self) -> [(&'static str, &Count); 5] {
         [
             ("lost", &self.lost),
@@ -144,13 +147,13 @@ impl Harm {
         ]
     }
 
-    /// Nothing went wrong.
+    /// Returns whether there was no harm.
     pub fn none(&self) -> bool {
         self.counts().iter().all(|(_, count)| count.count == 0)
     }
 }
 
-/// Looks at everything.
+/// Returns the harm that the evidence shows.
 pub fn check(evidence: &Evidence) -> Harm {
     let mut harm = Harm {
         lost: lost(evidence),
@@ -258,7 +261,7 @@ fn misrouted(evidence: &Evidence) -> Count {
             });
             continue;
         }
-        // A write that is in the log has been looked at there.
+        // A write that is in the log has been checked with its record.
         let (Some(owners), Some((pod, epoch)), false) =
             (&evidence.owners, &exchange.answered_by, logged.contains(request))
         else {
@@ -275,13 +278,13 @@ fn misrouted(evidence: &Evidence) -> Count {
     count
 }
 
-/// Where the writes of a key are, as far as the log has been read.
+/// The writes of a key in the part of the log that has been read.
 #[derive(Default)]
 struct Line {
-    /// The latest write outside the burst that is going on.
+    /// The latest write outside the current burst.
     latest: u64,
     burst: Option<u64>,
-    /// Of the burst that is going on: (sequence, epoch) in the order of the log.
+    /// The writes of the current burst as (sequence, epoch), in the order of the log.
     members: Vec<(u64, Epoch)>,
 }
 
@@ -339,7 +342,7 @@ fn reordered(evidence: &Evidence) -> (Count, u64) {
     (count, held_pairs)
 }
 
-/// What one pod did under one epoch.
+/// The records of one pod under one epoch.
 #[derive(Debug)]
 struct Reign<'a> {
     pod: &'a str,
@@ -358,7 +361,7 @@ fn dual_writers(evidence: &Evidence) -> Count {
             reign.epoch == record.epoch && *reign.pod == *record.pod && reign.incarnation == record.incarnation
         };
         let (from, to, offset) = (record.accepted_at, record.appended_at, record.offset);
-        // The newest is the likely one.
+        // A record most likely belongs to the newest.
         if let Some(reign) = reigns.iter_mut().rev().find(own) {
             reign.times = (reign.times.0.min(from), reign.times.1.max(to));
             reign.offsets.1 = offset;
@@ -384,7 +387,7 @@ fn dual_writers(evidence: &Evidence) -> Count {
     count
 }
 
-/// `first` has the first record of the two.
+/// Returns whether two pods wrote at the same time or out of order. The earliest record must be that of `first`.
 fn clash(first: &Reign<'_>, second: &Reign<'_>) -> bool {
     let same_pod = first.pod == second.pod && first.incarnation == second.incarnation;
     let overlap = first.times.0 < second.times.1 && second.times.0 < first.times.1;

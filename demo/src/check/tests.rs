@@ -1,4 +1,4 @@
-//! Each count sees its harm and only that; sound histories have none.
+//! Each count detects its harm and no other. Sound histories have none.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn life(number: u64) -> Incarnation {
 
 const PODS: [&str; 3] = ["a", "b", "c"];
 
-/// A history that is made step by step, with a clock of its own. Key `k` lives in partition `k`.
+/// A history that is built step by step, with a clock of its own. Key `k` belongs to partition `k`.
 #[derive(Default)]
 struct World {
     now: Nanos,
@@ -138,7 +138,7 @@ fn unknown(code: u16) -> Outcome {
     Outcome::Unknown { code, reason: "why".into() }
 }
 
-/// A partition that moved from `a` to `b`, with writes and reads before and after.
+/// Returns the history of a partition that moves from `a` to `b`, with writes and reads before and after.
 fn moved() -> World {
     let mut world = World::new();
     world.give(P7, 0);
@@ -213,7 +213,7 @@ fn a_pod_that_is_not_the_owner_of_that_epoch_is_misrouted_to() {
 #[test]
 fn an_owner_that_took_a_request_before_its_time_is_misrouted_to() {
     let mut world = moved();
-    // Of the first owner, so that the two do not overlap.
+    // The record is the first owner's, so the two owners do not overlap.
     world.log()[0].accepted_at = 5;
     assert_eq!(world.harm(), [0, 0, 1, 0, 0]);
 }
@@ -221,7 +221,7 @@ fn an_owner_that_took_a_request_before_its_time_is_misrouted_to() {
 #[test]
 fn an_owner_that_took_a_request_after_its_time_is_misrouted_to() {
     let mut world = moved();
-    // Its successor has written nothing, so that the two do not overlap.
+    // The next owner has written nothing, so the two do not overlap.
     world.give(P7, 2);
     let (epoch, late) = (Epoch::new(2), world.send(7, Outcome::Ok));
     let record = world.append(late);
@@ -243,7 +243,7 @@ fn a_record_in_the_log_of_another_partition_is_misrouted() {
     let mut world = moved();
     world.evidence.exchanges.last_mut().unwrap().partition = P8;
     world.evidence.exchanges[0].partition = P8;
-    // The read's answer came under an epoch that partition 8 never had.
+    // The response to the read names an epoch that partition 8 never had.
     assert_eq!(world.harm(), [0, 0, 2, 0, 0]);
 }
 
@@ -259,7 +259,7 @@ fn a_write_behind_a_later_one_of_its_key_is_reordered() {
 #[test]
 fn two_pods_that_write_at_the_same_time_overlap() {
     let mut world = moved();
-    // The last one of `a` takes so long that `b` has begun.
+    // The last write of `a` takes until `b` has begun.
     world.log()[1].appended_at = 1_000;
     assert_eq!(world.harm(), [0, 0, 0, 0, 1]);
 }
@@ -274,7 +274,7 @@ fn an_epoch_that_falls_is_an_overlap() {
     let time = world.log()[0].accepted_at;
     let record = world.append(late);
     (record.epoch, record.pod, record.incarnation) = (Epoch::new(1), "a".into(), life(1));
-    // As if it had been accepted in time and written after all.
+    // Its times are those of the old epoch; only its place in the log is too late.
     (record.accepted_at, record.appended_at) = (time - 25, time - 25);
     assert_eq!(world.harm(), [0, 0, 0, 0, 1]);
 }
@@ -367,7 +367,7 @@ fn carry_out(steps: Vec<Step>) -> World {
     world
 }
 
-/// Every pair of records held against each other: as slow as it is plain.
+/// Compares every pair of records: slow and simple.
 fn two_pods_wrote_at_once(log: &[Appended]) -> bool {
     let reign = |record: &Appended| (record.partition, record.epoch, record.pod.clone(), record.incarnation);
     let span = |of: &Appended| {

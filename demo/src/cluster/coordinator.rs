@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::options::Options;
 use super::super::writer::pod::Membership;
 
-/// A coordinator that runs.
+/// A running coordinator.
 #[derive(Debug)]
 pub(super) struct Coordinator {
     name: String,
@@ -40,14 +40,14 @@ impl Coordinator {
         &self.name
     }
 
-    /// Resigns and ends.
+    /// Makes the coordinator resign and waits for its end.
     pub(super) async fn stop(self) {
         self.shutdown.cancel();
         let _ = self.task.await;
     }
 }
 
-/// As in a usual site, only quicker to act: people are watching.
+/// Returns the policy of a usual cluster with shorter intervals, because people are watching.
 fn policy(options: &Options) -> Policy {
     Policy {
         partitions: options.partitions,

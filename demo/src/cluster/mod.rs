@@ -1,5 +1,5 @@
-//! The cluster of a demo, in one process: store, coordinators, routers, writer pods, each the real thing with sockets
-//! of its own on the loopback.
+//! The cluster of a demo: store, coordinators, routers and writer pods in one process. They are those of production;
+//! routers and pods serve on loopback sockets.
 
 mod coordinator;
 mod places;
@@ -32,19 +32,19 @@ use super::witness::Witness;
 use super::writer::pod::{Membership, Pod};
 use super::writer::{Writer, WriterSettings};
 
-/// How long a pod's registration outlives it: a crash costs this much.
+/// Time for which the registration of a crashed pod outlives it. Its partitions have no working owner meanwhile.
 const POD_LEASE: Duration = Duration::from_secs(3);
 const ROUTER_LEASE: Duration = Duration::from_secs(5);
 const COORDINATOR_LEASE: Duration = Duration::from_secs(3);
-/// How long a pod may take to hand over what it has.
+/// Longest time that a pod may take to hand its partitions over.
 const HAND_OVER: Duration = Duration::from_secs(20);
 
-/// How long a router holds a request at most.
+/// Longest time that a router holds a request.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(10);
-/// How long a pod may take for an answer.
+/// Longest time that a pod may take for a response.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Everything that runs.
+/// A running cluster.
 #[expect(missing_debug_implementations, reason = "observers have none")]
 pub struct Cluster {
     witness: Witness,
@@ -61,11 +61,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts everything; returns before it is ready ([`settled`](Self::settled)).
+    /// Starts the cluster. Returns before it is ready; [`settled`](Self::settled) waits for that.
     pub async fn start(options: &Options, story: Arc<Story>) -> anyhow::Result<Self> {
         let keyspace = match &options.etcd {
             None => "demo".to_owned(),
-            // Nobody else's, whatever is left there from earlier runs.
+            // A keyspace of its own, whatever earlier runs have left in the store.
             Some(_) => format!("demo-{:x}-{}", super::clock::now(), std::process::id()),
         };
         let keys = Keyspace::new("/segue/", &keyspace);
@@ -73,7 +73,7 @@ impl Cluster {
             None => Arc::new(MemoryStore::new()),
             Some(url) => {
                 let etcd = EtcdStore::connect(EtcdOptions::new([url.clone()]))?;
-                // Now rather than by and by in every part.
+                // An etcd that cannot be reached is reported here, not later by each part.
                 etcd.snapshot(&Keys::One(keys.config())).await.with_context(|| format!("etcd at {url}"))?;
                 Arc::new(etcd)
             }
@@ -119,47 +119,47 @@ impl Cluster {
         self.coordinators.push((coordinator, observer));
     }
 
-    /// Where clients connect to.
+    /// Returns the addresses of the routers.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.routers.iter().map(Router::address).collect()
     }
 
-    /// The keys of its keyspace.
+    /// Returns the keys of the keyspace.
     pub fn keys(&self) -> &Keyspace {
         &self.member.keys
     }
 
-    /// What pods wrote.
+    /// Returns the log of all pods.
     pub fn log(&self) -> &Log {
         &self.log
     }
 
-    /// What was written to the store.
+    /// Returns the record of what was written to the store.
     pub fn witness(&self) -> &Witness {
         &self.witness
     }
 
-    /// Where everything is, with a channel that tells of changes.
+    /// Returns a receiver of the cluster's placement.
     pub fn watch_places(&self) -> watch::Receiver<Places> {
         self.places.clone()
     }
 
-    /// Where everything is.
+    /// Returns the current placement.
     pub fn places(&self) -> Places {
         self.places.borrow().clone()
     }
 
-    /// The names of the pods that run.
+    /// Returns the names of the running pods.
     pub fn pods(&self) -> Vec<String> {
         self.pods.keys().cloned().collect()
     }
 
-    /// The number after that of any pod that runs.
+    /// Returns the first name that no running pod has.
     pub fn next_pod(&self) -> String {
         (0..).map(pod_name).find(|name| !self.pods.contains_key(name)).unwrap_or_default()
     }
 
-    /// A pod joins.
+    /// Starts a pod.
     pub async fn add_pod(&mut self, name: &str) -> anyhow::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("a pod's listener")?;
         let Options { service_time, warm_time, state_bytes, capabilities, .. } = self.options;
@@ -175,14 +175,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// A pod hands over what it has, and leaves.
+    /// Ends a pod after it has handed its partitions over.
     pub async fn remove_pod(&mut self, name: &str) {
         if let Some(pod) = self.pods.remove(name) {
             pod.shut_down(HAND_OVER).await;
         }
     }
 
-    /// A pod is cut off.
+    /// Crashes a pod.
     pub async fn crash_pod(&mut self, name: &str) {
         let Some(pod) = self.pods.remove(name) else { return };
         let PodState { incarnation, .. } = pod.status().borrow().clone();
@@ -190,7 +190,8 @@ impl Cluster {
         pod.crash().await;
     }
 
-    /// The coordinator that leads resigns, and stands by from now on. Returns once another one leads.
+    /// Makes the leading coordinator resign and starts it again as a standby. Returns once another one leads, or after
+    /// twice the coordinators' lease.
     pub async fn resign_leader(&mut self) {
         let leader = self.places().leader;
         let Some(at) = self.coordinators.iter().position(|(one, _)| leader.as_ref() == Some(one.name())) else {
@@ -205,8 +206,8 @@ impl Cluster {
         self.add_coordinator(name, observer);
     }
 
-    /// Waits until every partition has a living owner, nothing moves and the pods that run share alike; whether it came
-    /// to that.
+    /// Waits until every partition has a living owner, nothing moves, the running pods have equal shares and all
+    /// routers are ready. Returns whether that was so within `patience`.
     pub async fn settled(&self, patience: Duration) -> bool {
         let (pods, mut places) = (self.pods(), self.places.clone());
         let settled = places.wait_for(|places| places.are_settled(self.options.partitions, &pods));
@@ -219,7 +220,7 @@ impl Cluster {
         tokio::time::timeout(patience, ready).await.is_ok()
     }
 
-    /// Ends everything, and leaves nothing in an etcd.
+    /// Ends the cluster and deletes its keys if the store is etcd.
     pub async fn stop(self) {
         let patience = Duration::from_secs(2);
         let routers = self.routers.into_iter().map(|router| tokio::time::timeout(patience, router.stop()));

@@ -1,4 +1,4 @@
-//! Where everything is just now, from the store.
+//! The current placement of the partitions, as the store has it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-/// How long changes are collected before they are looked at.
+/// Time for which changes are collected before the placement is computed again.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Where everything is.
+/// The placement of all partitions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Places {
-    /// How many partitions each registered pod owns.
+    /// Number of partitions that each registered pod owns.
     pub owned: BTreeMap<String, u32>,
-    /// Partitions without a living owner.
+    /// Number of partitions without a living owner.
     pub unowned: u32,
-    /// Handoffs that stand.
+    /// Number of handoffs in flight.
     pub in_flight: usize,
-    /// The coordinator that leads.
+    /// The leading coordinator.
     pub leader: Option<String>,
-    /// Partitions that a new owner is about to get, or is getting.
+    /// Partitions with a handoff that has not reached `Switching`.
     pub moving: Vec<PartitionId>,
     partitions: u32,
     draining: bool,
@@ -60,12 +60,12 @@ impl Places {
         }
     }
 
-    /// One of the partitions that move.
+    /// Returns one of the partitions that are [`moving`](Self::moving).
     pub(crate) fn any_moving(&self, random: &mut impl rand::Rng) -> Option<PartitionId> {
         self.moving.choose(random).copied()
     }
 
-    /// All partitions are owned by these pods, as evenly as can be, and nothing moves.
+    /// Returns whether these pods own all partitions, as evenly as possible, and nothing moves.
     pub(super) fn are_settled(&self, partitions: u32, pods: &[String]) -> bool {
         let there = self.owned.keys().eq(pods);
         let (least, most) = (self.owned.values().min(), self.owned.values().max());
@@ -74,7 +74,7 @@ impl Places {
     }
 }
 
-/// Follows the store.
+/// Follows the store. Returns a receiver of the placement, and a handle that ends the task when it is dropped.
 pub(super) fn follow(store: Arc<dyn Store>, keys: Keyspace) -> (watch::Receiver<Places>, AbortOnDropHandle<()>) {
     let (sender, places) = watch::channel(Places::default());
     let task = tokio::spawn(async move {
@@ -91,7 +91,7 @@ pub(super) fn follow(store: Arc<dyn Store>, keys: Keyspace) -> (watch::Receiver<
             }
             let places = Places::of(&view);
             sender.send_if_modified(|known| std::mem::replace(known, places.clone()) != places);
-            // Looking at all partitions after every change would slow down what is being watched.
+            // Computing the placement after every change would slow the cluster down.
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     });

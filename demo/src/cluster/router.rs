@@ -19,7 +19,7 @@ use super::super::writer::names;
 use super::super::writer::pod::Membership;
 use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE, tellers};
 
-/// A router that runs.
+/// A running router.
 #[derive(Debug)]
 pub(super) struct Router(router::Router);
 
@@ -62,12 +62,12 @@ impl Router {
         self.0.local_addr()
     }
 
-    /// Returns once it may route.
+    /// Waits until the router may route.
     pub(super) async fn ready(&self) {
         self.0.state().ready().await;
     }
 
-    /// Refuses what is held, finishes what is under way, then deregisters.
+    /// Refuses the held requests, finishes those in flight, then deregisters.
     pub(super) async fn stop(self) {
         self.0.state().table().shut_down();
         self.0.stop(Instant::now() + Duration::from_secs(1)).await;
@@ -82,7 +82,7 @@ fn forward(name: &str, member: &Membership) -> ForwardSettings {
     ForwardSettings {
         router: name.to_owned(),
         keyspace: member.keyspace.clone(),
-        // All clients have one address, and none is to be refused.
+        // All clients share one address, and none may be refused.
         limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
         upload_grace: UPLOAD_GRACE,
         trust_forwarded: false,

@@ -1,4 +1,4 @@
-//! Observers that tell the story of the cluster's routers and coordinators, and pass on what instruments count.
+//! Observers of the cluster's routers and coordinators. They write the story and call the observers of the instruments.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::super::instruments::Status;
 use super::super::options::Options;
 use super::super::story::{Hold, Story};
 
-/// Returns the demo's own part of what instruments show.
+/// Returns the demo's own status for the instruments.
 pub(super) fn status(story: &Arc<Story>) -> Status {
     let story = story.clone();
     Arc::new(move || {
@@ -27,13 +27,13 @@ pub(super) fn status(story: &Arc<Story>) -> Status {
     })
 }
 
-/// Tells the story of a router, and has it counted.
+/// Returns the observer of a router.
 pub(super) fn router(number: u32, story: &Arc<Story>, options: &Options) -> Arc<dyn RouterObserver> {
     let counts = options.instruments.as_ref().map(|instruments| instruments.router());
     Arc::new(RouterTeller { number, story: story.clone(), counts })
 }
 
-/// Tells the story of a coordinator, and has it counted.
+/// Returns the observer of a coordinator.
 pub(super) fn coordinator(name: &str, story: &Arc<Story>, options: &Options) -> Arc<dyn CoordinatorObserver> {
     let counts = options.instruments.as_ref().map(|instruments| instruments.coordinator());
     Arc::new(CoordinatorTeller { name: name.to_owned(), story: story.clone(), counts })
@@ -72,7 +72,7 @@ impl CoordinatorObserver for CoordinatorTeller {
     fn leads(&self, leads: bool) {
         let mut told = self.story.told();
         let led = told.leader.as_ref() == Some(&self.name);
-        // The coordinators share a gauge: a standby has nothing to say about it.
+        // The coordinators share a gauge, so a standby must not reset it.
         if leads || led {
             told.leader = leads.then(|| self.name.clone());
             if let Some(counts) = &self.counts {

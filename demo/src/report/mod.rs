@@ -1,4 +1,4 @@
-//! What a demo found, for programs (JSON) and for people.
+//! The report of a demo, as JSON for programs and as text for people.
 
 mod text;
 
@@ -14,89 +14,89 @@ use super::record::{Exchange, Outcome};
 use super::story::Step;
 pub(super) use text::{micros, thousands};
 
-/// What a run found.
+/// The report of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Nothing was harmed, and everything had found its place again at the end.
+    /// Whether there was no harm and the cluster was settled at the end.
     pub sound: bool,
     /// The seed.
     pub seed: u64,
-    /// The scenario; `bench` for a load alone.
+    /// The scenario, or `bench` for a load without a cluster.
     pub scenario: &'static str,
-    /// How long the load ran, in seconds.
+    /// Time for which the load ran, in seconds.
     pub seconds: f64,
-    /// Requests that clients sent.
+    /// Number of requests that clients sent.
     pub requests: u64,
-    /// Requests that a pod did and answered.
+    /// Number of requests that a pod carried out and acknowledged.
     pub ok: u64,
-    /// Requests done per second.
+    /// Successful requests per second.
     pub requests_per_second: u64,
-    /// Acknowledged and gone, or never answered.
+    /// Requests that were acknowledged and lost, or never answered.
     pub lost: u64,
-    /// Done twice, or done though refused.
+    /// Requests that were carried out twice, or although they were refused.
     pub duplicated: u64,
-    /// Taken by a pod that was not the owner.
+    /// Requests that were accepted by a pod that was not the owner.
     pub misrouted: u64,
-    /// Behind a later one of its key.
+    /// Writes that are behind a later write of their key.
     pub reordered: u64,
-    /// Pairs of owners at the same time.
+    /// Pairs of owners that wrote at the same time.
     pub dual_writer_overlaps: u64,
-    /// The first few cases of each, in words.
+    /// The first few cases of each kind of harm, in words.
     pub harm: BTreeMap<&'static str, Vec<String>>,
-    /// Answers that were no success: by status (0: none), then by reason.
+    /// Outcomes other than success, by status and reason. The status is 0 if there was no response.
     pub errors: BTreeMap<u16, BTreeMap<Arc<str>, u64>>,
-    /// Partitions that changed their owner.
+    /// Number of handoffs that changed the owner of a partition.
     pub handoffs: u64,
-    /// Handoffs that were given up; the partition stayed where it was.
+    /// Number of cancelled handoffs. Their partitions kept their owners.
     pub handoffs_cancelled: u64,
-    /// Changes of owner as routers carried them out: one for each router and handoff.
+    /// Number of changes of owner that routers carried out, one for each router and handoff.
     pub cutovers: u64,
-    /// How long a partition was held in a cutover from a living pod to another.
+    /// Pauses of cutovers from one living pod to another.
     pub cutover_pause_us: Distribution,
-    /// How long it was held after its pod had been cut off: until the lease has ended and the state is read.
+    /// Pauses after a crash: until the lease has expired and the new owner has read the state.
     pub failover_pause_us: Distribution,
-    /// How long clients waited.
+    /// Latencies that clients saw.
     pub latency_us: Latencies,
-    /// Partitions without owner or in flight when the run ended; 0 if all had found their place.
+    /// Number of partitions without an owner or with a handoff when the run ended. 0 if the cluster was settled.
     pub unsettled: u64,
-    /// How much the checks looked at.
+    /// The amount of evidence that was checked.
     pub checked: Checked,
-    /// What happened.
+    /// The steps of the scenario.
     pub steps: Vec<Step>,
-    /// What took part.
+    /// The cluster that was played on.
     pub cluster: Cluster,
 }
 
-/// How much the checks looked at.
+/// The amount of evidence that was checked.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Checked {
-    /// Records of the logs; `None` if they could not be seen.
+    /// Number of log records. `None` if the logs were not accessible.
     pub log_records: Option<u64>,
-    /// Reads that had to see an acknowledged write.
+    /// Number of reads that were checked to be fresh.
     pub reads: u64,
-    /// Pairs of requests of a key that were certainly held together.
+    /// Number of pairs of requests of a key that were certainly held together.
     pub held_pairs: u64,
-    /// Whether it is known who owned what.
+    /// Whether the owners of the partitions were known.
     pub owners: bool,
 }
 
-/// What took part.
+/// The cluster that was played on.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Cluster {
-    /// Which store.
+    /// The store.
     pub store: String,
-    /// Routers.
+    /// Number of routers.
     pub routers: u32,
-    /// Pods at the start.
+    /// Number of pods at the start.
     pub pods: u32,
-    /// Partitions.
+    /// Number of partitions.
     pub partitions: u32,
-    /// Clients with one request under way.
+    /// Number of clients with one request in flight.
     pub clients: u32,
 }
 
 impl Report {
-    /// A report of what clients saw and what the checks found; what belongs to a cluster is left empty.
+    /// Returns the report of a load: the outcomes of its requests and the harm. The fields of a cluster are left empty.
     pub fn of_load(seed: u64, lasted: Duration, exchanges: &[Exchange], harm: &Harm) -> Self {
         let mut errors: BTreeMap<u16, BTreeMap<Arc<str>, u64>> = BTreeMap::new();
         let mut ok = 0;
@@ -140,9 +140,9 @@ impl Report {
         }
     }
 
-    /// As one JSON object.
+    /// Returns the report as one JSON object.
     pub fn to_json(&self) -> String {
-        // Numbers, strings and maps with keys that become strings: serialising them to memory has no way to fail.
+        // Serialising cannot fail: all values are numbers, strings, or maps whose keys become strings.
         serde_json::to_string(self).unwrap_or_default()
     }
 }

@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -117,7 +117,7 @@ impl Display for Latency<'_> {
     }
 }
 
-/// Microseconds as people read them.
+/// Returns a number of microseconds as text with a suitable unit.
 pub(crate) fn micros(micros: u64) -> String {
     match micros {
         0..1_000 => format!("{micros} µs"),
@@ -127,7 +127,7 @@ pub(crate) fn micros(micros: u64) -> String {
     }
 }
 
-/// A number with its thousands apart.
+/// Returns a number with commas between the thousands.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev();

@@ -1,13 +1,12 @@
-//! The demo's writer: a service with state, which is the kind that a handoff is for.
+//! The demo's writer: a service with state, the kind of service that needs handoffs.
 //!
-//! It keeps the last value of each key, a cache per partition in front of that partition's log. `PUT /keys/{key}`
-//! appends to the log and then updates the cache; `GET /keys/{key}` answers from the cache alone, so a pod whose cache
-//! is not what the log says is found out by whoever reads. Before it serves a partition it reads the log
-//! ([`Writer::warm`], while the old owner still writes) and then what was added until that one had stopped
-//! ([`Writer::sync`]). What it does not own it refuses: that is the business of the layer in front of it ([`pod`]).
+//! The writer keeps the last value of each key in a cache per partition, in front of that partition's log.
+//! `PUT /keys/{key}` appends to the log and then updates the cache. `GET /keys/{key}` reads the cache alone, so every
+//! difference between cache and log is visible to clients. Before the writer serves a partition, it reads the log
+//! ([`Writer::warm`], while the old owner still writes) and then the records that were added until the old owner had
+//! stopped ([`Writer::sync`]). The layer in front of it ([`pod`]) refuses partitions that the pod does not own.
 //!
-//! It is honest about being unfit: two writers of one partition do not see each other's writes, and nothing here hides
-//! it.
+//! The writer hides no fault of the protocol: two writers of one partition do not see each other's writes.
 
 pub mod pod;
 mod server;
@@ -28,18 +27,18 @@ use super::clock::Nanos;
 use super::log::{Log, Tail};
 use super::record::{Appended, RequestId};
 
-/// How a writer behaves.
+/// Settings of a writer.
 #[derive(Debug, Clone, Default)]
 pub struct WriterSettings {
-    /// How long it works on a request, give or take a half: so that there are requests in flight.
+    /// Time that a request takes, give or take a half, so that some are in flight.
     pub service_time: Duration,
-    /// How long it takes to get warm, on top of reading the log: as if there were much to read.
+    /// Time that warming takes besides reading the log, as if the log were long.
     pub warm_time: Duration,
-    /// How much it copies to get warm, besides the log: the state that is not in the log.
+    /// Number of bytes that warming copies besides the log: state that is not in the log.
     pub state_bytes: usize,
 }
 
-/// A writer. Clones are the same one.
+/// A writer. Clones share its state.
 #[derive(Debug, Clone)]
 pub struct Writer {
     inner: Arc<Inner>,
@@ -50,21 +49,21 @@ struct Inner {
     name: Arc<str>,
     log: Log,
     settings: WriterSettings,
-    /// What is known of the pod that this writer is.
+    /// The state of the pod that the writer serves as.
     pod: OnceLock<watch::Receiver<PodState>>,
-    /// The state of each partition that it owns or is about to, with the handoff by which it comes.
+    /// The state of each partition that the pod owns or is about to own, with the handoff that brought it.
     caches: Mutex<HashMap<PartitionId, (HandoffId, SharedCache)>>,
 }
 
 type SharedCache = Arc<Mutex<Cache>>;
 
-/// What a pod knows of a partition.
+/// The state of a partition.
 #[derive(Debug, Default)]
 struct Cache {
     entries: HashMap<Arc<str>, Entry>,
-    /// The log has been read up to here.
+    /// Offset up to which the log has been read.
     read_to: u64,
-    /// The last epoch at which it served; earlier ones are shut out of the log.
+    /// The last epoch that has claimed the log. Earlier ones are shut out of it.
     claimed: Epoch,
 }
 
@@ -75,44 +74,45 @@ pub struct Entry {
     pub last: u64,
     /// The highest sequence number of all writes.
     pub highest: u64,
-    /// The request that wrote it.
+    /// The request of the newest write.
     pub request: RequestId,
     /// The value.
     pub value: Arc<str>,
 }
 
-/// A write as a request brings it.
+/// A write, taken from a request.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// The partition and the epoch under which the request came.
+    /// The partition that the router stamped on the request.
     pub partition: PartitionId,
-    /// See `partition`.
+    /// The epoch that the router stamped on the request.
     pub epoch: Epoch,
     /// The request.
     pub request: RequestId,
     /// The key.
     pub key: Arc<str>,
-    /// The client's count.
+    /// Number of the write among the writes of its key.
     pub sequence: u64,
     /// The value.
     pub value: Arc<str>,
-    /// When work on it began.
+    /// Time at which work on the request began.
     pub accepted_at: Nanos,
 }
 
 impl Writer {
-    /// A writer that knows nothing yet.
+    /// Returns a writer without any state.
     pub fn new(name: &str, log: Log, settings: WriterSettings) -> Self {
         let inner = Inner { name: name.into(), log, settings, pod: OnceLock::new(), caches: Mutex::default() };
         Writer { inner: Arc::new(inner) }
     }
 
-    /// Its name.
+    /// Returns the writer's name.
     pub fn name(&self) -> &Arc<str> {
         &self.inner.name
     }
 
-    /// The pod that it is; its records name its life. Once.
+    /// Sets the state of the pod that the writer serves as. Log records name its incarnation. Only the first call has
+    /// an effect.
     pub fn is_pod(&self, state: watch::Receiver<PodState>) {
         let _ = self.inner.pod.set(state);
     }
@@ -121,12 +121,12 @@ impl Writer {
         self.inner.pod.get().map_or(Incarnation::NONE, |state| state.borrow().incarnation)
     }
 
-    /// How it behaves.
+    /// Returns the writer's settings.
     pub fn settings(&self) -> &WriterSettings {
         &self.inner.settings
     }
 
-    /// Reads the partition's log from its beginning. Whoever owns the partition still writes to it.
+    /// Reads the partition's log from its beginning, while the old owner still writes to it.
     pub fn warm(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let mut cache = Cache::default();
         cache.apply(self.inner.log.read(partition, 0)?);
@@ -134,7 +134,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Reads what was added to the log since. Nobody writes to it now.
+    /// Reads the records that were added to the log since it was read. The old owner has stopped writing.
     pub fn sync(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let known = lock(&self.inner.caches).get(&partition).cloned();
         let Some((_, cache)) = known.filter(|(by, _)| *by == handoff) else { return self.warm(partition, handoff) };
@@ -144,7 +144,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Forgets the partition, unless it is on its way here again.
+    /// Drops the partition's state, unless another handoff brought it.
     pub fn release(&self, partition: PartitionId, handoff: HandoffId) {
         let mut caches = lock(&self.inner.caches);
         if caches.get(&partition).is_some_and(|(by, _)| *by == handoff) {
@@ -152,8 +152,8 @@ impl Writer {
         }
     }
 
-    /// Before anything is done at an epoch: shuts earlier ones out of the log, and reads what the last of them wrote until
-    /// then. Once an epoch.
+    /// Shuts earlier epochs out of the log and reads what they wrote until then. Must be called before any work at an
+    /// epoch; only the first call of an epoch has an effect.
     pub fn claim(&self, partition: PartitionId, epoch: Epoch) -> io::Result<()> {
         let Some(cache) = self.cache(partition) else { return Ok(()) };
         let mut cache = lock(&cache);
@@ -166,12 +166,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends to the log, then updates the cache. `Ok(None)`: this pod has no state of the partition.
+    /// Appends to the log, then updates the cache. Returns the offset, or `None` if the pod has no state of the
+    /// partition.
     pub fn write(&self, write: Write) -> io::Result<Option<u64>> {
         let Some(cache) = self.cache(write.partition) else { return Ok(None) };
         let Write { partition, epoch, request, key, sequence, value, accepted_at } = write;
         let (pod, incarnation) = (self.inner.name.clone(), self.incarnation());
-        // Under the cache's lock, so that the cache changes in the order of the log.
+        // The cache stays locked during the append, so that it changes in the order of the log.
         let mut cache = lock(&cache);
         let key = cache.entries.get_key_value(&key).map_or(key, |(known, _)| known.clone());
         let (offset, appended_at) = (0, 0);
@@ -194,7 +195,7 @@ impl Writer {
         Ok(Some(offset))
     }
 
-    /// The state of a key as this pod knows it. `None`: this pod has no state of the partition.
+    /// Returns the state of a key, or `None` if the pod has no state of the partition.
     pub fn read(&self, partition: PartitionId, key: &str) -> Option<Option<Entry>> {
         let cache = self.cache(partition)?;
         let entry = lock(&cache).entries.get(key).cloned();

@@ -1,8 +1,9 @@
-//! The writer as a pod: how a service takes part in handoffs.
+//! The writer as a pod: a service that takes part in handoffs.
 //!
-//! Two pieces of `segue-coordination` make a pod of it. [`PodHandle`] registers it and calls the four callbacks below
-//! when a partition comes or goes; its layer stands in front of the service, refuses what the pod does not own, and
-//! counts what is in flight, so that "drained" is known without help from the service.
+//! Two pieces of `segue-coordination` make it a pod. [`PodHandle`] registers it and calls the four callbacks below when
+//! a partition arrives or leaves. The handle's layer in front of the service refuses requests for partitions that the
+//! pod does not own. The layer also counts the requests in flight, so the pod reports "drained" without help from the
+//! service.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,55 +24,55 @@ use tower::{BoxError, Layer as _, Service};
 use super::server::Server;
 use super::{Writer, WriterService};
 
-/// What the protocol asks of a service.
+/// The callbacks of the protocol.
 #[async_trait]
 impl HandoffHandler for Writer {
-    /// Copies the state while the old owner still serves. May take as long as it takes.
+    /// Copies the state while the old owner still serves. Clients do not wait for it.
     async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
         Writer::warm(self, part.partition, part.handoff)?;
         let bytes = self.settings().state_bytes;
         if bytes > 0 {
-            // Aside: so much copying would keep everything else of this thread waiting.
+            // A large copy would block the other tasks of this thread.
             tokio::task::spawn_blocking(move || drop(std::hint::black_box(vec![1_u8; bytes].clone()))).await?;
         }
         tokio::time::sleep(self.settings().warm_time).await;
         Ok(())
     }
 
-    /// The old owner has stopped for good: what it wrote since is the last that was missing. Clients wait meanwhile.
+    /// Reads what the old owner wrote until it stopped. Clients wait meanwhile.
     async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
         Ok(Writer::sync(self, part.partition, part.handoff)?)
     }
 
-    /// Nothing outlives a request here: the log has each write before its answer.
+    /// Does nothing: no work outlives its request, and each write is in the log before its response.
     async fn drain(&self, _: &Move) -> Result<(), HandlerError> {
         Ok(())
     }
 
-    /// Another pod has it now, or it never came.
+    /// Drops the state: another pod owns the partition now, or the handoff to this pod was cancelled.
     async fn release(&self, part: &Move) -> Result<(), HandlerError> {
         Writer::release(self, part.partition, part.handoff);
         Ok(())
     }
 }
 
-/// A writer that serves and takes part.
+/// A writer that serves requests and is registered as a pod.
 #[derive(Debug)]
 pub struct Pod {
     handle: PodHandle,
     server: Server,
 }
 
-/// Where and as whom a pod takes part.
+/// Store, keyspace and lease of a member of the cluster.
 #[derive(Debug, Clone)]
 pub struct Membership {
     /// The store.
     pub store: Arc<dyn Store>,
-    /// The keyspace's name.
+    /// Name of the keyspace.
     pub keyspace: String,
-    /// Its keys.
+    /// Keys of the keyspace.
     pub keys: Keyspace,
-    /// How long the registration outlives the pod.
+    /// Time for which the registration outlives the pod.
     pub lease_ttl: Duration,
 }
 
@@ -87,7 +88,7 @@ impl Pod {
         Self::start_with(writer, member, listener, capabilities, |handle| handle.layer().layer(service))
     }
 
-    /// The same with what `service` makes of the pod's handle as the service.
+    /// Like [`start`](Self::start), with the service that `service` makes of the pod's handle.
     pub fn start_with<S, B>(
         writer: &Writer,
         member: &Membership,
@@ -112,20 +113,20 @@ impl Pod {
         Ok(Pod { handle, server })
     }
 
-    /// What is known of the pod.
+    /// Returns a receiver of the pod's state.
     pub fn status(&self) -> watch::Receiver<PodState> {
         self.handle.status()
     }
 
-    /// Hands over what it has, then stops serving, then deregisters.
+    /// Hands all partitions over and deregisters, then stops serving.
     pub async fn shut_down(self, at_most: Duration) {
         self.handle.shutdown(at_most).await;
         self.server.stop(Duration::from_secs(1)).await;
     }
 
-    /// Gone from one moment to the next, connections and all. Nobody is told.
+    /// Ends the pod and its connections at once. Its registration stays until the lease expires.
     pub async fn crash(self) {
-        // First, so that nothing is answered any more, not even that the pod has ended.
+        // The server ends first, so that no response is sent any more, not even a refusal by the ended pod.
         self.server.kill().await;
         self.handle.crash();
     }

@@ -1,4 +1,4 @@
-//! The writer over HTTP: heads and bodies to reads and writes, and back.
+//! The writer as an HTTP service: turns requests into reads and writes, and their results into responses.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,7 +16,7 @@ use segue_protocol::ids::{Epoch, PartitionId};
 use super::super::clock;
 use super::{Entry, Write, Writer};
 
-/// The largest value that is taken.
+/// Largest value of a write, in bytes.
 const MAX_VALUE: usize = 64 << 10;
 
 /// The names of the headers that clients and writers exchange.
@@ -26,21 +26,21 @@ pub mod names {
 
     /// The number of a request.
     pub const REQUEST: HeaderName = HeaderName::from_static("x-request-id");
-    /// The client's count of a key's writes; in an answer, the highest that the pod knows of.
+    /// The number of a write among the writes of its key. In a response, the highest number that the pod has seen.
     pub const SEQUENCE: HeaderName = HeaderName::from_static("x-sequence");
-    /// The pod that answered.
+    /// The pod that responded.
     pub const WRITER: HeaderName = HeaderName::from_static("x-writer");
-    /// The epoch under which it answered.
+    /// The epoch under which the pod responded.
     pub const EPOCH: HeaderName = HeaderName::from_static("x-epoch");
-    /// The partition, for routers.
+    /// The partition. Routers route by it.
     pub const PARTITION: HeaderName = HeaderName::from_static("x-partition");
-    /// The key whose order is kept, for routers.
+    /// The key. Routers keep the order of its requests.
     pub const KEY: HeaderName = HeaderName::from_static("x-key");
     /// Stamped by routers.
     pub const SEGUE_PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
     /// Stamped by routers.
     pub const SEGUE_EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
-    /// On every answer that a router makes itself: why.
+    /// The reason of a local reply: a router sets it on every response that it makes itself.
     pub const SEGUE_REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
 }
 
@@ -51,7 +51,7 @@ pub struct WriterService {
 }
 
 impl WriterService {
-    /// Serves this writer.
+    /// Returns a service for `writer`.
     pub fn new(writer: Writer) -> Self {
         WriterService { writer }
     }
@@ -95,7 +95,7 @@ where
     if let Err(error) = writer.claim(partition, epoch) {
         return plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("the log failed: {error}"));
     }
-    // Not earlier: until the claim an earlier epoch may still write.
+    // The time is read after the claim: until then an earlier epoch may still write.
     let accepted_at = clock::now();
     match head.method {
         Method::GET => {
@@ -114,8 +114,8 @@ where
             };
             let value = String::from_utf8_lossy(&body.to_bytes()).into();
             let write = Write { partition, epoch, request, key: key.into(), sequence, value, accepted_at };
-            // Half of the work before the write and half behind it: a pod that is cut off leaves clients in doubt both
-            // ways.
+            // Half of the work comes before the write and half after it, so that a crash leaves some writes undone and
+            // others done without a response.
             work(writer).await;
             let answer = put(writer, write);
             work(writer).await;
@@ -152,12 +152,13 @@ fn stamped(writer: &Writer, epoch: Epoch, highest: u64, entry: Option<&Entry>) -
     let headers = answer.headers_mut();
     headers.insert(names::EPOCH, epoch.get().into());
     headers.insert(names::SEQUENCE, highest.into());
-    // Names are those of registrations: visible ASCII.
+    // The name is that of a registration, which is visible ASCII.
     headers.extend(HeaderValue::from_str(writer.name()).ok().map(|name| (names::WRITER, name)));
     answer
 }
 
-/// Let in by mistake: whoever guards the door believes that this pod owns the partition, and it has nothing of it.
+/// Returns the response to a request that was let in by mistake: the layer says that the pod owns the partition, but
+/// the writer has no state of it.
 fn no_state(partition: PartitionId) -> Answer {
     tracing::error!(partition = partition.get(), "a request was let in and there is no state");
     plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("no state of partition {partition}"))
