@@ -13,7 +13,7 @@ import tempfile
 
 import checks  # noqa: F401: registers them
 from backends import nginx
-from processes import Etcd, Process, Cluster, free_port, until
+from processes import Cluster, Etcd, Process, free_port, until
 from table import run_all
 
 HERE = os.path.dirname(os.path.abspath(__file__))
