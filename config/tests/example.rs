@@ -1,4 +1,4 @@
-//! The example files: what they show is what the program does.
+//! The example files agree with the program.
 
 #![allow(clippy::unwrap_used)]
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use segue_config::parse;
 use support::{assert_accepted, assert_refused, refused};
 
-/// The key with this value, in the smallest file that has it.
+/// Returns the smallest file in which the key has this value.
 fn file(key: &str, value: &str) -> String {
     let (section, name) = key.rsplit_once('.').unwrap();
     format!("[{section}]\n{name} = {value}\n")
@@ -58,7 +58,7 @@ fn durations_end_at_nothing_and_at_a_year() {
         assert!(zero.contains(&format!("{key}: zero; expected more than that")), "{zero}");
         let long = refused(&file(key, "\"31536000001ms\""));
         assert!(long.contains("is too long; expected at most a year"), "{key}: {long}");
-        // A year is no mistake of its own; how it stands to another key may be.
+        // A year is no mistake by itself. Its relation to another key may be one.
         let year = parse("segue.toml", &file(key, "\"8760h\""), [], "h");
         assert!(year.err().is_none_or(|errors| !errors.to_string().contains("too long")), "{key}");
     }

@@ -125,7 +125,8 @@ fn text_without_quotes_and_keys_given_twice_do_not_hide_other_mistakes() {
 
 #[test]
 fn what_follows_broken_toml_is_not_judged() {
-    // What the parser lost after the break must not be missed either: here a role and the other bound of `settle`.
+    // Parts that the parser lost after the break must not be reported as missing: here a role, and the other bound of
+    // `settle`.
     let broken = "[coordinator]\nsettle = \"10s\"\nsettle_max 20\nlisten = \"x\"\n";
     assert_refused(broken, &["segue.toml:3:12: syntax: key with no value; expected `=`"]);
     assert_refused(

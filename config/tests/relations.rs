@@ -1,4 +1,4 @@
-//! What a file must satisfy as a whole, and the exact text if it does not.
+//! The rules that a file must satisfy as a whole, and the exact text of each mistake.
 
 #![allow(clippy::unwrap_used)]
 
@@ -239,7 +239,7 @@ fn a_hot_restart_is_of_a_router_without_a_pod_at_an_absolute_path() {
     }
 }
 
-/// The name of the new process of a hot restart while both are there: no other router may be called so.
+/// While both processes of a hot restart run, the new one has this name. No other router may have it.
 #[test]
 fn no_router_has_the_name_of_a_new_process() {
     assert!(refused("[router]\nname = \"router-0~next\"\n").contains("cannot be a name"));

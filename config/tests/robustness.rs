@@ -7,7 +7,7 @@ use segue_config::{LoadError, load, parse};
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");
 
-/// One line per problem is part of what a caller may rely on.
+/// Callers may rely on one line per problem.
 fn check(text: &str, variables: Vec<(String, String)>, hostname: &str) {
     if let Err(errors) = parse("segue.toml", text, variables, hostname) {
         let count = errors.iter().count();

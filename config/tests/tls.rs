@@ -1,4 +1,4 @@
-//! TLS: what belongs together, and where a problem of a file is shown.
+//! TLS: the settings that belong together, and the place at which a problem of a file is shown.
 
 #![allow(clippy::unwrap_used)]
 

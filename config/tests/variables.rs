@@ -1,4 +1,4 @@
-//! `SEGUE__SECTION__KEY` in the environment.
+//! Settings from `SEGUE__SECTION__KEY` variables in the environment.
 
 #![allow(clippy::unwrap_used)]
 
