@@ -1,4 +1,4 @@
-# The image of Segue: the binary, the C library that it loads, and nothing else (no shell, no packages).
+# The image of Segue: the binary and the C library that it loads. It contains no shell and no packages.
 #
 #   docker build -t segue .
 #   docker run -v "$PWD/router.toml:/etc/segue/router.toml:ro" -p 8080:8080 segue run --config /etc/segue/router.toml
@@ -17,7 +17,7 @@ COPY . .
 RUN cargo chef prepare
 
 FROM chef AS build
-# Names of functions stay, for backtraces; what debuggers need goes.
+# Function names are kept for backtraces. Debug information is removed.
 ENV CARGO_PROFILE_RELEASE_DEBUG=none CARGO_PROFILE_RELEASE_STRIP=debuginfo
 COPY --from=recipe /segue/recipe.json .
 RUN cargo chef cook --release --locked --bin segue
@@ -26,7 +26,7 @@ COPY . .
 ARG REVISION=unknown
 ENV SEGUE_REVISION=$REVISION
 RUN cargo build --release --locked --bin segue
-# The image's file system: the binary, the libraries that it names, whom it runs as, and whose work that is.
+# The image's file system: the binary, the libraries that it loads, its user, and the licences.
 RUN mkdir -p /image/usr/local/bin /image/etc /image/usr/share/doc/segue \
  && cp target/release/segue /image/usr/local/bin/ \
  && ldd target/release/segue | grep -o '/[^ ]*' | xargs cp --parents --dereference --target-directory /image \
@@ -44,7 +44,7 @@ LABEL org.opencontainers.image.title="segue" \
 COPY --from=build /image /
 ENV PATH=/usr/local/bin
 USER 65532:65532
-# By default: requests; health, metrics and status.
+# The default ports: 8080 for requests, 9090 for health, metrics and status.
 EXPOSE 8080 9090
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["segue"]

@@ -1,10 +1,10 @@
-# What a newcomer, CI and the docs call; plain cargo underneath.
+# The commands for newcomers, CI and the docs, on top of plain cargo.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 CARGO ?= cargo
 
-# Everything that searches, simulates or attacks, in one build: cargo unifies features over what is built together, so
-# that building each part alone would build most dependencies once for each.
+# Builds all verification programs at once. cargo unifies features over the packages of a build, so building each
+# program alone would build most dependencies again.
 BUILD_VERIFY = $(CARGO) build --profile verify --locked --workspace --bins --example writer
 
 .PHONY: help
@@ -96,7 +96,7 @@ pause: setup-build setup-etcd ## How long clients wait when partitions move, aga
 
 .PHONY: deny
 deny: ## Licences, sources and advisories of the dependencies (ARGS="licenses bans sources": without the advisories, which come from GitHub)
-	@# Unoptimised: it works for two seconds, and an optimised build takes minutes.
+	@# A debug build suffices: cargo-deny runs for two seconds, and an optimised build takes minutes.
 	@$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked --debug cargo-deny
 	$(CARGO) deny --log-level warn check $(ARGS)
 
@@ -109,19 +109,19 @@ test-fresh: setup-fresh ## Demo and tests in a minimal Debian that has nothing e
 	scripts/test-fresh $(ARGS)
 
 .PHONY: setup-build
-setup-build: # What the build needs beyond a Rust toolchain and a C compiler
+setup-build: # Programs for the build, beyond a Rust toolchain and a C compiler
 	@scripts/setup protoc
 
 .PHONY: setup-etcd
-setup-etcd: # What the tests need on top
+setup-etcd: # Programs for the tests
 	@scripts/setup etcd
 
 .PHONY: setup-netns
-setup-netns: # What hosts of their own need
+setup-netns: # Programs for hosts in network namespaces
 	@scripts/setup netns
 
 .PHONY: setup-foreign
-setup-foreign: # curl, nghttp2, nginx, and Python's packages
+setup-foreign: # curl, nghttp2, nginx and Python packages
 	@scripts/setup foreign
 
 .PHONY: setup-fresh
@@ -129,5 +129,5 @@ setup-fresh: # debootstrap
 	@scripts/setup fresh
 
 .PHONY: setup-peers
-setup-peers: # HAProxy, nginx, h2load; and what Pingora's C parts are built with
+setup-peers: # HAProxy, nginx and h2load, and cmake for Pingora's C parts
 	@scripts/setup peers

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use segue_protocol::ids::PartitionId;
-use support::client::{Plain, full};
+use support::client::{RawHttp1Client, full};
 use support::pod::{Pod, Speaks};
-use support::{World, until};
+use support::{Fixture, until};
 
 const P0: PartitionId = PartitionId::new(0);
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 
-fn value(world: &World, series: &str) -> f64 {
+fn value(world: &Fixture, series: &str) -> f64 {
     let mut registry = Registry::with_prefix("segue");
     world.metrics.register(&mut registry);
     let mut text = String::new();
@@ -26,9 +26,9 @@ fn value(world: &World, series: &str) -> f64 {
 
 #[tokio::test]
 async fn the_time_with_a_pod_leaves_out_the_time_in_the_stash() {
-    let world = World::new();
+    let world = Fixture::new();
     let pod = Pod::start(Speaks::Http1, |_| async { http::Response::new(full("ok")) }).await;
-    let mut client = Plain::connect(world.address).await;
+    let mut client = RawHttp1Client::connect(world.address).await;
     client.write(GET).await;
     world.held(P0, 1).await;
     let held = Instant::now();

@@ -13,7 +13,7 @@ use segue_protocol::ids::{LeaseId, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Keys, Op, Snapshot, Txn};
 use segue_proxy::router::{BoundRouter, JoiningRouter, Router};
-use support::client::Plain;
+use support::client::RawHttp1Client;
 use support::pod::Script;
 use support::{PATIENCE, Settings, soon};
 use tokio::net::TcpStream;
@@ -104,7 +104,7 @@ async fn a_router_that_stops_deregisters_only_after_its_last_request() {
     site.assign(&pod).await;
     let router = site.router().await;
     let address = router.local_addr();
-    let mut client = Plain::connect(address).await;
+    let mut client = RawHttp1Client::connect(address).await;
     client.write(GET).await;
     let mut connection = pod.accept().await;
     connection.head().await;
@@ -121,7 +121,7 @@ async fn a_router_that_stops_deregisters_only_after_its_last_request() {
 async fn a_router_that_stops_refuses_what_it_still_holds_when_its_time_is_nearly_up() {
     let site = Site::new().await;
     let router = site.router().await;
-    let mut client = Plain::connect(router.local_addr()).await;
+    let mut client = RawHttp1Client::connect(router.local_addr()).await;
     client.write(GET).await;
     until_held(&router).await;
     let stopping = tokio::spawn(router.stop(Instant::now() + Duration::from_secs(2)));
@@ -146,7 +146,7 @@ async fn a_router_that_cannot_start_its_workers_deregisters() {
 async fn a_router_that_is_dropped_closes_its_connections_and_lets_its_lease_end() {
     let site = Site::new().await;
     let router = site.router().await;
-    let mut client = Plain::connect(router.local_addr()).await;
+    let mut client = RawHttp1Client::connect(router.local_addr()).await;
     client.write(GET).await;
     until_held(&router).await;
     drop(router);

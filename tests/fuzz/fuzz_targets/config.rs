@@ -1,5 +1,5 @@
-//! The file and the variables: whatever they say, there is a configuration or there are mistakes, each on one line and
-//! at a place that the text has; and a configuration means the same however often it is read.
+//! Fuzzes the configuration file and the variables. Every input gives either a configuration or mistakes. Each mistake
+//! is one line with a place that exists in the text. Parsing an input again gives the same result.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ const FILE: &str = "segue.toml";
 
 fuzz_target!(|data: &[u8]| -> Corpus {
     let Ok(input) = std::str::from_utf8(data) else { return Corpus::Reject };
-    // Behind a line of its own come variables, `NAME=value` each; a file may not have a NUL.
+    // Variables follow the first NUL, each as `NAME=value`. A file cannot contain a NUL.
     let (text, variables) = input.split_once('\0').unwrap_or((input, ""));
     let variables: Vec<(String, String)> = variables
         .lines()
@@ -33,7 +33,7 @@ fn run(text: &str, variables: &[(String, String)]) {
     }
     match first {
         Ok(config) => {
-            // What is said about nothing changes nothing; in front of all stands only the mark that a file may begin with.
+            // A comment changes nothing. It goes behind the byte order mark, which must stay first.
             let (mark, rest) = text.split_at(if text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 });
             assert_eq!(Ok(config.clone()), read(&format!("{mark}# a comment\n{rest}")), "a comment in front");
             assert_eq!(Ok(config), read(&format!("{text}\n# a comment\n")), "a comment behind");
@@ -50,7 +50,7 @@ fn run(text: &str, variables: &[(String, String)]) {
                 if let Some((row, column)) = place {
                     let rows: Vec<&str> = text.split('\n').collect();
                     let there = rows.get(row.wrapping_sub(1)).unwrap_or_else(|| panic!("no such line: {line:?}"));
-                    // One behind the end is where something is missing.
+                    // The column behind the end is the place of something missing.
                     let width = there.chars().count() + 1;
                     assert!((1..=width).contains(&column), "no such column: {line:?}");
                     assert!(last <= Some((row, column)), "out of order: {shown:?}");
@@ -61,7 +61,7 @@ fn run(text: &str, variables: &[(String, String)]) {
     }
 }
 
-/// Line and column of `segue.toml:3:7: …`.
+/// Returns the line and the column of `segue.toml:3:7: …`.
 fn place(line: &str) -> Option<(usize, usize)> {
     let mut parts = line.strip_prefix("segue.toml:")?.splitn(3, ':');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

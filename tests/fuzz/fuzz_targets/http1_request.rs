@@ -1,9 +1,9 @@
-//! Whatever bytes a client sends to the router's real server: what reaches the pod is no more than a strict reader sees
-//! in them, each request with one unambiguous framing and the router's own stamps, and the client is answered or
-//! hung up on.
+//! Fuzzes the router's real server with the bytes of an HTTP/1.1 client. The pod gets no more requests than a strict
+//! reader finds in the bytes. Each has one unambiguous framing and the router's own stamps. The client gets a response,
+//! or its connection is closed.
 //!
-//! A client whose bytes are so many whole requests sends one more, by which it is seen that both sides agree where those
-//! ended; any other client closes its side.
+//! A client whose bytes are whole requests sends one more, which shows that both sides agree where the others ended.
+//! Any other client closes its side.
 
 #![no_main]
 
@@ -53,11 +53,11 @@ fn check_answers(mut bytes: &[u8], sent: &[Message], agreed: bool, last_seen: bo
     let methods: Vec<&[u8]> = sent.iter().map(Message::method).chain([&b"GET"[..]]).collect();
     let (mut count, mut last) = (0, None);
     while !bytes.is_empty() {
-        // An answer to what the router could not read is an answer to anything.
+        // A response to a request that the router could not read fits any method.
         let method = methods.get(count).copied().unwrap_or(b"GET");
         let (answer, length) = match wire::answer(bytes, method) {
             Ok(read) => read,
-            // A client that is gone gets what it gets.
+            // A client that has disconnected may miss part of a response.
             Err(Stop::Incomplete) if !agreed => return,
             Err(stop) => panic!("{stop:?} in an answer: {}", String::from_utf8_lossy(bytes)),
         };
@@ -72,15 +72,15 @@ fn check_answers(mut bytes: &[u8], sent: &[Message], agreed: bool, last_seen: bo
         let last = last.expect("an answer");
         assert_eq!((last.status(), last.body.as_slice(), count), (Some(200), &b"ok"[..], methods.len()));
     } else if agreed {
-        // Whoever is not served is told so, and hung up on. A chunked body may be refused half-way, where there is
-        // nothing certain to tell any more.
+        // A request that is not served gets an error response, and the connection is closed. A chunked body may be
+        // refused half-way, after which no response is certain.
         let half_way = sent.iter().any(|request| request.has("transfer-encoding"));
         let status = last.and_then(|answer| answer.status());
         assert!(half_way || matches!(status, Some(400..=499)), "the last answer is {status:?}");
     }
 }
 
-/// Whether the connection goes on behind this request, whatever is answered.
+/// Returns whether the connection stays open after this request, whatever the response.
 fn goes_on(request: &Message) -> bool {
     let special = ["connection", "expect", "upgrade"].iter().any(|name| request.has(name));
     !special && !request.ambiguous && request.start.ends_with(b"HTTP/1.1") && request.method() != b"CONNECT"

@@ -1,6 +1,6 @@
-//! The router's own reader of pods' answers, over arbitrary bytes that arrive in arbitrary pieces: the same outcome
-//! however they are cut, no more body than was declared, and never a whole answer where hyper's client sees none, nor
-//! another one.
+//! Fuzzes the router's reader of pods' HTTP/1.1 responses with arbitrary bytes in arbitrary pieces. The outcome does
+//! not depend on the pieces, and a body is no longer than declared. A complete response is also complete for hyper's
+//! client, which reads the same response.
 
 #![no_main]
 
@@ -24,7 +24,7 @@ fn run(bytes: &[u8], pieces: &[&[u8]], method: &Method) {
     if answer.end != End::Whole || answer.status == 101 {
         return;
     }
-    // A close ends the answer: nothing may be read out of what follows.
+    // A connection with bytes behind the response is not used again, so they are never read as another response.
     assert!(!answer.reusable || answer.left.is_empty());
     cut_off(bytes, &answer, method);
     match hyper_client::read(bytes, method) {
@@ -53,11 +53,11 @@ fn limits(answer: &Answer, bytes: &[u8], method: &Method) {
     assert!(lengths.len() <= 1, "two lengths reach the client");
 }
 
-/// An answer that has an end of its own is none without its last byte.
+/// Checks that a response with an end of its own is incomplete without its last byte.
 fn cut_off(bytes: &[u8], answer: &Answer, method: &Method) {
     let used = bytes.len() - answer.left.len();
     if answer.left.is_empty() && !answer.reusable {
-        // It may have ended with its connection, wherever that is.
+        // A response that ends with its connection may end anywhere.
         return;
     }
     match read_answer(&[&bytes[..used - 1]], method) {

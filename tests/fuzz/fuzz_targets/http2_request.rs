@@ -1,11 +1,18 @@
-//! Whatever a client sends by HTTP/2 behind the preface: what reaches the pod, by either version, was sent whole on a
-//! stream of its own, is well-formed and has the router's own stamps; the connection ends with its input and leaves
-//! nothing in flight; and what the client gets are frames, on streams that it opened. A client that sends nothing but
-//! plain requests gets all of them answered by the pod.
+//! Fuzzes the router's real server with the bytes of an HTTP/2 client, after the preface. The pod uses either version.
 //!
-//! The first byte says how to read the rest: bit 0 as bytes or as parts to build frames of, bit 1 which version the pod
-//! speaks, bit 2 whether the client closes at once or gives time to answer. The second says where the bytes are cut
-//! ([`pieces::cut`]). So a seed is two digits, then the bytes themselves.
+//! # Invariants
+//!
+//! * Each request that reaches the pod was sent whole on a stream of its own, is well-formed, and has the router's own
+//!   stamps.
+//! * The connection ends with its input and leaves nothing in flight.
+//! * The client gets frames on streams that it opened.
+//! * If a client sends only plain requests, the pod answers all of them.
+//!
+//! # Input
+//!
+//! The first byte tells how to read the rest. Bit 0 selects raw bytes or parts to build frames from, bit 1 the version
+//! of the pod, bit 2 whether the client closes at once or leaves time for responses. The second byte tells where the
+//! bytes are cut ([`pieces::cut`]). So a seed is two digits, followed by the bytes themselves.
 
 #![no_main]
 
@@ -18,7 +25,7 @@ use segue_fuzz::wire::Message;
 use segue_proxy::settings::UpstreamProtocol;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
-/// More than a request to the pod and back takes.
+/// More turns than a request to the pod and its response take.
 const TURNS: usize = 50;
 /// `:status: 200` in HPACK's static table.
 const STATUS_200: u8 = 0x88;
@@ -58,13 +65,13 @@ fuzz_target!(|data: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// `plain`: how many requests there are, if there is nothing else.
+/// Checks the invariants. `plain` is the number of requests if all of them are plain and the client sends nothing else.
 fn check(sent: &[u8], answers: &[u8], seen: &[Message], plain: Option<usize>) {
     let sent = frames::read(sent);
     let streams = frames::streams(&sent);
     let mut left: Vec<&Sent> = streams.values().collect();
-    // As many bytes as were declared are a whole body, whether the client ends its stream then or sends on. That none were
-    // is not always passed on.
+    // A body is whole once it has its declared length, whether the client then ends the stream or sends more. A
+    // declared length of zero is not always passed on.
     let is_sized = |request: &&Message| {
         let length = request.body.len().to_string();
         let mut lengths = request.all("content-length").peekable();
@@ -104,13 +111,13 @@ fn check(sent: &[u8], answers: &[u8], seen: &[Message], plain: Option<usize>) {
 
 #[derive(Debug, Arbitrary)]
 enum Part<'a> {
-    /// On a stream of its own, to its end.
+    /// A whole request on a stream of its own.
     Request {
         head: Head<'a>,
         body: Option<&'a [u8]>,
         trailers: Option<Vec<Field<'a>>>,
     },
-    /// The rest of it may follow.
+    /// The head of a request whose rest may follow.
     Open(Head<'a>),
     Data {
         stream: u8,
@@ -150,7 +157,7 @@ enum Part<'a> {
 }
 
 impl Part<'_> {
-    /// A whole request with nothing that could keep it from its pod.
+    /// Returns whether this is a whole request that the router must send to the pod.
     fn is_plain(&self) -> bool {
         let Part::Request { head, trailers: None, .. } = self else { return false };
         head.odd.is_none() && head.fields.is_empty() && head.method() != b"CONNECT"
@@ -160,10 +167,10 @@ impl Part<'_> {
 #[derive(Debug, Arbitrary)]
 struct Head<'a> {
     method: u8,
-    /// A pseudo-header that is not what it should be; `None`: not there.
+    /// A pseudo-header with another value than usual. `None` in place of the value leaves it out.
     odd: Option<(u8, Option<&'a [u8]>)>,
     fields: Vec<Field<'a>>,
-    /// Where it goes on in a frame of its own.
+    /// The position at which the head continues in another frame.
     split: Option<u8>,
 }
 
@@ -256,7 +263,7 @@ impl Head<'_> {
     }
 }
 
-/// Numbers its streams as a client should.
+/// Builds frames. Streams are numbered as a client must number them.
 #[derive(Default)]
 struct Client {
     opened: u32,
@@ -314,7 +321,7 @@ impl Client {
         }
     }
 
-    /// The stream that it opens.
+    /// Opens a stream and returns its number.
     fn open(&mut self, head: &Head<'_>, ended: bool, to: &mut Vec<u8>) -> u32 {
         let stream = 2 * self.opened + 1;
         self.opened += 1;

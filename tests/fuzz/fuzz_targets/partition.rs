@@ -1,8 +1,9 @@
-//! Which partition a request is for: hashes and extraction against twins that were written from the producers' sources and
-//! from RFC 3986 and 6265; and the key that the router finds against the key that other servers find, whatever they resolve,
-//! decode, merge or drop.
+//! Fuzzes the mapping of requests to partitions. Hashes and extraction are compared with twins that were written from
+//! the producers' sources and from RFC 3986 and 6265. The key that the router finds is compared with the keys that
+//! other servers find, whatever they resolve, decode, merge or drop.
 //!
-//! An input is a byte that says where the key is, one for the hash, four for the number of partitions, and text.
+//! An input is a byte that selects the source of the key, one for the hash, four for the number of partitions, and
+//! text.
 
 #![no_main]
 
@@ -15,12 +16,12 @@ use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, Located, PartitionSource, PathTemplate, Unlocated};
 
 const NAME: &str = "x-key";
-/// A request has few enough keys that no two of them have the same number by chance.
+/// Most partitions. The keys of a request are so few that no two of them share a partition by chance.
 const MANY: u32 = i32::MAX as u32;
 
 fuzz_target!(|input: &[u8]| -> Corpus { if run(input).is_some() { Corpus::Keep } else { Corpus::Reject } });
 
-/// `None`: no client can send that.
+/// Runs an input. `None` means that no client can send it.
 fn run(input: &[u8]) -> Option<()> {
     let (&[place, hash, a, b, c, d], text) = input.split_first_chunk::<6>()?;
     // Kafka numbers partitions with a signed 32-bit integer.
@@ -42,7 +43,7 @@ fn key(source: KeySource, hash: KeyHash) -> PartitionSource {
     PartitionSource::Key { source, hash }
 }
 
-/// A head with one line of this header for each line of the text.
+/// Returns a head with one field of this name for each line of the text.
 fn lines(name: HeaderName, text: &[u8]) -> Option<http::request::Parts> {
     let (mut head, ()) = http::Request::new(()).into_parts();
     for line in text.split(|byte| *byte == b'\n') {
@@ -61,7 +62,7 @@ fn number(text: &[u8], partitions: u32) -> Option<()> {
     let head = lines(name.clone(), text)?;
     let found = PartitionSource::Number { header: name, order_by: None }.locate(&head, partitions);
     let values: Vec<&[u8]> = head.headers.values().map(HeaderValue::as_bytes).collect();
-    // There is one way to write a number; `+7` and `07` are for those who want to be read differently.
+    // A number has a single form: `+7` and `07` could be read differently by others.
     let read = std::str::from_utf8(values[0])
         .ok()
         .and_then(|text| text.parse::<u32>().ok().filter(|number| number.to_string() == text && *number < partitions));
@@ -76,7 +77,7 @@ fn header(text: &[u8], hash: KeyHash, partitions: u32) -> Option<()> {
     let found = key(KeySource::Header(name), hash).locate(&head, partitions);
     let mut values = head.headers.values();
     let expected = match (values.next(), values.next()) {
-        // By HTTP/1.1 the spaces around it would be no part of it.
+        // In HTTP/1.1 surrounding spaces are not part of the value.
         (Some(only), None) if only.as_bytes().trim_ascii() == only.as_bytes() => {
             Ok(hash.partition(only.as_bytes(), partitions))
         }
@@ -101,7 +102,7 @@ fn path(text: &[u8], hash: KeyHash) -> Option<()> {
 
     let found = key(template(AmbiguousPaths::Reject), hash).locate(&head, MANY);
     let Ok(at) = found else {
-        // Nothing is refused that is written as everybody would write it.
+        // A path of usual characters without empty segments is never refused.
         let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_~=,:@!$&'()*+".contains(&byte);
         let is_plain = path.bytes().all(is_usual) && !path.contains("//");
         assert!(written.is_err() || !is_plain, "{path:?} was refused");
@@ -153,7 +154,8 @@ fn cookie(text: &[u8], hash: KeyHash) -> Option<()> {
             for values in readings {
                 assert!(!values.is_empty(), "somebody reads nothing in {lines:?}");
                 for value in values {
-                    // Some decode it, as the router does; to others it is the same text in all of its places.
+                    // Some servers decode the value, as the router does. To others it is the same text wherever it
+                    // occurs.
                     let plain = decoded(&value).unwrap_or(value);
                     let text = String::from_utf8_lossy(&plain);
                     assert_eq!(hash.partition(text.as_bytes(), MANY), at.partition, "{lines:?}");
@@ -172,7 +174,7 @@ fn cookie(text: &[u8], hash: KeyHash) -> Option<()> {
 
 fn agrees(found: Result<Located, Unlocated>, expected: Result<PartitionId, Unlocated>) {
     assert_eq!(found.map(|at| at.partition), expected);
-    // Whatever the partition, requests of one key have one order.
+    // Whatever the partition, the requests of a key are ordered.
     assert!(found.is_err() || found.is_ok_and(|at| at.order.is_some()));
 }
 

@@ -1,6 +1,6 @@
-//! The stash against a list of requests that is searched from end to end for each question: who starts next, what waits
-//! and what it weighs, after any sequence of arrivals, grants, returns and departures. And whatever the sequence was, a
-//! request that always comes back keeps nobody of another line waiting.
+//! Compares the stash with a plain list of requests that is searched from end to end for each question: which request
+//! starts next, which wait, and how many bytes they hold, after any sequence of arrivals, grants, returns and
+//! departures. After any sequence, a request that is always refused does not block the requests of another line.
 
 #![no_main]
 
@@ -10,10 +10,10 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use segue_proxy::routing::stash::{Arrival, QueuePosition, Stash};
 
-/// Indices are of the requests that are there, and go round.
+/// An operation. An index selects one of the present requests and wraps around.
 #[derive(Debug, Clone, Copy, Arbitrary)]
 enum Operation {
-    /// A newcomer, or one that had passed an open gate and was refused: it may have been taken at any time.
+    /// A new request, or one that had passed an open gate and was refused. The latter may have arrived at any time.
     Insert {
         key: u8,
         at: u8,
@@ -24,30 +24,30 @@ enum Operation {
         index: u8,
         bytes: u8,
     },
-    /// A client hangs up, or its time is over, wherever its request is.
+    /// A client disconnects or its time is over, wherever its request is.
     Remove {
         index: u8,
     },
-    /// Every request that may start does.
+    /// Starts every request that may start.
     Flush {
         concurrency: u8,
     },
     StartNext,
-    /// A newcomer that goes at once if nobody is before it.
+    /// A new request that starts at once if no other is before it.
     StartAtOnce {
         key: u8,
         at: u8,
         worker: bool,
     },
-    /// One that is being tried waits for its client, or for its pod.
+    /// A request in progress waits for its client or its pod, and gives its place away.
     GiveWay {
         index: u8,
     },
-    /// The pod has refused: one place.
+    /// The pod has refused a request, which leaves one place.
     Probe {
         newest: bool,
     },
-    /// The pod has taken one again.
+    /// The pod has accepted a request again.
     Limit {
         concurrency: u8,
     },
@@ -55,7 +55,7 @@ enum Operation {
     Done {
         index: u8,
     },
-    /// A pod has refused it.
+    /// A pod has refused the request.
     PutBack {
         index: u8,
         rank: u8,
@@ -89,7 +89,7 @@ impl Both {
         match operation {
             Operation::Insert { key, at, worker, bytes } => {
                 let arrival = Arrival { at: at.into(), worker: worker.into() };
-                // One key in four is none.
+                // One request in four has no key.
                 self.insert((key % 4 > 0).then(|| u64::from(key % 4)), arrival, bytes);
             }
             Operation::Grow { index, bytes } => {
@@ -108,7 +108,7 @@ impl Both {
                     assert_eq!(self.stash.remove(request.place()), None);
                 }
             }
-            // A gate that leads somewhere is stopped before it is switched.
+            // A partition that flushes is stopped before it is switched again.
             Operation::Flush { .. } if self.twin.flush.is_some() => {}
             Operation::Flush { concurrency } => self.begin_flush(usize::from(concurrency % 8) + 1),
             Operation::StartNext => drop(self.start_next()),
@@ -181,7 +181,7 @@ impl Both {
     }
 
     fn put_back(&mut self, request: Request, rank: u32, bytes: usize) {
-        // Ending the try first could let the next of its line start.
+        // Ending the attempt first could let the next request of its line start.
         self.stash.insert_ranked(request.place(), rank, bytes, request.name);
         self.stash.done(request.place());
         self.twin.requests.retain(|other| other.name != request.name);
@@ -199,7 +199,7 @@ impl Both {
         self.twin.owed.clear();
     }
 
-    /// Whether somebody could.
+    /// Starts the next request. Returns whether there was one.
     fn start_next(&mut self) -> bool {
         let expected = self.twin.start_next();
         let started = self.stash.start_next();
@@ -228,8 +228,8 @@ impl Both {
         assert_eq!(stash.is_under_way(), twin.is_under_way(), "whether what was there is under way");
     }
 
-    /// One request is refused whenever it is tried; everyone of another line gets out all the same, after three tries of
-    /// that one at most.
+    /// Refuses one request whenever it is tried. The requests of all other lines must get out all the same, after at
+    /// most three attempts of the refused one.
     fn starve(&mut self) {
         const TRIES: u32 = 3;
         let tried: Vec<Request> = self.twin.requests.iter().filter(|request| request.tried).copied().collect();
@@ -257,7 +257,7 @@ impl Both {
         }
     }
 
-    /// Whatever happened, everyone gets out, and nothing is left behind.
+    /// Checks that after any sequence all requests get out and nothing is left behind.
     fn drain(&mut self) {
         if self.twin.flush.is_none() {
             self.begin_flush(1);
@@ -274,16 +274,17 @@ impl Both {
     }
 }
 
-/// What the stash is for, said as plainly as can be.
+/// The rules of the stash in their plainest form.
 #[derive(Default)]
 struct Twin {
     requests: Vec<Request>,
     flush: Option<Flush>,
-    /// How many of each line that was there when the flush began still go one at a time, whatever is released.
+    /// Number of requests that still go one at a time, whatever is released, for each line that was there when the
+    /// flush began.
     owed: HashMap<Line, usize>,
 }
 
-/// All requests of a key, or one without.
+/// All requests of a key, or a single request without one.
 type Line = (Option<u64>, Option<Arrival>);
 
 #[derive(Debug, Clone, Copy)]
@@ -294,13 +295,13 @@ struct Request {
     rank: u32,
     bytes: usize,
     tried: bool,
-    /// It has given its place away.
+    /// Whether the request has given its place away.
     is_slow: bool,
 }
 
 struct Flush {
     concurrency: usize,
-    /// How many may still be started before the rest is let go at once.
+    /// Number of requests that are still started in order before the rest is started at once.
     in_order: usize,
     newest_first: bool,
 }
@@ -372,13 +373,13 @@ impl Twin {
         self.flush.as_ref().is_some_and(|flush| flush.in_order == 0 || places < flush.concurrency)
     }
 
-    /// Whether this one must not start while the other is there.
+    /// Returns whether `it` must not start while `other` is there.
     fn stands_behind(&self, it: &Request, other: &Request) -> bool {
         let one_line = it.line() == other.line() && it.name != other.name;
         one_line && if other.tried { !self.is_released(it) } else { other.arrival < it.arrival }
     }
 
-    /// Those who may start as soon as there is a place.
+    /// Returns the requests that may start as soon as there is a place.
     fn ready(&self) -> impl Iterator<Item = &Request> {
         self.waiting().filter(|it| !self.requests.iter().any(|other| self.stands_behind(it, other)))
     }
@@ -388,7 +389,7 @@ impl Twin {
         self.has_place() && self.ready().next().is_none() && is_alone()
     }
 
-    /// The first of those who stand behind nobody.
+    /// Starts the first request that stands behind no other.
     fn start_next(&mut self) -> Option<Request> {
         if !self.has_place() {
             return None;

@@ -1,5 +1,6 @@
-//! The values of the store, from any version and any hand: a history of puts and deletes gives the view of its end, what
-//! cannot be read is kept apart, and no decision panics or writes one key twice on any view that can be.
+//! Fuzzes the values of the store, as any version or operator may have written them. A history of puts and deletes
+//! gives the same view as a snapshot of its end. Values that cannot be read are kept apart. On no view does a decision
+//! panic or write a key twice.
 
 #![no_main]
 
@@ -21,7 +22,7 @@ use segue_protocol::txn::{Batch, Event, KeyValue, Op, Snapshot, Txn};
 use segue_protocol::keys::Keyspace;
 use serde_json::{Value, json};
 
-/// Few names, so that they meet.
+/// There are few names, so that records refer to each other.
 const PARTITIONS: u32 = 3;
 const PODS: [&str; 3] = ["w-0", "w-1", "w-2"];
 const ROUTERS: [&str; 2] = ["r-0", "r-1"];
@@ -31,16 +32,16 @@ struct Input<'a> {
     changes: Vec<Change<'a>>,
     jump: bool,
     independent: bool,
-    /// How long after the first plan the second is made, in seconds.
+    /// Time from the first plan to the second, in seconds.
     later: u16,
 }
 
 #[derive(Debug, Arbitrary)]
 struct Change<'a> {
     key: Key,
-    /// `None`: a delete.
+    /// The value. `None` is a delete.
     value: Option<Content<'a>>,
-    /// Whether the revision goes on, so that the next change is of another transaction.
+    /// Whether the revision advances, so that the next change belongs to another transaction.
     commit: bool,
     /// Whether the batch ends here.
     flush: bool,
@@ -64,17 +65,17 @@ enum Key {
 enum Content<'a> {
     /// A record that fits the key.
     Record(Fields),
-    /// The same, as another version or a hand would have it.
+    /// The same with changes that another version or an operator could make.
     Changed(Fields, Vec<Edit<'a>>),
     /// The same, cut off.
     Truncated(Fields, u8),
     Bytes(&'a [u8]),
 }
 
-/// What records are made of.
+/// The fields of records.
 #[derive(Debug, Clone, Copy, Arbitrary)]
 struct Fields {
-    /// Which earlier change's revision is named as an incarnation or handoff.
+    /// Selects the earlier change whose revision is the incarnation or the handoff.
     incarnation: u8,
     other: u8,
     pod: u8,
@@ -142,14 +143,14 @@ fn run(input: &Input<'_>) {
     history.revision = history.revision.next();
     let batch = Batch { revision: history.revision, events };
     view.apply(batch.clone());
-    // A batch that comes twice changes nothing.
+    // A batch that arrives twice changes nothing.
     let once = view.clone();
     view.apply(batch);
     assert_eq!(view, once);
 
     let entries = history.entries.values().cloned().collect();
     let fresh = View::from_snapshot(keys, Snapshot { revision: history.revision, entries });
-    // A running router goes on by the settings that it read last. One that starts does not know them.
+    // A running router keeps the settings that it read last. A router that starts does not know them.
     let mut snapshot = view.clone();
     snapshot.resync(fresh);
     assert_eq!(view, snapshot, "batch by batch, and all at once");
@@ -160,7 +161,7 @@ fn run(input: &Input<'_>) {
     decide(&view, &policy, &mut memory, Duration::from_secs(101 + u64::from(input.later)));
 }
 
-/// What is JSON of the wrong kind is never in the view as if it had been read.
+/// Checks that a value that is not a JSON object is never in the view as if it had been read.
 fn apart(view: &View, key: &str, entry: &KeyValue) {
     let readable = serde_json::from_slice::<Value>(&entry.value).is_ok_and(|value| value.is_object());
     let known = view.keys().parse(key).is_some();
@@ -174,7 +175,7 @@ fn apart(view: &View, key: &str, entry: &KeyValue) {
     }
 }
 
-/// The store, as far as it takes to know what stands.
+/// The part of a store that is needed to know its content.
 struct History {
     keys: Keyspace,
     revision: Revision,
@@ -315,7 +316,7 @@ fn policy(input: &Input<'_>) -> Policy {
     }
 }
 
-/// Asks everything that anyone asks of a view.
+/// Makes all decisions that depend on a view.
 fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) {
     for partition in PartitionId::all(PARTITIONS + 1) {
         let waits = waiting_for(view, partition);
@@ -347,13 +348,13 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) {
             let txn = txn(view, action, leader.create_revision, 1).expect("the leader may act");
             check(&txn);
         }
-        // Cancels go on, whatever cannot be read.
+        // Cancellations continue even if records cannot be read.
         let is_cancel = matches!(action, segue_protocol::planning::Action::Cancel { .. });
         assert!(is_cancel || action.partition().is_none_or(|partition| !view.is_malformed(partition)), "{action}");
     }
 }
 
-/// A router that follows its steps comes to rest, and rests where the view leads.
+/// Checks that a router that follows its steps comes to rest in the state that the view asks for.
 fn steps(view: &View, router: &str, partition: PartitionId) {
     for trust in [Trust::Held, Trust::RunOut(OnStoreLoss::Auto), Trust::RunOut(OnStoreLoss::Serve), Trust::Gone] {
         let elsewhere =
@@ -392,7 +393,7 @@ fn acks(view: &View, partition: PartitionId, handoff: HandoffId) {
     }
 }
 
-/// etcd refuses a transaction that writes one key twice; and a write without a guard is one that nobody decided.
+/// Checks a transaction: etcd refuses one that writes a key twice, and every write must have a guard.
 fn check(txn: &Txn) {
     assert!(!txn.when.is_empty() && !txn.then.is_empty());
     let puts: Vec<&String> =

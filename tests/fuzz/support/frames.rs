@@ -1,4 +1,4 @@
-//! HTTP/2's frames, written and read by the letter of RFC 9113, and headers as RFC 7541 writes them in the longest way.
+//! Writes and reads HTTP/2 frames by the letter of RFC 9113, and headers in the longest form of RFC 7541.
 
 use std::collections::BTreeMap;
 
@@ -34,11 +34,11 @@ pub fn write(to: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8])
     to.extend_from_slice(payload);
 }
 
-/// A header as a literal that no table remembers.
+/// Writes a header as a literal that is not added to a table.
 pub fn field(to: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     to.push(0);
     for text in [name, value] {
-        // An integer behind a prefix of seven bits (RFC 7541, 5.1).
+        // An integer with a prefix of seven bits (RFC 7541, 5.1).
         let mut rest = text.len();
         if rest < 127 {
             to.push(rest as u8);
@@ -55,7 +55,7 @@ pub fn field(to: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     }
 }
 
-/// The whole frames, in order.
+/// Returns the whole frames, in order.
 pub fn read(mut bytes: &[u8]) -> Vec<Frame<'_>> {
     let mut frames = Vec::new();
     while let Some((head, rest)) = bytes.split_at_checked(9) {
@@ -67,14 +67,14 @@ pub fn read(mut bytes: &[u8]) -> Vec<Frame<'_>> {
     frames
 }
 
-/// What a client has sent on a stream that it opened.
+/// The data that a client has sent on a stream that it opened.
 #[derive(Debug, Default)]
 pub struct Sent {
     pub body: Vec<u8>,
     pub ended: bool,
 }
 
-/// All streams that these frames open, as if none of them broke a rule.
+/// Returns all streams that these frames open, as if none of them broke a rule.
 pub fn streams(frames: &[Frame<'_>]) -> BTreeMap<u32, Sent> {
     let mut streams: BTreeMap<u32, Sent> = BTreeMap::new();
     for frame in frames {

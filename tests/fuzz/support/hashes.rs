@@ -1,6 +1,7 @@
-//! The producers' partitioners, written down from their sources in the plainest way.
+//! The producers' partitioners, written from their sources in the plainest way.
 
-/// `org.apache.kafka.common.utils.Utils.murmur2` in Java's signed arithmetic, then `Utils.toPositive` and the remainder.
+/// `org.apache.kafka.common.utils.Utils.murmur2` in Java's signed arithmetic, then `Utils.toPositive` and the
+/// remainder.
 pub fn java(key: &[u8], partitions: u32) -> u32 {
     let length = key.len() as i32;
     let m: i32 = 0x5bd1_e995;
@@ -56,8 +57,8 @@ pub fn sarama(key: &[u8], partitions: u32) -> u32 {
     (if partition < 0 { -partition } else { partition }) as u32
 }
 
-/// XXH3's 64-bit hash of seed 0 up to 240 bytes, from its specification
-/// (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>). Longer keys are `None`.
+/// Returns XXH3's 64-bit hash of seed 0 for up to 240 bytes, from its specification
+/// (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>). `None` for longer keys.
 pub fn xxh3(key: &[u8]) -> Option<u64> {
     const P64_1: u64 = 0x9e37_79b1_85eb_ca87;
     const P64_2: u64 = 0xc2b2_ae3d_27d4_eb4f;

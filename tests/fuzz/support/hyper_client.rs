@@ -1,5 +1,5 @@
-//! What hyper's HTTP/1.1 client makes of the bytes of an answer. It is the other reader of answers that is at hand, and
-//! shares nothing with Segue's but `httparse` for heads.
+//! Reads a response with hyper's HTTP/1.1 client, for comparison. Hyper shares only `httparse`, which parses heads,
+//! with Segue's reader.
 
 use std::future::Future;
 use std::io;
@@ -17,9 +17,10 @@ pub struct Answer {
     pub trailers: Option<HeaderMap>,
 }
 
-/// The answer to a request of this method on a connection that carries these bytes and closes. `None`: no whole answer.
+/// Returns the response to a request of this method on a connection that has these bytes and closes. `None` if there is
+/// no whole response.
 pub fn read(bytes: &[u8], method: &Method) -> Option<Answer> {
-    // hyper looks at the connection between two polls; nothing here ever waits, so polling is all there is to do.
+    // hyper reads the connection between two polls. Nothing here ever waits, so polling is enough.
     let io = Wire { bytes: bytes.to_vec(), at: 0, asked: false };
     let mut context = Context::from_waker(Waker::noop());
     let handshake = pin!(hyper::client::conn::http1::handshake(io));
@@ -34,7 +35,7 @@ pub fn read(bytes: &[u8], method: &Method) -> Option<Answer> {
     });
     let mut connection = pin!(connection);
     let mut connected = true;
-    // Each turn takes at least a byte or ends.
+    // Each turn reads at least a byte or ends.
     for _ in 0..2 * bytes.len() + 100 {
         if connected {
             connected = connection.as_mut().poll(&mut context).is_pending();
@@ -46,7 +47,7 @@ pub fn read(bytes: &[u8], method: &Method) -> Option<Answer> {
     panic!("hyper's client neither answers nor fails");
 }
 
-/// Says nothing before it was asked, then everything, then closes.
+/// A connection that is silent until a request is written, then delivers all bytes and closes.
 struct Wire {
     bytes: Vec<u8>,
     at: usize,

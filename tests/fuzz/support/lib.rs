@@ -1,5 +1,5 @@
-//! What the fuzz targets share: slow, obviously right twins of what they fuzz, written from the standards and from other
-//! projects' sources, never from Segue's code; and a router to send to.
+//! Shared parts of the fuzz targets: a router to send to, and slow, obviously correct twins of the fuzzed code. The
+//! twins are written from standards and from other projects' sources, never from Segue's code.
 
 #![allow(missing_docs)]
 

@@ -1,7 +1,7 @@
 //! Input that arrives in pieces: the fuzzer chooses where it is cut.
 
-/// Splits off the first byte of the fuzzer's input and cuts the rest by it: 0 not at all, else into pieces whose lengths
-/// go round from 1 to that byte. So a seed file is readable: one character, then the bytes themselves.
+/// Splits off the first byte of the input and cuts the rest into pieces. 0 leaves one piece. Otherwise the lengths
+/// cycle from 1 to that byte. So a seed file is readable: one character, followed by the bytes themselves.
 pub fn cut(data: &[u8]) -> Option<(u8, Vec<&[u8]>)> {
     let (&how, mut rest) = data.split_first()?;
     let how = if how.is_ascii_digit() { how - b'0' } else { how };

@@ -1,8 +1,12 @@
-//! A router that is served whatever a client sends, and the pod behind it, on real sockets of one thread.
+//! A router that gets arbitrary bytes from a client, and the pod behind it, on real sockets in one thread.
 //!
-//! Client, router and pod are tasks of one runtime. The pod answers each whole request and nothing else, and keeps what it
-//! got. What must stay true whoever the client is: each request is whole, framed in one way and stamped by this router,
-//! and once the client has gone nothing of it is left in flight.
+//! Client, router and pod are tasks of one runtime. The pod answers each whole request and nothing else, and records
+//! what it gets.
+//!
+//! # Invariants
+//!
+//! * Each request at the pod is whole, framed in one way, and stamped by this router.
+//! * Nothing is left in flight once the client has disconnected.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -33,7 +37,7 @@ use crate::wire::{self, Manner, Message, Stop};
 /// The only partition.
 const P0: PartitionId = PartitionId::new(0);
 
-/// Longer than anything here takes.
+/// Longer than any step of a run takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct Router {
@@ -47,20 +51,20 @@ pub struct Router {
 
 /// How a client ends after its last byte.
 pub enum Ending<'a> {
-    /// With one more request, after which the router hangs up.
+    /// It sends one more request, after which the router closes the connection.
     Last(&'a [u8]),
-    /// It closes its side, after everyone else has had so many turns.
+    /// It closes its side after all other tasks have had this many turns.
     Close { turns: usize },
-    /// It closes its side once so many streams have been answered to their end.
+    /// It closes its side once this many streams have complete responses.
     Answered { streams: usize },
 }
 
-/// What the pod got since the last look.
+/// The data that the pod has got since it was last read.
 #[derive(Clone, Default)]
 struct Seen {
-    /// By HTTP/1.1, by connection.
+    /// The bytes of each HTTP/1.1 connection.
     bytes: Rc<RefCell<Vec<Rc<RefCell<Heard>>>>>,
-    /// By HTTP/2.
+    /// The HTTP/2 requests.
     messages: Rc<RefCell<Vec<Message>>>,
 }
 
@@ -78,7 +82,7 @@ impl Heard {
 }
 
 impl Router {
-    /// `protocol`: what the pod is spoken to in, `Http1` or `Http2`.
+    /// Starts a router and a pod. `protocol` is the version between them, `Http1` or `Http2`.
     pub async fn new(protocol: UpstreamProtocol) -> Self {
         let limits = StashLimits {
             max_requests: 100,
@@ -110,7 +114,7 @@ impl Router {
         Router { forward, table, metrics, limits: settings.limits, front, seen }
     }
 
-    /// Sends, and reads to the end: the answers, and the whole requests that the pod got.
+    /// Sends the pieces and reads to the end. Returns the responses and the whole requests that the pod got.
     pub async fn serve(&self, pieces: &[&[u8]], ending: Ending<'_>) -> (Vec<u8>, Vec<Message>) {
         match tokio::time::timeout(PATIENCE, self.exchange(pieces, ending)).await {
             Ok(answers) => (answers, self.at_the_pod()),
@@ -127,14 +131,14 @@ impl Router {
         let (client, accepted) = tokio::join!(TcpStream::connect(address), self.front.accept());
         let (mut client, (stream, _)) = (client.expect("a connection"), accepted.expect("a connection"));
         client.set_nodelay(true).expect("an option");
-        // Thousands a second: none may leave a port behind that rests for a minute.
+        // There are thousands of connections a second. None may leave its port in TIME_WAIT.
         client.set_zero_linger().expect("an option");
         let peer = HeaderValue::from_static("192.0.2.1");
         let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits);
         let talk = async {
             let mut answers = Vec::new();
             for piece in pieces {
-                // A router that has hung up takes no more.
+                // A router that has closed the connection reads no more.
                 if client.write_all(piece).await.is_err() {
                     break;
                 }
@@ -157,7 +161,7 @@ impl Router {
             answers
         };
         let (answers, ()) = tokio::join!(talk, served);
-        // What a client left behind is finished without it; what it broke off is hung up on.
+        // Whole requests are finished without the client. Those that it cut off end with their connections to the pod.
         let in_the_middle = || self.seen.bytes.borrow().iter().any(|heard| heard.borrow().is_in_the_middle());
         while self.table.in_flight(P0) > 0 || in_the_middle() {
             tokio::time::sleep(Duration::from_micros(100)).await;
@@ -166,7 +170,7 @@ impl Router {
         answers
     }
 
-    /// Read as strictly as can be.
+    /// Returns the requests at the pod, read as strictly as possible.
     fn at_the_pod(&self) -> Vec<Message> {
         let mut whole = std::mem::take(&mut *self.seen.messages.borrow_mut());
         whole.iter().for_each(without_connection);
@@ -185,7 +189,7 @@ impl Router {
     }
 }
 
-/// What a pod may rely on: it was this router that wrote the stamps, once each.
+/// Checks that this router wrote each stamp, and only once.
 fn stamped(request: &Message) {
     let stamps =
         [("segue-partition", &b"0"[..]), ("segue-epoch", b"1"), ("segue-router", b"r"), ("segue-keyspace", b"k")];
@@ -207,7 +211,8 @@ fn stamped(request: &Message) {
     }
 }
 
-/// HTTP/2 knows no headers about a connection, and a length only if it is the body's (RFC 9113, 8.1.1 and 8.2.2).
+/// Checks that an HTTP/2 request has no headers about a connection, and a length only if it is that of the body
+/// (RFC 9113, 8.1.1 and 8.2.2).
 fn without_connection(request: &Message) {
     for name in ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"] {
         assert!(!request.has(name), "{name} by HTTP/2");
@@ -245,7 +250,7 @@ async fn serve_pod(listener: TcpListener, is_http2: bool, seen: Seen) {
     }
 }
 
-/// Answers each whole request and notes every byte.
+/// Answers each whole request and records every byte.
 async fn serve_http1(mut stream: TcpStream, heard: Rc<RefCell<Heard>>) {
     let mut buffer = [0; 4096];
     let mut pending = Vec::new();
@@ -264,9 +269,9 @@ async fn serve_http1(mut stream: TcpStream, heard: Rc<RefCell<Heard>>) {
     heard.borrow_mut().closed = true;
 }
 
-/// Answers each whole request and keeps it.
+/// Answers each whole request and records it.
 async fn serve_http2(stream: TcpStream, messages: Rc<RefCell<Vec<Message>>>) {
-    // Clients may break off as much as they like.
+    // Clients may reset any number of streams.
     let mut builder = h2::server::Builder::new();
     builder.max_pending_accept_reset_streams(usize::MAX);
     let mut connection = match builder.handshake::<_, Bytes>(stream).await {
@@ -276,7 +281,7 @@ async fn serve_http2(stream: TcpStream, messages: Rc<RefCell<Vec<Message>>>) {
     while let Some(accepted) = connection.accept().await {
         let (request, mut respond) = match accepted {
             Ok(accepted) => accepted,
-            // The router may hang up, but what it writes can be read.
+            // The router may close the connection, but everything that it writes must be valid.
             Err(error) => return assert!(!error.is_library(), "{error:?}"),
         };
         let messages = messages.clone();

@@ -1,23 +1,24 @@
-//! How others read paths, queries and cookies: twins written from the sources of Kestrel, Tomcat, Jetty, nginx and Envoy,
-//! each as tolerant as it can be configured to be. What they refuse as well is of no interest to an attacker.
+//! Reads paths, queries and cookies as other servers do: twins written from the sources of Kestrel, Tomcat, Jetty,
+//! nginx and Envoy, each in its most tolerant configuration. An attacker gains nothing from input that all of them
+//! refuse.
 
-/// The segments of a path as a server dispatches by them, decoded; `None`: it refuses the path.
+/// The decoded segments by which a server dispatches a path. `None` if it refuses the path.
 pub type Segments = Option<Vec<Vec<u8>>>;
 
-/// How one of them reads a path.
+/// The function with which a server reads a path.
 pub type Server = fn(&[u8]) -> Segments;
 
-/// All five, by name.
+/// All five servers by name.
 pub const SERVERS: [(&str, Server); 5] =
     [("Kestrel", kestrel), ("Tomcat", tomcat), ("Jetty", jetty), ("nginx", nginx), ("Envoy", envoy)];
 
-/// `PathNormalizer`, `UrlDecoder`: decodes everything but `%2F`, leaves what would not be UTF-8 as it is written, refuses
-/// NUL, and resolves dot segments after that.
+/// `PathNormalizer`, `UrlDecoder`: decodes everything but `%2F`, leaves escapes that would not be UTF-8 as written,
+/// refuses NUL, and then resolves dot segments.
 pub fn kestrel(path: &[u8]) -> Segments {
     let mut plain = Vec::new();
     let mut at = 0;
     while at < path.len() {
-        // As many escapes as make one character.
+        // The escapes of one character.
         let mut run = Vec::new();
         while let Some(byte) = escape(path, at + 3 * run.len()).filter(|byte| *byte != b'/') {
             run.push(byte);
@@ -42,8 +43,8 @@ pub fn kestrel(path: &[u8]) -> Segments {
     without_dots(&split(&plain), Above::Stays)
 }
 
-/// `CoyoteAdapter` with `encodedSolidusHandling` = `decode` and `allowBackslash`: drops parameters, decodes, takes `\` for
-/// `/`, merges slashes, resolves dot segments, and reads the rest as UTF-8 with replacements.
+/// `CoyoteAdapter` with `encodedSolidusHandling` = `decode` and `allowBackslash`: drops parameters, decodes, takes `\`
+/// for `/`, merges slashes, resolves dot segments, and reads the rest as UTF-8 with replacements.
 pub fn tomcat(path: &[u8]) -> Segments {
     let mut plain = decoded(&without_parameters(path))?;
     if plain.contains(&0) {
@@ -71,8 +72,8 @@ pub fn nginx(path: &[u8]) -> Segments {
     without_dots(&merged(split(&plain)), Above::IsRefused)
 }
 
-/// `path_with_escaped_slashes_action: UNESCAPE_AND_FORWARD`, `normalize_path` (Chromium's canonicalization), `merge_slashes`;
-/// behind it a server that decodes what is left.
+/// `path_with_escaped_slashes_action: UNESCAPE_AND_FORWARD`, `normalize_path` (Chromium's canonicalization),
+/// `merge_slashes`; behind it a server that decodes what is left.
 pub fn envoy(path: &[u8]) -> Segments {
     let mut plain = Vec::new();
     let mut at = 0;
@@ -97,7 +98,7 @@ enum Above {
     IsRefused,
 }
 
-/// RFC 3986, 5.2.4.
+/// Removes dot segments as in RFC 3986, 5.2.4.
 fn without_dots(segments: &[Vec<u8>], above: Above) -> Segments {
     let mut found: Vec<Vec<u8>> = Vec::new();
     for (index, segment) in segments.iter().enumerate() {
@@ -122,7 +123,7 @@ fn without_dots(segments: &[Vec<u8>], above: Above) -> Segments {
     Some(found)
 }
 
-/// What stands between the slashes, behind the first.
+/// Returns the segments between the slashes, after the first slash.
 fn split(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|byte| *byte == b'/').skip(1).map(<[u8]>::to_vec).collect()
 }
@@ -138,14 +139,14 @@ fn without_parameters(path: &[u8]) -> Vec<u8> {
     path.split(|byte| *byte == b'/').map(bare).collect::<Vec<_>>().join(&b'/')
 }
 
-/// The byte that is escaped there.
+/// Returns the byte that is escaped at this position.
 fn escape(text: &[u8], at: usize) -> Option<u8> {
     let [b'%', high, low] = *text.get(at..at + 3)? else { return None };
     let digit = |byte: u8| char::from(byte).to_digit(16);
     Some((digit(high)? * 16 + digit(low)?) as u8)
 }
 
-/// Percent-decoding; `None`: a `%` without two digits.
+/// Decodes percent-encoding. `None` if a `%` is not followed by two digits.
 pub fn decoded(text: &[u8]) -> Option<Vec<u8>> {
     let (mut plain, mut at) = (Vec::new(), 0);
     while at < text.len() {
@@ -168,8 +169,8 @@ fn replaced(bytes: Vec<u8>) -> Vec<u8> {
     String::from_utf8_lossy(&bytes).into_owned().into_bytes()
 }
 
-/// The values of a parameter as different servers find them: names whose case counts or not, `;` between parameters or
-/// not, `name[]` for the name or not.
+/// Returns the values of a parameter as different servers find them: with case-sensitive names or not, with `;` as a
+/// separator or not, with `name[]` as the name or not.
 pub fn parameters(query: &[u8], name: &[u8]) -> Vec<Vec<Vec<u8>>> {
     let form = |text: &[u8]| {
         let spaced: Vec<u8> = text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
@@ -190,8 +191,8 @@ pub fn parameters(query: &[u8], name: &[u8]) -> Vec<Vec<Vec<u8>>> {
     vec![read(b"&", &exactly), read(b"&", &any_case), read(b"&;", &exactly), read(b"&", &bracketed)]
 }
 
-/// The values of a cookie as different servers find them: by RFC 6265, with names whose case does not count, and with
-/// quoted strings in which a `;` separates nothing.
+/// Returns the values of a cookie as different servers find them: by RFC 6265, with case-insensitive names, and with
+/// quoted strings in which a `;` does not separate.
 pub fn cookies(lines: &[&[u8]], name: &[u8]) -> Vec<Vec<Vec<u8>>> {
     let line = lines.join(&b"; "[..]);
     let value = |pair: &[u8], same: &dyn Fn(&[u8]) -> bool| {
