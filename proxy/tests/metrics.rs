@@ -15,9 +15,9 @@ use support::{Fixture, until};
 const P0: PartitionId = PartitionId::new(0);
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 
-fn value(world: &Fixture, series: &str) -> f64 {
+fn value(fixture: &Fixture, series: &str) -> f64 {
     let mut registry = Registry::with_prefix("segue");
-    world.metrics.register(&mut registry);
+    fixture.metrics.register(&mut registry);
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -26,19 +26,19 @@ fn value(world: &Fixture, series: &str) -> f64 {
 
 #[tokio::test]
 async fn the_time_with_a_pod_leaves_out_the_time_in_the_stash() {
-    let world = Fixture::new();
+    let fixture = Fixture::new();
     let pod = Pod::start(Speaks::Http1, |_| async { http::Response::new(full("ok")) }).await;
-    let mut client = RawHttp1Client::connect(world.address).await;
+    let mut client = RawHttp1Client::connect(fixture.address).await;
     client.write(GET).await;
-    world.held(P0, 1).await;
+    fixture.held(P0, 1).await;
     let held = Instant::now();
     until(|| held.elapsed() >= Duration::from_millis(200), "some time in the stash").await;
-    world.lead(P0, pod.address, 7);
+    fixture.lead(P0, pod.address, 7);
     assert_eq!(client.answer().await.text(), "ok");
-    until(|| value(&world, "segue_upstream_duration_seconds_count") == 1.0, "the exchange to be over").await;
-    let in_all = value(&world, "segue_request_duration_seconds_sum");
-    let with_pod = value(&world, "segue_upstream_duration_seconds_sum");
+    until(|| value(&fixture, "segue_upstream_duration_seconds_count") == 1.0, "the exchange to be over").await;
+    let in_all = value(&fixture, "segue_request_duration_seconds_sum");
+    let with_pod = value(&fixture, "segue_upstream_duration_seconds_sum");
     assert!(with_pod > 0.0 && with_pod <= in_all - 0.2, "{with_pod} s of {in_all} s");
     assert_eq!(client.ask(GET).await.text(), "ok");
-    until(|| value(&world, "segue_upstream_duration_seconds_count") == 2.0, "the exchange to be over").await;
+    until(|| value(&fixture, "segue_upstream_duration_seconds_count") == 2.0, "the exchange to be over").await;
 }

@@ -14,8 +14,8 @@ use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Keys, Op, Snapshot, Txn};
 use segue_proxy::router::{BoundRouter, JoiningRouter, Router};
 use support::client::RawHttp1Client;
-use support::pod::Script;
-use support::{PATIENCE, Settings, soon};
+use support::pod::ScriptedPod;
+use support::{Settings, TEST_TIMEOUT, soon};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -46,7 +46,7 @@ impl Site {
     }
 
     /// Gives the partition to a pod.
-    async fn assign(&self, pod: &Script) {
+    async fn assign(&self, pod: &ScriptedPod) {
         let lease = self.store.grant(Duration::from_secs(600)).await.unwrap();
         let record = format!(r#"{{"pod_name":"w","address":"{}"}}"#, pod.address);
         self.put(self.keys.pod("w"), &record, Some(lease)).await;
@@ -64,7 +64,7 @@ impl Site {
             drain: DrainSettings::default(),
             admin: None,
             partitioner: None,
-            request_timeout: PATIENCE,
+            request_timeout: TEST_TIMEOUT,
         };
         BoundRouter::bind(server, stash).unwrap().join(self.store.clone(), self.keys.clone(), settings, Arc::new(()))
     }
@@ -100,7 +100,7 @@ async fn a_router_without_clients_is_ready_once_it_knows_the_keyspace() {
 #[tokio::test]
 async fn a_router_that_stops_deregisters_only_after_its_last_request() {
     let site = Site::new().await;
-    let pod = Script::new().await;
+    let pod = ScriptedPod::new().await;
     site.assign(&pod).await;
     let router = site.router().await;
     let address = router.local_addr();
@@ -108,7 +108,7 @@ async fn a_router_that_stops_deregisters_only_after_its_last_request() {
     client.write(GET).await;
     let mut connection = pod.accept().await;
     connection.head().await;
-    let stopping = tokio::spawn(router.stop(Instant::now() + PATIENCE));
+    let stopping = tokio::spawn(router.stop(Instant::now() + TEST_TIMEOUT));
     soon(async { while TcpStream::connect(address).await.is_ok() {} }).await;
     assert!(site.is_registered("r").await, "a request is in flight");
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
