@@ -205,7 +205,7 @@ impl Cluster {
         let mut kept = *part;
         let is_usable = kept.done.held.is_some_and(|held| held.stage != StateStage::Left);
         kept.state &= if is_usable { matter } else { 0 };
-        kept.door.last = Epoch::default();
+        kept.fence.last = Epoch::default();
         if self.scenario.pods[pod].fence && !self.without(Rule::FencingEpoch) {
             kept.refuses = false;
         }

@@ -1,7 +1,7 @@
 //! An exhaustive model of the handoff.
 //!
 //! The decisions are production's own: planning, the moves of phases, what routers and pods do next, the gate's moves, the
-//! stash, the pod's door. Modelled is what surrounds them: the store, the network, leases and their clocks, crashes.
+//! stash, the pod's epoch fence. Modelled is what surrounds them: the store, the network, leases and their clocks, crashes.
 //! A search goes through every order in which things can happen, within a budget of faults, and checks the invariants
 //! of the protocol in every state. Deterministic; the other half of the proof, long runs with many faults, is the
 //! simulation's.

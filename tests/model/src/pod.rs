@@ -6,7 +6,7 @@
 //! clock; one without `drained` does not even refuse what it has been told to drain.
 
 use segue_protocol::handoff::advance::{Ack, acknowledge};
-use segue_protocol::handoff::epoch_fence::{Answer, known_epoch};
+use segue_protocol::handoff::epoch_fence::{EpochCheck, known_epoch};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
 use segue_protocol::handoff::pod_reconcile::{self, Act, Callback, Done, Next, Task, Word};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
@@ -58,7 +58,7 @@ impl Cluster {
             let log = state.ledgers[usize::from(partition)].log;
             let part = state.part(pod, partition);
             let Next { accept, act } = pod_reconcile::next(duty, &part.done, capabilities.sync);
-            part.door.set(accept, known_epoch(accept, duty, assigned));
+            part.fence.set(accept, known_epoch(accept, duty, assigned));
             if accept.is_some() {
                 part.done.reopen();
                 part.refuses = false;
@@ -154,24 +154,24 @@ impl Cluster {
     }
 
     /// What a pod says to a request that reaches it. `None`: it lets it wait for its view to catch up.
-    pub(crate) fn answer_of(&self, state: &State, exchange: &Exchange) -> Answer {
+    pub(crate) fn answer_of(&self, state: &State, exchange: &Exchange) -> EpochCheck {
         let pod = &state.pods[usize::from(exchange.target.pod)];
         let part = &pod.parts[usize::from(self.partition_of(exchange.request))];
         let capabilities = self.capabilities(exchange.target.pod);
         if !capabilities.fence {
             // It does not listen at its address before its earlier key is gone.
             if pod.view.is_none() {
-                return Answer::NotOwner;
+                return EpochCheck::NotOwner;
             }
-            return if capabilities.drained && part.refuses { Answer::NotOwner } else { Answer::In };
+            return if capabilities.drained && part.refuses { EpochCheck::NotOwner } else { EpochCheck::Accept };
         }
         if pod.view.is_none() || (pod.clock == Clock::RunOut && !self.without(Rule::PodLeaseClock)) {
-            return Answer::NotOwner;
+            return EpochCheck::NotOwner;
         }
         if self.without(Rule::FencingEpoch) {
-            return if part.refuses { Answer::NotOwner } else { Answer::In };
+            return if part.refuses { EpochCheck::NotOwner } else { EpochCheck::Accept };
         }
-        part.door.ask(exchange.target.epoch)
+        part.fence.check(exchange.target.epoch)
     }
 
     /// A pod begins to work on a request.
@@ -184,9 +184,9 @@ impl Cluster {
         };
         let ledger = state.ledgers[usize::from(partition)];
         let life = state.pods[usize::from(pod)].incarnation;
-        let door = state.pods[usize::from(pod)].parts[usize::from(partition)].door;
+        let fence = state.pods[usize::from(pod)].parts[usize::from(partition)].fence;
         let epoch = if self.capabilities(pod).fence {
-            door.accepted.unwrap_or(exchange.target.epoch)
+            fence.accepted.unwrap_or(exchange.target.epoch)
         } else {
             exchange.target.epoch
         };
@@ -235,7 +235,7 @@ impl Cluster {
         let Some(owner) = state.ledgers[usize::from(partition)].owner else { return };
         let pod = &state.pods[usize::from(owner.pod)];
         let part = &pod.parts[usize::from(partition)];
-        let serves = pod.is_up && pod.incarnation == owner.incarnation && part.door.accepted == Some(owner.epoch);
+        let serves = pod.is_up && pod.incarnation == owner.incarnation && part.fence.accepted == Some(owner.epoch);
         let acked = self.acked(state, partition);
         if serves && acked & !part.state != 0 {
             state.violate(Violation::NoLostRequest);
@@ -259,7 +259,7 @@ impl Cluster {
         (it.incarnation, it.view, it.clock) = (Incarnation::NONE, None, Clock::Held);
         for part in &mut it.parts {
             part.done.leave();
-            part.door = Default::default();
+            part.fence = Default::default();
         }
         self.reach(Reached::Fenced);
         self.reconcile_pod(state, pod);

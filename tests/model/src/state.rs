@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use segue_protocol::handoff::epoch_fence::Door;
+use segue_protocol::handoff::epoch_fence::EpochFence;
 use segue_protocol::handoff::pod_reconcile::Done;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
 use segue_proxy::routing::gate::GateState;
@@ -92,7 +92,7 @@ pub(crate) struct Pod {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Part {
     pub(crate) done: Done,
-    pub(crate) door: Door,
+    pub(crate) fence: EpochFence,
     /// It has been told to drain and not to serve again since. What a pod without `fence` goes by.
     pub(crate) refuses: bool,
     /// The writes that its copy of the state contains.
@@ -259,9 +259,9 @@ impl State {
         }
         for part in self.pods.iter_mut().map(Arc::make_mut).flat_map(|pod| &mut pod.parts) {
             part.done.held.iter_mut().for_each(|held| each(&mut held.epoch));
-            part.door.accepted.iter_mut().for_each(&mut *each);
-            each(&mut part.door.known);
-            each(&mut part.door.last);
+            part.fence.accepted.iter_mut().for_each(&mut *each);
+            each(&mut part.fence.known);
+            each(&mut part.fence.last);
         }
         self.exchanges.iter_mut().for_each(|exchange| each(&mut exchange.target.epoch));
         self.ledgers.iter_mut().filter_map(|it| it.owner.as_mut()).for_each(|owner| each(&mut owner.epoch));
@@ -274,9 +274,9 @@ impl State {
         }
         for part in self.pods.iter().flat_map(|pod| &pod.parts) {
             part.done.held.iter().for_each(|held| each(held.epoch));
-            part.door.accepted.iter().for_each(|epoch| each(*epoch));
-            each(part.door.known);
-            each(part.door.last);
+            part.fence.accepted.iter().for_each(|epoch| each(*epoch));
+            each(part.fence.known);
+            each(part.fence.last);
         }
         self.exchanges.iter().for_each(|exchange| each(exchange.target.epoch));
         self.ledgers.iter().filter_map(|it| it.owner).for_each(|owner| each(owner.epoch));

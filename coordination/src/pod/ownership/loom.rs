@@ -10,13 +10,13 @@
 //! | defect | failed |
 //! | --- | --- |
 //! | a request is counted after the lock is dropped | `a_closed_partition_…`, `nobody_enters_…` |
-//! | the last request leaves without notifying, or checks the door before it is subtracted | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
+//! | the last request leaves without notifying, or checks the fence before it is subtracted | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
 //! | `idle` checks before it creates its wait | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
-//! | the door changes without notifying; a wait for that is created after the lock is dropped | both of `…_is_not_forgotten` |
+//! | the fence changes without notifying; a wait for that is created after the lock is dropped | both of `…_is_not_forgotten` |
 //! | a new partition is added without notifying; a wait for it is created after the table is unlocked | `a_request_for_a_partition_…` |
 //! | work is held under a second lock, or after the partition was given up | `work_that_is_held_…` |
 //! | the fence checks what is in flight before it closes, or does not close | `nobody_enters_…` |
-//! | a request with the last epoch is admitted whatever the door's state | `a_closed_partition_…`, `nobody_enters_…` |
+//! | a request with the last epoch is admitted whatever the fence's state | `a_closed_partition_…`, `nobody_enters_…` |
 //! | a term is extended in two steps | `a_term_that_is_over_…` |
 //! | the notification of a new partition precedes its epoch | none: a waiter that wakes too early waits for the epoch itself |
 

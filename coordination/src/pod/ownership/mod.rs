@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use segue_protocol::handoff::epoch_fence::{Answer, Door};
+use segue_protocol::handoff::epoch_fence::{EpochCheck, EpochFence};
 use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -86,7 +86,7 @@ struct Slot {
 
 #[derive(Debug, Default)]
 struct SlotState {
-    door: Door,
+    fence: EpochFence,
     in_flight: u64,
 }
 
@@ -157,16 +157,16 @@ impl Ownership {
             return Entry::Refused(Refusal::Fenced);
         }
         let mut state = slot.lock();
-        match state.door.ask(epoch) {
-            Answer::In => {
+        match state.fence.check(epoch) {
+            EpochCheck::Accept => {
                 state.in_flight += 1;
                 drop(state);
                 Entry::In(InFlight { slot, term, epoch })
             }
             // Created under the lock, so that no change between this check and the wait is missed.
-            Answer::Wait => Entry::Wait(slot.changed.clone().notified_owned()),
-            Answer::Stale => Entry::Refused(Refusal::Stale),
-            Answer::NotOwner => Entry::Refused(Refusal::NotOwner),
+            EpochCheck::Wait => Entry::Wait(slot.changed.clone().notified_owned()),
+            EpochCheck::Stale => Entry::Refused(Refusal::Stale),
+            EpochCheck::NotOwner => Entry::Refused(Refusal::NotOwner),
         }
     }
 
@@ -265,7 +265,7 @@ impl Slot {
     }
 
     fn set(&self, accepted: Option<Epoch>, known: Epoch) {
-        if self.lock().door.set(accepted, known) {
+        if self.lock().fence.set(accepted, known) {
             self.changed.notify_waiters();
         }
     }
@@ -283,7 +283,7 @@ impl Slot {
     fn leave(&self) {
         let mut state = self.lock();
         state.in_flight -= 1;
-        let is_last = state.in_flight == 0 && state.door.accepted.is_none();
+        let is_last = state.in_flight == 0 && state.fence.accepted.is_none();
         drop(state);
         if is_last {
             self.changed.notify_waiters();
@@ -345,7 +345,7 @@ impl Owned {
     /// request that began it. `None` if the partition has already been given up.
     pub fn hold(&self) -> Option<InFlight> {
         let mut state = self.slot.lock();
-        let stands = state.door.last == self.epoch && (state.door.accepted.is_some() || state.in_flight > 0);
+        let stands = state.fence.last == self.epoch && (state.fence.accepted.is_some() || state.in_flight > 0);
         if !stands || self.term.is_over(lease_now()) {
             return None;
         }
