@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use super::ownership::Ownership;
 use super::service::Service;
 use super::term::ends_at;
-use super::work::{Said, WRITE_RETRY_PAUSE, Work};
+use super::work::{PendingWrite, WRITE_RETRY_PAUSE, Work};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
 use crate::participant::{Follow, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, wakes_at};
 use crate::store::{Store, StoreError};
@@ -93,7 +93,7 @@ pub(super) struct Shell {
     pub(super) work: HashMap<PartitionId, Work>,
     pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
     pub(super) running: HashMap<task::Id, PartitionId>,
-    pub(super) said: Outbox<Said>,
+    pub(super) said: Outbox<PendingWrite>,
     /// When to reconsider a partition or, without one, the own record.
     pub(super) timers: BTreeSet<(Instant, Option<PartitionId>)>,
 }
@@ -321,7 +321,7 @@ impl Shell {
         self.view = View::empty(self.keys.clone());
         self.said.clear();
         for work in self.work.values_mut() {
-            work.leave();
+            work.invalidate();
         }
         self.reconcile_all();
         self.publish(None);
