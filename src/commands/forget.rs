@@ -10,7 +10,7 @@ use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::registration;
 use segue_protocol::txn::Keys;
-use segue_protocol::view::{Stamped, View};
+use segue_protocol::view::{Versioned, View};
 use serde::Serialize;
 
 use super::store::StoreArgs;
@@ -85,7 +85,7 @@ fn unreachable(error: StoreError) -> Failure {
 fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<(String, u64, Forgotten), String> {
     let (key, standing) = match kind {
         Kind::Pod => (view.keys().pod(name), view.pod_key(name)),
-        Kind::Router => (view.keys().router(name), view.routers.get(name).map(Stamped::key)),
+        Kind::Router => (view.keys().router(name), view.routers.get(name).map(Versioned::key)),
     };
     let word = kind.word();
     let standing = standing.ok_or_else(|| format!("no {word} {name} is registered: there is nothing to forget"))?;

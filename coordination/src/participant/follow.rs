@@ -11,7 +11,7 @@ use std::time::Duration;
 use segue_protocol::ids::Revision;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Batch, Keys};
-use segue_protocol::view::{Touched, View};
+use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
@@ -72,7 +72,7 @@ impl Follow {
     }
 
     /// Applies a batch to the view, and with it every batch that has arrived since. Returns what they touched.
-    pub(crate) fn apply(&mut self, view: &mut View, batch: Batch) -> Touched {
+    pub(crate) fn apply(&mut self, view: &mut View, batch: Batch) -> ViewDelta {
         let mut touched = view.apply(batch);
         while let Some(batch) = self.try_next_batch() {
             let more = view.apply(batch);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use segue_protocol::ids::{Incarnation, LeaseId, Revision};
 use segue_protocol::registration::{Attachment, attachment, put_back};
-use segue_protocol::view::Stamped;
+use segue_protocol::view::Versioned;
 use tracing::{info, warn};
 
 use super::{Outbox, Registration};
@@ -40,7 +40,7 @@ impl OwnKey {
     /// participant's. Returns `false` if the key is gone or another life's: the participant must fence.
     pub(crate) fn keep<T>(
         &mut self,
-        seen: Option<&Stamped<T>>,
+        seen: Option<&Versioned<T>>,
         intact: bool,
         revision: Revision,
         value: impl FnOnce() -> Vec<u8>,

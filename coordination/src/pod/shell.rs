@@ -14,7 +14,7 @@ use std::sync::Arc;
 use segue_protocol::ids::{Incarnation, LeaseId, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::PodStatus;
-use segue_protocol::view::{Touched, View};
+use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::watch;
 use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -66,7 +66,7 @@ enum News {
     #[default]
     None,
     Snapshot,
-    Batch(Touched),
+    Batch(ViewDelta),
 }
 
 pub(super) struct Shell {

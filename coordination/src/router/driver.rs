@@ -15,7 +15,7 @@ use segue_protocol::handoff::router::{
 use segue_protocol::ids::{Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Capabilities, RouterRecord, encode};
-use segue_protocol::view::{Touched, View};
+use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -253,7 +253,7 @@ impl Router {
         });
     }
 
-    fn react(&mut self, touched: Touched) {
+    fn react(&mut self, touched: ViewDelta) {
         if touched.membership {
             self.reconcile_all();
         } else {

@@ -11,7 +11,7 @@
 //! # How it is driven
 //!
 //! Every participant keeps a [`View`](crate::view::View). After each batch of its watch it calls its decision again for
-//! the partitions that the batch has [`Touched`](crate::view::Touched). It also does so when its own state has changed:
+//! the partitions that the batch has [`ViewDelta`](crate::view::ViewDelta). It also does so when its own state has changed:
 //! a drain or a callback has ended, or its lease clock has run out.
 //!
 //! * A router calls [`router::next_step`] with the stage of its gate, carries the step out, and repeats until there is

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Policy;
 use super::actions::all;
-use crate::handoff::advance::Waiting;
+use crate::handoff::advance::PendingOn;
 use crate::ids::PartitionId;
 use crate::keys::KeyName;
 use crate::records::{Capabilities, Mode, Partitioner, Phase, PodStatus};
@@ -126,7 +126,7 @@ pub enum Notice {
         /// The phase.
         phase: Phase,
         /// What the handoff waits for.
-        waiting: Vec<Waiting>,
+        waiting: Vec<PendingOn>,
     },
     /// A pod gets no more partitions for now, because it was not ready in time.
     Shunned {
