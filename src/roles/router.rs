@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use segue_config as config;
-use segue_coordination::participant::lease_now;
 use segue_coordination::router::{
     DataPlane as _, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
+use segue_coordination::session::lease_now;
 use segue_coordination::store::Store;
 use segue_protocol::handoff::router::Stage;
 use segue_protocol::ids::PartitionId;

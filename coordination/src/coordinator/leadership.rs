@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult};
-use crate::participant::{Follow, OwnKey, Registration, Update, unix_millis};
+use crate::session::{OwnKey, Registration, Update, Watcher, unix_millis};
 use crate::store::{Store, StoreError};
 
 /// How long the subject of a refused write rests, unless the view changes it before.
@@ -131,7 +131,7 @@ impl<'a> Leadership<'a> {
     pub(super) async fn run(&mut self, elected: &Registration, value: Vec<u8>, shutdown: &CancellationToken) {
         let mut own_key = OwnKey::of(self.store.clone(), elected);
         let mut lease = elected.lease.state();
-        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
         let mut synced = false;
         let mut sighted = true;
         loop {
@@ -150,7 +150,7 @@ impl<'a> Leadership<'a> {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                update = follow.next() => match update {
+                update = watcher.next() => match update {
                     Update::Snapshot(view) => {
                         self.view.resync(*view);
                         self.resting.clear();
@@ -160,7 +160,7 @@ impl<'a> Leadership<'a> {
                     }
                     Update::Batch(batch) if synced => {
                         self.apply(batch);
-                        while let Some(batch) = follow.try_next_batch() {
+                        while let Some(batch) = watcher.try_next_batch() {
                             self.apply(batch);
                         }
                     }

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::leadership::Leadership;
-use crate::participant::{Claim, register};
+use crate::session::{Claim, register};
 use crate::store::{Store, StoreError};
 
 /// The settings of a coordinator.

@@ -34,7 +34,7 @@ use super::answer;
 use super::body::OwnedBody;
 use super::exchange::Exchange;
 use super::ownership::{Entry, InFlight, Ownership, Refusal};
-use crate::participant::lease_now;
+use crate::session::lease_now;
 
 const PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
 const EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);

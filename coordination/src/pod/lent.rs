@@ -19,7 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use super::sidecar::{HookError, post};
-use crate::participant::{boottime, lease_now, wakes_at};
+use crate::session::{boottime, lease_now, wakes_at};
 
 /// How long the service may take to confirm a lease.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -44,7 +44,7 @@ use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use segue_protocol::records::Capabilities;
 use tokio::time::Instant;
 
-use crate::participant::lease_now;
+use crate::session::lease_now;
 
 /// The subject of a callback of a [`HandoffHandler`]. `epoch` and `handoff` identify warmed state: its `sync` and
 /// `release` carry the same two.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::PodSettings;
 use super::shell::{Shell, Wish};
-use crate::participant::{Claim, OwnKey, Registration, register, unix_millis};
+use crate::session::{Claim, OwnKey, Registration, register, unix_millis};
 
 impl Shell {
     /// Registers, and meanwhile releases what an earlier life has left. `ended` is this process's earlier life. Returns

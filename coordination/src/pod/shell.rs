@@ -25,7 +25,7 @@ use super::service::Service;
 use super::term::ends_at;
 use super::work::{PendingWrite, WRITE_RETRY_PAUSE, Work};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
-use crate::participant::{Follow, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, wakes_at};
+use crate::session::{LeaseState, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, wakes_at};
 use crate::store::{Store, StoreError};
 
 /// The reason why an unregistered pod accepts nothing.
@@ -93,7 +93,7 @@ pub(super) struct Shell {
     pub(super) work: HashMap<PartitionId, Work>,
     pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
     pub(super) running: HashMap<task::Id, PartitionId>,
-    pub(super) said: Outbox<PendingWrite>,
+    pub(super) said: WriteQueue<PendingWrite>,
     /// When to reconsider a partition or, without one, the own record.
     pub(super) timers: BTreeSet<(Instant, Option<PartitionId>)>,
 }
@@ -110,7 +110,7 @@ impl Shell {
     ) -> Self {
         Shell {
             view: View::empty(keys.clone()),
-            said: Outbox::new(store.clone(), WRITE_RETRY_PAUSE),
+            said: WriteQueue::new(store.clone(), WRITE_RETRY_PAUSE),
             store,
             keys,
             settings,
@@ -161,7 +161,7 @@ impl Shell {
     async fn live(&mut self, registration: &Registration) -> End {
         let mut lease_state = registration.lease.state();
         (self.incarnation, self.lease) = (registration.incarnation, Some(registration.lease.id()));
-        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
         let mut own_key = OwnKey::of(self.store.clone(), registration);
         let mut sighted = true;
         let service = self.service.clone();
@@ -196,13 +196,13 @@ impl Shell {
             let wake = self.wakes_at(now, ends_at, state);
             tokio::select! {
                 biased;
-                update = follow.next() => match update {
+                update = watcher.next() => match update {
                     Update::Snapshot(view) => {
                         (self.view, self.synced, sighted) = (*view, true, true);
                         news = News::Snapshot;
                     }
                     Update::Batch(batch) if self.synced => {
-                        news = News::Batch(follow.apply(&mut self.view, batch));
+                        news = News::Batch(watcher.apply(&mut self.view, batch));
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {

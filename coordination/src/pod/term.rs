@@ -15,7 +15,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tracing::warn;
 
 use super::sync::AtomicU64;
-use crate::participant::{LeaseState, lease_now, wakes_at};
+use crate::session::{LeaseState, lease_now, wakes_at};
 
 /// Longest time between two checks whether a term is over.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -124,7 +124,7 @@ fn micros(base: Instant, at: Instant) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::participant::{count_by_tokio, suspend};
+    use crate::session::{count_by_tokio, suspend};
 
     const TTL: Duration = Duration::from_secs(12);
 

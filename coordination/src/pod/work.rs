@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use super::shell::{Shell, Wish};
 use super::{HandlerError, Move};
-use crate::participant::{Answers, StoreRetry, unix_millis};
+use crate::session::{StoreRetry, WriteResults, unix_millis};
 
 /// How long a write rests after it was refused or failed.
 pub(super) const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -276,7 +276,7 @@ impl Shell {
         self.said.send(due.into_iter().zip(txns));
     }
 
-    pub(super) fn written(&mut self, answers: Answers<PendingWrite>) {
+    pub(super) fn written(&mut self, answers: WriteResults<PendingWrite>) {
         for (what, result) in &answers {
             match result {
                 Ok(outcome) if outcome.committed() => info!(?what, "said"),

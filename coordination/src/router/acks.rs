@@ -9,7 +9,7 @@ use segue_protocol::txn::Txn;
 use tracing::info;
 
 use super::driver::Router;
-use crate::participant::{Answers, unix_millis};
+use crate::session::{WriteResults, unix_millis};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum AckKind {
@@ -65,7 +65,7 @@ impl Router {
         }
     }
 
-    pub(super) fn written(&mut self, answers: Answers<AckId>) {
+    pub(super) fn written(&mut self, answers: WriteResults<AckId>) {
         for (id, result) in &answers {
             match result {
                 Ok(outcome) if outcome.committed() && id.2 == AckKind::Cutover => {

@@ -24,8 +24,8 @@ use tracing::{debug, warn};
 use super::acks::{AckId, AckKind};
 use super::turns::Turns;
 use super::{Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
-use crate::participant::{
-    Follow, KeptLease, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, unix_millis, wakes_at,
+use crate::session::{
+    KeptLease, LeaseState, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, unix_millis, wakes_at,
 };
 use crate::store::Store;
 
@@ -63,7 +63,7 @@ pub(super) struct Router {
     partitions: u32,
     pub(super) incarnation: Incarnation,
     trust: Trust,
-    pub(super) acks: Outbox<AckId>,
+    pub(super) acks: WriteQueue<AckId>,
     turns: Turns,
     /// When to reconsider a partition.
     pub(super) timers: BTreeSet<(Instant, PartitionId)>,
@@ -88,7 +88,7 @@ impl Router {
             partitions: 0,
             incarnation: Incarnation::NONE,
             trust: Trust::Gone,
-            acks: Outbox::new(store.clone(), REFUSED_PAUSE),
+            acks: WriteQueue::new(store.clone(), REFUSED_PAUSE),
             turns: Turns::default(),
             timers: BTreeSet::new(),
             drains: HashMap::new(),
@@ -104,7 +104,7 @@ impl Router {
         let mut lease_state = lease.state();
         let mut own_key = OwnKey::of(self.store.clone(), registration);
         self.incarnation = registration.incarnation;
-        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
         let mut synced = false;
         let mut sighted = true;
         let tick = self.settings.lease_ttl / 6;
@@ -136,7 +136,7 @@ impl Router {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return End::Shutdown,
-                update = follow.next() => match update {
+                update = watcher.next() => match update {
                     Update::Snapshot(view) => {
                         self.view.resync(*view);
                         (synced, sighted) = (true, true);
@@ -148,7 +148,7 @@ impl Router {
                         self.publish(None);
                     }
                     Update::Batch(batch) if synced => {
-                        let touched = follow.apply(&mut self.view, batch);
+                        let touched = watcher.apply(&mut self.view, batch);
                         if !self.keep_key(&mut own_key) { return self.registration_gone(); }
                         if self.maps_otherwise() { return self.mapping_gone(lease, shutdown).await; }
                         self.publish(None);

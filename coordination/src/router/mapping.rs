@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::driver::Router;
-use crate::participant::StoreRetry;
+use crate::session::StoreRetry;
 use crate::store::StoreError;
 
 /// Longest time between two checks. Other routers may leave without a change of the settings.

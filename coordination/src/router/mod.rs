@@ -29,8 +29,8 @@ use tracing::warn;
 
 use self::driver::{End, Router};
 #[cfg(doc)]
-use crate::participant::lease_now;
-use crate::participant::{Claim, register};
+use crate::session::lease_now;
+use crate::session::{Claim, register};
 use crate::store::{Store, StoreError};
 
 /// The times of a partition's cutover.

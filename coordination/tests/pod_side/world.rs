@@ -12,8 +12,8 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Empty, Full};
-use segue_coordination::participant::{Follow, Update, count_by_tokio};
 use segue_coordination::pod::{HandlerError, HandoffHandler, Move, Owned, OwnedBody, PodHandle, PodSettings, PodState};
+use segue_coordination::session::{Update, Watcher, count_by_tokio};
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
@@ -61,7 +61,7 @@ impl World {
 
     /// Waits until the store shows this.
     pub(crate) async fn until(&self, what: &str, shows: impl Fn(&View) -> bool) -> View {
-        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut follow = Watcher::start(self.store.clone(), self.keys.clone());
         let mut view = View::empty(self.keys.clone());
         let seen = async {
             loop {

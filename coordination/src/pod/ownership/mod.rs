@@ -21,7 +21,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::sync::{Mutex, MutexGuard, Notify, OwnedNotified, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::term::Term;
-use crate::participant::{LeaseState, lease_now};
+use crate::session::{LeaseState, lease_now};
 
 /// How long a request whose epoch is above the known one waits for this pod's view to catch up.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(250);

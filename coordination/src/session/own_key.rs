@@ -11,7 +11,7 @@ use segue_protocol::registration::{Attachment, attachment, put_back};
 use segue_protocol::view::Versioned;
 use tracing::{info, warn};
 
-use super::{Outbox, Registration};
+use super::{Registration, WriteQueue};
 use crate::store::Store;
 
 /// How long a write rests after it was refused or failed.
@@ -23,7 +23,7 @@ pub(crate) struct OwnKey {
     incarnation: Incarnation,
     lease: LeaseId,
     /// The pending writes, by the revision of the put that each undoes.
-    writes: Outbox<Revision>,
+    writes: WriteQueue<Revision>,
 }
 
 impl OwnKey {
@@ -32,7 +32,7 @@ impl OwnKey {
             key: registration.key.clone(),
             incarnation: registration.incarnation,
             lease: registration.lease.id(),
-            writes: Outbox::new(store, WRITE_RETRY_PAUSE),
+            writes: WriteQueue::new(store, WRITE_RETRY_PAUSE),
         }
     }
 

@@ -143,7 +143,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::participant::{count_by_tokio, suspend};
+    use crate::session::{count_by_tokio, suspend};
     use crate::store::{MemoryStore, Watch};
 
     /// A store with slow lease responses.
