@@ -2,7 +2,7 @@
 //! acknowledges the results.
 //!
 //! Not here: registration and departure ([`router`](super)), the content of acks ([`acks`](super::acks)), the order of
-//! stops ([`turns`](super::turns)).
+//! stops ([`stop_limiter`](super::stop_limiter)).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::acks::{AckId, AckKind};
-use super::turns::Turns;
+use super::stop_limiter::StopLimiter;
 use super::{Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
 use crate::session::{
     KeptLease, LeaseState, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, unix_millis, wakes_at,
@@ -64,7 +64,7 @@ pub(super) struct Router {
     pub(super) incarnation: Incarnation,
     trust: Trust,
     pub(super) acks: WriteQueue<AckId>,
-    turns: Turns,
+    stop_limiter: StopLimiter,
     /// When to reconsider a partition.
     pub(super) timers: BTreeSet<(Instant, PartitionId)>,
     drains: HashMap<PartitionId, Drain>,
@@ -89,7 +89,7 @@ impl Router {
             incarnation: Incarnation::NONE,
             trust: Trust::Gone,
             acks: WriteQueue::new(store.clone(), REFUSED_PAUSE),
-            turns: Turns::default(),
+            stop_limiter: StopLimiter::default(),
             timers: BTreeSet::new(),
             drains: HashMap::new(),
             severed: HashMap::new(),
@@ -132,7 +132,7 @@ impl Router {
             let is_trusted = lease_now() < state.trusted_until;
             let trust_ends = if is_trusted { wakes_at(state.trusted_until) } else { now + tick };
             let timer = self.timers.first().map_or(now + tick, |(at, _)| *at);
-            let wake = timer.min(trust_ends).min(now + tick).min(self.turns.due().unwrap_or(timer));
+            let wake = timer.min(trust_ends).min(now + tick).min(self.stop_limiter.due().unwrap_or(timer));
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return End::Shutdown,
@@ -325,7 +325,7 @@ impl Router {
                 Some(Step::Stop) => {
                     // Queried only where the stop may wait. Partitions that have their turn keep it.
                     let ready_since = may_stop_later(&self.view, partition, self.trust, &stage);
-                    if ready_since.is_some_and(|since| !self.turns.take(partition, since, Instant::now())) {
+                    if ready_since.is_some_and(|since| !self.stop_limiter.take(partition, since, Instant::now())) {
                         break;
                     }
                     let cause = match wanted {
@@ -342,7 +342,7 @@ impl Router {
                     let without_lease = self.settings.on_store_loss.serves_without_lease(pod.capabilities);
                     self.capabilities.insert(partition, pod.capabilities);
                     plane.switch(partition, &target, pod, without_lease);
-                    self.turns.over(partition);
+                    self.stop_limiter.over(partition);
                 }
                 Some(Step::AckDrained(handoff)) => {
                     self.write((partition, handoff, AckKind::Drained));
@@ -372,7 +372,7 @@ impl Router {
 
     /// Stops partitions whose turn has come.
     fn take_turns(&mut self) {
-        while let Some(partition) = self.turns.next(Instant::now()) {
+        while let Some(partition) = self.stop_limiter.next(Instant::now()) {
             self.reconcile(partition);
         }
     }

@@ -13,7 +13,7 @@
 mod acks;
 mod driver;
 mod mapping;
-mod turns;
+mod stop_limiter;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::{Request, Response};
 use hyper::body::{Body, Incoming};
-use segue_coordination::pod::{HandlerError, HandoffHandler, Move, PodHandle, PodSettings, PodState};
+use segue_coordination::pod::{HandlerError, HandoffContext, HandoffHandler, PodHandle, PodSettings, PodState};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::Capabilities;
@@ -27,7 +27,7 @@ use super::{Writer, WriterService};
 #[async_trait]
 impl HandoffHandler for Writer {
     /// Copies the state while the old owner still serves. May take as long as it takes.
-    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Writer::warm(self, part.partition, part.handoff)?;
         let bytes = self.settings().state_bytes;
         if bytes > 0 {
@@ -39,17 +39,17 @@ impl HandoffHandler for Writer {
     }
 
     /// The old owner has stopped for good: what it wrote since is the last that was missing. Clients wait meanwhile.
-    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Ok(Writer::sync(self, part.partition, part.handoff)?)
     }
 
     /// Nothing outlives a request here: the log has each write before its answer.
-    async fn drain(&self, _: &Move) -> Result<(), HandlerError> {
+    async fn drain(&self, _: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
 
     /// Another pod has it now, or it never came.
-    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Writer::release(self, part.partition, part.handoff);
         Ok(())
     }

@@ -17,7 +17,7 @@
 //! | work is held under a second lock, or after the partition was given up | `work_that_is_held_…` |
 //! | the fence checks what is in flight before it closes, or does not close | `nobody_enters_…` |
 //! | a request with the last epoch is admitted whatever the fence's state | `a_closed_partition_…`, `nobody_enters_…` |
-//! | a term is extended in two steps | `a_term_that_is_over_…` |
+//! | a window is extended in two steps | `a_term_that_is_over_…` |
 //! | the notification of a new partition precedes its epoch | none: a waiter that wakes too early waits for the epoch itself |
 
 use std::sync::atomic::Ordering::SeqCst;
@@ -69,7 +69,7 @@ impl Pod {
             stands_until: now + Duration::from_secs(2 * 86_400),
             lost: false,
         };
-        ownership.write().term = Arc::new(Term::new(state).unwrap());
+        ownership.write().window = Arc::new(LeaseWindow::new(state).unwrap());
         ownership.set(PARTITION, Some(E1), E1);
         Pod { ownership, working: Arc::default() }
     }
@@ -200,19 +200,19 @@ fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() {
     });
 }
 
-/// A lease that is confirmed at the moment at which the term ends does not revive it.
+/// A lease that is confirmed at the moment at which the window ends does not revive it.
 #[test]
 fn a_term_that_is_over_stays_over() {
     explore("ownership::a_term_that_is_over_stays_over", None, || {
         let pod = Pod::serving();
-        let term = pod.ownership.read().term.clone();
+        let window = pod.ownership.read().window.clone();
         let confirmed = {
-            let term = term.clone();
+            let window = window.clone();
             let until = lease_now() + Duration::from_secs(3 * 86_400);
-            spawn(move || term.extend(LeaseState { trusted_until: until, stands_until: until, lost: false }))
+            spawn(move || window.extend(LeaseState { trusted_until: until, stands_until: until, lost: false }))
         };
-        term.end();
+        window.end();
         confirmed.join().unwrap();
-        assert!(!term.is_trusted(lease_now()) && term.is_over(lease_now()));
+        assert!(!window.is_trusted(lease_now()) && window.is_over(lease_now()));
     });
 }

@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{HandlerError, HandoffHandler, Move};
+use super::{HandlerError, HandoffContext, HandoffHandler};
 
 /// The longest call of each hook: `warm` copies state, `sync` reads a short tail while requests are held, `release`
 /// frees the state.
@@ -96,22 +96,22 @@ impl Hooks {
 
 #[async_trait]
 impl HandoffHandler for Hooks {
-    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
-        call(self.warm.as_ref(), part, WARM_TIMEOUT).await
+    async fn warm(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        call(self.warm.as_ref(), context, WARM_TIMEOUT).await
     }
 
-    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
-        call(self.sync.as_ref(), part, SYNC_TIMEOUT).await
+    async fn sync(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        call(self.sync.as_ref(), context, SYNC_TIMEOUT).await
     }
 
-    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
-        call(self.release.as_ref(), part, RELEASE_TIMEOUT).await
+    async fn release(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        call(self.release.as_ref(), context, RELEASE_TIMEOUT).await
     }
 }
 
-async fn call(url: Option<&Uri>, part: &Move, limit: Duration) -> Result<(), HandlerError> {
+async fn call(url: Option<&Uri>, context: &HandoffContext, limit: Duration) -> Result<(), HandlerError> {
     let Some(url) = url else { return Ok(()) };
-    let Move { keyspace, partition, epoch, handoff } = part;
+    let HandoffContext { keyspace, partition, epoch, handoff } = context;
     let body = serde_json::json!({
         "keyspace": keyspace, "partition": partition, "epoch": epoch, "handoff": handoff,
     });

@@ -22,8 +22,8 @@ use tokio::task::{self, AbortHandle, JoinError};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::shell::{Shell, Wish};
-use super::{HandlerError, Move};
+use super::driver::{Driver, Intent};
+use super::{HandlerError, HandoffContext};
 use crate::session::{StoreRetry, WriteResults, unix_millis};
 
 /// How long a write rests after it was refused or failed.
@@ -31,7 +31,7 @@ pub(super) const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The state of the work on a partition.
 #[derive(Debug, Default)]
-pub(super) struct Work {
+pub(super) struct PartitionWork {
     local: LocalState,
     running: Option<Running>,
     /// The task that failed last, and when it is retried.
@@ -46,7 +46,7 @@ struct Running {
     abort: AbortHandle,
 }
 
-impl Work {
+impl PartitionWork {
     /// Records that the ownership the state was for is lost.
     pub(super) fn invalidate(&mut self) {
         self.local.invalidate();
@@ -69,7 +69,7 @@ impl PendingWrite {
     }
 }
 
-impl Shell {
+impl Driver {
     /// Makes the work on a partition agree with the pod's duty.
     pub(super) fn reconcile(&mut self, partition: PartitionId) {
         let duty = self.duty(partition);
@@ -142,7 +142,7 @@ impl Shell {
         let Task { callback, handoff, epoch } = task;
         work.local.begin(task, has_tail);
         let (handler, ownership) = (self.handler.clone(), self.ownership.clone());
-        let part = Move { keyspace: ownership.keyspace().to_owned(), partition, epoch, handoff };
+        let part = HandoffContext { keyspace: ownership.keyspace().to_owned(), partition, epoch, handoff };
         let abort = self.callbacks.spawn(async move {
             match callback {
                 Callback::Warm => handler.warm(&part).await,
@@ -228,8 +228,10 @@ impl Shell {
         let own = self.view.pods.get(&self.settings.name).filter(|own| own.incarnation() == self.incarnation)?;
         // An operator's drain is not undone.
         let status = match own.value.status {
-            PodStatus::Ready if *self.wish.borrow() != Wish::Serve || self.is_sick() => PodStatus::Draining,
-            PodStatus::Draining if self.drains_for_service && *self.wish.borrow() == Wish::Serve && !self.is_sick() => {
+            PodStatus::Ready if *self.intent.borrow() != Intent::Serve || self.is_sick() => PodStatus::Draining,
+            PodStatus::Draining
+                if self.drains_for_service && *self.intent.borrow() == Intent::Serve && !self.is_sick() =>
+            {
                 PodStatus::Ready
             }
             _ => return None,

@@ -20,10 +20,10 @@ use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
+use super::lease_window::ends_at;
 use super::ownership::Ownership;
+use super::partition_work::{PartitionWork, PendingWrite, WRITE_RETRY_PAUSE};
 use super::service::Service;
-use super::term::ends_at;
-use super::work::{PendingWrite, WRITE_RETRY_PAUSE, Work};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
 use crate::session::{LeaseState, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, wakes_at};
 use crate::store::{Store, StoreError};
@@ -33,7 +33,7 @@ pub(super) const NOT_REGISTERED: &str = "not registered";
 
 /// The service's request to its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum Intent {
     Serve,
     Drain,
     End { hand_over_until: Instant, until: Instant },
@@ -69,7 +69,7 @@ enum News {
     Batch(ViewDelta),
 }
 
-pub(super) struct Shell {
+pub(super) struct Driver {
     pub(super) store: Arc<dyn Store>,
     pub(super) keys: Keyspace,
     pub(super) settings: PodSettings,
@@ -77,7 +77,7 @@ pub(super) struct Shell {
     pub(super) service: Arc<dyn Service>,
     pub(super) ownership: Arc<Ownership>,
     pub(super) state: watch::Sender<PodState>,
-    pub(super) wish: watch::Receiver<Wish>,
+    pub(super) intent: watch::Receiver<Intent>,
     pub(super) view: View,
     /// 0 while the pod is not registered; the view is empty then.
     pub(super) incarnation: Incarnation,
@@ -90,7 +90,7 @@ pub(super) struct Shell {
     pub(super) refusing: bool,
     /// The own record is `Draining` only because the service is down.
     pub(super) drains_for_service: bool,
-    pub(super) work: HashMap<PartitionId, Work>,
+    pub(super) work: HashMap<PartitionId, PartitionWork>,
     pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
     pub(super) running: HashMap<task::Id, PartitionId>,
     pub(super) said: WriteQueue<PendingWrite>,
@@ -98,7 +98,7 @@ pub(super) struct Shell {
     pub(super) timers: BTreeSet<(Instant, Option<PartitionId>)>,
 }
 
-impl Shell {
+impl Driver {
     pub(super) fn new(
         store: Arc<dyn Store>,
         keys: Keyspace,
@@ -106,9 +106,9 @@ impl Shell {
         (handler, service): (Arc<dyn HandoffHandler>, Arc<dyn Service>),
         ownership: Arc<Ownership>,
         state: watch::Sender<PodState>,
-        wish: watch::Receiver<Wish>,
+        intent: watch::Receiver<Intent>,
     ) -> Self {
-        Shell {
+        Driver {
             view: View::empty(keys.clone()),
             said: WriteQueue::new(store.clone(), WRITE_RETRY_PAUSE),
             store,
@@ -118,7 +118,7 @@ impl Shell {
             service,
             ownership,
             state,
-            wish,
+            intent,
             incarnation: Incarnation::NONE,
             lease: None,
             synced: false,
@@ -219,7 +219,7 @@ impl Shell {
                 },
                 answers = self.said.answered() => self.written(answers),
                 () = own_key.written() => {}
-                changed = self.wish.changed() => match changed {
+                changed = self.intent.changed() => match changed {
                     Ok(()) => self.keep_record(),
                     Err(_) => return End::Shutdown,
                 },
@@ -280,7 +280,7 @@ impl Shell {
     /// Returns when this pod may end, if it was told to. Once it is emptied or its time for handing over is up, the
     /// remaining partitions are refused.
     fn may_end(&mut self, now: Instant) -> Option<Instant> {
-        let Wish::End { hand_over_until, until } = *self.wish.borrow() else {
+        let Intent::End { hand_over_until, until } = *self.intent.borrow() else {
             return None;
         };
         if !self.ending && now < hand_over_until && !self.is_emptied() {
@@ -307,9 +307,9 @@ impl Shell {
 
     /// Returns until when the remaining work may end by itself.
     fn ends_by(&self) -> Instant {
-        match *self.wish.borrow() {
-            Wish::End { until, .. } => until,
-            Wish::Serve | Wish::Drain => Instant::now(),
+        match *self.intent.borrow() {
+            Intent::End { until, .. } => until,
+            Intent::Serve | Intent::Drain => Instant::now(),
         }
     }
 
