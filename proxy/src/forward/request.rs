@@ -41,7 +41,7 @@ pub(crate) struct ForwardRequest {
 
 impl ForwardRequest {
     /// Passes an informational response of the pod on to an HTTP/1.1 client.
-    pub(crate) fn tell_before_the_answer(&self, head: &ResponseHead) {
+    pub(crate) fn send_interim(&self, head: &ResponseHead) {
         if self.head.version == Version::HTTP_11 {
             self.peer.interim.push(head.status, &head.headers);
         }
@@ -76,20 +76,20 @@ impl ForwardRequest {
             }
             shared.metrics.answered(own);
             shared.metrics.took(self.arrived.elapsed());
-            let mut answer = own.response(self.partition, is_grpc(&self.head.headers)).map(ResponseBody::whole);
-            self.announce_close(&mut answer);
-            answer
+            let mut response = own.response(self.partition, is_grpc(&self.head.headers)).map(ResponseBody::whole);
+            self.announce_close(&mut response);
+            response
         })
     }
 
     /// Adds `Connection: close` to a response that precedes the end of its request's body: the rest of the body stands
     /// before any next request.
-    pub(super) fn announce_close(&self, answer: &mut Response<ResponseBody>) {
+    pub(super) fn announce_close(&self, response: &mut Response<ResponseBody>) {
         if self.head.version != Version::HTTP_2
             && self.body.is_unread()
-            && answer.status() != StatusCode::SWITCHING_PROTOCOLS
+            && response.status() != StatusCode::SWITCHING_PROTOCOLS
         {
-            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
 

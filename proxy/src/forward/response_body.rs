@@ -48,8 +48,8 @@ pub enum ResponseError {
 impl std::fmt::Display for ResponseError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
-            ResponseError::Broken => "the pod broke the answer off",
-            ResponseError::Severed => "the partition was handed over before the answer had ended",
+            ResponseError::Broken => "the pod broke off the response",
+            ResponseError::Severed => "the partition was handed over before the response had ended",
             ResponseError::Idle => "nothing has flowed for too long",
             ResponseError::Deadline => "the call's deadline has passed",
         })

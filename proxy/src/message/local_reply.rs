@@ -215,14 +215,14 @@ mod tests {
 
     #[test]
     fn an_answer_is_json_with_its_reason_in_header_and_body() {
-        let answer = LocalReply::StashFull.response(Some(P7), false);
-        assert_eq!(answer.status(), 503);
-        assert_eq!(answer.headers()["segue-reason"], "stash-full");
-        assert_eq!(answer.headers()["retry-after"], "1");
-        let body: serde_json::Value = serde_json::from_slice(answer.body()).unwrap();
+        let response = LocalReply::StashFull.response(Some(P7), false);
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()["segue-reason"], "stash-full");
+        assert_eq!(response.headers()["retry-after"], "1");
+        let body: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
         assert_eq!(body["reason"], "stash-full");
         assert_eq!(body["partition"], 7);
-        assert_eq!(answer.headers()["content-length"], answer.body().len().to_string().as_str());
+        assert_eq!(response.headers()["content-length"], response.body().len().to_string().as_str());
     }
 
     #[test]
@@ -238,11 +238,11 @@ mod tests {
     #[test]
     fn grpc_gets_trailers_only_and_what_may_have_taken_effect_is_not_unavailable() {
         for own in LocalReply::ALL {
-            let answer = own.response(Some(P1), true);
-            assert_eq!(answer.status(), 200);
-            assert!(answer.body().is_empty());
-            assert_eq!(answer.headers()["segue-reason"], own.reason());
-            let unavailable = answer.headers()["grpc-status"] == "14";
+            let response = own.response(Some(P1), true);
+            assert_eq!(response.status(), 200);
+            assert!(response.body().is_empty());
+            assert_eq!(response.headers()["segue-reason"], own.reason());
+            let unavailable = response.headers()["grpc-status"] == "14";
             assert_eq!(unavailable, own.status() == StatusCode::SERVICE_UNAVAILABLE, "{own:?}");
         }
     }

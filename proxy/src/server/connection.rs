@@ -47,7 +47,7 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 /// much memory for each of its streams.
 const SEND_BUFFER: usize = 64 << 10;
 
-/// A client that leaves a ping unanswered for [`PING_TIMEOUT`] is taken for gone.
+/// A client that leaves a ping unacknowledged for [`PING_TIMEOUT`] is taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -203,20 +203,20 @@ fn service<S: ServeRequest>(
     let (clients, client) = (clients.clone(), client.clone());
     hyper::service::service_fn(move |request: Request<Incoming>| {
         let serving = ActiveRequest::begin(&clients, &client, request.body());
-        let answer = requests.serve(request);
+        let response = requests.serve(request);
         let (client, peer) = (client.clone(), peer.clone());
         async move {
-            let mut answer = answer.await?;
+            let mut response = response.await?;
             // Informational responses that the client has had no room for come too late now.
             drop(peer.interim.take());
-            if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 client.upgraded.set(true);
-            } else if !client.http2.get() && answer.headers().contains_key(CONNECTION) {
+            } else if !client.http2.get() && response.headers().contains_key(CONNECTION) {
                 client.unread.set(true);
             } else if client.command.get() == ConnectionCommand::CloseAfterResponse && !client.http2.get() {
-                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            Ok(answer.map(|body| TrackedBody { body, _request: serving }))
+            Ok(response.map(|body| TrackedBody { body, _request: serving }))
         }
     })
 }

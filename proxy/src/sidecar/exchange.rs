@@ -145,7 +145,7 @@ impl Responding {
     /// Responds in place of the service, and returns once the service has ended what it was sent.
     async fn fail(self, failure: Failure) {
         let Responding { upstream, replies, to_router, service, until } = self;
-        let answer = match failure {
+        let response = match failure {
             Failure::Unreachable(error) => {
                 tracing::debug!(%error, "the service cannot be reached; the request is given back");
                 upstream.traffic.refused();
@@ -157,7 +157,7 @@ impl Responding {
                 replies.broken()
             }
         };
-        let _ = to_router.send(answer);
+        let _ = to_router.send(response);
         service.closed(&upstream, until).await;
     }
 

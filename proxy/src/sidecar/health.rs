@@ -146,11 +146,11 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
 enum Failure {
     #[error("no connection: {0}")]
     Connect(#[from] std::io::Error),
-    #[error("no answer: {0}")]
+    #[error("no response: {0}")]
     Exchange(#[from] hyper::Error),
-    #[error("no answer in time")]
+    #[error("no response in time")]
     Late,
-    #[error("answered {0}")]
+    #[error("responded {0}")]
     Answer(StatusCode),
     #[error("cannot be asked: {0}")]
     Request(#[from] http::Error),

@@ -27,7 +27,7 @@ use super::expect::RequestBody;
 use super::traffic::Traffic;
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES, says_unprocessed};
 
-/// Interval between two pings while responses are awaited. A service that leaves one unanswered for [`PING_TIMEOUT`] is
+/// Interval between two pings while responses are awaited. A service that leaves one unacknowledged for [`PING_TIMEOUT`] is
 /// taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,7 +86,7 @@ impl Http2 {
             let mut session = self.session().await.map_err(Failure::Unreachable)?;
             *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.handle.clone());
             let mut error = match session.sender.try_send_request(request).await {
-                Ok(answer) => return Ok(answer),
+                Ok(response) => return Ok(response),
                 Err(error) => error,
             };
             match error.take_message() {

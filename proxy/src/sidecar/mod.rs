@@ -6,10 +6,10 @@
 //!
 //! # Invariants
 //! * A request that the service was sent counts as in flight until the service has ended it, even when its router is gone:
-//!   it has answered it and taken all of it, or closed the connection. A connection that has switched protocols counts until
+//!   it has responded to it and taken all of it, or closed the connection. A connection that has switched protocols counts until
 //!   the service has closed it. Only the loss of the pod's lease, and a declared end of all work, cut them off.
 //! * A service is told of a router that is gone, and is read on: by HTTP/1.1 it is told by a half-closed connection, by HTTP/2
-//!   by a reset, once its answer has begun and gone on for a while.
+//!   by a reset, once its response has begun and gone on for a while.
 //! * A client that asks before it sends is told to go on by the service, not from here.
 //! * A request that the service was not sent is answered `421` with the mark, so that its router holds it.
 
@@ -53,7 +53,7 @@ pub use self::upstream::Upstream;
 use crate::tls::ServerTls;
 use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES};
 
-/// A router that leaves pings unanswered is taken for gone, and so are the clients that it served.
+/// A router that leaves pings unacknowledged is taken for gone, and so are the clients that it served.
 const ROUTER_PING_INTERVAL: Duration = Duration::from_secs(10);
 const ROUTER_PING_TIMEOUT: Duration = Duration::from_secs(10);
 const ROUTER_PINGS: u32 = 2;

@@ -33,7 +33,7 @@ pub(crate) enum Broken {
     #[error("the pod closed the connection before the end of the exchange")]
     Closed,
     /// The pod's response is not valid.
-    #[error("the pod's answer is not valid HTTP")]
+    #[error("the pod's response is not valid HTTP")]
     Garbled,
 }
 

@@ -33,7 +33,7 @@ use connect_retry::ConnectRetry;
 pub(crate) use connections::Checkout;
 use connections::PodConnections;
 pub(crate) use error::{Broken, SendError, was_spared};
-pub(crate) use exchange::{Answer, Exchange, ResponseStream};
+pub(crate) use exchange::{Exchange, PodResponse, ResponseStream};
 #[cfg(fuzzing)]
 pub(crate) use http1::fuzzing;
 use http1::{Connection, MAX_IDLE_AGE};

@@ -34,7 +34,7 @@ const STREAM_WINDOW: u32 = 64 << 10;
 pub(crate) const CONNECTION_WINDOW: u32 = 128 << 20;
 /// Most bytes of one upload that lie inside `h2`, once the pod's window allows them.
 const SEND_BUFFER: usize = 64 << 10;
-/// A pod that leaves a ping unanswered for [`PING_TIMEOUT`] while responses are due, and sends nothing else, is taken for gone.
+/// A pod that leaves a ping unacknowledged for [`PING_TIMEOUT`] while responses are due, and sends nothing else, is taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -161,14 +161,14 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
             ended = connection => if let Err(error) = ended {
                 tracing::debug!(%error, "a connection to a pod has ended");
             },
-            () = silence(pings, &driven) => tracing::debug!("a pod does not answer pings; its connection is closed"),
+            () = silence(pings, &driven) => tracing::debug!("a pod does not acknowledge pings; its connection is closed"),
         }
         driven.closed.set(true);
     });
     Ok(Session { sender, secure, load: Cell::new(0), resets: Cell::new(0), used: Cell::new(Instant::now()), state })
 }
 
-/// Returns once responses are due and the pod sends nothing, not even an answer to a ping.
+/// Returns once responses are due and the pod sends nothing, not even a ping acknowledgement.
 async fn silence(pings: Option<PingPong>, state: &State) {
     let Some(mut pings) = pings else { return std::future::pending().await };
     loop {

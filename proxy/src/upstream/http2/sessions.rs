@@ -25,7 +25,7 @@ use crate::upstream::error::{Spared, was_spared};
 use crate::upstream::wanted::Which;
 
 /// For requests that have all arrived. Few servers allow fewer than 100 streams (RFC 9113 asks for no less). Their resets
-/// are of answers that have begun or were waited for long; 116 of them are within what Jetty (128 in a second) and
+/// are of responses that have begun or were waited for long; 116 of them are within what Jetty (128 in a second) and
 /// Netty allow.
 pub(in crate::upstream) const WHOLE: Bounds = Bounds { streams: 100, resets: 16 };
 /// For requests whose bodies are still arriving, which a client can break off at once: together within the twenty of `h2`.
