@@ -161,9 +161,9 @@ fn begin_at_once<'asked>(
 ) -> Result<Begun<'asked>, AttemptError> {
     if which == Which::Any
         && !flight.was_held()
-        && let Some(line) = shared.upstream.open_line(flight.pod(), wanted)
+        && let Some(checkout) = shared.upstream.take_open(flight.pod(), wanted)
     {
-        return begin(shared, asked, flight, line).map(Begun::AwaitResponse);
+        return begin(shared, asked, flight, checkout).map(Begun::AwaitResponse);
     }
     Ok(Begun::AwaitConnection(Box::pin(async move {
         Ok(begin_after_waiting(shared, asked, flight, wanted, which).await?.await)
@@ -183,10 +183,10 @@ async fn begin_after_waiting<'asked>(
     let connected = tokio::select! {
         biased;
         () = severed.cancelled() => return Err(AttemptError::NotProcessed(flight.undo(), NotProcessed::Severed)),
-        connected = line(shared, &flight, wanted, which) => connected,
+        connected = connection(shared, &flight, wanted, which) => connected,
     };
-    let line = match connected {
-        Ok(line) => line,
+    let checkout = match connected {
+        Ok(checkout) => checkout,
         Err(error) => {
             tracing::debug!(pod = flight.pod().name, %error, "a pod cannot be reached");
             if is_shortage(&error) {
@@ -206,24 +206,24 @@ async fn begin_after_waiting<'asked>(
     if !flight.may_still_go() {
         return Err(AttemptError::Fenced(flight.undo()));
     }
-    begin(shared, asked, flight, line)
+    begin(shared, asked, flight, checkout)
 }
 
 /// Returns a connection to the permit's pod. A request that holds a place in a flush gives it up if connecting takes
 /// long.
-async fn line(shared: &WorkerContext, flight: &InFlight, wanted: Wanted, which: Which) -> io::Result<Checkout> {
+async fn connection(shared: &WorkerContext, flight: &InFlight, wanted: Wanted, which: Which) -> io::Result<Checkout> {
     if !flight.holds_place() {
-        return shared.upstream.line(flight.pod(), wanted, which).await;
+        return shared.upstream.checkout(flight.pod(), wanted, which).await;
     }
     // Boxed: otherwise every request would reserve room for it.
     Box::pin(async {
-        let mut line = pin!(shared.upstream.line(flight.pod(), wanted, which));
+        let mut checkout = pin!(shared.upstream.checkout(flight.pod(), wanted, which));
         tokio::select! {
             biased;
-            line = &mut line => return line,
+            checkout = &mut checkout => return checkout,
             () = tokio::time::sleep_until(flight.gives_way_at()) => flight.give_way(),
         }
-        line.await
+        checkout.await
     })
     .await
 }
@@ -233,7 +233,7 @@ fn begin<'asked>(
     shared: &WorkerContext,
     asked: &'asked ForwardRequest,
     flight: Box<InFlight>,
-    line: Checkout,
+    checkout: Checkout,
 ) -> Result<AwaitResponse<'asked>, AttemptError> {
     if flight.is_late() {
         return Err(AttemptError::LocalReply(LocalReply::Deadline));
@@ -252,9 +252,9 @@ fn begin<'asked>(
         grpc_timeout: left.as_ref(),
         scheme: if asked.peer.secure { "https" } else { "http" },
     };
-    let made_for_this = line.is_fresh();
+    let made_for_this = checkout.is_fresh();
     let most = shared.max_header_bytes_http2;
-    let exchange = line.begin(&asked.head, asked.scan, &routing, attempt, asked.switch.is_some(), most);
+    let exchange = checkout.begin(&asked.head, asked.scan, &routing, attempt, asked.switch.is_some(), most);
     let exchange = exchange.map_err(AttemptError::LocalReply)?;
     Ok(AwaitResponse::new(exchange, made_for_this, flight, asked))
 }

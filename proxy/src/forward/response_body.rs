@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::in_flight::{InFlight, see_rest_through};
 use crate::message::request_body::RequestBody;
-use crate::runtime::coarse_timer::{OnExpiry, Place, TimerEntry};
+use crate::runtime::coarse_timer::{OnExpiry, TimerEntry, TimerKey};
 use crate::upstream::{Broken, Counted, ResponseStream};
 
 /// The body of a response.
@@ -80,7 +80,7 @@ struct State {
     /// The request, which may still be uploading.
     request: RequestBody,
     waker: Option<Waker>,
-    place: Option<Place>,
+    timer: Option<TimerKey>,
 }
 
 impl State {
@@ -121,12 +121,12 @@ impl ResponseBody {
                 progress: watch.now(),
                 request,
                 waker: None,
-                place: None,
+                timer: None,
             }),
             over: Notify::new(),
         });
-        let place = watch.enrol(TimerEntry::Call(streaming.clone()));
-        streaming.state.borrow_mut().place = Some(place);
+        let timer = watch.enrol(TimerEntry::Call(streaming.clone()));
+        streaming.state.borrow_mut().timer = Some(timer);
         ResponseBody(Kind::Streaming(streaming))
     }
 }
@@ -135,8 +135,8 @@ impl Streaming {
     /// Ends the exchange. Returns what was left of it.
     fn close(&self, state: &mut State) -> Option<(ResponseStream, Box<InFlight>)> {
         let live = state.live.take()?;
-        if let Some(place) = state.place.take() {
-            live.1.shared().watch.withdraw(place);
+        if let Some(timer) = state.timer.take() {
+            live.1.shared().watch.withdraw(timer);
         }
         self.over.notify_one();
         Some(live)

@@ -21,7 +21,7 @@ use crate::routing::client_share::Claim;
 use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
-use crate::routing::table::{ComesBack, Pod, Refusal, Refusals, Returned, Route, Table, Turn};
+use crate::routing::table::{ComesBack, Pod, Refusal, Refusals, Returned, Route, Table, WaitOutcome};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
@@ -161,10 +161,10 @@ impl TableHandle {
     #[cold]
     fn wait(&self, mut request: Request, now: Instant, at: u64) -> Result<Admission, Refusal> {
         let table = &self.inner.table;
-        Ok(match table.wait(self.inner.index, request.partition, request.place(), request.bytes, at)? {
-            Turn::Now(way) => Admission::Admitted(Permit::new(request, way, false)),
-            Turn::First(way) => Admission::Admitted(Permit::new(request, way, true)),
-            Turn::Later(grant) => {
+        Ok(match table.wait(self.inner.index, request.partition, request.position(), request.bytes, at)? {
+            WaitOutcome::Now(way) => Admission::Admitted(Permit::new(request, way, false)),
+            WaitOutcome::First(way) => Admission::Admitted(Permit::new(request, way, true)),
+            WaitOutcome::Later(grant) => {
                 request.held_since = Some(now);
                 Admission::Queued(QueuedPermit::new(request, grant))
             }
@@ -191,7 +191,7 @@ impl Request {
         &self.worker.inner.table
     }
 
-    fn place(&self) -> QueuePosition {
+    fn position(&self) -> QueuePosition {
         QueuePosition::new(self.order, self.arrival)
     }
 }
@@ -218,7 +218,7 @@ impl QueuedPermit {
     pub(crate) fn weigh(&mut self, bytes: usize) -> Result<(), Refusal> {
         let Some(request) = self.request.as_mut().filter(|request| request.bytes < bytes) else { return Ok(()) };
         let more = bytes - request.bytes;
-        request.table().grow(request.partition, request.place(), more)?;
+        request.table().grow(request.partition, request.position(), more)?;
         request.bytes = bytes;
         Ok(())
     }
@@ -251,7 +251,7 @@ impl Future for QueuedPermit {
         let Some(request) = self.request.as_ref() else {
             return Poll::Pending;
         };
-        match request.table().give_up(request.partition, request.place()) {
+        match request.table().give_up(request.partition, request.position()) {
             Some(cause) => {
                 self.request = None;
                 Poll::Ready(Err(Refusal::Waited(cause)))
@@ -272,7 +272,7 @@ impl Drop for QueuedPermit {
         if let Ok(way) = self.grant.try_recv() {
             drop(Permit::new(request, way, true));
         } else {
-            request.table().give_up(request.partition, request.place());
+            request.table().give_up(request.partition, request.position());
         }
     }
 }
@@ -283,7 +283,7 @@ pub struct Permit {
     request: Option<Request>,
     /// The pod, epoch and abort generation under which it was admitted.
     way: Route,
-    /// Whether its line waits for its outcome, which is not definite yet.
+    /// Whether its queue waits for its outcome, which is not definite yet.
     is_tried: bool,
     /// Whether it has given its place in the flush away.
     gave_way: Cell<bool>,
@@ -325,7 +325,7 @@ impl Permit {
     pub fn delivered(&mut self) {
         if std::mem::take(&mut self.is_tried) {
             let request = self.request();
-            request.table().done(request.partition, request.place(), true);
+            request.table().done(request.partition, request.position(), true);
         }
     }
 
@@ -345,7 +345,7 @@ impl Permit {
         if self.holds_place() {
             self.gave_way.set(true);
             let request = self.request();
-            request.table().give_way(request.partition, request.place());
+            request.table().give_way(request.partition, request.position());
         }
     }
 
@@ -386,7 +386,7 @@ impl Permit {
         request.held_since.get_or_insert_with(Instant::now);
         let comes_back = ComesBack {
             worker: request.worker.inner.index,
-            place: request.place(),
+            position: request.position(),
             is_tried: self.is_tried,
             bytes: request.bytes,
             refusals: request.refusals.take().map(|refusals| *refusals),
@@ -408,7 +408,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let Some(request) = &self.request else { return };
         if self.is_tried {
-            request.table().done(request.partition, request.place(), false);
+            request.table().done(request.partition, request.position(), false);
         }
         request.table().leave(request.worker.inner.index, request.partition);
     }

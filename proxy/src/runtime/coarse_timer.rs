@@ -41,9 +41,9 @@ pub(crate) trait OnExpiry {
     fn overdue(self: Rc<Self>);
 }
 
-/// The place of an entry. It is gone once the entry is notified or [withdrawn](CoarseTimer::withdraw).
+/// The key of an entry. It is gone once the entry is notified or [withdrawn](CoarseTimer::withdraw).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct TimerKey {
     key: usize,
     since: u32,
 }
@@ -70,29 +70,29 @@ impl CoarseTimer {
     }
 
     #[inline]
-    pub(crate) fn enrol(&self, whom: TimerEntry) -> Place {
+    pub(crate) fn enrol(&self, whom: TimerEntry) -> TimerKey {
         let since = self.0.count.get();
         let key = self.0.enrolled.borrow_mut().insert((since, whom));
-        Place { key, since }
+        TimerKey { key, since }
     }
 
     /// Returns whether the entry has been notified.
     #[inline]
-    pub(crate) fn is_told(&self, place: Place) -> bool {
-        self.0.count.get().wrapping_sub(place.since) >= 2
+    pub(crate) fn is_told(&self, timer: TimerKey) -> bool {
+        self.0.count.get().wrapping_sub(timer.since) >= 2
     }
 
     #[inline]
-    pub(crate) fn withdraw(&self, place: Place) {
-        if !self.is_told(place) {
-            self.0.enrolled.borrow_mut().try_remove(place.key);
+    pub(crate) fn withdraw(&self, timer: TimerKey) {
+        if !self.is_told(timer) {
+            self.0.enrolled.borrow_mut().try_remove(timer.key);
         }
     }
 
     /// Sets the task to notify.
     #[inline]
-    pub(crate) fn renew(&self, place: Place, waker: &Waker) {
-        if let Some((_, TimerEntry::Task(old))) = self.0.enrolled.borrow_mut().get_mut(place.key)
+    pub(crate) fn renew(&self, timer: TimerKey, waker: &Waker) {
+        if let Some((_, TimerEntry::Task(old))) = self.0.enrolled.borrow_mut().get_mut(timer.key)
             && !old.will_wake(waker)
         {
             old.clone_from(waker);
@@ -150,14 +150,14 @@ mod tests {
         let watch = CoarseTimer::new(Duration::from_millis(10));
         let (stays, leaves) = (Rc::new(Told(Cell::new(0))), Rc::new(Told(Cell::new(0))));
         watch.enrol(TimerEntry::Call(stays.clone()));
-        let place = watch.enrol(TimerEntry::Call(leaves.clone()));
+        let timer = watch.enrol(TimerEntry::Call(leaves.clone()));
         watch.advance(Instant::now());
         assert_eq!(stays.0.get(), 0);
-        watch.withdraw(place);
+        watch.withdraw(timer);
         watch.advance(Instant::now());
         watch.advance(Instant::now());
         assert_eq!((stays.0.get(), leaves.0.get()), (1, 0));
-        assert!(watch.is_told(place));
+        assert!(watch.is_told(timer));
     }
 
     #[tokio::test]

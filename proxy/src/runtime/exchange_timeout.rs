@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use crate::runtime::coarse_timer::{CoarseTimer, Place, TimerEntry};
+use crate::runtime::coarse_timer::{CoarseTimer, TimerEntry, TimerKey};
 
 /// Why an exchange is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) struct ExchangeTimeout {
 
 enum State {
     Unarmed,
-    Coarse(Place),
+    Coarse(TimerKey),
     Precise(Pin<Box<Sleep>>, Pin<Box<WaitForCancellationFutureOwned>>),
 }
 
@@ -51,12 +51,12 @@ impl ExchangeTimeout {
     ) -> Poll<Ended> {
         match &mut self.state {
             State::Unarmed => {
-                let place = self.watch.enrol(TimerEntry::Task(context.waker().clone()));
-                self.state = State::Coarse(place);
+                let timer = self.watch.enrol(TimerEntry::Task(context.waker().clone()));
+                self.state = State::Coarse(timer);
                 return Poll::Pending;
             }
-            State::Coarse(place) if !self.watch.is_told(*place) => {
-                self.watch.renew(*place, context.waker());
+            State::Coarse(timer) if !self.watch.is_told(*timer) => {
+                self.watch.renew(*timer, context.waker());
                 return Poll::Pending;
             }
             State::Coarse(_) => {
@@ -89,8 +89,8 @@ impl ExchangeTimeout {
 
 impl Drop for ExchangeTimeout {
     fn drop(&mut self) {
-        if let State::Coarse(place) = self.state {
-            self.watch.withdraw(place);
+        if let State::Coarse(timer) = self.state {
+            self.watch.withdraw(timer);
         }
     }
 }

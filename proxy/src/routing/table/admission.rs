@@ -21,10 +21,10 @@ use crate::routing::sync::oneshot;
 
 /// What becomes of a request that did not pass at once.
 #[derive(Debug)]
-pub(crate) enum Turn {
+pub(crate) enum WaitOutcome {
     /// It is inside now: the gate has opened meanwhile.
     Now(Route),
-    /// It is inside now, and its line waits for its outcome: the gate is not open yet, but nobody is before it.
+    /// It is inside now, and its queue waits for its outcome: the gate is not open yet, but nobody is before it.
     First(Route),
     /// It waits for this.
     Later(oneshot::Receiver<Route>),
@@ -34,8 +34,8 @@ pub(crate) enum Turn {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ComesBack {
     pub(crate) worker: usize,
-    pub(crate) place: QueuePosition,
-    /// Its line waits for its outcome.
+    pub(crate) position: QueuePosition,
+    /// Its queue waits for its outcome.
     pub(crate) is_tried: bool,
     pub(crate) bytes: usize,
     pub(crate) refusals: Option<Refusals>,
@@ -91,15 +91,15 @@ impl Table {
         &self,
         worker: usize,
         partition: PartitionId,
-        place: QueuePosition,
+        position: QueuePosition,
         bytes: usize,
         now: u64,
-    ) -> Result<Turn, Refusal> {
+    ) -> Result<WaitOutcome, Refusal> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if cell.gate.position() == GateState::Open && self.may_pass(cell.slot.load(Relaxed), now) {
             cell.gate.admit(self.inside(worker, partition));
-            return Ok(Turn::Now(cell.way(cell.gate.severs())));
+            return Ok(WaitOutcome::Now(cell.way(cell.gate.severs())));
         }
         if self.shutting_down.load(Relaxed) {
             return Err(Refusal::Shutdown);
@@ -108,16 +108,16 @@ impl Table {
             self.close(partition, cell, &mut guard, HoldCause::Fenced);
         }
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
-        let position = cell.gate.position();
-        if position == GateState::Flushing
+        let gate = cell.gate.position();
+        if gate == GateState::Flushing
             && self.may_pass(cell.slot.load(Relaxed), now)
-            && closed.state.start_at_once(position, place)
+            && closed.state.start_at_once(gate, position)
         {
             cell.gate.admit(self.inside(worker, partition));
             let way = cell.way(cell.gate.severs());
-            // Its start may have released lines, whose requests were there before the next newcomer.
+            // Its start may have relaxed the order of queues, whose requests were there before the next newcomer.
             self.flush(partition, cell, closed);
-            return Ok(Turn::First(way));
+            return Ok(WaitOutcome::First(way));
         }
         let limits = &self.limits;
         if closed.state.stash().waiting() >= limits.max_requests
@@ -130,18 +130,18 @@ impl Table {
             return Err(Refusal::Full);
         }
         let (granted, grant) = oneshot::channel();
-        closed.state.stash_mut().insert(place, bytes, Waiter { worker, refusals: None, granted });
+        closed.state.stash_mut().insert(position, bytes, Waiter { worker, refusals: None, granted });
         closed.stashed += 1;
         self.flush(partition, cell, closed);
-        Ok(Turn::Later(grant))
+        Ok(WaitOutcome::Later(grant))
     }
 
     /// A request that waits has come to take up so much more. One that was let in meanwhile no longer counts.
-    pub(crate) fn grow(&self, partition: PartitionId, place: QueuePosition, bytes: usize) -> Result<(), Refusal> {
+    pub(crate) fn grow(&self, partition: PartitionId, position: QueuePosition, bytes: usize) -> Result<(), Refusal> {
         let mut guard = Self::lock(self.cell(partition));
         let Some(closed) = guard.as_mut() else { return Ok(()) };
         let before = closed.state.stash().bytes();
-        if !closed.state.stash_mut().grow(place, bytes) {
+        if !closed.state.stash_mut().grow(position, bytes) {
             return Ok(());
         }
         // Counted also where it is refused: it is taken out with all that it weighs.
@@ -160,7 +160,7 @@ impl Table {
         way: Route,
         returned: Option<Returned>,
     ) -> (oneshot::Receiver<Route>, Option<Refusals>) {
-        let ComesBack { worker, place, is_tried, bytes, mut refusals } = request;
+        let ComesBack { worker, position, is_tried, bytes, mut refusals } = request;
         let cause = returned.map_or(Some(HoldCause::Fenced), |_| None);
         let cell = self.cell(partition);
         let (granted, grant) = oneshot::channel();
@@ -181,7 +181,7 @@ impl Table {
             // Limits do not apply: the request was admitted before.
             self.stashed_bytes.fetch_add(bytes, Relaxed);
         }
-        closed.state.put_back(place, rank, bytes, waiter, is_tried);
+        closed.state.put_back(position, rank, bytes, waiter, is_tried);
         drop(guard);
         self.leave(worker, partition);
         self.notify(partition);
@@ -189,11 +189,11 @@ impl Table {
     }
 
     /// The outcome of a request that had waited is definite. `taken`: its pod has acted on it.
-    pub(crate) fn done(&self, partition: PartitionId, place: QueuePosition, taken: bool) {
+    pub(crate) fn done(&self, partition: PartitionId, position: QueuePosition, taken: bool) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut() {
-            closed.state.finish(place);
+            closed.state.finish(position);
             if taken {
                 closed.took(self.limits.flush_concurrency);
             }
@@ -204,11 +204,11 @@ impl Table {
 
     /// A request that had waited waits again, for its client or its pod: its place in the flush goes to another.
     #[cold]
-    pub(crate) fn give_way(&self, partition: PartitionId, place: QueuePosition) {
+    pub(crate) fn give_way(&self, partition: PartitionId, position: QueuePosition) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut()
-            && closed.state.stash_mut().give_way(place)
+            && closed.state.stash_mut().give_way(position)
         {
             closed.was_not_refused_at_once(self.limits.flush_concurrency);
             self.flush(partition, cell, closed);
@@ -216,12 +216,12 @@ impl Table {
     }
 
     /// Takes a request out that waits no longer; why it was held. `None`: it has been let in.
-    pub(crate) fn give_up(&self, partition: PartitionId, place: QueuePosition) -> Option<HoldCause> {
+    pub(crate) fn give_up(&self, partition: PartitionId, position: QueuePosition) -> Option<HoldCause> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         let closed = guard.as_mut()?;
         let before = closed.state.stash().bytes();
-        closed.state.stash_mut().remove(place)?;
+        closed.state.stash_mut().remove(position)?;
         self.stashed_bytes.fetch_sub(before - closed.state.stash().bytes(), Relaxed);
         let cause = closed.cause;
         self.flush(partition, cell, closed);
