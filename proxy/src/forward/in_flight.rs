@@ -52,7 +52,7 @@ impl InFlight {
     pub(crate) fn begin(permit: Permit, shared: &Rc<WorkerContext>, terms: Terms) -> Self {
         shared.metrics.begins();
         shared.load.begin(permit.pod().slot);
-        let departed = if permit.holds_place() { Instant::now() } else { shared.watch.now() };
+        let departed = if permit.holds_place() { Instant::now() } else { shared.timer.now() };
         InFlight {
             permit: Some(permit),
             shared: shared.clone(),

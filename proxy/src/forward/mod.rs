@@ -84,9 +84,9 @@ impl Forward {
             });
         }
         let weak = Rc::downgrade(&shared);
-        let watch = shared.watch.clone();
+        let timer = shared.timer.clone();
         tokio::task::spawn_local(async move {
-            watch
+            timer
                 .run(move || match weak.upgrade() {
                     Some(shared) => {
                         shared.upstream.sweep();

@@ -54,7 +54,7 @@ impl ForwardRequest {
         let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
         let (head, incoming) = request.into_parts();
         let body =
-            RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.watch);
+            RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.timer);
         let timeout = if scan.grpc_timeout { grpc_timeout::timeout(&head.headers) } else { None };
         let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
         ForwardRequest { head, scan, body, peer, arrived, deadline, switch, partition: None, was_rejected: false }

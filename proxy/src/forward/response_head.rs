@@ -42,8 +42,8 @@ impl<'request> AwaitResponse<'request> {
         flight: Box<InFlight>,
         asked: &'request ForwardRequest,
     ) -> Self {
-        let watch = &flight.shared().watch;
-        let (timeout, begun) = (ExchangeTimeout::new(watch.clone()), watch.now());
+        let timer = &flight.shared().timer;
+        let (timeout, begun) = (ExchangeTimeout::new(timer.clone()), timer.now());
         AwaitResponse { under_way: Some((exchange, flight)), made_for_this, asked, timeout, begun }
     }
 }
@@ -77,7 +77,7 @@ impl Future for AwaitResponse<'_> {
                     };
                     let due = since + patience;
                     let due = this.asked.body.upload_due().map_or(due, |upload_due| due.min(upload_due));
-                    let due = due + shared.watch.tick();
+                    let due = due + shared.timer.tick();
                     let due = if flight.holds_place() { due.min(flight.gives_way_at()) } else { due };
                     flight.deadline().map_or(due, |deadline| deadline.min(due))
                 };

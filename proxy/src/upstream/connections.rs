@@ -37,9 +37,9 @@ pub(super) struct PodConnections {
 }
 
 impl PodConnections {
-    pub(super) fn new(max_idle: usize, watch: CoarseTimer) -> Self {
+    pub(super) fn new(max_idle: usize, timer: CoarseTimer) -> Self {
         PodConnections {
-            pool: Rc::new(Pool::new(max_idle, watch)),
+            pool: Rc::new(Pool::new(max_idle, timer)),
             whole: Sessions::new(http2::WHOLE),
             uploading: Sessions::new(http2::UPLOADING),
             back_off: Cell::default(),

@@ -51,7 +51,7 @@ const SHORTAGE_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// One worker's connections to all pods.
 pub(crate) struct Upstream {
     settings: UpstreamSettings,
-    watch: CoarseTimer,
+    timer: CoarseTimer,
     pods: RefCell<Vec<Option<Rc<PodConnections>>>>,
     swept: RefCell<Instant>,
     /// Which of [`Wanted::ALL`] requests have wanted so far.
@@ -60,11 +60,11 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    pub(crate) fn new(settings: UpstreamSettings, watch: CoarseTimer) -> Self {
+    pub(crate) fn new(settings: UpstreamSettings, timer: CoarseTimer) -> Self {
         Upstream {
             settings,
-            swept: RefCell::new(watch.now()),
-            watch,
+            swept: RefCell::new(timer.now()),
+            timer,
             pods: RefCell::default(),
             spoken: Default::default(),
             shortage_noted: Cell::default(),
@@ -110,7 +110,7 @@ impl Upstream {
             match sessions.lease(async || self.offer_http2(pod, &connections).await, which).await? {
                 Leased::Lease(lease) => return Ok(Checkout::Http2(lease)),
                 Leased::Declined(Some(stream)) => {
-                    return Ok(connections.http1(Connection::new(stream, self.watch.now()), true));
+                    return Ok(connections.http1(Connection::new(stream, self.timer.now()), true));
                 }
                 Leased::Declined(None) if which != Which::Any => {}
                 Leased::Declined(None) => {
@@ -122,7 +122,7 @@ impl Upstream {
             }
         }
         let stream = self.connect(pod, &connections, Offer::Http1).await?;
-        Ok(connections.http1(Connection::new(stream, self.watch.now()), true))
+        Ok(connections.http1(Connection::new(stream, self.timer.now()), true))
     }
 
     /// Makes a connection to the pod for each of the kinds that requests have wanted, where there is none.
@@ -157,7 +157,7 @@ impl Upstream {
         if pods.len() <= slot {
             pods.resize_with(slot + 1, || None);
         }
-        let make = || Rc::new(PodConnections::new(self.settings.max_idle_per_pod, self.watch.clone()));
+        let make = || Rc::new(PodConnections::new(self.settings.max_idle_per_pod, self.timer.clone()));
         pods[slot].get_or_insert_with(make).clone()
     }
 
@@ -212,7 +212,7 @@ impl Upstream {
 
     /// Closes connections that have been idle for too long. To be called at every tick.
     pub(crate) fn sweep(&self) {
-        let now = self.watch.now();
+        let now = self.timer.now();
         if now.saturating_duration_since(*self.swept.borrow()) < SWEEP_EVERY {
             return;
         }

@@ -52,7 +52,7 @@ impl RequestBody {
         most: u64,
         pace: Pace,
         reserved: &Rc<Reserved>,
-        watch: &CoarseTimer,
+        timer: &CoarseTimer,
     ) -> Self {
         if incoming.is_end_stream() {
             return RequestBody { source: None };
@@ -74,11 +74,11 @@ impl RequestBody {
                 partial: false,
                 settled: false,
                 attempt: 0,
-                watch: watch.clone(),
-                progress: watch.now(),
+                timer: timer.clone(),
+                progress: timer.now(),
                 awaits_client: false,
                 waited: Duration::ZERO,
-                waits_since: watch.now(),
+                waits_since: timer.now(),
                 received: 0,
                 pace: (!is_grpc(&head.headers)).then_some(pace),
             }))),
@@ -208,7 +208,7 @@ impl RequestBody {
         }
         inner.attempt += 1;
         inner.ends_waiting();
-        inner.progress = inner.watch.now();
+        inner.progress = inner.timer.now();
         Some(Attempt {
             source: Some(source.clone()),
             number: inner.attempt,

@@ -44,7 +44,7 @@ pub(super) struct Source {
     /// Whether the outcome is definite, so that nothing more has to be kept.
     pub(super) settled: bool,
     pub(super) attempt: u32,
-    pub(super) watch: CoarseTimer,
+    pub(super) timer: CoarseTimer,
     pub(super) progress: Instant,
     pub(super) awaits_client: bool,
     /// How long pods have waited for the client before, and when the current wait began.
@@ -119,13 +119,13 @@ impl Source {
 
     pub(super) fn begins_waiting(&mut self) {
         if !std::mem::replace(&mut self.awaits_client, true) {
-            self.waits_since = self.watch.now();
+            self.waits_since = self.timer.now();
         }
     }
 
     pub(super) fn ends_waiting(&mut self) {
         if std::mem::take(&mut self.awaits_client) {
-            self.waited += self.watch.now().saturating_duration_since(self.waits_since);
+            self.waited += self.timer.now().saturating_duration_since(self.waits_since);
         }
     }
 

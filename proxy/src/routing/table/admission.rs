@@ -32,7 +32,7 @@ pub(crate) enum WaitOutcome {
 
 /// A request that is inside and that no pod has acted on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ComesBack {
+pub(crate) struct Requeue {
     pub(crate) worker: usize,
     pub(crate) position: QueuePosition,
     /// Its queue waits for its outcome.
@@ -48,9 +48,9 @@ impl Table {
         let cell = self.cell(partition);
         let inside = self.inside(worker, partition);
         if let Some(severs) = cell.gate.enter(inside) {
-            let way = cell.way(severs);
-            if self.may_pass(way.slot, now) {
-                return Some(way);
+            let route = cell.route(severs);
+            if self.may_pass(route.slot, now) {
+                return Some(route);
             }
             self.leave(worker, partition);
             // The control side sees the same clock; this closes the gap until it has acted.
@@ -99,7 +99,7 @@ impl Table {
         let mut guard = Self::lock(cell);
         if cell.gate.position() == GateState::Open && self.may_pass(cell.slot.load(Relaxed), now) {
             cell.gate.admit(self.inside(worker, partition));
-            return Ok(WaitOutcome::Now(cell.way(cell.gate.severs())));
+            return Ok(WaitOutcome::Now(cell.route(cell.gate.severs())));
         }
         if self.shutting_down.load(Relaxed) {
             return Err(Refusal::Shutdown);
@@ -114,10 +114,10 @@ impl Table {
             && closed.state.start_at_once(gate, position)
         {
             cell.gate.admit(self.inside(worker, partition));
-            let way = cell.way(cell.gate.severs());
+            let route = cell.route(cell.gate.severs());
             // Its start may have relaxed the order of queues, whose requests were there before the next newcomer.
             self.flush(partition, cell, closed);
-            return Ok(WaitOutcome::First(way));
+            return Ok(WaitOutcome::First(route));
         }
         let limits = &self.limits;
         if closed.state.stash().waiting() >= limits.max_requests
@@ -156,11 +156,11 @@ impl Table {
     pub(crate) fn put_back(
         &self,
         partition: PartitionId,
-        request: ComesBack,
-        way: Route,
+        request: Requeue,
+        route: Route,
         returned: Option<Returned>,
     ) -> (oneshot::Receiver<Route>, Option<Refusals>) {
-        let ComesBack { worker, position, is_tried, bytes, mut refusals } = request;
+        let Requeue { worker, position, is_tried, bytes, mut refusals } = request;
         let cause = returned.map_or(Some(HoldCause::Fenced), |_| None);
         let cell = self.cell(partition);
         let (granted, grant) = oneshot::channel();
@@ -169,7 +169,7 @@ impl Table {
         self.close(partition, cell, &mut guard, cause.unwrap_or(HoldCause::NoOwner));
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
         if let Some(returned) = returned {
-            refusals = Refusals::after(refusals, way, returned, closed.taken);
+            refusals = Refusals::after(refusals, route, returned, closed.taken);
             if was_passing {
                 closed.back_off();
             }

@@ -104,13 +104,13 @@ impl Table {
             return;
         }
         let before = closed.state.stash().bytes();
-        let mut way = cell.way(cell.gate.severs());
+        let mut route = cell.route(cell.gate.severs());
         while let Some((position, waiter)) = closed.state.start_next(gate) {
             let inside = self.inside(waiter.worker, partition);
             cell.gate.admit(inside);
-            way.last_try =
-                waiter.refusals.is_some_and(|refusals| refusals.leave_one_try(way.slot, way.epoch, closed.taken));
-            if waiter.granted.send(way).is_err() {
+            route.last_try =
+                waiter.refusals.is_some_and(|refusals| refusals.leave_one_try(route.slot, route.epoch, closed.taken));
+            if waiter.granted.send(route).is_err() {
                 // The request has just given up. The gate is not draining, so leaving cannot empty it.
                 let _ = cell.gate.leave(inside);
                 closed.state.finish(position);

@@ -38,13 +38,14 @@ pub(crate) struct Refusals {
 
 impl Refusals {
     /// Returns the refusals after one more return of a request that was admitted by `way`.
-    pub(super) fn after(before: Option<Self>, way: Route, returned: Returned, taken: u32) -> Option<Self> {
-        let before = before.filter(|before| before.are_of(way.slot, way.epoch));
+    pub(super) fn after(before: Option<Self>, route: Route, returned: Returned, taken: u32) -> Option<Self> {
+        let before = before.filter(|before| before.are_of(route.slot, route.epoch));
         let tried = returned != Returned::Spared;
         if before.is_none() && !tried {
             return None;
         }
-        let mut now = before.unwrap_or(Refusals { slot: way.slot, epoch: way.epoch, returns: 0, refused: 0, taken });
+        let mut now =
+            before.unwrap_or(Refusals { slot: route.slot, epoch: route.epoch, returns: 0, refused: 0, taken });
         now.returns = now.returns.saturating_add(1);
         now.refused = now.refused.saturating_add(u16::from(returned == Returned::Refused));
         now.taken = taken;

@@ -40,7 +40,7 @@ pub(super) struct Cell {
 impl Cell {
     /// Returns where the gate leads. The caller is inside or holds the lock, so that this does not change meanwhile.
     #[inline]
-    pub(super) fn way(&self, severs: AbortGeneration) -> Route {
+    pub(super) fn route(&self, severs: AbortGeneration) -> Route {
         Route { slot: self.slot.load(Relaxed), epoch: Epoch::new(self.epoch.load(Relaxed)), severs, last_try: false }
     }
 }
