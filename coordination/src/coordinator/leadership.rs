@@ -14,8 +14,8 @@ use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Assurance, Memory, Notice, Policy, plan, txn};
 use segue_protocol::records::Phase;
-use segue_protocol::txn::{Batch, Compare, Txn, TxnOutcome};
-use segue_protocol::view::View;
+use segue_protocol::txn::{Compare, Txn, TxnOutcome};
+use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -76,13 +76,13 @@ pub(super) struct Leadership<'a> {
     changed: BTreeSet<PartitionId>,
     /// Partitions whose phase may be able to move on.
     pending: BTreeSet<PartitionId>,
-    flights: BTreeMap<PartitionId, Flight>,
+    handoffs: BTreeMap<PartitionId, SeenHandoff>,
     notices: Vec<Notice>,
 }
 
 /// A handoff as last observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Flight {
+struct SeenHandoff {
     id: HandoffId,
     phase: Phase,
     since: Instant,
@@ -122,7 +122,7 @@ impl<'a> Leadership<'a> {
             membership: false,
             changed: BTreeSet::new(),
             pending: BTreeSet::new(),
-            flights: BTreeMap::new(),
+            handoffs: BTreeMap::new(),
             notices: Vec::new(),
         }
     }
@@ -159,10 +159,8 @@ impl<'a> Leadership<'a> {
                         self.status.send_modify(|status| (status.leads, status.not_ready) = (true, None));
                     }
                     Update::Batch(batch) if synced => {
-                        self.apply(batch);
-                        while let Some(batch) = watcher.try_next_batch() {
-                            self.apply(batch);
-                        }
+                        let delta = watcher.apply(&mut self.view, batch);
+                        self.applied(delta);
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
@@ -203,20 +201,20 @@ impl<'a> Leadership<'a> {
         self.writes.shutdown().await;
     }
 
-    fn apply(&mut self, batch: Batch) {
-        let touched = self.view.apply(batch);
-        for partition in touched.partitions {
+    /// Notes what batches have changed in the view.
+    fn applied(&mut self, delta: ViewDelta) {
+        for partition in delta.partitions {
             self.resting.remove(&partition);
             self.changed.insert(partition);
         }
-        if touched.membership {
+        if delta.membership {
             self.all_changed();
         }
     }
 
     fn all_changed(&mut self) {
         self.membership = true;
-        self.changed.extend(self.view.handoffs.keys().chain(self.flights.keys()));
+        self.changed.extend(self.view.handoffs.keys().chain(self.handoffs.keys()));
     }
 
     fn observe(&mut self) {
@@ -230,13 +228,13 @@ impl<'a> Leadership<'a> {
             }
         }
         for partition in std::mem::take(&mut self.changed) {
-            let seen = self.view.handoffs.get(&partition).map(|handoff| Flight {
+            let seen = self.view.handoffs.get(&partition).map(|handoff| SeenHandoff {
                 id: handoff.id(),
                 phase: handoff.value.phase,
                 since: now,
                 epoch: handoff.value.epoch,
             });
-            let known = self.flights.get(&partition).copied();
+            let known = self.handoffs.get(&partition).copied();
             let same = seen.zip(known).is_some_and(|(seen, known)| seen.id == known.id);
             if let Some(known) = known
                 && !(same && seen.is_some_and(|seen| seen.phase == known.phase))
@@ -252,10 +250,10 @@ impl<'a> Leadership<'a> {
             }
             match seen {
                 Some(seen) if !known.is_some_and(|known| same && known.phase == seen.phase) => {
-                    self.flights.insert(partition, seen);
+                    self.handoffs.insert(partition, seen);
                 }
                 Some(_) => {}
-                None => drop(self.flights.remove(&partition)),
+                None => drop(self.handoffs.remove(&partition)),
             }
             self.pending.insert(partition);
         }

@@ -335,8 +335,8 @@ impl Driver {
                 self.said.forget(|_| true);
                 self.reconcile_all();
             }
-            News::Batch(touched) if touched.membership => self.reconcile_all(),
-            News::Batch(touched) => touched.partitions.into_iter().for_each(|partition| self.reconcile(partition)),
+            News::Batch(delta) if delta.membership => self.reconcile_all(),
+            News::Batch(delta) => delta.partitions.into_iter().for_each(|partition| self.reconcile(partition)),
         }
     }
 

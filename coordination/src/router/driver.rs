@@ -148,11 +148,11 @@ impl Router {
                         self.publish(None);
                     }
                     Update::Batch(batch) if synced => {
-                        let touched = watcher.apply(&mut self.view, batch);
+                        let delta = watcher.apply(&mut self.view, batch);
                         if !self.keep_key(&mut own_key) { return self.registration_gone(); }
                         if self.maps_otherwise() { return self.mapping_gone(lease, shutdown).await; }
                         self.publish(None);
-                        self.react(touched);
+                        self.react(delta);
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
@@ -253,11 +253,11 @@ impl Router {
         });
     }
 
-    fn react(&mut self, touched: ViewDelta) {
-        if touched.membership {
+    fn react(&mut self, delta: ViewDelta) {
+        if delta.membership {
             self.reconcile_all();
         } else {
-            for partition in touched.partitions {
+            for partition in delta.partitions {
                 self.plane_retry(partition);
                 self.reconcile(partition);
             }

@@ -73,13 +73,13 @@ impl Watcher {
 
     /// Applies a batch to the view, and with it every batch that has arrived since. Returns what they touched.
     pub(crate) fn apply(&mut self, view: &mut View, batch: Batch) -> ViewDelta {
-        let mut touched = view.apply(batch);
+        let mut delta = view.apply(batch);
         while let Some(batch) = self.try_next_batch() {
             let more = view.apply(batch);
-            touched.partitions.extend(more.partitions);
-            touched.membership |= more.membership;
+            delta.partitions.extend(more.partitions);
+            delta.membership |= more.membership;
         }
-        touched
+        delta
     }
 
     /// Returns the next update if it has already arrived and is a batch. Any other update is left for
