@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use segue_config::StoreKind;
-use segue_coordination::store::{EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
+use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
 use segue_protocol::keys::Keyspace;
 
 use super::{Failure, load};
@@ -52,13 +52,17 @@ impl StoreArgs {
             return Ok(open(&config)?);
         }
         let mut options = EtcdOptions::new(self.etcd.clone());
-        options.tls = self.ca.clone().map(|ca| EtcdTls { ca, identity: self.cert.clone().zip(self.key.clone()) });
+        options.tls = self.ca.clone().map(|ca| EtcdTls { ca, identity: self.identity() });
         if let Some(url) = self.etcd.iter().find(|url| url.starts_with("https://") != options.tls.is_some()) {
             let text = format!("segue: --etcd {url}: expected https:// together with --ca, or neither");
             return Err(Failure::BadInput(text));
         }
         let store = etcd(options)?;
         Ok((store, Keyspace::new(&self.prefix, &self.keyspace)))
+    }
+
+    fn identity(&self) -> Option<ClientIdentity> {
+        Some(ClientIdentity { cert: self.cert.clone()?, key: self.key.clone()? })
     }
 }
 
@@ -77,7 +81,7 @@ pub(super) fn open(config: &segue_config::Config) -> anyhow::Result<(Arc<dyn Sto
     }
     options.tls = config.store.tls.as_ref().map(|tls| EtcdTls {
         ca: tls.ca.clone(),
-        identity: tls.identity.clone().map(|identity| (identity.cert, identity.key)),
+        identity: tls.identity.clone().map(|identity| ClientIdentity { cert: identity.cert, key: identity.key }),
     });
     Ok((etcd(options)?, keys))
 }

@@ -30,7 +30,7 @@ use tokio::time::{Instant, timeout_at};
 
 use self::batches::batches;
 use self::connection::{Connection, Connections};
-pub use self::tls::EtcdTls;
+pub use self::tls::{ClientIdentity, EtcdTls};
 use super::{Store, StoreError, Watch};
 
 /// The endpoints of etcd, and the timeouts of calls to it.
