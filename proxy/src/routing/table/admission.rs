@@ -130,7 +130,7 @@ impl Table {
             return Err(Refusal::Full);
         }
         let (granted, grant) = oneshot::channel();
-        closed.state.stash_mut().insert(position, bytes, Waiter { worker, refusals: None, granted });
+        closed.state.wait(position, bytes, Waiter { worker, refusals: None, granted });
         closed.stashed += 1;
         self.flush(partition, cell, closed);
         Ok(WaitOutcome::Later(grant))
@@ -141,7 +141,7 @@ impl Table {
         let mut guard = Self::lock(self.cell(partition));
         let Some(closed) = guard.as_mut() else { return Ok(()) };
         let before = closed.state.stash().bytes();
-        if !closed.state.stash_mut().grow(position, bytes) {
+        if !closed.state.grow(position, bytes) {
             return Ok(());
         }
         // Counted also where it is refused: it is taken out with all that it weighs.
@@ -208,7 +208,7 @@ impl Table {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut()
-            && closed.state.stash_mut().give_way(position)
+            && closed.state.give_way(position)
         {
             closed.was_not_refused_at_once(self.limits.flush_concurrency);
             self.flush(partition, cell, closed);
@@ -221,7 +221,7 @@ impl Table {
         let mut guard = Self::lock(cell);
         let closed = guard.as_mut()?;
         let before = closed.state.stash().bytes();
-        closed.state.stash_mut().remove(position)?;
+        closed.state.give_up(position)?;
         self.stashed_bytes.fetch_sub(before - closed.state.stash().bytes(), Relaxed);
         let cause = closed.cause;
         self.flush(partition, cell, closed);

@@ -177,7 +177,7 @@ impl Table {
             if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
                 self.stashed_bytes.fetch_sub(closed.state.stash().bytes(), Relaxed);
                 // A request that waits sees that its sender is gone.
-                drop(closed.state.stash_mut().take_all());
+                drop(closed.state.give_up_all());
             }
         }
     }

@@ -90,7 +90,7 @@ impl Closed {
         self.taken = self.taken.saturating_add(1);
         if self.is_refused() {
             self.forgive();
-            self.state.stash_mut().limit_flush(flush_concurrency);
+            self.state.limit_flush(flush_concurrency);
         }
     }
 
@@ -100,7 +100,7 @@ impl Closed {
     pub(super) fn try_pod(&mut self) {
         self.places = 1;
         if self.is_refused() {
-            self.state.stash_mut().probe(self.bounces >= TRIES && self.bounces % 2 == 1);
+            self.state.probe(self.bounces >= TRIES && self.bounces % 2 == 1);
         }
     }
 
@@ -109,7 +109,7 @@ impl Closed {
     pub(super) fn was_not_refused_at_once(&mut self, flush_concurrency: usize) {
         if self.is_refused() {
             self.places = (4 * self.places).min(flush_concurrency);
-            self.state.stash_mut().limit_flush(self.places);
+            self.state.limit_flush(self.places);
         }
     }
 
