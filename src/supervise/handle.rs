@@ -87,7 +87,7 @@ impl Supervisor {
         let id = process.id();
         near.set_nonblocking(true)?;
         let (answers, orders) = UnixStream::from_std(near)?.into_split();
-        info!(service = self.command.first(), supervisor = id, "the service is started");
+        info!(service = self.command.first(), supervisor = id, "service started");
         *self.orders() = Some(orders);
         self.state.send_replace(State::Runs);
         *running = Some(Running { process });
@@ -138,7 +138,7 @@ impl Supervisor {
         }
         self.order("kill\n");
         if timeout(KILL_TIMEOUT, self.stopped()).await.is_err() {
-            error!("the service's supervisor does not answer: killing it and the service");
+            error!("supervisor does not respond; killing it and the service");
             let mut running = self.running.lock().await;
             kill_descendants().await;
             *running = None;
@@ -155,11 +155,11 @@ impl Supervisor {
             Some("killed") => State::Stopped,
             Some(answer) => {
                 let code = answer.strip_prefix("ended ").and_then(|code| code.parse().ok()).unwrap_or(KILLED_CODE);
-                warn!(code, "the service has ended");
+                warn!(code, "service exited");
                 State::Ended(code)
             }
             None => {
-                error!("the service's supervisor is gone: killing the service");
+                error!("supervisor is gone; killing the service");
                 State::Ended(KILLED_CODE)
             }
         };
@@ -178,7 +178,7 @@ impl Supervisor {
         if let Some(orders) = &*self.orders()
             && let Err(error) = orders.try_write(order.as_bytes())
         {
-            warn!(%error, order = order.trim_end(), "the service's supervisor does not take an order");
+            warn!(%error, order = order.trim_end(), "supervisor does not accept an order");
         }
     }
 
@@ -199,7 +199,7 @@ async fn kill_descendants() {
         }
         if warned.elapsed() >= KILL_TIMEOUT {
             warned = Instant::now();
-            error!(pids = ?left, "processes of the service cannot be killed; trying again");
+            error!(pids = ?left, "processes of the service cannot be killed; retrying");
         }
         sleep(descendants::RETRY_PAUSE).await;
     }

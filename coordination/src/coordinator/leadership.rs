@@ -141,7 +141,7 @@ impl<'a> Leadership<'a> {
             }
             let state = *lease.borrow_and_update();
             if state.lost {
-                warn!("the leader's lease is gone");
+                warn!("leader lease lost; resigning");
                 return;
             }
             let now = Instant::now();
@@ -164,7 +164,7 @@ impl<'a> Leadership<'a> {
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
-                        warn!(%error, "lost sight of the store");
+                        warn!(%error, "store watch lost; resyncing");
                         sighted = false;
                         self.observer.resync(&error);
                         self.status.send_modify(|status| status.not_ready = Some(error.to_string()));
@@ -188,7 +188,7 @@ impl<'a> Leadership<'a> {
             let (seen, revision) = (self.view.leader.as_ref(), self.view.revision);
             let intact = seen.is_some_and(|leader| leader.value.lease_id == elected.lease.id());
             if !own_key.keep(seen, intact, revision, || value.clone()) {
-                warn!("another coordinator leads");
+                warn!("another coordinator leads; resigning");
                 return;
             }
             self.observe();
@@ -393,7 +393,7 @@ impl<'a> Leadership<'a> {
                 self.wake_at(rested);
             }
             Err(error) => {
-                warn!(%error, ?subject, "a write failed; trying again");
+                warn!(%error, ?subject, "store write failed; retrying");
                 self.not_before = Instant::now() + Duration::from_millis(250);
             }
         }

@@ -102,7 +102,7 @@ pub async fn run_coordinator(
         status.send_modify(|status| status.leads = false);
         claim = claim.after(elected.incarnation);
         if let Err(error) = elected.withdraw().await {
-            warn!(%error, "could not resign; the lease ends by itself");
+            warn!(%error, "cannot resign; the leadership ends with its lease");
         }
         if shutdown.is_cancelled() {
             return;

@@ -176,7 +176,7 @@ impl Driver {
             }
             let state = *lease_state.borrow_and_update();
             if state.lost {
-                return self.registration_gone("the lease is gone");
+                return self.registration_gone("pod lease lost");
             }
             self.lend(&mut lent, ends_at(state));
             if self.synced {
@@ -239,7 +239,7 @@ impl Driver {
     }
 
     fn lost_sight(&self, error: &StoreError) {
-        warn!(%error, "lost sight of the store");
+        warn!(%error, "store watch lost; resyncing");
         self.state.send_modify(|state| state.resyncs += 1);
     }
 
@@ -258,19 +258,19 @@ impl Driver {
     fn service_turned(&mut self, watched: Watched) -> Result<Watched, End> {
         match watched {
             Watched::Up if self.settings.capabilities.fence => {
-                self.refuse(true, "the service is down: giving the registration up once its work has ended");
+                self.refuse(true, "service is down; deregistering once its work has ended");
                 Ok(Watched::Settling)
             }
             Watched::Up => {
-                self.refuse(true, "the service is down: handing over");
+                self.refuse(true, "service is down; handing partitions over");
                 Ok(Watched::Sick)
             }
             Watched::Sick => {
-                self.refuse(false, "the service is up again");
+                self.refuse(false, "service is up again");
                 Ok(Watched::Up)
             }
             Watched::Settling => {
-                self.registration_gone("the service is down");
+                self.registration_gone("service is down");
                 Err(End::ServiceDown)
             }
             Watched::Parting => Err(End::Shutdown),
@@ -289,8 +289,8 @@ impl Driver {
         if !std::mem::replace(&mut self.ending, true) {
             let left = self.state.borrow().owned.len();
             match left {
-                0 => info!("nothing is left here: deregistering"),
-                _ => warn!(left, "could not hand over in time: refusing what is left"),
+                0 => info!("no partition left; deregistering"),
+                _ => warn!(left, "partitions not handed over in time; refusing them"),
             }
             self.reconcile_all();
         }
@@ -314,7 +314,7 @@ impl Driver {
     }
 
     fn registration_gone(&mut self, why: &str) -> End {
-        warn!(why, "fencing, and registering again");
+        warn!(why, "pod fenced; registering again");
         // The order matters: nothing may be accepted or acknowledged once the registration is given up.
         self.ownership.fence();
         (self.incarnation, self.lease, self.synced) = (Incarnation::NONE, None, false);

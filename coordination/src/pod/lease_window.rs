@@ -104,7 +104,7 @@ impl LeaseWindow {
             }
             // The window may have been extended meanwhile.
             if self.is_over(lease_now()) {
-                warn!("the lease may end any moment and the store has not confirmed it: stopping all work");
+                warn!("pod lease not confirmed in time; stopping all work");
                 return self.end();
             }
         }

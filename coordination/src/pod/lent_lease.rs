@@ -169,7 +169,7 @@ async fn tell(url: Uri, mut targets: watch::Receiver<TargetLease>, told: watch::
         match post(&url, &body, RESPONSE_TIMEOUT).await {
             Ok(()) => {
                 if std::mem::take(&mut failing) {
-                    info!(%url, "the service confirms its lease again");
+                    info!(%url, "service confirms its lease again");
                 }
                 told.send_modify(|told| match lent {
                     Some(_) => told.confirmed = lent,
@@ -186,7 +186,7 @@ async fn tell(url: Uri, mut targets: watch::Receiver<TargetLease>, told: watch::
                     unanswered = unanswered.max(lent);
                 }
                 if !std::mem::replace(&mut failing, true) {
-                    warn!(%error, "cannot tell the service its lease; trying again");
+                    warn!(%error, "service cannot be told its lease; retrying");
                 }
                 sleep(RETRY_PAUSE).await;
                 if target == TargetLease::Ended && told.borrow().until.is_some_and(|until| until <= lease_now()) {

@@ -50,7 +50,7 @@ impl Driver {
 
     pub(super) async fn deregister(&self, registration: Registration) {
         if let Err(error) = registration.withdraw().await {
-            warn!(%error, "could not deregister; the registration ends with its lease");
+            warn!(%error, "cannot deregister; the registration ends with its lease");
         }
     }
 

@@ -179,14 +179,14 @@ impl Driver {
                     epoch = task.epoch.get(),
                     handoff = task.handoff.get(),
                     ?took,
-                    "{callback}: done"
+                    "{callback} done"
                 );
                 work.failed = None;
                 work.local.end(task);
             }
             Some(Err(error)) => {
                 let again = work.back_off.next();
-                warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, ?again, "{callback}: failed");
+                warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, ?again, "{callback} failed; retrying");
                 work.failed = Some((task, Instant::now() + again));
             }
             None => info!(
@@ -194,7 +194,7 @@ impl Driver {
                 epoch = task.epoch.get(),
                 handoff = task.handoff.get(),
                 ?took,
-                "{callback}: not due any more"
+                "{callback} cancelled"
             ),
         }
         self.reconcile(partition);
@@ -283,7 +283,7 @@ impl Driver {
             match result {
                 Ok(outcome) if outcome.committed() => info!(?what, "said"),
                 Ok(_) => {}
-                Err(error) => warn!(?what, %error, "could not write; trying again"),
+                Err(error) => warn!(?what, %error, "pod report cannot be written; retrying"),
             }
         }
         let view = &self.view;

@@ -73,7 +73,7 @@ impl Router {
                     self.severed.remove(&id.0);
                 }
                 Ok(_) => {}
-                Err(error) => info!(partition = id.0.get(), %error, "could not write an acknowledgement; trying again"),
+                Err(error) => info!(partition = id.0.get(), %error, "acknowledgement cannot be written; retrying"),
             }
         }
         let view = &self.view;

@@ -116,7 +116,7 @@ impl Router {
             }
             let state = *lease_state.borrow_and_update();
             if state.lost {
-                warn!("the lease is gone");
+                warn!("router lease lost; holding requests and registering again");
                 self.fence();
                 return End::RegistrationGone;
             }
@@ -156,7 +156,7 @@ impl Router {
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
-                        warn!(%error, "lost sight of the store");
+                        warn!(%error, "store watch lost; resyncing");
                         sighted = false;
                         self.observer.resync(&error);
                         self.status.send_modify(|status| status.resyncs += 1);
@@ -186,7 +186,7 @@ impl Router {
     }
 
     fn registration_gone(&mut self) -> End {
-        warn!("this router's registration is gone or replaced: fencing");
+        warn!("router registration gone or replaced; holding requests");
         self.fence();
         End::RegistrationGone
     }
@@ -194,7 +194,7 @@ impl Router {
     /// Fences, and leaves once nothing is in flight or a drain's longest time has passed. Handoffs wait for this router
     /// until then: an owner without `drained` may still be working on its requests.
     async fn mapping_gone(&mut self, lease: &KeptLease, shutdown: &CancellationToken) -> End {
-        warn!("the keyspace's settings do not show this router's mapping of requests to partitions: fencing");
+        warn!("keyspace maps requests to partitions in another way than this router; holding requests");
         self.fence();
         let until = Instant::now() + self.settings.drain.timeout;
         while !self.is_drained() && Instant::now() < until && !lease.state().borrow().lost {
@@ -234,7 +234,7 @@ impl Router {
         });
         if std::mem::replace(&mut self.trust, trust) != trust {
             if trust != Trust::Held {
-                warn!("the lease clock has run out: the store has not confirmed the lease in time");
+                warn!("router lease not confirmed in time; holding requests");
                 self.publish(Some("the store has not confirmed the lease in time".to_owned()));
             }
             self.reconcile_all();
@@ -415,7 +415,7 @@ impl Router {
                         partition = partition.get(),
                         pod = from.pod,
                         severed,
-                        "the drain did not end in time: severed what was in flight"
+                        "drain timed out; exchanges in flight severed"
                     );
                 }
                 *self.severed.entry(partition).or_default() += severed;

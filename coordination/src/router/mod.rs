@@ -197,7 +197,7 @@ pub async fn run_router(
             End::Shutdown => {
                 router.fence();
                 if let Err(error) = registration.withdraw().await {
-                    warn!(%error, "could not deregister; the registration ends with its lease");
+                    warn!(%error, "cannot deregister; the registration ends with its lease");
                 }
                 return;
             }

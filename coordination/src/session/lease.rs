@@ -110,7 +110,7 @@ async fn keep(
                 Err(_) => debug!("keepalive unanswered"),
             }
         } else {
-            warn!(lease = id.get(), "this participant makes no progress: its lease is not kept alive");
+            warn!(lease = id.get(), "control loop makes no progress; lease not renewed");
         }
         if known.lost {
             state.send_replace(known);

@@ -56,7 +56,7 @@ impl OwnKey {
         self.writes.want(written_at, revision);
         let due = self.writes.take_due();
         if let Some(seen) = due.last() {
-            warn!(key = self.key, "this registration was written by another hand: putting it back");
+            warn!(key = self.key, "registration overwritten by another writer; restoring it");
             let txn = put_back(&self.key, self.incarnation, *seen, value(), self.lease);
             self.writes.send([(*seen, Some(txn))]);
         }
@@ -67,9 +67,9 @@ impl OwnKey {
     pub(crate) async fn written(&mut self) {
         for (_, result) in self.writes.answered().await {
             match result {
-                Ok(outcome) if outcome.committed() => info!(key = self.key, "the registration stands again"),
-                Ok(_) => info!(key = self.key, "the registration has changed once more"),
-                Err(error) => warn!(key = self.key, %error, "cannot put the registration back; trying again"),
+                Ok(outcome) if outcome.committed() => info!(key = self.key, "registration restored"),
+                Ok(_) => info!(key = self.key, "registration changed again"),
+                Err(error) => warn!(key = self.key, %error, "registration cannot be restored; retrying"),
             }
         }
     }

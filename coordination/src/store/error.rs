@@ -17,7 +17,7 @@ pub enum StoreError {
         oldest: Revision,
     },
     /// The lease has ended or was never granted.
-    #[error("the lease is gone")]
+    #[error("the lease does not exist any more")]
     LeaseNotFound,
     /// The store refused the request as such: credentials, size, a key written twice in one transaction.
     #[error("the store refused: {0}")]

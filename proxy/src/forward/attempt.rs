@@ -79,7 +79,7 @@ impl From<BodyError> for AttemptError {
 fn note_acceptance(shared: &WorkerContext, pod: &Pod) {
     shared.budgets.accepted(pod.slot);
     if let Some(after) = pod.health.accepted() {
-        tracing::info!(pod = pod.name, address = pod.address, after, "a pod takes requests again");
+        tracing::info!(pod = pod.name, address = pod.address, after, "pod accepts requests again");
     }
 }
 

@@ -213,7 +213,7 @@ impl Server {
                 let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
                 match runtime {
                     Ok(runtime) => runtime.block_on(plan.run()),
-                    Err(error) => tracing::error!(%error, "a worker cannot run"),
+                    Err(error) => tracing::error!(%error, "worker cannot start"),
                 }
                 let _ = ended.send(());
             };

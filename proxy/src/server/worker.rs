@@ -67,8 +67,8 @@ impl<M: Layers> Worker<M> {
         let listeners: std::io::Result<Vec<_>> = self.listeners.into_iter().map(TcpListener::from_std).collect();
         let (forward, listeners) = match (forward, listeners) {
             (Ok(forward), Ok(listeners)) => (forward, listeners),
-            (Err(error), _) => return tracing::error!(%error, "a worker cannot run"),
-            (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
+            (Err(error), _) => return tracing::error!(%error, "worker cannot start"),
+            (_, Err(error)) => return tracing::error!(%error, "worker cannot listen"),
         };
         let path = DataPath { forward, layers: self.layers };
         let look_every = (self.terms.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
@@ -199,7 +199,7 @@ async fn accept<M: Layers>(
                 let closes_idle = is_shortage(&error);
                 if logged.is_none_or(|logged| logged.elapsed() > LOG_INTERVAL) {
                     logged = Some(Instant::now());
-                    tracing::warn!(%error, closes_idle, "cannot accept connections; trying again");
+                    tracing::warn!(%error, closes_idle, "cannot accept connections; retrying");
                 }
                 if closes_idle && path.forward.close_idle() == 0 {
                     clients.close_one(Duration::ZERO, 0);

@@ -99,7 +99,7 @@ impl Service<Request<Incoming>> for Forwarder {
         tokio::spawn(async move {
             let lost = pin!(hold.lost());
             if let Either::Left(_) = select(lost, pin!(sending)).await {
-                tracing::warn!("the pod's lease is lost: an exchange was cut off");
+                tracing::warn!("pod lease lost; exchange aborted");
             }
             drop(under_way);
             drop::<InFlight>(hold);

@@ -97,7 +97,7 @@ impl Sidecar {
                     Ok((stream, _)) => stream,
                     Err(error) => {
                         // Most likely a lack of file descriptors, which passes when some are closed.
-                        tracing::warn!(%error, "cannot accept a connection");
+                        tracing::warn!(%error, "cannot accept a connection; retrying");
                         tokio::time::sleep(Duration::from_millis(50)).await;
                         continue;
                     }

@@ -206,7 +206,7 @@ impl Upstream {
         let now = Instant::now();
         if self.shortage_noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > SHORTAGE_LOG_INTERVAL) {
             self.shortage_noted.set(Some(now));
-            tracing::warn!(%error, "no connection to a pod can be made; requests are answered with 503 overload");
+            tracing::warn!(%error, "no files or ports left for connections to pods; responding 503 overload");
         }
     }
 

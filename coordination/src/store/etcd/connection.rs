@@ -187,7 +187,7 @@ impl Connections {
             Err(text) => Failure::NotSent(text),
         };
         let Some(material) = last else { return Err(failure) };
-        tracing::warn!(?failure, "certificates for etcd cannot be used; those from before are used on");
+        tracing::warn!(?failure, "etcd certificates cannot be used; keeping the previous ones");
         open(url, with(material)).await
     }
 
