@@ -112,8 +112,8 @@ impl ForwardRequest {
     /// Returns about how many bytes the request takes up in memory.
     pub(crate) fn weight(&self) -> usize {
         // Memory beside the text: the request's own bookkeeping.
-        const REQUEST: usize = 512;
+        const REQUEST_BYTES: usize = 512;
         let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
-        REQUEST + uri + self.scan.weight + self.body.weight()
+        REQUEST_BYTES + uri + self.scan.weight + self.body.weight()
     }
 }

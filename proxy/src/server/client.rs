@@ -5,7 +5,7 @@
 //! # Invariants
 //!
 //! * A request head that takes longer than `header_read_timeout` ends the connection.
-//! * A connection between two requests is closed only after [`MAX_IDLE`], to make room, or because the server stops.
+//! * A connection between two requests is closed only after [`MAX_IDLE_TIME`], to make room, or because the server stops.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -21,7 +21,7 @@ use crate::tls::ServerTls;
 
 /// How long a connection may be idle between requests. Most clients and load balancers keep theirs for 60 to 90 s, so they
 /// close first: a request that meets a closing connection is lost.
-const MAX_IDLE: Duration = Duration::from_secs(180);
+const MAX_IDLE_TIME: Duration = Duration::from_secs(180);
 
 /// What a worker allows its clients.
 #[derive(Debug, Clone)]
@@ -113,7 +113,7 @@ impl Client {
         if in_head && lasted > terms.header_read_timeout {
             self.tell(ConnectionCommand::HeaderTimeout);
         } else if !in_head
-            && lasted > MAX_IDLE
+            && lasted > MAX_IDLE_TIME
             && matches!(self.command.get(), ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse)
         {
             self.tell(ConnectionCommand::DrainAndClose);

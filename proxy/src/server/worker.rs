@@ -32,7 +32,7 @@ use crate::runtime::shortage::is_shortage;
 use crate::settings::ForwardSettings;
 
 /// Pause after a failed accept. It ends early when a client disconnects, which frees a file descriptor.
-const ACCEPT_RETRY: Duration = Duration::from_millis(10);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// Shortest interval between two log lines about failed accepts.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a new client waits for the connection that is evicted in its favour.
@@ -204,7 +204,7 @@ async fn accept<M: Layers>(
                 if closes_idle && path.forward.close_idle() == 0 {
                     clients.close_one(Duration::ZERO, 0);
                 }
-                let _ = tokio::time::timeout(ACCEPT_RETRY, clients.left.notified()).await;
+                let _ = tokio::time::timeout(ACCEPT_RETRY_PAUSE, clients.left.notified()).await;
             }
         }
     }

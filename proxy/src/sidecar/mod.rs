@@ -47,11 +47,11 @@ use tower::layer::Layer as _;
 
 use self::forwarder::Forwarder;
 pub use self::health::{Checks, Health};
-use self::router_connection::{ROUTER_IDLE, bounded, recognising, secured};
+use self::router_connection::{ROUTER_IDLE_TIMEOUT, bounded, recognising, secured};
 pub use self::traffic::Traffic;
 pub use self::upstream::Upstream;
 use crate::tls::ServerTls;
-use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES};
+use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES};
 
 /// A router that leaves pings unacknowledged is taken for gone, and so are the clients that it served.
 const ROUTER_PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -85,8 +85,8 @@ impl Sidecar {
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
         // hyper's timer also runs between requests.
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE);
-        builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE_TIMEOUT);
+        builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW_BYTES);
         builder.http2().max_header_list_size(MAX_HEAD_BYTES as u32);
         builder.http2().keep_alive_interval(ROUTER_PING_INTERVAL).keep_alive_timeout(ROUTER_PING_TIMEOUT);
         let places = Arc::new(Semaphore::new(self.max_connections));

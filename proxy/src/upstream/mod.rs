@@ -39,12 +39,12 @@ pub(crate) use http1::fuzzing;
 use http1::{Connection, MAX_IDLE_AGE};
 pub(crate) use http1::{MAX_HEAD_BYTES, ResponseHead};
 use http2::{Agreed, Leased, Sessions};
-pub(crate) use http2::{CONNECTION_WINDOW, says_unprocessed};
+pub(crate) use http2::{CONNECTION_WINDOW_BYTES, says_unprocessed};
 pub(crate) use rest::Counted;
 pub(crate) use wanted::{Wanted, Which};
 
 /// Interval between two looks at idle connections.
-const SWEEP_EVERY: Duration = Duration::from_secs(5);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// Shortest interval between two log lines about a lack of files or ports.
 const SHORTAGE_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -213,7 +213,7 @@ impl Upstream {
     /// Closes connections that have been idle for too long. To be called at every tick.
     pub(crate) fn sweep(&self) {
         let now = self.timer.now();
-        if now.saturating_duration_since(*self.swept.borrow()) < SWEEP_EVERY {
+        if now.saturating_duration_since(*self.swept.borrow()) < SWEEP_INTERVAL {
             return;
         }
         *self.swept.borrow_mut() = now;

@@ -24,7 +24,7 @@ use crate::runtime::coarse_timer::CoarseTimer;
 /// partition's stash by default (64 MiB), and most writes are smaller.
 pub(crate) const KEPT_BYTES: usize = 64 << 10;
 /// The least that a kept frame counts for: even a single byte takes as much memory.
-const SMALLEST: usize = 256;
+const MIN_FRAME_BYTES: usize = 256;
 
 pub(super) struct Source {
     pub(super) incoming: Incoming,
@@ -130,7 +130,7 @@ impl Source {
     }
 
     pub(super) fn keep(&mut self, data: Bytes) {
-        self.kept_bytes += data.len().max(SMALLEST);
+        self.kept_bytes += data.len().max(MIN_FRAME_BYTES);
         self.kept.push(data);
     }
 

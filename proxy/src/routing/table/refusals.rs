@@ -10,7 +10,7 @@ use segue_protocol::ids::Epoch;
 use super::route::Route;
 
 /// Tries of a request with one owner before another key's request is tried in its place.
-pub(super) const TRIES: u32 = 3;
+pub(super) const TRIES_IN_A_ROW: u32 = 3;
 
 /// Why a request came back although no pod acted on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,13 +59,13 @@ impl Refusals {
     /// Returns the rank that lets others go first: see
     /// [`Stash::insert_ranked`](crate::routing::stash::Stash::insert_ranked).
     pub(super) fn rank(&self) -> u32 {
-        u32::from(self.returns) / TRIES
+        u32::from(self.returns) / TRIES_IN_A_ROW
     }
 
     /// Returns whether the next try is the last one: the owner has refused the request often enough, and has accepted
     /// another since.
     pub(super) fn leave_one_try(&self, slot: u32, epoch: Epoch, taken: u32) -> bool {
-        self.are_of(slot, epoch) && u32::from(self.refused) >= TRIES && taken != self.taken
+        self.are_of(slot, epoch) && u32::from(self.refused) >= TRIES_IN_A_ROW && taken != self.taken
     }
 }
 
