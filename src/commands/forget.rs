@@ -19,15 +19,15 @@ use super::{Failure, runtime};
 /// The registration to forget.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The kind of registration.
+    /// Kind of the registration.
     #[arg(value_enum)]
     kind: Kind,
-    /// Its name.
+    /// Name of the pod or router.
     name: String,
-    /// Delete the registration even if it can be read and stands with a lease.
+    /// Delete the registration even if it is readable and has a lease.
     #[arg(long)]
     force: bool,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
     #[command(flatten)]

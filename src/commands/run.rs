@@ -32,10 +32,10 @@ use crate::supervise::Ended;
 
 type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
 
-/// Which file.
+/// The configuration.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The configuration file; environment variables SEGUE__SECTION__KEY override its keys.
+    /// Configuration file; environment variables SEGUE__SECTION__KEY override its keys.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
 }

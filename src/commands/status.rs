@@ -12,15 +12,15 @@ use super::store::StoreArgs;
 use super::{Failure, runtime};
 use crate::overview::Overview;
 
-/// What to show of which keyspace.
+/// The keyspace, and the form of the output.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     store: StoreArgs,
-    /// Go on and show every change, until interrupted.
+    /// Keep running and print every change.
     #[arg(long)]
     watch: bool,
-    /// As JSON; with --watch one object a line.
+    /// Print JSON; with --watch one object per line.
     #[arg(long)]
     json: bool,
 }

@@ -14,25 +14,25 @@ use super::{Failure, load};
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub(super) struct StoreArgs {
-    /// Take the store and the keyspace from this configuration file.
+    /// Configuration file that names the store and the keyspace.
     #[arg(long, value_name = "FILE", conflicts_with = "etcd")]
     config: Option<PathBuf>,
-    /// An etcd endpoint, such as http://127.0.0.1:2379; may be given several times.
+    /// etcd endpoint, such as http://127.0.0.1:2379; may be repeated.
     #[arg(long, value_name = "URL")]
     etcd: Vec<String>,
-    /// With --etcd https://…: the authorities to trust, a PEM file.
+    /// Certificate authorities to trust for https:// endpoints, as a PEM file.
     #[arg(long, value_name = "FILE", requires = "etcd")]
     ca: Option<PathBuf>,
-    /// With --ca: a client's certificate, for an etcd that wants one.
+    /// Client certificate, for an etcd that requires one, as a PEM file.
     #[arg(long, value_name = "FILE", requires_all = ["ca", "key"])]
     cert: Option<PathBuf>,
-    /// The certificate's key.
+    /// Private key of the client certificate, as a PEM file.
     #[arg(long, value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
-    /// The keyspace, with --etcd.
+    /// Keyspace, with --etcd.
     #[arg(long, value_name = "NAME", default_value = "default")]
     keyspace: String,
-    /// The prefix of all keyspaces, with --etcd.
+    /// Key prefix of all keyspaces, with --etcd.
     #[arg(long, value_name = "PREFIX", default_value = "/segue/")]
     prefix: String,
 }
@@ -44,7 +44,7 @@ impl StoreArgs {
             let config = load(path)?.config;
             if config.store.kind == StoreKind::Memory {
                 let text = format!(
-                    "{}: store.kind = \"memory\" lives in one process only and cannot be looked at from here",
+                    "{}: store.kind = \"memory\" exists only within its process and cannot be read by another one",
                     path.display()
                 );
                 return Err(Failure::BadInput(text));
