@@ -62,7 +62,7 @@ async fn run(args: &Args) -> Result<(), Failure> {
     let view = View::from_snapshot(keys, snapshot);
     let (key, seen, forgotten) = judge(&view, args.kind, &args.name, args.force).map_err(|why| anyhow!(why))?;
     if !store.commit(registration::forget(&key, Revision::new(seen))).await.map_err(unreachable)?.committed() {
-        return Err(anyhow!("{key} has changed meanwhile, so somebody writes it; nothing was deleted").into());
+        return Err(anyhow!("{key} has changed meanwhile, so its writer is alive; nothing was deleted").into());
     }
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -92,7 +92,7 @@ fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<(String, u6
     if standing.lease.is_some() && !view.malformed.contains_key(&key) && !force {
         return Err(format!(
             "{word} {name} is registered with a lease: if its process is gone, the registration ends with the lease. With \
-             --force it is deleted now; if the process lives, it fences itself and registers again"
+             --force it is deleted now; if the process is alive, it fences itself and registers again"
         ));
     }
     let incarnation = Incarnation::registered_at(standing.create_revision);
@@ -118,7 +118,7 @@ impl Forgotten {
     fn in_words(&self) -> String {
         let name = &self.name;
         match (self.kind, self.partitions.len()) {
-            (Kind::Router, _) => format!("router {name} is forgotten: handoffs do not wait for it any more"),
+            (Kind::Router, _) => format!("router {name} is forgotten: handoffs no longer wait for it"),
             (Kind::Pod, 0) => format!("pod {name} is forgotten: it owned no partition"),
             (Kind::Pod, owned) => format!(
                 "pod {name} is forgotten: it counts as dead from now on, and other pods take over its partitions ({owned})"

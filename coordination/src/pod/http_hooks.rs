@@ -43,7 +43,7 @@ pub enum HookError {
     #[error("{0} is no hook: it has to begin with http:// and a host")]
     Url(Uri),
     /// The service did not respond in time.
-    #[error("{url} did not answer within {limit:?}")]
+    #[error("{url} did not respond within {limit:?}")]
     Timeout {
         /// The hook's URL.
         url: Uri,
@@ -59,7 +59,7 @@ pub enum HookError {
         source: std::io::Error,
     },
     /// The exchange broke.
-    #[error("{url} did not answer: {source}")]
+    #[error("{url} did not respond: {source}")]
     Exchange {
         /// The hook's URL.
         url: Uri,
@@ -67,8 +67,8 @@ pub enum HookError {
         source: hyper::Error,
     },
     /// The service responded with a failure.
-    #[error("{url} answered {status}")]
-    Answer {
+    #[error("{url} responded {status}")]
+    Status {
         /// The hook's URL.
         url: Uri,
         /// The status of the response.
@@ -123,7 +123,7 @@ pub(super) async fn post(url: &Uri, body: &serde_json::Value, limit: Duration) -
     let status = timeout(limit, exchange(url, body)).await;
     let status = status.map_err(|_| HookError::Timeout { url: url.clone(), limit })??;
     if !status.is_success() {
-        return Err(HookError::Answer { url: url.clone(), status });
+        return Err(HookError::Status { url: url.clone(), status });
     }
     Ok(())
 }

@@ -67,8 +67,8 @@ impl Registration {
             let deleted = self.lease.store().commit(withdraw(&self.key, self.incarnation)).await;
             self.lease.revoke().await.and(deleted.map(drop))
         };
-        let no_answer = || StoreError::Unavailable(format!("no answer within {WITHDRAW_TIMEOUT:?}"));
-        timeout(WITHDRAW_TIMEOUT, withdrawn).await.unwrap_or_else(|_| Err(no_answer()))
+        let no_response = || StoreError::Unavailable(format!("no response within {WITHDRAW_TIMEOUT:?}"));
+        timeout(WITHDRAW_TIMEOUT, withdrawn).await.unwrap_or_else(|_| Err(no_response()))
     }
 }
 

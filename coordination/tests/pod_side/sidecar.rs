@@ -58,7 +58,7 @@ async fn a_hook_gets_the_move_as_json_and_any_2xx_means_done() {
     let part = HandoffContext { keyspace: "orders".to_owned(), partition: P7, epoch: E3, handoff: H42 };
     hooks.warm(&part).await.unwrap();
     let error = hooks.release(&part).await.unwrap_err();
-    assert_eq!(error.to_string(), format!("http://127.0.0.1:{port}/segue/release answered 500 Internal Server Error"));
+    assert_eq!(error.to_string(), format!("http://127.0.0.1:{port}/segue/release responded 500 Internal Server Error"));
     hooks.sync(&part).await.unwrap();
 
     let seen = task.await.unwrap();

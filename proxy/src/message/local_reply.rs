@@ -131,21 +131,19 @@ impl LocalReply {
             }
             LocalReply::Ambiguous => "the request names no host or two, or a transfer coding other than chunked",
             LocalReply::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
-            LocalReply::Severed => {
-                "the partition moved and did not wait longer for this request; it may have taken effect"
-            }
-            LocalReply::UpstreamTimeout => "the pod did not answer in time; the request may have taken effect",
+            LocalReply::Severed => "the partition moved before this request had ended; it may have taken effect",
+            LocalReply::UpstreamTimeout => "the pod did not respond in time; the request may have taken effect",
             LocalReply::Deadline => "the deadline that the client gave with grpc-timeout has passed",
             LocalReply::StashTimeout => {
                 "the partition is being handed over and the request was held for as long as allowed"
             }
             LocalReply::StashFull => "too many requests wait for this partition",
             LocalReply::NoOwner => "no pod owns the partition at the moment",
-            LocalReply::Fenced => "the router has lost its store and may not route at the moment",
+            LocalReply::Fenced => "the router cannot confirm its lease and may not route",
             LocalReply::Shutdown => "the router is shutting down",
-            LocalReply::Overload => "too much is under way already; nothing was sent",
+            LocalReply::Overload => "too many requests in flight; not forwarded",
             LocalReply::HeadTooLarge => "the request's head is too large",
-            LocalReply::BodyTooLarge => "the request's body is too large; what a pod has seen of it is incomplete",
+            LocalReply::BodyTooLarge => "the request's body is too large; a pod may have received a part of it",
             LocalReply::TooSlow => "the request took too long to arrive",
         }
     }

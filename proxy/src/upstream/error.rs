@@ -39,7 +39,7 @@ pub(crate) enum Broken {
 
 /// No connection was attempted, because one has just failed.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
-#[error("a connection has just failed; not tried again yet")]
+#[error("backing off after a failed connection")]
 pub(super) struct Spared;
 
 impl From<Spared> for io::Error {

@@ -89,7 +89,7 @@ impl Connections {
                     unreachable.push(error);
                     continue;
                 }
-                Err(_) => return Err(self.no_answer()),
+                Err(_) => return Err(self.no_response()),
             };
             let failure = tokio::select! {
                 biased;
@@ -98,7 +98,7 @@ impl Connections {
                     Ok(Err(error)) => Failure::of(&error),
                     Err(_) => {
                         connection.broken.cancel();
-                        return Err(self.no_answer());
+                        return Err(self.no_response());
                     }
                 },
                 // Another call has noticed first. Waiting for the deadline would use up the time that a participant can
@@ -134,8 +134,8 @@ impl Connections {
         }
     }
 
-    pub(super) fn no_answer(&self) -> StoreError {
-        self.unavailable(format_args!("no answer within {:?}", self.options.request_timeout))
+    pub(super) fn no_response(&self) -> StoreError {
+        self.unavailable(format_args!("no response within {:?}", self.options.request_timeout))
     }
 
     /// Returns the current connection, or a new one to the next endpoint.
@@ -154,7 +154,7 @@ impl Connections {
         let url = &self.options.endpoints[endpoint];
         let opening = timeout(self.options.connect_timeout, self.connect(url, &mut current.material));
         let client = opening.await.unwrap_or_else(|_| {
-            Err(Failure::NotSent(format!("{url} did not answer within {:?}", self.options.connect_timeout)))
+            Err(Failure::NotSent(format!("{url} did not respond within {:?}", self.options.connect_timeout)))
         })?;
         let connection = Arc::new(Connection {
             kv: client.kv_client().max_decoding_message_size(MAX_RESPONSE_BYTES),

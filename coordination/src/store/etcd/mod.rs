@@ -125,7 +125,7 @@ impl EtcdStore {
         {
             let unanswered = keeper.connection.broken.clone().drop_guard();
             let Ok(answer) = timeout_at(deadline, keeper.renew()).await else {
-                return Err(self.connections.no_answer());
+                return Err(self.connections.no_response());
             };
             unanswered.disarm();
             match answer {
@@ -235,7 +235,7 @@ impl Store for EtcdStore {
         let deadline = self.connections.deadline();
         let slot = Arc::clone(self.keepers().entry(lease).or_default());
         let Ok(mut keeper) = timeout_at(deadline, slot.lock()).await else {
-            return Err(self.connections.no_answer());
+            return Err(self.connections.no_response());
         };
         let renewed = self.renew(lease, &mut keeper, deadline).await;
         if matches!(renewed, Err(StoreError::LeaseNotFound)) {
