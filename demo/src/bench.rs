@@ -1,8 +1,9 @@
-//! The load of the demo against any URL, with as many of its checks as can be made from outside.
+//! The demo's load against any URL, with the checks that are possible from outside.
 //!
-//! From what clients see alone: each request is answered, and a read sees every write that was acknowledged before it.
-//! With the log directory of the writers (`examples/writer.rs`) also: nothing acknowledged is missing there, nothing is
-//! there twice, keys keep their order, and no two pods wrote at once. Who owned what is not known here.
+//! From the clients' view alone: every request gets a response, and a read sees every write that was acknowledged
+//! before it. With the log directory of the writers (`examples/writer.rs`) also: no acknowledged write is missing or
+//! duplicated there, keys keep their order, and no two pods wrote at the same time. The owners of partitions are not
+//! known here.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,30 +21,31 @@ use super::options::Progress;
 use super::progress::line;
 use super::report::{self, Report, thousands};
 
-/// What to send where.
+/// The load, and its target.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// The routers, or whatever speaks HTTP: `http://host:port` or `https://host:port`. Each client uses all of them.
+    /// The routers or other HTTP servers: `http://host:port` or `https://host:port`. Each client uses all of them.
     pub urls: Vec<Uri>,
-    /// What to trust behind `https://`.
+    /// The certificate authorities to trust for `https://`.
     pub tls: Option<ClientTls>,
-    /// How long.
+    /// The duration of the load.
     pub duration: Duration,
-    /// Clients with one request under way each.
+    /// The number of clients that send one request at a time.
     pub clients: u32,
-    /// Clients that send bursts, on top. They need a router of Segue with `partition_header` behind each URL.
+    /// The number of further clients that send bursts. They need a Segue router with `partition_header` behind each
+    /// URL.
     pub bursts: u32,
-    /// Requests per second together; 0 is as fast as it goes.
+    /// Requests per second, over all clients; 0 sends as fast as possible.
     pub rate: u32,
-    /// Where choices come from.
+    /// The seed of all choices.
     pub seed: u64,
-    /// How many partitions the keys are spread over, for the header.
+    /// The number of partitions for the header's value.
     pub partitions: u32,
-    /// The header that names the partition; `None`: the path `/keys/{key}` has to do.
+    /// The header that names the partition. With `None` only the path `/keys/{key}` names the key.
     pub partition_header: Option<HeaderName>,
-    /// How long a request may go without an answer.
+    /// How long a request may go without a response.
     pub patience: Duration,
-    /// Where the writers have their logs, if that is on this machine.
+    /// The writers' log directory, if it is on this machine.
     pub log: Option<PathBuf>,
     /// Where progress is shown.
     pub progress: Progress,
@@ -68,7 +70,7 @@ impl Default for BenchOptions {
     }
 }
 
-/// Sends, checks, reports. An error means that it could not be done; harm is in the report.
+/// Sends the load, checks it and reports. An error means that the load could not be sent; harm is in the report.
 pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     ensure!(!options.urls.is_empty(), "where to? a load needs at least one URL");
     let mut routers = Vec::new();
@@ -117,7 +119,7 @@ async fn resolve(url: &Uri, tls: Option<&ClientTls>) -> anyhow::Result<Destinati
     Ok(Destination { address, tls: tls.filter(|_| secure).map(|tls| (tls.clone(), format!("{host}:{port}"))) })
 }
 
-/// Says every second how it goes.
+/// Reports progress every second.
 async fn watch(gauge: &Arc<Gauge>, duration: Duration, progress: Progress) {
     let (began, mut before) = (Instant::now(), 0);
     while let Some(left) = duration.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {

@@ -1,7 +1,7 @@
-//! What may count and show a demo while it runs.
+//! The interface of what counts and shows a demo while it runs.
 //!
-//! The demo tells what happens in it and knows no metrics. A program that has some implements [`Instruments`] and hands
-//! them over in [`Options::instruments`](super::Options::instruments); without them nothing is counted.
+//! The demo reports events and knows no metrics. A program with metrics implements [`Instruments`] and passes it in
+//! [`Options::instruments`](super::Options::instruments). Without it nothing is counted.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,12 +1,12 @@
-//! An append-only log for each partition, shared by all pods: the stand-in for Kafka.
+//! An append-only log for each partition, shared by all pods. It stands in for Kafka.
 //!
-//! In memory for pods of one process, or a file per partition (a JSON object per line) for pods that are processes of
-//! their own. It appends whatever it is given and compares no epochs, on purpose: it is the witness of what pods do,
-//! and one that kept two writers apart would hide that there were two.
+//! It is in memory for pods of one process, or a file per partition (one JSON object per line) for pods in processes of
+//! their own. It appends every record and compares no epochs, on purpose: it records what pods do, and a log that kept
+//! two writers apart would hide that there were two.
 //!
-//! [`Log::fenced_in_directory`] is the exception: it refuses an epoch that is over, as a log in production has to. No
-//! process can do without: one that is stopped between its last look at its lease and the write goes on with the write
-//! whenever it is woken. What was refused is written down too, so that nothing is hidden.
+//! [`Log::fenced_in_directory`] is the exception: it refuses an epoch that is over, as a production log has to. No
+//! process can do without: if it is stopped between its last check of the lease and the write, it writes whenever it
+//! resumes. Refused records are written down as well, so nothing is hidden.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -18,7 +18,7 @@ use segue_protocol::ids::{Epoch, PartitionId};
 use super::clock;
 use super::record::Appended;
 
-/// The logs of all partitions. Clones are the same logs.
+/// The logs of all partitions. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Log {
     backend: Backend,
@@ -32,30 +32,30 @@ enum Backend {
 
 type Partition = Mutex<Vec<Appended>>;
 
-/// Where fenced logs write what they refused.
+/// Where fenced logs record what they refused.
 const REFUSED: &str = "refused";
 
-/// Records of one partition, and where to read on.
+/// Records of one partition, and the offset to continue from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tail {
     /// The records.
     pub records: Vec<Appended>,
-    /// The offset behind the last of them.
+    /// The offset after the last record.
     pub end: u64,
 }
 
 impl Log {
-    /// Logs that live as long as the process.
+    /// Returns logs that live as long as the process.
     pub fn in_memory() -> Self {
         Log { backend: Backend::Memory(Arc::default()) }
     }
 
-    /// Logs in files below `directory`, which is created if it is not there.
+    /// Returns logs in files below `directory`, which is created if it does not exist.
     pub fn in_directory(directory: &Path) -> io::Result<Self> {
         Self::open(directory, false)
     }
 
-    /// Logs in files that refuse records of an epoch older than the last one that was [claimed](Self::claim).
+    /// Returns logs in files that refuse records of an epoch older than the last one that was [claimed](Self::claim).
     pub fn fenced_in_directory(directory: &Path) -> io::Result<Self> {
         Self::open(directory, true)
     }
@@ -65,15 +65,15 @@ impl Log {
         Ok(Log { backend: Backend::Directory { folder: directory.into(), fenced } })
     }
 
-    /// Shuts out all earlier epochs: what they have not appended by now they never will. An error if a later one has
-    /// claimed the log. Does nothing where the log is not fenced.
+    /// Excludes all earlier epochs: a record that they have not appended yet is refused from now on. Returns an error
+    /// if a later epoch has claimed the log. Does nothing if the log is not fenced.
     pub fn claim(&self, partition: PartitionId, epoch: Epoch) -> io::Result<()> {
         let Backend::Directory { folder, fenced: true } = &self.backend else { return Ok(()) };
         let file = lock_file(folder, partition)?;
         let fence = fence(folder, partition)?;
         refuse_older(epoch, fence)?;
         if epoch > fence {
-            // Renamed into place: a process that dies leaves the old one or the new one.
+            // Renamed into place: a process that dies leaves the old file or the new one.
             let (new, fence) = (folder.join(format!("{partition}.fence.new")), fence_path(folder, partition));
             fs::write(&new, epoch.to_string())?;
             fs::rename(new, fence)?;
@@ -82,7 +82,7 @@ impl Log {
         Ok(())
     }
 
-    /// What was refused, of all partitions.
+    /// Returns the refused records of all partitions.
     pub fn refused(&self) -> io::Result<Vec<Appended>> {
         let Backend::Directory { folder, .. } = &self.backend else { return Ok(Vec::new()) };
         match File::open(folder.join(REFUSED)) {
@@ -92,7 +92,7 @@ impl Log {
         }
     }
 
-    /// Appends a record; its `offset` and `appended_at` are set. Returns it together with the offset behind it.
+    /// Appends a record, and sets its `offset` and `appended_at`. Returns it with the offset after it.
     pub fn append(&self, mut record: Appended) -> io::Result<(Appended, u64)> {
         match &self.backend {
             Backend::Memory(_) => {
@@ -114,14 +114,14 @@ impl Log {
                 record.offset = file.metadata()?.len();
                 record.appended_at = clock::now();
                 let line = line(&record)?;
-                // One call: a process that dies leaves all of it or nothing.
+                // One call: a process that dies leaves the whole record or nothing.
                 file.write_all(&line)?;
                 Ok((record.clone(), record.offset + line.len() as u64))
             }
         }
     }
 
-    /// What was appended from offset `from` on.
+    /// Returns what was appended from offset `from` on.
     pub fn read(&self, partition: PartitionId, from: u64) -> io::Result<Tail> {
         match &self.backend {
             Backend::Memory(_) => {
@@ -138,7 +138,7 @@ impl Log {
         }
     }
 
-    /// All records of all partitions, each partition's in the order of its log.
+    /// Returns all records, each partition's in the order of its log.
     pub fn read_all(&self) -> io::Result<Vec<Appended>> {
         let mut all = Vec::new();
         for partition in self.partitions()? {
@@ -192,7 +192,7 @@ fn path(directory: &Path, partition: PartitionId) -> PathBuf {
     directory.join(format!("{partition}.log"))
 }
 
-/// The partition's file, for the caller alone until it is closed.
+/// Opens the partition's file, locked until it is closed.
 fn lock_file(directory: &Path, partition: PartitionId) -> io::Result<File> {
     let file = OpenOptions::new().append(true).create(true).open(path(directory, partition))?;
     file.lock()?;
@@ -209,7 +209,7 @@ fn fence_path(directory: &Path, partition: PartitionId) -> PathBuf {
     directory.join(format!("{partition}.fence"))
 }
 
-/// The last epoch that was claimed. Only while the partition's file is locked.
+/// Returns the last claimed epoch. To be called only while the partition's file is locked.
 fn fence(directory: &Path, partition: PartitionId) -> io::Result<Epoch> {
     match fs::read_to_string(fence_path(directory, partition)) {
         Ok(text) => text.parse().map_err(io::Error::other),
@@ -226,7 +226,7 @@ fn refuse_older(epoch: Epoch, fence: Epoch) -> io::Result<()> {
 }
 
 fn read_file(mut file: File, from: u64) -> io::Result<Tail> {
-    // Appends hold the lock alone, so that no half of a line is seen.
+    // Only appends hold the lock, so no partial line is visible.
     file.lock_shared()?;
     let end = file.metadata()?.len();
     file.seek(SeekFrom::Start(from))?;

@@ -1,4 +1,4 @@
-//! Distributions of times, and which requests met a cutover.
+//! Distributions of times, and the requests that met a cutover.
 
 use std::collections::HashMap;
 
@@ -12,22 +12,22 @@ use super::record::{Exchange, Outcome};
 /// A distribution, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Distribution {
-    /// How many.
+    /// Number of values.
     pub count: u64,
-    /// Half are at most this.
+    /// Median.
     pub p50: u64,
-    /// 99 of 100 are at most this.
+    /// 99th percentile.
     pub p99: u64,
-    /// 999 of 1,000 are at most this.
+    /// 99.9th percentile.
     pub p999: u64,
-    /// The longest.
+    /// Maximum.
     pub max: u64,
 }
 
 impl Distribution {
-    /// Of these times, in nanoseconds.
+    /// Returns the distribution of these times, in nanoseconds.
     pub fn of(times: impl IntoIterator<Item = Nanos>) -> Self {
-        // From a microsecond to an hour, to three digits: bounds that it accepts.
+        // From a microsecond to an hour, with three digits: valid bounds.
         let Ok(mut histogram) = Histogram::<u64>::new_with_bounds(1, 3_600_000_000, 3) else {
             return Distribution::default();
         };
@@ -36,27 +36,27 @@ impl Distribution {
             histogram.saturating_record(micros);
             max = max.max(micros);
         }
-        // The histogram answers with the upper end of a range of values that it takes for one.
+        // The histogram returns the upper end of a range of values that it treats as one.
         let at = |quantile| histogram.value_at_quantile(quantile).min(max);
         Distribution { count: histogram.len(), p50: at(0.5), p99: at(0.99), p999: at(0.999), max }
     }
 }
 
-/// How long clients waited: when nothing moved, and when their partition did.
+/// How long clients waited: without a move, and while their partition moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Latencies {
     /// Requests that met no cutover.
     pub steady: Distribution,
-    /// Requests that were under way while their partition was held by some router.
+    /// Requests in flight while a router held their partition.
     pub during_cutovers: Distribution,
 }
 
-/// Times in which a partition was held by some router, by partition.
+/// Times in which a router held a partition, by partition.
 pub type Windows = HashMap<PartitionId, Vec<(Nanos, Nanos)>>;
 
-/// Sorts what was answered by what it met.
+/// Sorts the requests with a response by whether they met a cutover.
 pub fn latencies(exchanges: &[Exchange], mut windows: Windows) -> Latencies {
-    // Merged, so that they neither overlap nor contain each other and one search finds whether any is met.
+    // Merged, so that holds neither overlap nor contain each other, and one search finds whether a request met one.
     for windows in windows.values_mut() {
         windows.sort_unstable();
         windows.dedup_by(|next, before| {

@@ -1,4 +1,4 @@
-//! What a demo is asked to do.
+//! The options of a demo.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,44 +8,44 @@ use segue_protocol::records::Capabilities;
 use super::instruments::Instruments;
 use super::wiring::Wiring;
 
-/// What a demo is asked to do.
+/// The options of a demo.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How long load runs. Each scenario is played at least once, so a very short one takes longer.
+    /// The duration of the load. Each scenario is played at least once, so a very short demo takes longer.
     pub duration: Duration,
-    /// What happens meanwhile.
+    /// The scenario.
     pub scenario: Scenario,
-    /// Routers.
+    /// The number of routers.
     pub routers: u32,
-    /// Writer pods to begin with.
+    /// The number of writer pods at the start.
     pub pods: u32,
-    /// Partitions.
+    /// The number of partitions.
     pub partitions: u32,
-    /// Clients with one request under way each. Some more send bursts.
+    /// The number of clients that send one request at a time. Some further clients send bursts.
     pub clients: u32,
-    /// Requests per second of these clients together; 0 is as fast as it goes.
+    /// Requests per second, over these clients; 0 sends as fast as possible.
     pub rate: u32,
-    /// Where choices come from: which pod, which key, when. Timings stay the machine's.
+    /// The seed of all choices: pods, keys and moments. Timings depend on the machine.
     pub seed: u64,
-    /// Client URL of a real etcd to use instead of the embedded store.
+    /// Client URL of an etcd to use instead of the embedded store.
     pub etcd: Option<String>,
-    /// What counts and shows the demo while it runs.
+    /// The interface that counts and shows the demo while it runs.
     pub instruments: Option<Arc<dyn Instruments>>,
-    /// How long a pod works on a request, give or take a half.
+    /// How long a pod works on a request, plus or minus a half.
     pub service_time: Duration,
-    /// How long a pod takes to get warm.
+    /// How long a pod takes to warm.
     pub warm_time: Duration,
-    /// How much state of each partition a pod copies to get warm.
+    /// The size of the state of each partition that a pod copies in `warm`.
     pub state_bytes: usize,
-    /// What pods can do in a handoff.
+    /// The capabilities of the pods.
     pub capabilities: Capabilities,
-    /// How many partitions may move at a time.
+    /// The number of partitions that may move at a time.
     pub max_concurrent_handoffs: usize,
-    /// How many requests may wait for a partition in a router.
+    /// The number of requests that may wait for a partition in a router.
     pub stash_requests: usize,
     /// Where progress is shown.
     pub progress: Progress,
-    /// How the cluster's parts are joined; `None`: as they belong.
+    /// How the parts of the cluster are joined. `None` joins them as production does.
     pub wiring: Option<Arc<dyn Wiring>>,
 }
 
@@ -74,23 +74,23 @@ impl Default for Options {
     }
 }
 
-/// What happens to the pods.
+/// The events of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
     /// Pods join.
     ScaleUp,
-    /// Pods hand over what they have and leave.
+    /// Pods hand their partitions over and leave.
     ScaleDown,
-    /// Pods are cut off, and come back under their name.
+    /// Pods are cut off and come back under their names.
     Crash,
     /// Each pod in turn hands over, leaves and comes back; the leading coordinator does so in the middle.
     Rolling,
-    /// All of these, one after the other.
+    /// All scenarios in turn.
     All,
 }
 
 impl Scenario {
-    /// Every scenario, by the name that the command line has for it.
+    /// Every scenario, by its name on the command line.
     pub const NAMES: [(&'static str, Scenario); 5] = [
         ("scale-up", Scenario::ScaleUp),
         ("scale-down", Scenario::ScaleDown),
@@ -99,7 +99,7 @@ impl Scenario {
         ("all", Scenario::All),
     ];
 
-    /// Its name.
+    /// Returns the scenario's name.
     pub fn as_str(self) -> &'static str {
         Self::NAMES.iter().find(|(_, scenario)| *scenario == self).map_or("", |(name, _)| name)
     }
@@ -118,7 +118,7 @@ impl std::str::FromStr for Scenario {
 /// Where progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// On stderr: live if it is a terminal, else line by line.
+    /// On stderr: live on a terminal, otherwise line by line.
     Stderr,
     /// Nowhere.
     Quiet,

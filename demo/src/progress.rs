@@ -1,7 +1,7 @@
-//! The demo as one watches it, on stderr: live on a terminal, line by line elsewhere.
+//! The demo's progress on stderr: live on a terminal, line by line elsewhere.
 //!
-//! Live, it is three lines at the bottom (time, load, the step that goes on with the pause of each cutover so far as
-//! a bar), above which each finished step leaves a line. It only reads: the story and the load's gauge.
+//! The live form has three lines at the bottom (time, load, and the current step with the pause of each cutover as a
+//! bar). Each finished step leaves a line above them. This module only reads the story and the load's gauge.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use super::story::{Step, Story, changes};
 use super::witness::Witness;
 
 const FRAME: Duration = Duration::from_millis(100);
-/// Frames between two lines about the load where nothing is live.
+/// Frames between two lines about the load without a terminal.
 const FRAMES_PER_LINE: u32 = 20;
-/// Most cutovers that are drawn of a step.
+/// Most cutovers of a step that are drawn.
 const BARS: usize = 48;
 
 /// Shows progress until it is dropped or finished.
@@ -61,7 +61,7 @@ impl Progress {
         }
     }
 
-    /// Shows what these tell.
+    /// Shows the progress of this story and load.
     pub fn start(
         wanted: options::Progress,
         story: Arc<Story>,
@@ -82,7 +82,7 @@ impl Progress {
         Progress { _task: task, screen }
     }
 
-    /// Says what goes on after the load.
+    /// Announces the work after the load.
     pub fn say(&self, story: &Story, text: &'static str) {
         story.told().closing = Some(text);
         if matches!(self.screen, Screen::Lines) {
@@ -90,7 +90,7 @@ impl Progress {
         }
     }
 
-    /// Takes the live lines away.
+    /// Removes the live lines.
     pub fn finish(self) {
         drop(self._task);
         if let Screen::Live(bars) = &self.screen {
@@ -189,7 +189,7 @@ fn load_line(watched: &Watched, rate: u64) -> String {
     }
 }
 
-/// The step that goes on, with what its cutovers have cost so far.
+/// Draws the current step with the pauses of its cutovers so far.
 fn current_step(step: &Step, watched: &Watched) -> String {
     if step.took_ms.is_some() {
         return "steady".to_owned();
@@ -220,7 +220,7 @@ fn finished_step(step: &Step) -> String {
     }
 }
 
-/// Each pause as a bar, on a scale by doubling from 0.5 ms (lowest) to 64 ms and more.
+/// Draws each pause as a bar on a doubling scale from 0.5 ms (lowest) to 64 ms and more.
 fn drawn(pauses: &[Duration]) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let level = |pause: &Duration| (1..8).take_while(|level| pause.as_micros() >= 250 << level).count();
@@ -230,7 +230,7 @@ fn drawn(pauses: &[Duration]) -> String {
 }
 
 pub(super) fn line(text: &str) {
-    // A reader that has gone away is no reason to stop.
+    // A closed reader is no reason to stop.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

@@ -1,6 +1,6 @@
-//! What happens while a demo runs, as it is told: steps of the scenario, cutovers with their pauses, who leads.
+//! The story of a demo: the steps of the scenario, the cutovers with their pauses, and the leader.
 //!
-//! Parts of the cluster write here, the progress display and the report read.
+//! The parts of the cluster write it; the progress display and the report read it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,72 +21,72 @@ pub struct Story {
     told: Mutex<Told>,
 }
 
-/// What was told.
+/// The events so far.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// The steps, the last one perhaps still going on.
+    /// The steps. The last one may still be in progress.
     pub steps: Vec<Step>,
-    /// Every time that requests flowed again after a stop.
+    /// Every end of a hold.
     pub holds: Vec<Hold>,
-    /// Pods that were cut off, by name and incarnation: when.
+    /// Pods that were cut off, by name and incarnation, with the moment.
     pub crashed: HashMap<(String, Incarnation), Nanos>,
-    /// Which coordinator leads.
+    /// The leading coordinator.
     pub leader: Option<String>,
     /// Handoffs in flight.
     pub in_flight: usize,
-    /// Handoffs that were given up.
+    /// Cancelled handoffs.
     pub cancelled: u64,
-    /// What goes on after the load.
+    /// The work after the load.
     pub closing: Option<&'static str>,
 }
 
 /// A step of the scenario.
 #[derive(Debug, Clone, Serialize)]
 pub struct Step {
-    /// Part of which scenario.
+    /// The scenario of the step.
     pub scenario: &'static str,
-    /// What happens to whom.
+    /// The event and its subject.
     pub what: String,
-    /// When it began, in milliseconds from the start of the load.
+    /// The beginning, in milliseconds from the start of the load.
     pub at_ms: u64,
-    /// How long it took until everything had its place again; `None`: it did not get there.
+    /// How long it took until every partition had its owner; `None` if that did not happen.
     pub took_ms: Option<u64>,
     /// Partitions that changed their owner.
     pub handoffs: u64,
-    /// How long partitions were held, each counted once for each router.
+    /// How long partitions were held, each counted once per router.
     pub pause_us: Distribution,
     /// In order of time, for the display.
     #[serde(skip)]
     pub pauses: Vec<Duration>,
 }
 
-/// A partition was held by a router and flows again.
+/// The end of a hold of a partition in a router.
 #[derive(Debug, Clone)]
 pub struct Hold {
-    /// Which router.
+    /// The router.
     pub router: u32,
     /// The partition.
     pub partition: PartitionId,
-    /// Where it leads now.
+    /// The owner that the partition is routed to.
     pub pod: String,
-    /// Under which epoch.
+    /// The epoch.
     pub epoch: Epoch,
-    /// How it went.
+    /// The kind of hold and its length.
     pub times: CutoverTimes,
-    /// When that was known, a little after the fact.
+    /// When it was known, slightly after the event.
     pub at: Nanos,
 }
 
-/// What a hold was.
+/// The kind of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The partition got its first owner.
     First,
-    /// From one living pod to another.
+    /// The partition moved between living pods.
     Cutover,
-    /// From a pod that was cut off.
+    /// The partition moved away from a pod that was cut off.
     Failover,
-    /// The owner is the same: it refused for a moment, or a handoff was given up.
+    /// The owner is the same: it refused for a moment, or a handoff was cancelled.
     None,
 }
 
@@ -97,17 +97,17 @@ impl Default for Story {
 }
 
 impl Story {
-    /// What was told so far.
+    /// Returns the events so far.
     pub fn told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time since the beginning.
+    /// Returns the time since the beginning.
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(clock::now() - self.began)
     }
 
-    /// A step begins.
+    /// Records the beginning of a step.
     pub fn begin(&self, scenario: &'static str, what: String) {
         let at_ms = self.elapsed().as_millis() as u64;
         let pause_us = Distribution::default();
@@ -122,7 +122,7 @@ impl Story {
         });
     }
 
-    /// The last step has ended; `settled`: everything has its place again.
+    /// Records the end of the last step. `settled` states that every partition has its owner.
     pub fn end(&self, settled: bool, seen: &Seen) {
         let now = self.elapsed().as_millis() as u64;
         let mut told = self.told();
@@ -143,15 +143,15 @@ impl Story {
 }
 
 impl Change {
-    /// The partition has another owner than before.
+    /// Returns whether the partition has another owner than before.
     pub fn moved(self) -> bool {
         matches!(self, Change::Cutover | Change::Failover)
     }
 }
 
-/// What each hold was, and how long it kept the partition's requests. A router's first hold under an epoch is the
-/// change of owner; later ones are not. After a crash a router tries the dead pod again and again, so there the pause
-/// is all the time from the crash until nobody waited any more.
+/// Returns the kind of each hold, and how long it held the partition's requests. A router's first hold under an epoch
+/// is the change of owner; later ones are not. After a crash a router tries the dead pod repeatedly, so the pause lasts
+/// from the crash until no request waits.
 pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change, Duration)> {
     let mut newest = HashMap::new();
     told.holds.iter().map(move |hold| {
@@ -163,7 +163,7 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
             _ if !is_new => (hold, Change::None, pause),
             None => (hold, Change::First, pause),
             Some(before) => match told.crashed.get(before) {
-                // It may have been cut off later, when it no longer had the partition.
+                // The pod may have been cut off later, when it no longer owned the partition.
                 Some(crashed) if *crashed < hold.at => {
                     (hold, Change::Failover, Duration::from_nanos(hold.at - crashed))
                 }
@@ -173,7 +173,7 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
     })
 }
 
-/// When partitions were held.
+/// Returns when partitions were held.
 pub fn windows(told: &Told) -> Windows {
     let mut windows = Windows::new();
     for hold in &told.holds {

@@ -1,8 +1,9 @@
-//! A store that writes down who was made the owner of what, and when: the judge's own record of the handoffs.
+//! A store that records the owner of each partition, and when it became the owner: the checks' own record of the
+//! handoffs.
 //!
-//! It passes everything on unchanged. That every participant of the demo writes through one of these, in one process
-//! and under one clock, gives both bounds that the checks need: an ownership cannot have begun before its transaction
-//! was sent, and has begun once its answer is there.
+//! It forwards everything unchanged. Every participant of the demo writes through one of these stores, in one process
+//! and under one clock. That gives both bounds that the checks need: an ownership cannot have begun before its
+//! transaction was sent, and has begun once its response has arrived.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,7 @@ use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
 use super::check::{Owners, Ownership};
 use super::clock::{self, Nanos};
 
-/// The store, watched. Clones are the same one.
+/// The observed store. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Witness {
     store: Arc<dyn Store>,
@@ -26,30 +27,30 @@ pub struct Witness {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// What has been written so far.
+/// The writes so far.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Who owned what.
+    /// The owners.
     pub owners: Owners,
-    /// The last word on each partition's owner.
+    /// The latest assignment of each partition.
     pub assignments: HashMap<PartitionId, Assignment>,
-    /// The last record of each partition's handoff, unless its deletion was seen after it.
+    /// The last record of each partition's handoff, unless a later deletion was seen.
     pub handoffs: HashMap<PartitionId, Handoff>,
     /// The last registration under each name.
     pub pods: HashMap<String, PodRecord>,
-    /// How many partitions have changed from one owner to another.
+    /// The number of partitions that have changed their owner.
     pub moved: u64,
     /// For each partition and epoch, the owner before it.
     pub before: HashMap<(PartitionId, Epoch), (String, Incarnation)>,
 }
 
 impl Witness {
-    /// Watches what is written to `store` below `keys`.
+    /// Observes the writes to `store` below `keys`.
     pub fn new(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         Witness { store, keys, seen: Arc::default() }
     }
 
-    /// What has been seen.
+    /// Returns what was observed.
     pub fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,7 +59,7 @@ impl Witness {
         match outcome {
             Ok(TxnOutcome { branch: Some(taken), .. }) => self.note(branch(txn, *taken), sent, Some(clock::now())),
             Ok(TxnOutcome { branch: None, .. }) => {}
-            // Carried out or not: whoever it made an owner may be one.
+            // Whether carried out or not: a pod that it made an owner may be one.
             Err(_) => {
                 let mut next = Some(txn);
                 while let Some(txn) = next {
@@ -102,7 +103,7 @@ impl Seen {
         self.owners.note(partition, epoch, ownership);
         let Some(answered) = answered else { return };
         self.owners.begun(partition, epoch, answered);
-        // Answers may arrive in another order than the writes were made.
+        // Responses may arrive in another order than the writes were made.
         if self.assignments.get(&partition).is_some_and(|known| known.epoch >= epoch) {
             return;
         }
@@ -113,7 +114,7 @@ impl Seen {
     }
 }
 
-/// The writes of the branch that was carried out.
+/// Returns the writes of the branch that was carried out.
 fn branch(txn: &Txn, mut branch: usize) -> &[Op] {
     let mut txn = txn;
     while branch > 0 {

@@ -1,17 +1,17 @@
-//! Did anything go wrong? Pure functions from what clients and pods wrote down to five counts of harm.
+//! Pure functions that count five kinds of harm in what clients and pods recorded.
 //!
-//! Each count is zero in a run in which the protocol kept its promises, whatever the machine did to timings: a check
-//! counts only what cannot have happened otherwise. What that takes:
+//! Each count is zero if the protocol kept its promises, whatever the timings: a check counts only what is impossible
+//! otherwise. This requires the following:
 //!
-//! * Clients send the next write of a key only after the answer to the one before, so the order of each key is known.
-//!   Bursts (several writes of a key without waiting for answers) go over one HTTP/2 connection, which a router reads
-//!   in order. In a burst an inversion within one epoch counts only if the router is known to have taken all of it
-//!   before that epoch began: then it held them, and had to send them one after the other. Two requests that met an
-//!   open gate may overtake each other, and nobody promises that they do not.
-//! * After a 502, a 504 or a broken connection a write may have been applied, now or later, or not at all: such a write
-//!   is looked at for `duplicated`, `misrouted` and `dual_writer_overlaps` only.
-//! * Who owned a partition at an epoch is taken from the store's own transactions ([`witness`](super::witness)), with
-//!   the moment before which the ownership cannot have begun. Without them (`segue bench`) that part is not checked.
+//! * A client sends the next write of a key only after the response to the previous one, so the order of each key is
+//!   known. Bursts (several writes of a key without waiting for responses) use one HTTP/2 connection, which a router
+//!   reads in order. An inversion within one epoch of a burst counts only if the router is known to have received the
+//!   whole burst before that epoch began: it then held the requests and had to send them one at a time. Two requests
+//!   that meet an open gate may overtake each other.
+//! * After a 502, a 504 or a broken connection a write may have been applied, may be applied later, or may never be.
+//!   Such a write is examined only for `duplicated`, `misrouted` and `dual_writer_overlaps`.
+//! * The store's own transactions ([`witness`](super::witness)) show the owner of a partition at an epoch, and the
+//!   moment before which the ownership cannot have begun. Without them (`segue bench`) this part is not checked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -20,25 +20,25 @@ use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use super::clock::Nanos;
 use super::record::{Appended, Exchange, Key, Kind, Outcome, RequestId};
 
-/// How many cases of each kind are told in words.
+/// Number of cases of each kind that are described.
 const EXAMPLES: usize = 5;
 
-/// Everything that is known about a run.
+/// All that is known about a run.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
-    /// What clients saw. Each client's in the order of sending.
+    /// The requests as clients saw them, each client's in the order of sending.
     pub exchanges: Vec<Exchange>,
-    /// What pods wrote, each partition's in the order of its log. `None`: the logs cannot be seen from here.
+    /// The records of the pods, each partition's in the order of its log. `None` if the logs are not accessible.
     pub log: Option<Vec<Appended>>,
-    /// Who owned what. `None`: not known.
+    /// The owners. `None` if they are not known.
     pub owners: Option<Owners>,
 }
 
-/// Who owned each partition at each epoch.
+/// The owner of each partition at each epoch.
 #[derive(Debug, Clone, Default)]
 pub struct Owners {
     by_epoch: HashMap<(PartitionId, Epoch), Vec<Ownership>>,
-    /// By partition and epoch: when it had surely begun.
+    /// By partition and epoch: a moment at which the epoch had certainly begun.
     begun: BTreeMap<(PartitionId, Epoch), Nanos>,
 }
 
@@ -47,14 +47,14 @@ pub struct Owners {
 pub struct Ownership {
     /// The owning pod.
     pub pod: String,
-    /// Which life of it.
+    /// The incarnation of the pod.
     pub incarnation: Incarnation,
-    /// It cannot have begun earlier: the transaction that made it was not sent before.
+    /// The earliest possible beginning: the transaction that made it was not sent before.
     pub not_before: Nanos,
 }
 
 impl Owners {
-    /// Notes an ownership. When several may be true, because the fate of a transaction is unknown, all are noted.
+    /// Records an ownership. If the outcome of a transaction is unknown, all possible ownerships are recorded.
     pub fn note(&mut self, partition: PartitionId, epoch: Epoch, ownership: Ownership) {
         let known = self.by_epoch.entry((partition, epoch)).or_default();
         let same = |other: &&mut Ownership| other.pod == ownership.pod && other.incarnation == ownership.incarnation;
@@ -64,20 +64,20 @@ impl Owners {
         }
     }
 
-    /// Notes that the epoch had begun by then: the transaction was answered.
+    /// Records that the epoch had begun by then, because the transaction had a response.
     pub fn begun(&mut self, partition: PartitionId, epoch: Epoch, by: Nanos) {
         let known = self.begun.entry((partition, epoch)).or_insert(by);
         *known = by.min(*known);
     }
 
-    /// When the epoch had surely ended, because a later one had begun.
+    /// Returns when the epoch had certainly ended, because a later one had begun.
     fn ended_by(&self, partition: PartitionId, epoch: Epoch) -> Nanos {
         let later = self.begun.range((partition, epoch.next())..=(partition, Epoch::MAX));
         later.map(|(_, by)| *by).min().unwrap_or(Nanos::MAX)
     }
 
-    /// When the pod's ownership can have begun at the earliest; `None` if it was not the owner at that epoch.
-    /// Without an `incarnation`: any life.
+    /// Returns when the pod's ownership can have begun at the earliest, or `None` if the pod was not the owner at that
+    /// epoch. Without an `incarnation` any will do.
     fn began(&self, partition: PartitionId, epoch: Epoch, pod: &str, incarnation: Incarnation) -> Option<Nanos> {
         let owners = self.by_epoch.get(&(partition, epoch))?.iter();
         let is_it = |owner: &&Ownership| {
@@ -86,7 +86,7 @@ impl Owners {
         owners.filter(is_it).map(|owner| owner.not_before).min()
     }
 
-    /// When the epoch can have begun at the earliest.
+    /// Returns when the epoch can have begun at the earliest.
     fn epoch_began(&self, partition: PartitionId, epoch: Epoch) -> Option<Nanos> {
         self.by_epoch.get(&(partition, epoch))?.iter().map(|owner| owner.not_before).min()
     }
@@ -95,9 +95,9 @@ impl Owners {
 /// One kind of harm.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Count {
-    /// How often.
+    /// The number of cases.
     pub count: u64,
-    /// The first few in words.
+    /// Descriptions of the first cases.
     pub examples: Vec<String>,
 }
 
@@ -110,30 +110,31 @@ impl Count {
     }
 }
 
-/// The five counts of harm, and how much was looked at to find them.
+/// The five counts of harm, and the amount of evidence behind them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Harm {
-    /// Acknowledged writes that are not in the log; reads that do not see an acknowledged write, the last look at each
-    /// key included; requests that were never answered.
+    /// Acknowledged writes that are not in the log; reads that miss an acknowledged write, including the last look at
+    /// each key; requests without a response.
     pub lost: Count,
-    /// Requests that are in the log once more than they should be: twice, or once though the answer promised that
-    /// nothing was done, so that a client who believes it sends it again.
+    /// Requests that are in the log once more than allowed: twice, or once although the response promised that nothing
+    /// was done, so a client that trusts it sends the request again.
     pub duplicated: Count,
-    /// Requests that a pod took which was not the owner at that epoch, not yet or not any more; records in another
-    /// partition's log than the client meant; refusals of pods that reached a client.
+    /// Requests accepted by a pod that was not the owner at that epoch; records in the log of another partition than
+    /// the client meant; refusals of pods that reached a client.
     pub misrouted: Count,
     /// Writes that are in the log behind a later one of their key.
     pub reordered: Count,
-    /// Pairs of owners of a partition that took requests at the same time, or whose records mingle in the log.
+    /// Pairs of owners of a partition that accepted requests at the same time, or whose records are interleaved in the
+    /// log.
     pub dual_writer_overlaps: Count,
-    /// Pairs of requests of a burst that were certainly held together, so that their order had to be kept.
+    /// Pairs of requests of a burst that were certainly held together, so their order had to be kept.
     pub held_pairs_checked: u64,
     /// Reads whose freshness was checked.
     pub reads_checked: u64,
 }
 
 impl Harm {
-    /// The five counts by name.
+    /// Returns the five counts by name.
     pub fn counts(&self) -> [(&'static str, &Count); 5] {
         [
             ("lost", &self.lost),
@@ -144,13 +145,13 @@ impl Harm {
         ]
     }
 
-    /// Nothing went wrong.
+    /// Returns whether nothing went wrong.
     pub fn none(&self) -> bool {
         self.counts().iter().all(|(_, count)| count.count == 0)
     }
 }
 
-/// Looks at everything.
+/// Examines all evidence.
 pub fn check(evidence: &Evidence) -> Harm {
     let mut harm = Harm {
         lost: lost(evidence),
@@ -258,7 +259,7 @@ fn misrouted(evidence: &Evidence) -> Count {
             });
             continue;
         }
-        // A write that is in the log has been looked at there.
+        // A write that is in the log was examined there.
         let (Some(owners), Some((pod, epoch)), false) =
             (&evidence.owners, &exchange.answered_by, logged.contains(request))
         else {
@@ -275,13 +276,13 @@ fn misrouted(evidence: &Evidence) -> Count {
     count
 }
 
-/// Where the writes of a key are, as far as the log has been read.
+/// The positions of a key's writes in the log, as far as the log has been read.
 #[derive(Default)]
 struct Line {
-    /// The latest write outside the burst that is going on.
+    /// The latest write outside the current burst.
     latest: u64,
     burst: Option<u64>,
-    /// Of the burst that is going on: (sequence, epoch) in the order of the log.
+    /// The writes of the current burst: (sequence, epoch) in the order of the log.
     members: Vec<(u64, Epoch)>,
 }
 
@@ -339,7 +340,7 @@ fn reordered(evidence: &Evidence) -> (Count, u64) {
     (count, held_pairs)
 }
 
-/// What one pod did under one epoch.
+/// The work of one pod under one epoch.
 #[derive(Debug)]
 struct Reign<'a> {
     pod: &'a str,
@@ -358,7 +359,7 @@ fn dual_writers(evidence: &Evidence) -> Count {
             reign.epoch == record.epoch && *reign.pod == *record.pod && reign.incarnation == record.incarnation
         };
         let (from, to, offset) = (record.accepted_at, record.appended_at, record.offset);
-        // The newest is the likely one.
+        // The newest one is the likely one.
         if let Some(reign) = reigns.iter_mut().rev().find(own) {
             reign.times = (reign.times.0.min(from), reign.times.1.max(to));
             reign.offsets.1 = offset;
@@ -384,7 +385,7 @@ fn dual_writers(evidence: &Evidence) -> Count {
     count
 }
 
-/// `first` has the first record of the two.
+/// Describes a clash, where `first` has the first record of the two.
 fn clash(first: &Reign<'_>, second: &Reign<'_>) -> bool {
     let same_pod = first.pod == second.pod && first.incarnation == second.incarnation;
     let overlap = first.times.0 < second.times.1 && second.times.0 < first.times.1;

@@ -1,9 +1,9 @@
-//! A burst client: several writes of one key on one HTTP/2 connection, without waiting for answers.
+//! A burst client: several writes of one key on one HTTP/2 connection, without waiting for responses.
 //!
-//! A router reads the requests of a connection in the order in which they were sent. To know that it has taken all of a
-//! burst, the client sends a *sentinel* behind it: a request that names no partition, which the router answers itself
-//! and at once. When that answer is there, everything before it has been taken. Bursts go where a partition moves, if
-//! it is known where that is.
+//! A router reads the requests of a connection in the order of sending. To learn that the router has received the whole
+//! burst, the client sends a *sentinel* after it: a request that names no partition, to which the router responds
+//! itself at once. Its response shows that everything before it was received. Bursts target a moving partition, if one
+//! is known.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
             (*sequence, sent) = (*sequence + 1, sent + 1);
             let request = common.request_id(settings.clients + number, sent);
             let kind = Kind::Write { sequence: *sequence };
-            // Handed to the connection here, not when it is awaited: the order is that of these lines.
+            // The request is handed to the connection here and not at the await, so the order is that of these lines.
             let answer = sender.send_request(common.request(key, &kind, request, true));
             members.push((request, kind, clock::now(), answer));
             common.gauge.sent.fetch_add(1, Relaxed);
@@ -88,7 +88,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
     exchanges
 }
 
-/// When the router's own answer was there. Not counted as a request of the load.
+/// Returns when the router's local reply arrived. It does not count as a request of the load.
 fn sentinel(sender: &mut Sender) -> impl Future<Output = Option<Nanos>> + use<> {
     let request = Request::builder().uri(target("/sentinel", true)).body(Full::default()).unwrap_or_default();
     let answer = sender.send_request(request);

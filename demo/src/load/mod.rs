@@ -1,11 +1,11 @@
-//! The load: clients that send checked requests to routers over real sockets, and write down what they saw.
+//! The load: clients that send checked requests to routers over real sockets, and record what they see.
 //!
-//! Two kinds. A *steady* client (`steady`) owns some keys and sends a key's next request only after the answer to the
-//! one before; each goes by any of the routers. A *burst* client (`burst`) sends several writes of a key on one
-//! HTTP/2 connection without waiting, which is what can be overtaken in a cutover.
+//! There are two kinds. A *steady* client (`steady`) owns some keys and sends a key's next request only after the
+//! response to the previous one, each through any of the routers. A *burst* client (`burst`) sends several writes of a
+//! key on one HTTP/2 connection without waiting; these can be overtaken in a cutover.
 //!
-//! What is sound to conclude from their records is said in [`check`](mod@super::check). Nothing is ever sent again, except
-//! what certainly was not looked at (its connection was closed before, or its router said so with a GOAWAY).
+//! [`check`](mod@super::check) states which conclusions the records allow. No request is sent again unless it was
+//! certainly not processed: its connection was closed before, or its router stated so with a GOAWAY.
 
 mod burst;
 mod connection;
@@ -34,42 +34,42 @@ use super::cluster::Places;
 use super::record::{Exchange, Key, Kind, Outcome, RequestId};
 use super::writer::names;
 
-/// Whom requests say that they are for.
+/// The host that requests name.
 const AUTHORITY: &str = "demo";
 /// Keys of each client.
 const KEYS: u32 = 8;
-/// The pause after an answer of 503, so that refusals are not collected as fast as they can be made.
+/// The pause after a 503, so that refusals do not accumulate as fast as possible.
 const AFTER_REFUSAL: Duration = Duration::from_millis(20);
 
-/// What is sent where.
+/// The load, and its target.
 #[derive(Debug, Clone)]
 pub struct LoadSettings {
     /// The routers. A client uses all of them.
     pub routers: Vec<Destination>,
-    /// How many partitions the keys are spread over.
+    /// The number of partitions of the keys.
     pub partitions: u32,
-    /// Steady clients. Every fourth speaks HTTP/2.
+    /// The number of steady clients. Every fourth one uses HTTP/2.
     pub clients: u32,
-    /// Burst clients, on top.
+    /// The number of further burst clients.
     pub bursts: u32,
-    /// Requests per second of the steady clients together; 0 is as fast as it goes.
+    /// Requests per second, over all steady clients; 0 sends as fast as possible.
     pub rate: u32,
-    /// How long a request may go without an answer: longer than a router may take for one.
+    /// How long a request may go without a response: longer than a router may take for one.
     pub patience: Duration,
-    /// Where choices come from.
+    /// The seed of all choices.
     pub seed: u64,
-    /// The header that names the partition; else only the path `/keys/{key}` names the key.
+    /// The header that names the partition. Otherwise only the path `/keys/{key}` names the key.
     pub partition_header: Option<HeaderName>,
-    /// Where everything is, for bursts to be sent where something moves. `None`: they go anywhere.
+    /// The places of everything, so that bursts target a moving partition. With `None` they go anywhere.
     pub places: Option<watch::Receiver<Places>>,
 }
 
-/// A router, and how it is spoken to.
+/// A router, and the way to reach it.
 #[derive(Debug, Clone)]
 pub struct Destination {
-    /// Where it is.
+    /// Its address.
     pub address: SocketAddr,
-    /// What to trust, and which name its certificate has; none: clear text.
+    /// The authorities to trust, and the name in the router's certificate; without it clear text.
     pub tls: Option<(ClientTls, String)>,
 }
 
@@ -79,18 +79,18 @@ impl From<SocketAddr> for Destination {
     }
 }
 
-/// What is known while the load runs.
+/// Counts while the load runs.
 #[derive(Debug, Default)]
 pub struct Gauge {
     /// Requests sent.
     pub sent: AtomicU64,
-    /// Requests that a pod did.
+    /// Requests that a pod has processed.
     pub ok: AtomicU64,
     errors: Mutex<BTreeMap<(u16, Arc<str>), u64>>,
 }
 
 impl Gauge {
-    /// Answers that were no success, by status (0: no answer) and reason.
+    /// Returns the responses without success, by status (0: no response) and reason.
     pub fn errors(&self) -> BTreeMap<(u16, Arc<str>), u64> {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -108,7 +108,7 @@ impl Gauge {
     }
 }
 
-/// A load that runs.
+/// A running load.
 #[derive(Debug)]
 pub struct Load {
     clients: JoinSet<Vec<Exchange>>,
@@ -117,13 +117,13 @@ pub struct Load {
     common: Arc<Common>,
 }
 
-/// What all clients share.
+/// The state that all clients share.
 #[derive(Debug)]
 struct Common {
     settings: LoadSettings,
     gauge: Arc<Gauge>,
     stop: CancellationToken,
-    /// The upper half of the numbers of all requests, so that those of two runs against one log differ.
+    /// The upper half of all request numbers, so that those of two runs against one log differ.
     run: u64,
     keys: Vec<KeyPlace>,
 }
@@ -165,17 +165,18 @@ impl Load {
         Load { clients, stop, gauge, common }
     }
 
-    /// How it goes.
+    /// Returns the current counts.
     pub fn gauge(&self) -> &Arc<Gauge> {
         &self.gauge
     }
 
-    /// Lets each client finish what it has under way, reads every key once more, and returns what was seen.
+    /// Lets each client finish its requests, reads every key once more, and returns the records.
     pub async fn finish(mut self) -> Vec<Exchange> {
         self.stop.cancel();
         let mut exchanges = Vec::new();
         while let Some(client) = self.clients.join_next().await {
-            // A client that panicked has said so; what it saw is missing, and its writes show as strangers in the log.
+            // A client that panicked has reported it. Its records are missing, and its writes appear as unknown ones in
+            // the log.
             exchanges.append(&mut client.unwrap_or_default());
         }
         let last = steady::last_look(&self.common, &exchanges).await;
@@ -186,7 +187,7 @@ impl Load {
 
 impl Common {
     fn request_id(&self, client: u32, count: u32) -> RequestId {
-        // 40 bits below the run's: clients that send 16 million requests each, of which there may be 65,536.
+        // 40 bits below those of the run: enough for clients of up to 16 million requests each, at most 65,536 of them.
         self.run | (u64::from(client) << 24) | u64::from(count & 0xff_ffff)
     }
 
@@ -214,17 +215,17 @@ impl Common {
     }
 }
 
-/// HTTP/2 sends the authority with the target, HTTP/1.1 in a header.
+/// Returns the request target: HTTP/2 sends the authority with the target, HTTP/1.1 in a header.
 fn target(path: &str, http2: bool) -> String {
     if http2 { format!("http://{AUTHORITY}{path}") } else { path.to_owned() }
 }
 
-/// What an answer says.
+/// The content of a response.
 #[derive(Debug)]
 struct Said {
     outcome: Outcome,
     answered_by: Option<(Arc<str>, Epoch)>,
-    /// The newest write that the pod knew of.
+    /// The newest write that the pod knew.
     seen: u64,
 }
 
@@ -236,7 +237,7 @@ fn understand(status: StatusCode, headers: &HeaderMap) -> Said {
     let code = status.as_u16();
     let outcome = match code {
         _ if by_router.is_none() && status.is_success() => Outcome::Ok,
-        // These are answered before anything was sent to a pod, or instead of it.
+        // The router responds with these before anything was sent to a pod, or instead of it.
         400 | 408 | 413 | 431 | 503 if by_router.is_some() => Outcome::Refused { code, reason },
         421 => Outcome::Refused { code, reason },
         _ => Outcome::Unknown { code, reason },
@@ -246,11 +247,11 @@ fn understand(status: StatusCode, headers: &HeaderMap) -> Said {
     Said { outcome, answered_by, seen: number(&names::SEQUENCE).unwrap_or(0) }
 }
 
-/// When the next request of a client is due that sends every `interval`; 0: at once.
+/// Returns when the next request of a client that sends every `interval` is due; 0: at once.
 fn next_due(last: Nanos, interval: Nanos) -> Nanos {
     match interval {
         0 => clock::now(),
-        // A client that was held is behind, and what it sends late counts from when it was due.
+        // A client that was held is behind its rate, and its late requests count from when they were due.
         _ => last + interval,
     }
 }

@@ -1,8 +1,8 @@
-//! A steady client: writes and reads of its own keys, by whichever router, one request of a key at a time.
+//! A steady client: writes and reads of its own keys through any router, one request per key at a time.
 //!
-//! It has one request under way, as a thread of a service would. One that is held longer than [`PATIENT`] is waited for
-//! aside, and the client goes on with its other keys: else one partition that is held would silence all clients, and
-//! nothing would be known about the others.
+//! It has one request in flight, like a thread of a service. A request that is held longer than [`PATIENT`] is awaited
+//! separately, and the client continues with its other keys. Otherwise a single held partition would silence all
+//! clients, and the other partitions would not be tested.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -19,31 +19,31 @@ use super::super::record::{Exchange, Key, Kind, Outcome};
 use super::connection::{Connection, exchange};
 use super::{AFTER_REFUSAL, Common, KEYS, next_due};
 
-/// How often the last look at a key is tried.
+/// Number of attempts of the last look at a key.
 const LOOKS: u32 = 5;
-/// How many read at a time then.
+/// Number of concurrent readers of that last look.
 const READERS: usize = 16;
-/// How long a client waits for an answer before it goes on with another key.
+/// How long a client waits for a response before it continues with another key.
 const PATIENT: Duration = Duration::from_millis(100);
 
 struct Client {
     common: Arc<Common>,
     number: u32,
     http2: bool,
-    /// One for each router; absent while it is in use.
+    /// One connection per router; absent while it is in use.
     connections: Vec<Option<Connection>>,
     random: StdRng,
     sent: u32,
 }
 
-/// A request that was answered, or was not.
+/// A request, with or without a response.
 struct Done {
     exchange: Exchange,
     router: usize,
     connection: Option<Connection>,
 }
 
-/// What the client knows of a key.
+/// The client's knowledge of a key.
 #[derive(Debug, Clone, Copy, Default)]
 struct Writes {
     sent: u64,
@@ -83,7 +83,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
         }
         let patience = tokio::time::sleep(PATIENT);
         tokio::pin!(patience);
-        // Until the request is done or has to wait aside; if all keys wait, until one of them does no longer.
+        // Until the request is done or is awaited separately. If all keys wait, until one of them no longer does.
         loop {
             let Some(asked) = &mut current else {
                 if let Some(Ok(done)) = aside.join_next().await {
@@ -124,7 +124,7 @@ impl Client {
         Client { common, number, http2, connections, random: StdRng::seed_from_u64(seed), sent: 0 }
     }
 
-    /// Sends a request; the future is independent of the client.
+    /// Sends a request. The future does not borrow the client.
     fn send(&mut self, key: Key, kind: Kind, due_at: u64) -> impl Future<Output = Done> + use<> {
         self.sent += 1;
         let request = self.common.request_id(self.number, self.sent);
@@ -178,7 +178,7 @@ impl Client {
     }
 }
 
-/// Reads every key that was written once more, to see what has become of it.
+/// Reads every written key once more, to see its final state.
 pub(super) async fn last_look(common: &Arc<Common>, exchanges: &[Exchange]) -> Vec<Exchange> {
     let mut acked: HashMap<Key, u64> = HashMap::new();
     for exchange in exchanges.iter().filter(|exchange| exchange.outcome == Outcome::Ok) {

@@ -1,4 +1,4 @@
-//! What a demo found, for programs (JSON) and for people.
+//! The findings of a demo, for programs (JSON) and for people.
 
 mod text;
 
@@ -14,89 +14,89 @@ use super::record::{Exchange, Outcome};
 use super::story::Step;
 pub(super) use text::{micros, thousands};
 
-/// What a run found.
+/// The findings of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Nothing was harmed, and everything had found its place again at the end.
+    /// Nothing was harmed, and at the end every partition had its owner.
     pub sound: bool,
     /// The seed.
     pub seed: u64,
-    /// The scenario; `bench` for a load alone.
+    /// The scenario; `bench` for the load alone.
     pub scenario: &'static str,
-    /// How long the load ran, in seconds.
+    /// The duration of the load, in seconds.
     pub seconds: f64,
     /// Requests that clients sent.
     pub requests: u64,
-    /// Requests that a pod did and answered.
+    /// Requests that a pod processed and confirmed.
     pub ok: u64,
-    /// Requests done per second.
+    /// Processed requests per second.
     pub requests_per_second: u64,
-    /// Acknowledged and gone, or never answered.
+    /// Acknowledged writes that are missing, and requests without a response.
     pub lost: u64,
-    /// Done twice, or done though refused.
+    /// Requests applied twice, or applied although refused.
     pub duplicated: u64,
-    /// Taken by a pod that was not the owner.
+    /// Requests accepted by a pod that was not the owner.
     pub misrouted: u64,
-    /// Behind a later one of its key.
+    /// Writes that were applied after a later one of their key.
     pub reordered: u64,
-    /// Pairs of owners at the same time.
+    /// Pairs of concurrent owners.
     pub dual_writer_overlaps: u64,
-    /// The first few cases of each, in words.
+    /// Descriptions of the first cases of each kind.
     pub harm: BTreeMap<&'static str, Vec<String>>,
-    /// Answers that were no success: by status (0: none), then by reason.
+    /// Responses without success: by status (0: none), then by reason.
     pub errors: BTreeMap<u16, BTreeMap<Arc<str>, u64>>,
     /// Partitions that changed their owner.
     pub handoffs: u64,
-    /// Handoffs that were given up; the partition stayed where it was.
+    /// Cancelled handoffs; the partition stayed with its owner.
     pub handoffs_cancelled: u64,
-    /// Changes of owner as routers carried them out: one for each router and handoff.
+    /// Changes of owner that routers carried out: one per router and handoff.
     pub cutovers: u64,
-    /// How long a partition was held in a cutover from a living pod to another.
+    /// How long a partition was held in a cutover between living pods.
     pub cutover_pause_us: Distribution,
-    /// How long it was held after its pod had been cut off: until the lease has ended and the state is read.
+    /// How long a partition was held after its pod was cut off: until the lease had expired and the state was read.
     pub failover_pause_us: Distribution,
     /// How long clients waited.
     pub latency_us: Latencies,
-    /// Partitions without owner or in flight when the run ended; 0 if all had found their place.
+    /// Partitions without an owner or in a handoff when the run ended; 0 if all had settled.
     pub unsettled: u64,
-    /// How much the checks looked at.
+    /// The amount of evidence behind the checks.
     pub checked: Checked,
-    /// What happened.
+    /// The steps of the scenario.
     pub steps: Vec<Step>,
-    /// What took part.
+    /// The participants.
     pub cluster: Cluster,
 }
 
-/// How much the checks looked at.
+/// The amount of evidence behind the checks.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Checked {
-    /// Records of the logs; `None` if they could not be seen.
+    /// Records of the logs; `None` if the logs are not accessible.
     pub log_records: Option<u64>,
     /// Reads that had to see an acknowledged write.
     pub reads: u64,
     /// Pairs of requests of a key that were certainly held together.
     pub held_pairs: u64,
-    /// Whether it is known who owned what.
+    /// Whether the owners are known.
     pub owners: bool,
 }
 
-/// What took part.
+/// The participants.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Cluster {
-    /// Which store.
+    /// The kind of store.
     pub store: String,
-    /// Routers.
+    /// The number of routers.
     pub routers: u32,
-    /// Pods at the start.
+    /// The number of pods at the start.
     pub pods: u32,
-    /// Partitions.
+    /// The number of partitions.
     pub partitions: u32,
-    /// Clients with one request under way.
+    /// The number of clients that send one request at a time.
     pub clients: u32,
 }
 
 impl Report {
-    /// A report of what clients saw and what the checks found; what belongs to a cluster is left empty.
+    /// Returns a report of the clients' records and the checks' findings. The cluster's part is left empty.
     pub fn of_load(seed: u64, lasted: Duration, exchanges: &[Exchange], harm: &Harm) -> Self {
         let mut errors: BTreeMap<u16, BTreeMap<Arc<str>, u64>> = BTreeMap::new();
         let mut ok = 0;
@@ -140,9 +140,9 @@ impl Report {
         }
     }
 
-    /// As one JSON object.
+    /// Returns the report as a JSON object.
     pub fn to_json(&self) -> String {
-        // Numbers, strings and maps with keys that become strings: serialising them to memory has no way to fail.
+        // Numbers, strings and maps with keys that become strings: serialising them to memory cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 }

@@ -1,13 +1,13 @@
-//! The demo's writer: a service with state, which is the kind that a handoff is for.
+//! The demo's writer: a service with state, the kind of service that needs handoffs.
 //!
 //! It keeps the last value of each key, a cache per partition in front of that partition's log. `PUT /keys/{key}`
-//! appends to the log and then updates the cache; `GET /keys/{key}` answers from the cache alone, so a pod whose cache
-//! is not what the log says is found out by whoever reads. Before it serves a partition it reads the log
-//! ([`Writer::warm`], while the old owner still writes) and then what was added until that one had stopped
-//! ([`Writer::sync`]). What it does not own it refuses: that is the business of the layer in front of it ([`pod`]).
+//! appends to the log and then updates the cache. `GET /keys/{key}` reads the cache alone, so readers notice a pod
+//! whose cache differs from the log. Before the writer serves a partition it reads the log ([`Writer::warm`], while the
+//! old owner still writes) and then the records that were added until the old owner had stopped ([`Writer::sync`]). The
+//! layer in front of it refuses what the pod does not own ([`pod`]).
 //!
-//! It is honest about being unfit: two writers of one partition do not see each other's writes, and nothing here hides
-//! it.
+//! It does not protect itself: two writers of one partition do not see each other's writes, and nothing here hides
+//! that.
 
 pub mod pod;
 mod server;
@@ -28,18 +28,18 @@ use super::clock::Nanos;
 use super::log::{Log, Tail};
 use super::record::{Appended, RequestId};
 
-/// How a writer behaves.
+/// The behaviour of a writer.
 #[derive(Debug, Clone, Default)]
 pub struct WriterSettings {
-    /// How long it works on a request, give or take a half: so that there are requests in flight.
+    /// How long it works on a request, plus or minus a half, so that requests are in flight.
     pub service_time: Duration,
-    /// How long it takes to get warm, on top of reading the log: as if there were much to read.
+    /// How long `warm` takes in addition to reading the log.
     pub warm_time: Duration,
-    /// How much it copies to get warm, besides the log: the state that is not in the log.
+    /// How much `warm` copies in addition to the log: state that is not in the log.
     pub state_bytes: usize,
 }
 
-/// A writer. Clones are the same one.
+/// A writer. Clones share its state.
 #[derive(Debug, Clone)]
 pub struct Writer {
     inner: Arc<Inner>,
@@ -50,21 +50,21 @@ struct Inner {
     name: Arc<str>,
     log: Log,
     settings: WriterSettings,
-    /// What is known of the pod that this writer is.
+    /// The pod of this writer.
     pod: OnceLock<watch::Receiver<PodState>>,
-    /// The state of each partition that it owns or is about to, with the handoff by which it comes.
+    /// The state of each partition that it owns or is about to own, with the handoff that brings it.
     caches: Mutex<HashMap<PartitionId, (HandoffId, SharedCache)>>,
 }
 
 type SharedCache = Arc<Mutex<Cache>>;
 
-/// What a pod knows of a partition.
+/// A pod's state of a partition.
 #[derive(Debug, Default)]
 struct Cache {
     entries: HashMap<Arc<str>, Entry>,
-    /// The log has been read up to here.
+    /// The offset up to which the log has been read.
     read_to: u64,
-    /// The last epoch at which it served; earlier ones are shut out of the log.
+    /// The last epoch at which it served; the log refuses earlier ones.
     claimed: Epoch,
 }
 
@@ -81,7 +81,7 @@ pub struct Entry {
     pub value: Arc<str>,
 }
 
-/// A write as a request brings it.
+/// A write as a request states it.
 #[derive(Debug, Clone)]
 pub struct Write {
     /// The partition and the epoch under which the request came.
@@ -92,27 +92,27 @@ pub struct Write {
     pub request: RequestId,
     /// The key.
     pub key: Arc<str>,
-    /// The client's count.
+    /// The client's sequence number.
     pub sequence: u64,
     /// The value.
     pub value: Arc<str>,
-    /// When work on it began.
+    /// When the work on it began.
     pub accepted_at: Nanos,
 }
 
 impl Writer {
-    /// A writer that knows nothing yet.
+    /// Returns a writer without state.
     pub fn new(name: &str, log: Log, settings: WriterSettings) -> Self {
         let inner = Inner { name: name.into(), log, settings, pod: OnceLock::new(), caches: Mutex::default() };
         Writer { inner: Arc::new(inner) }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &Arc<str> {
         &self.inner.name
     }
 
-    /// The pod that it is; its records name its life. Once.
+    /// Sets the pod that it is, whose incarnation its records name. To be called once.
     pub fn is_pod(&self, state: watch::Receiver<PodState>) {
         let _ = self.inner.pod.set(state);
     }
@@ -121,12 +121,12 @@ impl Writer {
         self.inner.pod.get().map_or(Incarnation::NONE, |state| state.borrow().incarnation)
     }
 
-    /// How it behaves.
+    /// Returns its behaviour.
     pub fn settings(&self) -> &WriterSettings {
         &self.inner.settings
     }
 
-    /// Reads the partition's log from its beginning. Whoever owns the partition still writes to it.
+    /// Reads the partition's log from its beginning, while the owner still writes.
     pub fn warm(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let mut cache = Cache::default();
         cache.apply(self.inner.log.read(partition, 0)?);
@@ -134,7 +134,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Reads what was added to the log since. Nobody writes to it now.
+    /// Reads what was added to the log since. No pod writes to it now.
     pub fn sync(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let known = lock(&self.inner.caches).get(&partition).cloned();
         let Some((_, cache)) = known.filter(|(by, _)| *by == handoff) else { return self.warm(partition, handoff) };
@@ -144,7 +144,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Forgets the partition, unless it is on its way here again.
+    /// Drops the partition's state, unless another handoff is bringing it again.
     pub fn release(&self, partition: PartitionId, handoff: HandoffId) {
         let mut caches = lock(&self.inner.caches);
         if caches.get(&partition).is_some_and(|(by, _)| *by == handoff) {
@@ -152,8 +152,8 @@ impl Writer {
         }
     }
 
-    /// Before anything is done at an epoch: shuts earlier ones out of the log, and reads what the last of them wrote until
-    /// then. Once an epoch.
+    /// Claims the log for an epoch: excludes earlier epochs, and reads what the last of them wrote. Called once per
+    /// epoch, before the first request.
     pub fn claim(&self, partition: PartitionId, epoch: Epoch) -> io::Result<()> {
         let Some(cache) = self.cache(partition) else { return Ok(()) };
         let mut cache = lock(&cache);
@@ -166,7 +166,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends to the log, then updates the cache. `Ok(None)`: this pod has no state of the partition.
+    /// Appends to the log, then updates the cache. `Ok(None)` means that this pod has no state of the partition.
     pub fn write(&self, write: Write) -> io::Result<Option<u64>> {
         let Some(cache) = self.cache(write.partition) else { return Ok(None) };
         let Write { partition, epoch, request, key, sequence, value, accepted_at } = write;
@@ -194,7 +194,7 @@ impl Writer {
         Ok(Some(offset))
     }
 
-    /// The state of a key as this pod knows it. `None`: this pod has no state of the partition.
+    /// Returns the state of a key as this pod knows it. `None` means that this pod has no state of the partition.
     pub fn read(&self, partition: PartitionId, key: &str) -> Option<Option<Entry>> {
         let cache = self.cache(partition)?;
         let entry = lock(&cache).entries.get(key).cloned();

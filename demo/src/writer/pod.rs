@@ -1,8 +1,8 @@
 //! The writer as a pod: how a service takes part in handoffs.
 //!
-//! Two pieces of `segue-coordination` make a pod of it. [`PodHandle`] registers it and calls the four callbacks below
-//! when a partition comes or goes; its layer stands in front of the service, refuses what the pod does not own, and
-//! counts what is in flight, so that "drained" is known without help from the service.
+//! Two parts of `segue-coordination` make a service a pod. [`PodHandle`] registers it and calls the four callbacks
+//! below when a partition comes or goes. Its layer stands in front of the service, refuses what the pod does not own,
+//! and counts requests in flight, so that "drained" is known without help from the service.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,46 +23,46 @@ use tower::{BoxError, Layer as _, Service};
 use super::server::Server;
 use super::{Writer, WriterService};
 
-/// What the protocol asks of a service.
+/// The callbacks of the service.
 #[async_trait]
 impl HandoffHandler for Writer {
-    /// Copies the state while the old owner still serves. May take as long as it takes.
+    /// Copies the state while the old owner still serves. May take long.
     async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Writer::warm(self, part.partition, part.handoff)?;
         let bytes = self.settings().state_bytes;
         if bytes > 0 {
-            // Aside: so much copying would keep everything else of this thread waiting.
+            // In a task of its own: copying would block this thread.
             tokio::task::spawn_blocking(move || drop(std::hint::black_box(vec![1_u8; bytes].clone()))).await?;
         }
         tokio::time::sleep(self.settings().warm_time).await;
         Ok(())
     }
 
-    /// The old owner has stopped for good: what it wrote since is the last that was missing. Clients wait meanwhile.
+    /// The old owner has stopped for good: its latest records are all that was missing. Clients wait meanwhile.
     async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Ok(Writer::sync(self, part.partition, part.handoff)?)
     }
 
-    /// Nothing outlives a request here: the log has each write before its answer.
+    /// No work outlives a request here: the log has each write before its response.
     async fn drain(&self, _: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
 
-    /// Another pod has it now, or it never came.
+    /// Another pod owns the partition now, or the handoff was cancelled.
     async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Writer::release(self, part.partition, part.handoff);
         Ok(())
     }
 }
 
-/// A writer that serves and takes part.
+/// A writer that serves and is registered.
 #[derive(Debug)]
 pub struct Pod {
     handle: PodHandle,
     server: Server,
 }
 
-/// Where and as whom a pod takes part.
+/// The keyspace of a pod, and its lease.
 #[derive(Debug, Clone)]
 pub struct Membership {
     /// The store.
@@ -87,7 +87,7 @@ impl Pod {
         Self::start_with(writer, member, listener, capabilities, |handle| handle.layer().layer(service))
     }
 
-    /// The same with what `service` makes of the pod's handle as the service.
+    /// Does the same with a service that `service` makes of the pod's handle.
     pub fn start_with<S, B>(
         writer: &Writer,
         member: &Membership,
@@ -112,20 +112,20 @@ impl Pod {
         Ok(Pod { handle, server })
     }
 
-    /// What is known of the pod.
+    /// Returns the pod's state.
     pub fn status(&self) -> watch::Receiver<PodState> {
         self.handle.status()
     }
 
-    /// Hands over what it has, then stops serving, then deregisters.
+    /// Hands its partitions over, then stops serving, then deregisters.
     pub async fn shut_down(self, at_most: Duration) {
         self.handle.shutdown(at_most).await;
         self.server.stop(Duration::from_secs(1)).await;
     }
 
-    /// Gone from one moment to the next, connections and all. Nobody is told.
+    /// Crashes the pod: it is gone at once with all connections, and nobody is notified.
     pub async fn crash(self) {
-        // First, so that nothing is answered any more, not even that the pod has ended.
+        // First, so that it sends nothing any more, not even that the pod has ended.
         self.server.kill().await;
         self.handle.crash();
     }

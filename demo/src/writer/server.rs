@@ -1,4 +1,4 @@
-//! The writer's listener: HTTP/1.1 and HTTP/2 on one port, ended gently or at once.
+//! The writer's listener: HTTP/1.1 and HTTP/2 on one port, stopped gracefully or at once.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-/// A server that runs.
+/// A running server.
 #[derive(Debug)]
 pub(super) struct Server {
     stop: CancellationToken,
@@ -24,7 +24,7 @@ pub(super) struct Server {
     _alive: DropGuard,
 }
 
-/// What ends with the server: its connections, and the tasks of HTTP/2 streams.
+/// The tasks that end with the server: connections and HTTP/2 streams.
 #[derive(Debug, Clone)]
 struct Bound {
     dead: CancellationToken,
@@ -43,7 +43,7 @@ where
 }
 
 impl Server {
-    /// Serves `service` to all who connect.
+    /// Serves `service` to all clients.
     pub(super) fn start<S, B>(listener: TcpListener, service: S) -> Self
     where
         S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
@@ -58,13 +58,14 @@ impl Server {
         Server { stop, bound, task, _alive: dead.drop_guard() }
     }
 
-    /// Accepts no more, finishes what has begun.
+    /// Accepts no more connections and finishes the requests in progress.
     pub(super) async fn stop(mut self, patience: Duration) {
         self.stop.cancel();
         let _ = tokio::time::timeout(patience, &mut self.task).await;
     }
 
-    /// Ends at once: no connection is closed properly, no request is finished. Nothing works any more when this returns.
+    /// Stops at once: no connection is closed properly and no request is finished. No task is running when this
+    /// returns.
     pub(super) async fn kill(mut self) {
         self.bound.dead.cancel();
         let _ = (&mut self.task).await;
@@ -81,7 +82,7 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    // Dropped with this task, and with it all connections and what they work on.
+    // Dropped with this task, and with it all connections and their requests.
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -90,7 +91,7 @@ where
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => drop(connections.spawn(serve(stream, service.clone(), stop.clone(), bound.clone()))),
-                // Out of file descriptors, say: others may be closed soon.
+                // For example out of file descriptors: others may be closed soon.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }
@@ -117,7 +118,7 @@ where
             _ = connection.as_mut() => return,
             () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
         }
-        // A client that breaks off is no error of ours.
+        // A client that disconnects is no error of the server.
         let _ = connection.await;
     };
     dead.run_until_cancelled(gently).await;

@@ -1,4 +1,4 @@
-//! The writer over HTTP: heads and bodies to reads and writes, and back.
+//! The writer over HTTP: converts requests to reads and writes, and results to responses.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,7 +16,7 @@ use segue_protocol::ids::{Epoch, PartitionId};
 use super::super::clock;
 use super::{Entry, Write, Writer};
 
-/// The largest value that is taken.
+/// The largest accepted value.
 const MAX_VALUE: usize = 64 << 10;
 
 /// The names of the headers that clients and writers exchange.
@@ -26,11 +26,11 @@ pub mod names {
 
     /// The number of a request.
     pub const REQUEST: HeaderName = HeaderName::from_static("x-request-id");
-    /// The client's count of a key's writes; in an answer, the highest that the pod knows of.
+    /// The client's sequence number of a key's writes; in a response, the highest that the pod knows.
     pub const SEQUENCE: HeaderName = HeaderName::from_static("x-sequence");
-    /// The pod that answered.
+    /// The pod that responded.
     pub const WRITER: HeaderName = HeaderName::from_static("x-writer");
-    /// The epoch under which it answered.
+    /// The epoch of the response.
     pub const EPOCH: HeaderName = HeaderName::from_static("x-epoch");
     /// The partition, for routers.
     pub const PARTITION: HeaderName = HeaderName::from_static("x-partition");
@@ -40,7 +40,7 @@ pub mod names {
     pub const SEGUE_PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
     /// Stamped by routers.
     pub const SEGUE_EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
-    /// On every answer that a router makes itself: why.
+    /// On every local reply of a router: the reason.
     pub const SEGUE_REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
 }
 
@@ -95,7 +95,7 @@ where
     if let Err(error) = writer.claim(partition, epoch) {
         return plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("the log failed: {error}"));
     }
-    // Not earlier: until the claim an earlier epoch may still write.
+    // Not earlier: until the claim, an earlier epoch may still write.
     let accepted_at = clock::now();
     match head.method {
         Method::GET => {
@@ -114,8 +114,8 @@ where
             };
             let value = String::from_utf8_lossy(&body.to_bytes()).into();
             let write = Write { partition, epoch, request, key: key.into(), sequence, value, accepted_at };
-            // Half of the work before the write and half behind it: a pod that is cut off leaves clients in doubt both
-            // ways.
+            // Half of the work comes before the write and half after it, so that a pod that is cut off leaves both
+            // kinds of doubt.
             work(writer).await;
             let answer = put(writer, write);
             work(writer).await;
@@ -157,7 +157,7 @@ fn stamped(writer: &Writer, epoch: Epoch, highest: u64, entry: Option<&Entry>) -
     answer
 }
 
-/// Let in by mistake: whoever guards the door believes that this pod owns the partition, and it has nothing of it.
+/// Returns the response if the ownership layer admits a request by mistake: this pod has no state of the partition.
 fn no_state(partition: PartitionId) -> Answer {
     tracing::error!(partition = partition.get(), "a request was let in and there is no state");
     plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("no state of partition {partition}"))
