@@ -28,30 +28,32 @@ pub struct Cli {
 enum Command {
     /// Run the roles that the file has a section for: [router], [coordinator], [pod].
     ///
-    /// SIGTERM or SIGINT shuts down gracefully: the process hands its partitions over, finishes the requests in flight and
-    /// exits 0. A second signal exits 1 at once. SIGHUP reloads the log level from the file, and the certificate files.
+    /// SIGTERM or SIGINT shuts down gracefully: the process hands its partitions over, finishes the requests in flight
+    /// and exits 0. A second signal exits 1 at once. SIGHUP reloads the log level from the file, and the certificate
+    /// files.
     ///
-    /// If the file sets router.hot_restart_socket, starting a second process is a hot restart of the router: once the new
-    /// process is ready it takes over the sockets of the running one, which finishes its requests and exits 0. A new process
-    /// that does not become ready exits 1, and the running one keeps serving.
+    /// If the file sets router.hot_restart_socket, starting a second process is a hot restart of the router: once the
+    /// new process is ready it takes over the sockets of the running one, which finishes its requests and exits 0. A
+    /// new process that does not become ready exits 1, and the running one keeps serving.
     Run(run::Args),
     /// Validate configuration files, each by itself and against the others.
     ///
-    /// Prints every mistake with its line, its column and the expected value, and exits 2. Without a mistake it exits 0; for
-    /// several files it prints the guarantee that their pods allow. Warnings do not change the exit code.
+    /// Prints every mistake with its line, its column and the expected value, and exits 2. Without a mistake it exits
+    /// 0; for several files it prints the guarantee that their pods allow. Warnings do not change the exit code.
     Check(check::Args),
     /// Show the state of a keyspace: leader, pods, routers, balance, handoffs and what they wait for.
     Status(status::Args),
     /// Delete the registration of a pod or router that is gone, if it does not expire by itself.
     ///
-    /// A registration that another writer has put has lost its lease, and never expires if its process is gone. One that
-    /// cannot be read may have. `segue status` names both. Run this command only if the process is gone and its work is over.
-    /// Exits 0 if the registration was deleted, 1 if the deletion was refused, 2 on bad usage, 3 if the store is unreachable.
+    /// A registration that another writer has put has lost its lease, and never expires if its process is gone. One
+    /// that cannot be read may have. `segue status` names both. Run this command only if the process is gone and its
+    /// work is over. Exits 0 if the registration was deleted, 1 if the deletion was refused, 2 on bad usage, 3 if the
+    /// store is unreachable.
     Forget(forget::Args),
     /// Play a cluster in one process: pods join, leave and crash under load, and every response is checked.
     ///
-    /// Runs an embedded store, two coordinators, routers, writer pods and clients over loopback sockets. Nothing has to be
-    /// installed. Prints a report, and exits 0 only if every invariant held.
+    /// Runs an embedded store, two coordinators, routers, writer pods and clients over loopback sockets. Nothing has to
+    /// be installed. Prints a report, and exits 0 only if every invariant held.
     Demo(demo::Args),
     /// Send the demo's load to running routers, and check that no request is lost, duplicated or reordered.
     Bench(bench::Args),

@@ -9,8 +9,8 @@
 //! * A `421` is sent before the inner service is called, and without reading the body.
 //! * Nothing that the inner service sends gets out after the end of the lease.
 //! * A request whose connection closes is still processed to its response, in the background and counted
-//!   ([`TrackedCall`]). Its write may already be on its way to the log, and `drained` must not be acknowledged before it
-//!   is there.
+//!   ([`TrackedCall`]). Its write may already be on its way to the log, and `drained` must not be acknowledged before
+//!   it is there.
 //! * A response body that is dropped ends the work behind it.
 
 use std::future::Future;

@@ -1,8 +1,8 @@
 //! Time-outs and severing for exchanges, at almost no cost for exchanges that end at once.
 //!
 //! Nearly every exchange ends within a few milliseconds and needs no timer. So an exchange only enrols with its
-//! worker's coarse timer, which ticks. What is still registered after two ticks is notified, and then takes a real timer
-//! and waits for its partition to be severed. The timer is also a coarse clock.
+//! worker's coarse timer, which ticks. What is still registered after two ticks is notified, and then takes a real
+//! timer and waits for its partition to be severed. The timer is also a coarse clock.
 //!
 //! # Invariants
 //!

@@ -5,7 +5,8 @@
 //! # Invariants
 //!
 //! * A request head that takes longer than `header_read_timeout` ends the connection.
-//! * A connection between two requests is closed only after [`MAX_IDLE_TIME`], to make room, or because the server stops.
+//! * A connection between two requests is closed only after [`MAX_IDLE_TIME`], to make room, or because the server
+//!   stops.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;

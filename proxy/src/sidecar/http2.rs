@@ -27,8 +27,8 @@ use super::expect::RequestBody;
 use super::traffic::Traffic;
 use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, says_unprocessed};
 
-/// Interval between two pings while responses are awaited. A service that leaves one unacknowledged for [`PING_TIMEOUT`] is
-/// taken for gone.
+/// Interval between two pings while responses are awaited. A service that leaves one unacknowledged for
+/// [`PING_TIMEOUT`] is taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -5,9 +5,10 @@
 //! Not here: registration and handoffs (`segue_coordination::pod`), and what ends a service that must stop.
 //!
 //! # Invariants
-//! * A request that the service was sent counts as in flight until the service has ended it, even when its router is gone:
-//!   it has responded to it and taken all of it, or closed the connection. A connection that has switched protocols counts until
-//!   the service has closed it. Only the loss of the pod's lease, and a declared end of all work, cut them off.
+//! * A request that the service was sent counts as in flight until the service has ended it, even when its router is
+//!   gone: it has responded to it and taken all of it, or closed the connection. A connection that has switched
+//!   protocols counts until the service has closed it. Only the loss of the pod's lease, and a declared end of all
+//!   work, cut them off.
 //! * A service is told of a router that is gone, and is read on: by HTTP/1.1 it is told by a half-closed connection, by HTTP/2
 //!   by a reset, once its response has begun and gone on for a while.
 //! * A client that asks before it sends is told to go on by the service, not from here.

@@ -1,7 +1,7 @@
-//! A pod of the model: [`duty`] says what it has to do, [`pod_reconcile::next`] in which order, [`known_epoch`] whom it
+//! A pod of the model: [`duty`] says what it has to do, [`pod_reconcile::decide`] in which order, [`known_epoch`] whom it
 //! lets in. Only its service is modelled, as a copy of the state: the set of writes that it contains.
 //!
-//! Mirrors `pod::shell` and `pod::work` of `segue-coordination`. Callbacks take no time here: that they take long is the
+//! Mirrors `pod::driver` and `pod::partition_work` of `segue-coordination`. Callbacks take no time here: that they take long is the
 //! same as that the word which follows them is written late. A pod without `fence` lets in everything and knows no lease
 //! clock; one without `drained` does not even refuse what it has been told to drain.
 

@@ -1,7 +1,7 @@
 //! Decides which epoch of a partition a pod admits, and what becomes of the others.
 //!
-//! Pure. The pod's gate (`pod::Ownership` of `segue-coordination`) keeps one [`EpochFence`] for each partition under its
-//! lock and checks the lease clock first.
+//! Pure. The pod's gate (`pod::Ownership` of `segue-coordination`) keeps one [`EpochFence`] for each partition under
+//! its lock and checks the lease clock first.
 //!
 //! # Invariants
 //!

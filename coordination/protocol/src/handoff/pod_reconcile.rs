@@ -1,7 +1,7 @@
 //! Decides what a pod does next for a partition, given its duty and what it has already done.
 //!
-//! Pure and level-triggered: the shell calls [`decide`] after every change of the view and after everything it has done,
-//! carries the result out and calls again.
+//! Pure and level-triggered: the shell calls [`decide`] after every change of the view and after everything it has
+//! done, carries the result out and calls again.
 //!
 //! # Invariants
 //!

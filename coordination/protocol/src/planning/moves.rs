@@ -4,8 +4,8 @@
 //!
 //! * A partition with a handoff, or with records that cannot be read, gets no handoff.
 //! * A draining pod is never a new owner.
-//! * A move that has to wait for a place in the budget or for a back-off is remembered as [`Backlog`]. It begins when the
-//!   wait ends, without another round.
+//! * A move that has to wait for a place in the budget or for a back-off is remembered as [`Backlog`]. It begins when
+//!   the wait ends, without another round.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
 //! The body of a request on its way to a pod, kept until it cannot be needed a second time.
 //!
-//! A pod that responds 421 has done nothing, so the request goes to another pod, and its body must still be there. What was
-//! handed out is kept up to [`KEPT_BYTES`]; past that the request cannot be sent again. While a request is held its body is
-//! read ahead up to the same bound, for two reasons: an HTTP/1.1 server notices a disconnect only where it reads, and the stash
-//! counts what has arrived where no length is known.
-//! Elsewhere: reading from the client (`source`), one attempt's reading (`attempt`), and how fast uploads have to be (`pace`).
+//! A pod that responds 421 has done nothing, so the request goes to another pod, and its body must still be there. What
+//! was handed out is kept up to [`KEPT_BYTES`]; past that the request cannot be sent again. While a request is held its
+//! body is read ahead up to the same bound, for two reasons: an HTTP/1.1 server notices a disconnect only where it
+//! reads, and the stash counts what has arrived where no length is known. Elsewhere: reading from the client
+//! (`source`), one attempt's reading (`attempt`), and how fast uploads have to be (`pace`).
 //!
 //! # Invariants
 //!

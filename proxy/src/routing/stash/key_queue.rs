@@ -25,8 +25,8 @@ pub(super) enum QueueId {
     Alone(Arrival),
 }
 
-/// A request's position in its queue. It stays the same from arrival to end, whether the request waits, is in progress or
-/// has passed.
+/// A request's position in its queue. It stays the same from arrival to end, whether the request waits, is in progress
+/// or has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueuePosition {
     pub(super) queue: QueueId,
@@ -63,8 +63,8 @@ pub(super) struct KeyQueue<W> {
     pub(super) in_progress: usize,
     /// How many of those have given their place away.
     pub(super) slow: usize,
-    /// How many more requests of the queue leave one at a time, even if the flush has relaxed the order of others: those that were
-    /// there when it began, and as many again.
+    /// How many more requests of the queue leave one at a time, even if the flush has relaxed the order of others:
+    /// those that were there when it began, and as many again.
     pub(super) owed: usize,
     pub(super) claim: FlushClaim,
     pub(super) entries: VecDeque<Entry<W>>,

@@ -2,14 +2,14 @@
 //! how many at a time.
 //!
 //! A plain data structure: no lock, no clock, no I/O; the [`table`](crate::routing::table) drives it under the
-//! partition's lock. Requests with an ordering key form a *queue* and leave one at a time, each after the outcome of the
-//! one before is definite. A request without a key is a queue of its own. Queues take turns by the arrival of their first
-//! request.
+//! partition's lock. Requests with an ordering key form a *queue* and leave one at a time, each after the outcome of
+//! the one before is definite. A request without a key is a queue of its own. Queues take turns by the arrival of their
+//! first request.
 //!
 //! A flush has a number of *places*: the most requests that it tries at a time. A request that is slow, or that waits
-//! for its own client, gives its place to another queue ([`Stash::give_way`]) and still holds up its own. A request that
-//! its pod has refused several times ranks behind the others ([`Stash::insert_ranked`]), so it too holds up only its
-//! own queue.
+//! for its own client, gives its place to another queue ([`Stash::give_way`]) and still holds up its own. A request
+//! that its pod has refused several times ranks behind the others ([`Stash::insert_ranked`]), so it too holds up only
+//! its own queue.
 //!
 //! # Invariants
 //!
@@ -87,8 +87,8 @@ impl<W> Stash<W> {
         self.bytes
     }
 
-    /// Adds a request at its position: behind those of its queue that arrived before it, ahead of those that arrived after.
-    /// So a newcomer goes to the end, and a refused request to where it was.
+    /// Adds a request at its position: behind those of its queue that arrived before it, ahead of those that arrived
+    /// after. So a newcomer goes to the end, and a refused request to where it was.
     pub fn insert(&mut self, position: QueuePosition, bytes: usize, waiter: W) {
         self.insert_ranked(position, 0, bytes, waiter);
     }
@@ -216,8 +216,8 @@ impl<W> Stash<W> {
         Some((QueuePosition { queue: id, arrival: entry.arrival }, entry.waiter))
     }
 
-    /// Starts a newcomer that need not wait: a flush is on, a place is free, and no request is before it. It counts as in
-    /// progress until [`done`](Self::done). Returns whether it was started.
+    /// Starts a newcomer that need not wait: a flush is on, a place is free, and no request is before it. It counts as
+    /// in progress until [`done`](Self::done). Returns whether it was started.
     pub fn start_at_once(&mut self, position: QueuePosition) -> bool {
         // Requests that are ready wait for a place and go first.
         if !self.has_free_place() || !self.ready.is_empty() {

@@ -94,8 +94,8 @@ impl Closed {
         }
     }
 
-    /// Bounds the flush that begins now. A pod that has refused gets one request, and more once it has accepted
-    /// one. After [`TRIES_IN_A_ROW`], every other probe takes the newest request, so that requests which are refused for
+    /// Bounds the flush that begins now. A pod that has refused gets one request, and more once it has accepted one.
+    /// After [`TRIES_IN_A_ROW`], every other probe takes the newest request, so that requests which are refused for
     /// what they are cannot keep the others from being tried.
     pub(super) fn try_pod(&mut self) {
         self.places = 1;

@@ -34,7 +34,8 @@ const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 128 << 20;
 /// Most bytes of one upload that lie inside `h2`, once the pod's window allows them.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-/// A pod that leaves a ping unacknowledged for [`PING_TIMEOUT`] while responses are due, and sends nothing else, is taken for gone.
+/// A pod that leaves a ping unacknowledged for [`PING_TIMEOUT`] while responses are due, and sends nothing else, is
+/// taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
