@@ -93,7 +93,7 @@ pub(super) struct Driver {
     pub(super) work: HashMap<PartitionId, PartitionWork>,
     pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
     pub(super) running: HashMap<task::Id, PartitionId>,
-    pub(super) said: WriteQueue<PendingWrite>,
+    pub(super) writes: WriteQueue<PendingWrite>,
     /// When to reconsider a partition or, without one, the own record.
     pub(super) timers: BTreeSet<(Instant, Option<PartitionId>)>,
 }
@@ -110,7 +110,7 @@ impl Driver {
     ) -> Self {
         Driver {
             view: View::empty(keys.clone()),
-            said: WriteQueue::new(store.clone(), WRITE_RETRY_PAUSE),
+            writes: WriteQueue::new(store.clone(), WRITE_RETRY_PAUSE),
             store,
             keys,
             settings,
@@ -187,7 +187,7 @@ impl Driver {
                 self.react(std::mem::take(&mut news));
             }
             self.publish(Some(state));
-            self.send_said();
+            self.send_writes();
             let now = Instant::now();
             let ends_at = self.may_end(now);
             if ends_at.is_some_and(|until| until <= now) && watched != Watched::Parting {
@@ -217,7 +217,7 @@ impl Driver {
                     Ok(next) => (watched, turn) = (next, service.settle(now)),
                     Err(end) => return end,
                 },
-                answers = self.said.answered() => self.written(answers),
+                results = self.writes.next_results() => self.written(results),
                 () = own_key.written() => {}
                 changed = self.intent.changed() => match changed {
                     Ok(()) => self.keep_record(),
@@ -294,7 +294,7 @@ impl Driver {
             }
             self.reconcile_all();
         }
-        let is_done = self.work.is_empty() && self.said.is_empty();
+        let is_done = self.work.is_empty() && self.writes.is_empty();
         Some(if is_done { now } else { until })
     }
 
@@ -319,7 +319,7 @@ impl Driver {
         self.ownership.fence();
         (self.incarnation, self.lease, self.synced) = (Incarnation::NONE, None, false);
         self.view = View::empty(self.keys.clone());
-        self.said.clear();
+        self.writes.clear();
         for work in self.work.values_mut() {
             work.invalidate();
         }
@@ -332,7 +332,7 @@ impl Driver {
         match news {
             News::None => {}
             News::Snapshot => {
-                self.said.forget(|_| true);
+                self.writes.forget(|_| true);
                 self.reconcile_all();
             }
             News::Batch(delta) if delta.membership => self.reconcile_all(),

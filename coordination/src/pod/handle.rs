@@ -32,7 +32,7 @@ struct Inner {
 }
 
 impl PodHandle {
-    /// Starts a pod of the keyspace `keyspace`, whose keys are `keys`. It registers as soon as the store answers and no
+    /// Starts a pod of the keyspace `keyspace`, whose keys are `keys`. It registers as soon as the store responds and no
     /// earlier life of its name exists, and runs until it is shut down.
     pub fn start(
         store: Arc<dyn Store>,

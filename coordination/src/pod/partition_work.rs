@@ -261,13 +261,13 @@ impl Driver {
     }
 
     fn write(&mut self, what: PendingWrite) {
-        if let Some(again) = self.said.want(what, self.view.revision) {
+        if let Some(again) = self.writes.want(what, self.view.revision) {
             self.timers.insert((again, what.partition()));
         }
     }
 
-    pub(super) fn send_said(&mut self) {
-        let due = self.said.take_due();
+    pub(super) fn send_writes(&mut self) {
+        let due = self.writes.take_due();
         let txns: Vec<Option<Txn>> = due
             .iter()
             .map(|what| match *what {
@@ -275,11 +275,11 @@ impl Driver {
                 PendingWrite::Status => self.status_change(),
             })
             .collect();
-        self.said.send(due.into_iter().zip(txns));
+        self.writes.send(due.into_iter().zip(txns));
     }
 
-    pub(super) fn written(&mut self, answers: WriteResults<PendingWrite>) {
-        for (what, result) in &answers {
+    pub(super) fn written(&mut self, results: WriteResults<PendingWrite>) {
+        for (what, result) in &results {
             match result {
                 Ok(outcome) if outcome.committed() => info!(?what, "said"),
                 Ok(_) => {}
@@ -287,13 +287,13 @@ impl Driver {
             }
         }
         let view = &self.view;
-        self.said.forget(|said| match said {
+        self.writes.forget(|write| match write {
             PendingWrite::Report(partition, handoff, _) => {
                 view.handoffs.get(partition).is_none_or(|record| record.id() != *handoff)
             }
             PendingWrite::Status => false,
         });
-        for (what, _) in answers {
+        for (what, _) in results {
             match what.partition() {
                 Some(partition) => self.reconcile(partition),
                 None => self.keep_record(),

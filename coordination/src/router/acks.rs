@@ -65,8 +65,8 @@ impl Router {
         }
     }
 
-    pub(super) fn written(&mut self, answers: WriteResults<AckId>) {
-        for (id, result) in &answers {
+    pub(super) fn written(&mut self, results: WriteResults<AckId>) {
+        for (id, result) in &results {
             match result {
                 Ok(outcome) if outcome.committed() && id.2 == AckKind::Cutover => {
                     self.times.remove(&id.0);
@@ -80,7 +80,7 @@ impl Router {
         self.acks.forget(|(partition, handoff, _)| {
             view.handoffs.get(partition).is_none_or(|record| record.id() != *handoff)
         });
-        for (id, _) in answers {
+        for (id, _) in results {
             self.reconcile(id.0);
         }
     }

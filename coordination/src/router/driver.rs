@@ -163,7 +163,7 @@ impl Router {
                     }
                 },
                 Some(partition) = self.notices.recv() => self.noticed(partition),
-                answers = self.acks.answered() => self.written(answers),
+                results = self.acks.next_results() => self.written(results),
                 () = own_key.written() => {}
                 () = sleep_until(wake) => self.due(),
                 changed = lease_state.changed() => if changed.is_err() { self.fence(); return End::RegistrationGone; },

@@ -65,7 +65,7 @@ impl OwnKey {
 
     /// Returns after each completed write. Pending while none is in flight. Cancel-safe.
     pub(crate) async fn written(&mut self) {
-        for (_, result) in self.writes.answered().await {
+        for (_, result) in self.writes.next_results().await {
             match result {
                 Ok(outcome) if outcome.committed() => info!(key = self.key, "registration restored"),
                 Ok(_) => info!(key = self.key, "registration changed again"),

@@ -38,7 +38,7 @@ pub enum Update {
     Snapshot(Box<View>),
     /// The changes after what was known.
     Batch(Batch),
-    /// The watch was lost. A snapshot follows once the store answers.
+    /// The watch was lost. A snapshot follows once the store responds.
     Lost(StoreError),
 }
 
@@ -179,7 +179,7 @@ impl WatcherTask {
                     return now.revision;
                 }
                 Ok(_) => {}
-                // A store that does not answer is not asked for a snapshot as well. The lease limits how long that may
+                // A store that does not respond is not asked for a snapshot as well. The lease limits how long that may
                 // last.
                 Err(error) => debug!(%error, "cannot ask for the store's revision"),
             }

@@ -92,13 +92,13 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
     }
 
     /// Returns the results of the next request that completes. Pending while none is in flight. Cancel-safe.
-    pub(crate) async fn answered(&mut self) -> WriteResults<W> {
-        let Some(answers) = self.requests.join_next().await else {
+    pub(crate) async fn next_results(&mut self) -> WriteResults<W> {
+        let Some(results) = self.requests.join_next().await else {
             return std::future::pending().await;
         };
-        let answers = answers.unwrap_or_default();
+        let results = results.unwrap_or_default();
         let again = Instant::now() + self.rest;
-        for (item, result) in &answers {
+        for (item, result) in &results {
             let state = match result {
                 Ok(outcome) if outcome.committed() => State::SeenAt(outcome.revision),
                 // The revision of a refusal may come from another keyspace's write, so this view may never reach it.
@@ -106,7 +106,7 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
             };
             self.states.insert(*item, state);
         }
-        answers
+        results
     }
 
     /// Forgets the items for which `is_over` holds, unless they are due: their handoffs have ended.

@@ -46,7 +46,7 @@ pub(super) struct Client {
     pub(super) asked: Cell<bool>,
     /// Whether it has switched to another protocol.
     pub(super) upgraded: Cell<bool>,
-    /// Whether it was answered before the end of its request.
+    /// Whether it got its response before the end of its request.
     pub(super) unread: Cell<bool>,
     pub(super) address: Connection,
     /// When it became idle, or began to send a head.
@@ -65,7 +65,7 @@ pub(super) enum ConnectionCommand {
     Continue,
     /// Close after the next response, which says so.
     CloseAfterResponse,
-    /// Close once the requests that have begun are answered.
+    /// Close once the requests that have begun have their responses.
     DrainAndClose,
     /// Close because a head takes too long. An HTTP/1.1 client gets a response that says so.
     HeaderTimeout,

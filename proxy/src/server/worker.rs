@@ -5,7 +5,7 @@
 //!
 //! # Invariants
 //!
-//! * An accepted connection is answered, also while the server shuts down, until the deadline.
+//! * An accepted connection is served, also while the server shuts down, until the deadline.
 //! * No client is left in the listen backlog: a worker without room refuses it at once.
 
 use std::net::{IpAddr, SocketAddr};

@@ -6,7 +6,7 @@
 //! # Invariants
 //!
 //! * An exchange lasts until the service has ended it, whether its router is still there or not.
-//! * A request of which nothing was sent is answered `421` with the mark.
+//! * A request of which nothing was sent gets `421` with the mark.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

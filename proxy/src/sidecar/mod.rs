@@ -12,7 +12,7 @@
 //! * A service is told of a router that is gone, and is read on: by HTTP/1.1 it is told by a half-closed connection, by HTTP/2
 //!   by a reset, once its response has begun and gone on for a while.
 //! * A client that asks before it sends is told to go on by the service, not from here.
-//! * A request that the service was not sent is answered `421` with the mark, so that its router holds it.
+//! * A request that the service was not sent gets `421` with the mark, so that its router holds it.
 
 mod body;
 mod connection;

@@ -93,8 +93,8 @@ impl Connections {
             };
             let failure = tokio::select! {
                 biased;
-                answer = timeout_at(deadline, call(Arc::clone(&connection))) => match answer {
-                    Ok(Ok(answer)) => return Ok(answer),
+                response = timeout_at(deadline, call(Arc::clone(&connection))) => match response {
+                    Ok(Ok(response)) => return Ok(response),
                     Ok(Err(error)) => Failure::of(&error),
                     Err(_) => {
                         connection.broken.cancel();
@@ -210,7 +210,7 @@ impl Connections {
 async fn open(url: &str, options: ConnectOptions) -> Result<Client, Failure> {
     // Without credentials this sends nothing yet; with them it authenticates.
     let client = Client::connect([url], Some(options)).await.map_err(|error| Failure::of(&error))?;
-    // The member answers this alone, whatever the state of its cluster.
+    // The member responds to this alone, whatever the state of its cluster.
     let own = GetOptions::new().with_serializable().with_count_only();
     match client.kv_client().get("segue", Some(own)).await.map_err(|error| Failure::of(&error)) {
         Ok(_) | Err(Failure::Answered(_)) => Ok(client),

@@ -90,7 +90,7 @@ type KeeperSlot = Arc<AsyncMutex<Option<Keeper>>>;
 struct Keeper {
     connection: Arc<Connection>,
     requests: LeaseKeeper,
-    answers: LeaseKeepAliveStream,
+    responses: LeaseKeepAliveStream,
 }
 
 impl EtcdStore {
@@ -124,11 +124,11 @@ impl EtcdStore {
             && !keeper.connection.broken.is_cancelled()
         {
             let unanswered = keeper.connection.broken.clone().drop_guard();
-            let Ok(answer) = timeout_at(deadline, keeper.renew()).await else {
+            let Ok(response) = timeout_at(deadline, keeper.renew()).await else {
                 return Err(self.connections.no_response());
             };
             unanswered.disarm();
-            match answer {
+            match response {
                 Some(ttl) if ttl > 0 => {
                     *slot = Some(keeper);
                     return Ok(());
@@ -143,8 +143,8 @@ impl EtcdStore {
             let unanswered = connection.broken.clone().drop_guard();
             let renewed = connection.lease.clone().keep_alive(lease.get()).await;
             unanswered.disarm();
-            let (requests, answers) = renewed?;
-            Ok(Keeper { connection, requests, answers })
+            let (requests, responses) = renewed?;
+            Ok(Keeper { connection, requests, responses })
         });
         *slot = Some(keeper.await?);
         Ok(())
@@ -180,7 +180,7 @@ impl Keeper {
     /// Returns the TTL that is left after a renewal; 0 if the lease is gone. `None` if the stream has ended.
     async fn renew(&mut self) -> Option<i64> {
         self.requests.keep_alive().await.ok()?;
-        Some(self.answers.message().await.ok()??.ttl())
+        Some(self.responses.message().await.ok()??.ttl())
     }
 }
 
