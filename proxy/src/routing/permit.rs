@@ -17,7 +17,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::routing::client_share::Claim;
+use crate::routing::client_share::ShareGuard;
 use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
@@ -68,12 +68,12 @@ pub enum Admission {
 }
 
 impl Admission {
-    /// Keeps the claim for as long as the request waits or is in flight.
+    /// Keeps the share for as long as the request waits or is in flight.
     #[inline]
-    pub(crate) fn keep(&mut self, claim: Claim) {
+    pub(crate) fn keep(&mut self, share: ShareGuard) {
         let (Admission::Admitted(Permit { request, .. }) | Admission::Queued(QueuedPermit { request, .. })) = self;
         if let Some(request) = request {
-            request.claim = Some(claim);
+            request.share = Some(share);
         }
     }
 }
@@ -150,7 +150,7 @@ impl TableHandle {
             bytes,
             held_since: None,
             refusals: None,
-            claim: None,
+            share: None,
         };
         match self.inner.table.try_pass(self.inner.index, partition, at) {
             Some(route) => Ok(Admission::Admitted(Permit::new(request, route, false))),
@@ -183,7 +183,7 @@ struct Request {
     /// Boxed: few requests are refused, and each would carry the room for it.
     refusals: Option<Box<Refusals>>,
     /// The request's count against its client's limit.
-    claim: Option<Claim>,
+    share: Option<ShareGuard>,
 }
 
 impl Request {
