@@ -12,7 +12,8 @@ use super::{Failure, load};
 
 /// Where the store is.
 #[derive(Debug, clap::Args)]
-#[group(required = true, multiple = true)]
+#[group(skip)]
+#[command(group = clap::ArgGroup::new("store").required(true).multiple(true).args(["config", "etcd"]))]
 pub(super) struct StoreArgs {
     /// Configuration file that names the store and the keyspace.
     #[arg(long, value_name = "FILE", conflicts_with = "etcd")]
