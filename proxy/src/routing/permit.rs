@@ -305,17 +305,17 @@ impl Permit {
         self.request.as_ref().expect("a permit that was not put back")
     }
 
-    /// The request's partition.
+    /// Returns the request's partition.
     pub fn partition(&self) -> PartitionId {
         self.request().partition
     }
 
-    /// The epoch to stamp the request with.
+    /// Returns the epoch to stamp the request with.
     pub fn epoch(&self) -> Epoch {
         self.route.epoch
     }
 
-    /// The pod to send the request to.
+    /// Returns the pod to send the request to.
     pub fn pod(&self) -> &Arc<Pod> {
         self.request().table().pod(self.route.slot)
     }

@@ -62,7 +62,7 @@ impl Table {
         None
     }
 
-    /// Whether the router's lease may be trusted at `now`, or need not be towards that pod.
+    /// Returns whether the router's lease may be trusted at `now`, or need not be towards that pod.
     #[inline]
     pub(crate) fn may_pass(&self, slot: u32, now: u64) -> bool {
         self.pod(slot).serves_without_lease || self.is_trusted(now)
@@ -136,7 +136,7 @@ impl Table {
         Ok(WaitOutcome::Later(grant))
     }
 
-    /// A request that waits has come to take up so much more. One that was let in meanwhile no longer counts.
+    /// Adds to the memory of a waiting request. A request that was admitted meanwhile no longer counts.
     pub(crate) fn grow(&self, partition: PartitionId, position: QueuePosition, bytes: usize) -> Result<(), Refusal> {
         let mut guard = Self::lock(self.cell(partition));
         let Some(closed) = guard.as_mut() else { return Ok(()) };
@@ -150,9 +150,9 @@ impl Table {
         if fits { Ok(()) } else { Err(Refusal::Full) }
     }
 
-    /// Puts a request back that is inside and that no pod has acted on, and holds the partition: other requests
-    /// would be refused as well, or overtake this one. `returned`: by whom; `None`: the router's lease is not to be
-    /// trusted. Also says what its refusals have come to.
+    /// Puts back a request in flight that no pod has acted on, and holds the partition: other requests would be refused
+    /// as well, or overtake this one. `returned` is the cause, or `None` if the router's lease is not to be trusted.
+    /// Returns the request's grant and its refusals so far.
     pub(crate) fn put_back(
         &self,
         partition: PartitionId,
@@ -188,7 +188,7 @@ impl Table {
         (grant, refusals)
     }
 
-    /// The outcome of a request that had waited is definite. `taken`: its pod has acted on it.
+    /// Records that the outcome of a held request is definite. `taken` states that its pod has acted on it.
     pub(crate) fn done(&self, partition: PartitionId, position: QueuePosition, taken: bool) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
@@ -202,7 +202,7 @@ impl Table {
         Self::forget(cell, &mut guard);
     }
 
-    /// A request that had waited waits again, for its client or its pod: its place in the flush goes to another.
+    /// Gives the place of a request in the flush to another one, because it waits again: for its client or its pod.
     #[cold]
     pub(crate) fn give_way(&self, partition: PartitionId, position: QueuePosition) {
         let cell = self.cell(partition);
@@ -215,7 +215,7 @@ impl Table {
         }
     }
 
-    /// Takes a request out that waits no longer; why it was held. `None`: it has been let in.
+    /// Takes out a request that no longer waits. Returns why it was held, or `None` if it has been admitted.
     pub(crate) fn give_up(&self, partition: PartitionId, position: QueuePosition) -> Option<HoldCause> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
@@ -240,7 +240,7 @@ impl Table {
         self.shutting_down.load(Relaxed)
     }
 
-    /// Cancelled when the partition's exchanges are severed, or since `began` were.
+    /// Returns the token that is cancelled when the partition's exchanges are severed, or have been since `began`.
     pub(crate) fn sever_token(
         &self,
         worker: usize,

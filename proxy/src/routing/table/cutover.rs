@@ -147,7 +147,7 @@ impl Table {
         }
     }
 
-    /// Whether nothing of the last cutover is kept.
+    /// Returns whether nothing of the last cutover is kept.
     #[cfg(all(test, segue_loom))]
     pub(crate) fn is_forgotten(&self, partition: PartitionId) -> bool {
         Self::lock(self.cell(partition)).is_none()
