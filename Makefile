@@ -44,7 +44,7 @@ simulate: setup-build ## Simulate whole clusters under random faults, SEEDS of t
 	@target/verify/segue-simulation --seeds $(SEEDS) $(ARGS)
 
 .PHONY: loom
-loom: setup-build ## Every interleaving of gate, stash and table, and of the pod's door
+loom: setup-build ## Every interleaving of gate, stash and table, and of the pod's ownership
 	@set -o pipefail; RUSTFLAGS="$$RUSTFLAGS --cfg segue_loom" $(CARGO) test --profile verify --locked --target-dir target/loom \
 	  -p segue-proxy -p segue-coordination --lib loom:: -- --nocapture --test-threads 2 | scripts/loom-sum
 

@@ -34,7 +34,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Router};
 use clap::Parser;
-use segue_coordination::pod::{HandlerError, HandoffHandler, Move, Owned, PodHandle, PodSettings};
+use segue_coordination::pod::{HandlerError, HandoffContext, HandoffHandler, Owned, PodHandle, PodSettings};
 use segue_coordination::store::{EtcdOptions, EtcdStore};
 use segue_demo::{clock, log::Log, log::Tail, record::Appended};
 use segue_protocol::ids::{Epoch, PartitionId};
@@ -125,33 +125,33 @@ struct Partition {
 
 #[async_trait]
 impl HandoffHandler for Writer {
-    /// Copies the state while the old owner still serves. Clients do not wait for it.
-    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+    /// Copies the state while the old owner still serves. May take as long as it takes.
+    async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.read_log(part).await?;
         tokio::time::sleep(Duration::from_millis(self.arguments.warm_time)).await;
         Ok(())
     }
 
-    /// Reads what the old owner wrote until it stopped. Clients wait meanwhile.
-    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
+    /// The old owner has stopped for good: what it wrote since is the last that was missing. Clients wait meanwhile.
+    async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Ok(self.read_log(part).await?)
     }
 
-    /// Does nothing: no work outlives its request, and each write is in the log before its response.
-    async fn drain(&self, _: &Move) -> Result<(), HandlerError> {
+    /// Nothing outlives a request here: the log has each write before its answer.
+    async fn drain(&self, _: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
 
-    /// Drops the state: another pod owns the partition now, or the handoff to this pod was cancelled.
-    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
+    /// Another pod has it now, or it never came.
+    async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.partitions.lock().await.remove(&(part.partition, part.epoch));
         Ok(())
     }
 }
 
 impl Writer {
-    /// Reads the part of the log that the state of this epoch does not have yet.
-    async fn read_log(&self, part: &Move) -> io::Result<()> {
+    /// Reads what the log has beyond the state that there is for this epoch.
+    async fn read_log(&self, part: &HandoffContext) -> io::Result<()> {
         let state = self.partitions.lock().await.entry((part.partition, part.epoch)).or_default().clone();
         state.lock().await.read_on(&self.log, part.partition)
     }

@@ -171,7 +171,7 @@ impl Watch {
                 Refreshed::Same => {}
                 Refreshed::Replaced => self.in_use(section, material.as_ref()),
                 Refreshed::Refused(problem) => {
-                    error!(section, %problem, "new certificates are no good; those from before stay in use");
+                    error!(section, %problem, "new certificates cannot be used; keeping the previous ones");
                 }
             }
         }
@@ -179,14 +179,14 @@ impl Watch {
 
     fn in_use(&self, section: &'static str, material: &dyn Material) {
         let Some((end, valid_until)) = material.not_after().zip(material.valid_until()) else {
-            return info!(section, "certificates of authorities are in use");
+            return info!(section, "certificate authorities loaded");
         };
         let seconds = end.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.ends.get_or_create(&SectionLabel { section }).set(i64::try_from(seconds).unwrap_or(i64::MAX));
         if is_over(material, SystemTime::now()) {
-            warn!(section, valid_until, "the certificate in use has expired");
+            warn!(section, valid_until, "certificate has expired");
         } else {
-            info!(section, valid_until, "a certificate is in use");
+            info!(section, valid_until, "certificate loaded");
         }
     }
 }

@@ -29,7 +29,7 @@ pub fn raise_limit() -> usize {
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
         if let Err(error) = setrlimit(Resource::Nofile, raised) {
-            tracing::warn!(%error, "cannot raise the limit of open files");
+            tracing::warn!(%error, "cannot raise the limit on open files");
         }
     }
     files(getrlimit(Resource::Nofile).current)
@@ -69,11 +69,11 @@ pub fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
         if is_far_too_much(wanted, files) {
             tracing::warn!(
                 files,
-                "{MAX_CONNECTIONS} is {wanted}, which may take twice as many open files; at most {most} connections are \
-                 taken. Raise the hard limit (LimitNOFILE of systemd, `ulimit -Hn`)"
+                "{MAX_CONNECTIONS} is {wanted}, which may take twice as many open files; accepting at most {most}. \
+                 Raise the hard limit (LimitNOFILE of systemd, `ulimit -Hn`)"
             );
         } else {
-            tracing::info!(files, reserve, "at most {most} connections are taken, so that files are left for all else");
+            tracing::info!(files, reserve, "accepting at most {most} connections to keep files for everything else");
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use segue_coordination::participant::{Follow, Update, unix_millis};
+use segue_coordination::session::{Update, Watcher, unix_millis};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::view::View;
@@ -27,9 +27,9 @@ impl KeyspacePart {
         let view = Arc::new(Mutex::new(View::empty(keys.clone())));
         let shared = view.clone();
         let task = tokio::spawn(async move {
-            let mut follow = Follow::start(store, keys);
+            let mut watcher = Watcher::start(store, keys);
             loop {
-                let update = follow.next().await;
+                let update = watcher.next().await;
                 let mut view = shared.lock().unwrap_or_else(PoisonError::into_inner);
                 match update {
                     Update::Snapshot(snapshot) => *view = *snapshot,

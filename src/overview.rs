@@ -82,7 +82,7 @@ impl Overview {
     pub fn of(view: &View, now: u64) -> Self {
         let owned = |pod: &str, incarnation| {
             let is_owner = |at: &&_| {
-                let at: &segue_protocol::view::Stamped<_> = at;
+                let at: &segue_protocol::view::Versioned<_> = at;
                 let at: &segue_protocol::records::Assignment = &at.value;
                 at.owner == pod && at.incarnation == incarnation
             };

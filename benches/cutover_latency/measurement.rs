@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use segue_coordination::participant::{Follow, Update};
+use segue_coordination::session::{Update, Watcher};
 use segue_coordination::store::Store;
 use segue_demo::check::{Evidence, Harm, check};
 use segue_demo::cluster::Cluster;
@@ -178,16 +178,16 @@ impl Count {
 /// Begins moves and waits until they are complete.
 struct Bystander {
     store: Arc<dyn Store>,
-    follow: Follow,
+    watcher: Watcher,
     view: View,
 }
 
 impl Bystander {
     async fn start(cluster: &Cluster) -> anyhow::Result<Self> {
         let store: Arc<dyn Store> = Arc::new(cluster.witness().clone());
-        let mut follow = Follow::start(store.clone(), cluster.keys().clone());
-        let Update::Snapshot(view) = follow.next().await else { anyhow::bail!("etcd cannot be read") };
-        Ok(Bystander { store, follow, view: *view })
+        let mut watcher = Watcher::start(store.clone(), cluster.keys().clone());
+        let Update::Snapshot(view) = watcher.next().await else { anyhow::bail!("etcd cannot be read") };
+        Ok(Bystander { store, watcher, view: *view })
     }
 
     /// Begins `at_once` moves, half of them from either pod, so that the placement stays balanced.
@@ -247,12 +247,12 @@ impl Bystander {
                 if left.is_empty() {
                     return;
                 }
-                match self.follow.next().await {
+                match self.watcher.next().await {
                     Update::Snapshot(view) => self.view = *view,
                     Update::Batch(batch) => drop(self.view.apply(batch)),
                     Update::Lost(_) => {}
                 }
-                while let Some(batch) = self.follow.try_next_batch() {
+                while let Some(batch) = self.watcher.try_next_batch() {
                     self.view.apply(batch);
                 }
             }

@@ -144,8 +144,8 @@ pub enum LoadError {
 
 /// Returns `text` in quotes, on one line and of bounded length.
 pub(crate) fn quoted(text: &str) -> String {
-    const LONGEST: usize = 60;
-    match text.char_indices().nth(LONGEST) {
+    const MAX_QUOTED_CHARS: usize = 60;
+    match text.char_indices().nth(MAX_QUOTED_CHARS) {
         Some((end, _)) => format!("{:?}…", text.get(..end).unwrap_or_default()),
         None => format!("{text:?}"),
     }
@@ -159,8 +159,8 @@ pub(crate) fn bare(text: &str) -> String {
 /// Returns the known name that `given` most likely stands for, if one is close enough.
 pub(crate) fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // Longer than any known name: comparing would only cost time.
-    const LONGEST: usize = 80;
-    if given.len() > LONGEST {
+    const MAX_COMPARED_BYTES: usize = 80;
+    if given.len() > MAX_COMPARED_BYTES {
         return None;
     }
     let near = known.into_iter().map(|name| (strsim::damerau_levenshtein(given, name), name));

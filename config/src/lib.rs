@@ -19,25 +19,26 @@
 #![warn(clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod deployment;
 mod error;
 mod keys;
+mod located;
 mod raw;
 mod reader;
-mod site;
 mod units;
 mod validate;
 mod validated;
 
+pub use deployment::{Findings, compare};
 pub use error::{Errors, LoadError, Problem};
-pub use site::{Findings, compare};
+pub use located::Located;
 pub use validated::{
     Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind,
 };
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use error::{Place, Wrong};
+use error::Place;
 
 /// Checks `text` and the variables in `env` that begin with `SEGUE__`.
 ///
@@ -70,7 +71,8 @@ fn locate(
         return Err(Errors::new(problems));
     }
     let file = Place::File { file: raw.file, line: 1, column: 1 };
-    Ok(Located { config, places: raw.values.into_iter().map(|(key, given)| (key, given.value_place)).collect(), file })
+    let places = raw.values.into_iter().map(|(key, given)| (key, given.value_place)).collect();
+    Ok(Located::new(config, places, file))
 }
 
 /// Reads the file at `path`, with this process's environment and this host's name, and checks it like [`parse`].
@@ -86,50 +88,6 @@ pub fn load(path: impl AsRef<Path>) -> Result<Located, LoadError> {
     let env = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     Ok(locate(&path.display().to_string(), &text, env, &hostname())?)
-}
-
-/// A valid configuration with the places of its values, for later problems such as a file that does not exist.
-#[derive(Debug, Clone)]
-pub struct Located {
-    /// The configuration.
-    pub config: Config,
-    places: BTreeMap<&'static str, Place>,
-    file: Place,
-}
-
-impl Located {
-    /// Returns whether the file or a variable sets `key`.
-    pub fn is_given(&self, key: &str) -> bool {
-        self.places.contains_key(key)
-    }
-
-    /// Returns a problem of the value of `key`, which is a path such as `router.tls.cert`.
-    pub fn problem(&self, key: &str, fact: impl Into<String>, remedy: impl Into<String>) -> Problem {
-        let place = self.places.get(key).unwrap_or(&self.file).clone();
-        Problem::new(place, key, Wrong::new(fact, remedy))
-    }
-
-    /// Returns where the value of `key` was written, or that it is the default.
-    fn origin(&self, key: &str) -> String {
-        self.places.get(key).map_or_else(|| format!("the default in {}", self.file()), ToString::to_string)
-    }
-
-    /// Returns the name of the file.
-    fn file(&self) -> String {
-        match &self.file {
-            Place::File { file, .. } => file.to_string(),
-            place @ Place::Variable(_) => place.to_string(),
-        }
-    }
-
-    /// Returns the configuration, unless there are problems.
-    ///
-    /// # Errors
-    ///
-    /// The problems, in the order of the file.
-    pub fn unless(self, problems: Vec<Problem>) -> Result<Self, Errors> {
-        if problems.is_empty() { Ok(self) } else { Err(Errors::new(problems)) }
-    }
 }
 
 /// Returns the host's name. Empty if there is none, which only matters to a role without a name of its own.

@@ -9,7 +9,7 @@
 
 pub mod coordinator;
 pub mod local_reply;
-pub mod participant;
 pub mod pod;
 pub mod router;
+pub mod session;
 pub mod store;

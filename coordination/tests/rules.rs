@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use segue_coordination::store::{MemoryStore, Store};
 use segue_protocol::handoff::advance::{
-    Ack, Waiting, acknowledge, advance, advance_past_bound, pending_bound, waiting_for,
+    Ack, PendingOn, acknowledge, advance, advance_past_bound, pending_bound, waiting_for,
 };
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
 use segue_protocol::handoff::router::{
@@ -234,7 +234,7 @@ async fn a_router_that_gives_up_is_not_taken_for_one_that_has_drained() {
     assert!(fixture.ack_seen(&before, &Ack::RouterDrained(RouterDrainedAck { gave_up: true, ..said })).await);
     assert!(fixture.ack_seen(&before, &drained("r", id)).await);
     assert_eq!(fixture.phase().await, Some(Phase::Ready));
-    assert_eq!(waiting_for(&fixture.view().await, P0), [Waiting::RouterGaveUp("s".into())]);
+    assert_eq!(waiting_for(&fixture.view().await, P0), [PendingOn::RouterGaveUp("s".into())]);
 }
 
 #[tokio::test]
@@ -305,7 +305,7 @@ async fn a_router_that_registers_late_makes_the_move_fail() {
     fixture.router("late").await;
     assert!(fixture.ack_seen(&before, &drained("r", id)).await, "the ack itself stands");
     assert_eq!(fixture.phase().await, Some(Phase::Ready), "but not the move that it would have carried");
-    assert_eq!(waiting_for(&fixture.view().await, P0), [Waiting::RouterDrained("late".into())]);
+    assert_eq!(waiting_for(&fixture.view().await, P0), [PendingOn::RouterDrained("late".into())]);
     assert!(is_held(&fixture.view().await), "and the late one never routes to the old owner");
 }
 
@@ -360,7 +360,7 @@ async fn nothing_flips_to_a_new_owner_that_is_dead() {
     fixture.delete(fixture.keys.pod("b")).await;
     fixture.ack_seen(&before, &drained("r", id)).await;
     assert_eq!(fixture.phase().await, Some(Phase::Ready));
-    assert_eq!(waiting_for(&fixture.view().await, P0), [Waiting::NewOwner("b".into())]);
+    assert_eq!(waiting_for(&fixture.view().await, P0), [PendingOn::NewOwner("b".into())]);
 }
 
 #[tokio::test]
@@ -381,7 +381,7 @@ async fn a_router_that_gave_up_is_no_router_that_has_drained() {
     let Ack::RouterDrained(mut ack) = drained("r", id) else { unreachable!() };
     ack.gave_up = true;
     assert!(fixture.ack(&Ack::RouterDrained(ack)).await);
-    assert_eq!(waiting_for(&fixture.view().await, P0), [Waiting::RouterGaveUp("r".into())]);
+    assert_eq!(waiting_for(&fixture.view().await, P0), [PendingOn::RouterGaveUp("r".into())]);
     assert_eq!(fixture.phase().await, Some(Phase::Ready));
     assert!(fixture.ack(&drained("r", id)).await, "unless the drain ends after all");
     assert_eq!(fixture.phase().await, Some(Phase::Switching));
@@ -520,7 +520,7 @@ async fn no_phase_moves_on_while_a_party_cannot_be_read_or_lacks_its_lease() {
         assert!(advance(&view, P0, 0).is_none());
         assert_eq!(
             (fixture.phase().await, waiting_for(&view, P0)),
-            (Some(Phase::Ready), vec![Waiting::Repair(key.clone())])
+            (Some(Phase::Ready), vec![PendingOn::Repair(key.clone())])
         );
         fixture.register(key, own).await;
         assert!(fixture.advance_seen(&fixture.view().await).await);
@@ -558,7 +558,7 @@ async fn an_ack_that_cannot_be_read_was_not_given_and_is_written_again() {
     let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
     fixture.put(fixture.keys.router_drained(P0, "r"), b"{".to_vec()).await;
     let view = fixture.view().await;
-    assert_eq!(waiting_for(&view, P0), [Waiting::RouterDrained("r".into())]);
+    assert_eq!(waiting_for(&view, P0), [PendingOn::RouterDrained("r".into())]);
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::AckDrained(id)));
     assert!(fixture.ack(&drained("r", id)).await);
     assert_eq!(fixture.phase().await, Some(Phase::Switching));
@@ -631,7 +631,7 @@ async fn a_dead_owners_bound_is_waited_out_by_somebody_who_has_seen_it_gone_for_
         let view = fixture.view().await;
         assert_eq!(fixture.phase().await, Some(Phase::Ready), "the last ack carries no move");
         assert!(advance(&view, P0, 0).is_none());
-        assert_eq!(waiting_for(&view, P0), [Waiting::WorkEnds("a".into())]);
+        assert_eq!(waiting_for(&view, P0), [PendingOn::WorkEnds("a".into())]);
         let step = advance_past_bound(&view, P0, 0).unwrap();
         fixture.commit(step.txn).await.unwrap();
         assert_eq!(fixture.phase().await, Some(next));

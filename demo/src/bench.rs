@@ -1,9 +1,9 @@
-//! Sends the load of the demo to any URL, with as many of the checks as are possible from outside.
+//! The demo's load against any URL, with the checks that are possible from outside.
 //!
-//! The outcomes that clients see allow two checks: each request gets a response, and a read sees every write that was
-//! acknowledged before it. The log directory of the writers (`examples/writer.rs`) allows more: no acknowledged write
-//! is missing, none is there twice, keys keep their order, and no two pods wrote at the same time. The owners of the
-//! partitions are not known.
+//! From the clients' view alone: every request gets a response, and a read sees every write that was acknowledged
+//! before it. With the log directory of the writers (`examples/writer.rs`) also: no acknowledged write is missing or
+//! duplicated there, keys keep their order, and no two pods wrote at the same time. The owners of partitions are not
+//! known here.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,29 +21,29 @@ use super::options::Progress;
 use super::progress::line;
 use super::report::{self, Report, thousands};
 
-/// Options of a load against any URL.
+/// The load, and its target.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
     /// The routers or other HTTP servers: `http://host:port` or `https://host:port`. Each client uses all of them.
     pub urls: Vec<Uri>,
-    /// The authorities to trust for `https://`.
+    /// The certificate authorities to trust for `https://`.
     pub tls: Option<ClientTls>,
-    /// Time for which the load runs.
+    /// The duration of the load.
     pub duration: Duration,
-    /// Number of clients with one request in flight each.
+    /// The number of clients that send one request at a time.
     pub clients: u32,
-    /// Number of clients that send bursts, in addition. They need a Segue router with `partition_header` behind each
+    /// The number of further clients that send bursts. They need a Segue router with `partition_header` behind each
     /// URL.
     pub bursts: u32,
-    /// Requests per second of the `clients` together. 0 means no limit.
+    /// Requests per second, over all clients; 0 sends as fast as possible.
     pub rate: u32,
-    /// Seed of all choices.
+    /// The seed of all choices.
     pub seed: u64,
-    /// Number of partitions that the keys are spread over, for the header.
+    /// The number of partitions for the header's value.
     pub partitions: u32,
-    /// The header that names the partition. `None` leaves only the path `/keys/{key}`.
+    /// The header that names the partition. With `None` only the path `/keys/{key}` names the key.
     pub partition_header: Option<HeaderName>,
-    /// Time that a client waits for a response.
+    /// How long a request may go without a response.
     pub patience: Duration,
     /// The writers' log directory, if it is on this machine.
     pub log: Option<PathBuf>,
@@ -70,8 +70,7 @@ impl Default for BenchOptions {
     }
 }
 
-/// Sends the load, checks it and returns the report. Harm is part of the report; an error means that the load could not
-/// be sent or checked.
+/// Sends the load, checks it and reports. An error means that the load could not be sent; harm is in the report.
 pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     ensure!(!options.urls.is_empty(), "where to? a load needs at least one URL");
     let mut routers = Vec::new();
@@ -120,7 +119,7 @@ async fn resolve(url: &Uri, tls: Option<&ClientTls>) -> anyhow::Result<Destinati
     Ok(Destination { address, tls: tls.filter(|_| secure).map(|tls| (tls.clone(), format!("{host}:{port}"))) })
 }
 
-/// Waits for `duration`. Prints a line about the load every second, unless `progress` is quiet.
+/// Reports progress every second.
 async fn watch(gauge: &Arc<Gauge>, duration: Duration, progress: Progress) {
     let (began, mut before) = (Instant::now(), 0);
     while let Some(left) = duration.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {

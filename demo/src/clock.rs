@@ -1,5 +1,5 @@
-//! The clock of a demo: monotonic and shared by all processes of a machine, so that the records of clients and pods can
-//! be ordered.
+//! The one clock of a demo: monotonic and the same for all processes of a machine, so that the records of clients and
+//! pods can be ordered.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub fn now() -> Nanos {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns a duration in nanoseconds. One that does not fit becomes the largest number.
+/// Returns a duration on this clock.
 pub fn nanos(duration: Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,7 @@
-//! Metrics of a running demo, provided by the program that plays it.
+//! The interface of what counts and shows a demo while it runs.
 //!
-//! The demo has no metrics of its own. A program that has some implements [`Instruments`] and passes them in
-//! [`Options::instruments`](super::Options::instruments). Without them nothing is counted.
+//! The demo reports events and knows no metrics. A program with metrics implements [`Instruments`] and passes it in
+//! [`Options::instruments`](super::Options::instruments). Without it nothing is counted.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
-//! The demo: a cluster in one process under a load of checked requests over real sockets. Pods join, leave and crash
-//! meanwhile, and a measured verdict ends it.
+//! The demo: a whole cluster in one process, a load of checked requests over real sockets, pods that join, leave and
+//! crash, and a measured verdict at the end.
 //!
-//! [`run`] plays all of it. Clients and pods record what they see ([`record`]); nothing is judged before the load has
-//! ended. Then [`check`](mod@check) compares the responses that clients got with the logs and with the owners that the
-//! store's transactions made ([`witness`]), and counts five kinds of harm. `tests/demo_harm` breaks the protocol on
-//! purpose and shows that each kind is detected.
+//! [`run`] does all of it. Clients and pods record what they see ([`record`]); nothing is judged during the run.
+//! Afterwards [`check`](mod@check) compares the clients' responses with the logs and with the owners according to the
+//! store's transactions ([`witness`]), and counts harm in five kinds. `tests/demo_harm` breaks the protocol on purpose
+//! and shows that each kind is detected.
 //!
-//! The pods are [`writer`]s; `examples/writer.rs` is a stand-alone program that does the same in one file.
-//! [`mod@bench`] sends the same load to any URL, with as many of the checks as apply.
+//! The pods are [`writer`]s; `examples/writer.rs` is a separate program that does the same in one file. [`mod@bench`]
+//! is the load with the same checks against any URL.
 
 #![warn(clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -46,10 +46,10 @@ pub use self::report::Report;
 use self::story::{Change, Story, changes, windows};
 use self::writer::names;
 
-/// Time that a client waits for a response beyond [`cluster::MAX_WAIT`] and [`cluster::REQUEST_TIMEOUT`] together.
+/// How long a client waits for a response: longer than a router's hold and a pod's work together.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Plays the demo and returns its report. Harm is part of the report; an error means that the demo could not be played.
+/// Plays the demo and reports. An error means that the demo could not be played; harm is in the report.
 pub async fn run(options: Options) -> anyhow::Result<Report> {
     ensure!(options.partitions > 0, "a demo needs at least one partition");
     ensure!(options.clients > 0, "a demo needs at least one client");
@@ -137,7 +137,7 @@ fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> L
     }
 }
 
-/// Adds the pauses, handoffs, latencies and steps of the story to the report.
+/// Returns the story's part of the report.
 fn tell(report: &mut Report, story: &Story, cluster: &Cluster, evidence: &Evidence) {
     let (seen, told) = (cluster.witness().seen(), story.told());
     let pauses = |wanted: Change| {

@@ -1,12 +1,12 @@
-//! An append-only log for each partition, shared by all pods: the stand-in for Kafka.
+//! An append-only log for each partition, shared by all pods. It stands in for Kafka.
 //!
-//! A log is in memory for pods of one process, or in a file per partition (a JSON object per line) for pods that are
-//! processes of their own. It appends every record and compares no epochs, on purpose: the checks learn from it what
-//! pods do, and a log that kept two writers apart would hide that there were two.
+//! It is in memory for pods of one process, or a file per partition (one JSON object per line) for pods in processes of
+//! their own. It appends every record and compares no epochs, on purpose: it records what pods do, and a log that kept
+//! two writers apart would hide that there were two.
 //!
-//! [`Log::fenced_in_directory`] is the exception: it refuses records of an epoch that is over, as a log in production
-//! has to. Leases alone do not suffice: a process that is suspended between its last check of the lease and the write
-//! writes when it is resumed. Refused records are kept in a file of their own, so that none is hidden.
+//! [`Log::fenced_in_directory`] is the exception: it refuses an epoch that is over, as a production log has to. No
+//! process can do without: if it is stopped between its last check of the lease and the write, it writes whenever it
+//! resumes. Refused records are written down as well, so nothing is hidden.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -32,31 +32,30 @@ enum Backend {
 
 type Partition = Mutex<Vec<Appended>>;
 
-/// File to which fenced logs write the records that they refuse.
+/// Where fenced logs record what they refused.
 const REFUSED: &str = "refused";
 
-/// Records of one partition, and the offset at which to continue.
+/// Records of one partition, and the offset to continue from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tail {
     /// The records.
     pub records: Vec<Appended>,
-    /// The offset behind the last of them.
+    /// The offset after the last record.
     pub end: u64,
 }
 
 impl Log {
-    /// Returns logs in memory, which start empty.
+    /// Returns logs that live as long as the process.
     pub fn in_memory() -> Self {
         Log { backend: Backend::Memory(Arc::default()) }
     }
 
-    /// Opens logs in files below `directory`, which is created if it does not exist.
+    /// Returns logs in files below `directory`, which is created if it does not exist.
     pub fn in_directory(directory: &Path) -> io::Result<Self> {
         Self::open(directory, false)
     }
 
-    /// Opens logs in files below `directory` that refuse records of an epoch older than the last that was
-    /// [claimed](Self::claim).
+    /// Returns logs in files that refuse records of an epoch older than the last one that was [claimed](Self::claim).
     pub fn fenced_in_directory(directory: &Path) -> io::Result<Self> {
         Self::open(directory, true)
     }
@@ -66,15 +65,15 @@ impl Log {
         Ok(Log { backend: Backend::Directory { folder: directory.into(), fenced } })
     }
 
-    /// Shuts out all earlier epochs: nothing is appended under them from now on. Returns an error if a later epoch has
-    /// claimed the log. Does nothing if the log is not fenced.
+    /// Excludes all earlier epochs: a record that they have not appended yet is refused from now on. Returns an error
+    /// if a later epoch has claimed the log. Does nothing if the log is not fenced.
     pub fn claim(&self, partition: PartitionId, epoch: Epoch) -> io::Result<()> {
         let Backend::Directory { folder, fenced: true } = &self.backend else { return Ok(()) };
         let file = lock_file(folder, partition)?;
         let fence = fence(folder, partition)?;
         refuse_older(epoch, fence)?;
         if epoch > fence {
-            // The file is renamed into place, so that a process that dies leaves either the old fence or the new one.
+            // Renamed into place: a process that dies leaves the old file or the new one.
             let (new, fence) = (folder.join(format!("{partition}.fence.new")), fence_path(folder, partition));
             fs::write(&new, epoch.to_string())?;
             fs::rename(new, fence)?;
@@ -93,7 +92,7 @@ impl Log {
         }
     }
 
-    /// Appends a record after setting its `offset` and `appended_at`. Returns the record and the offset behind it.
+    /// Appends a record, and sets its `offset` and `appended_at`. Returns it with the offset after it.
     pub fn append(&self, mut record: Appended) -> io::Result<(Appended, u64)> {
         match &self.backend {
             Backend::Memory(_) => {
@@ -115,14 +114,14 @@ impl Log {
                 record.offset = file.metadata()?.len();
                 record.appended_at = clock::now();
                 let line = line(&record)?;
-                // A single call, so that a process that dies leaves the whole line or nothing.
+                // One call: a process that dies leaves the whole record or nothing.
                 file.write_all(&line)?;
                 Ok((record.clone(), record.offset + line.len() as u64))
             }
         }
     }
 
-    /// Returns the records from offset `from` on.
+    /// Returns what was appended from offset `from` on.
     pub fn read(&self, partition: PartitionId, from: u64) -> io::Result<Tail> {
         match &self.backend {
             Backend::Memory(_) => {
@@ -139,7 +138,7 @@ impl Log {
         }
     }
 
-    /// Returns all records of all partitions, those of a partition in the order of its log.
+    /// Returns all records, each partition's in the order of its log.
     pub fn read_all(&self) -> io::Result<Vec<Appended>> {
         let mut all = Vec::new();
         for partition in self.partitions()? {
@@ -193,7 +192,7 @@ fn path(directory: &Path, partition: PartitionId) -> PathBuf {
     directory.join(format!("{partition}.log"))
 }
 
-/// Opens the partition's file and locks it exclusively until it is closed.
+/// Opens the partition's file, locked until it is closed.
 fn lock_file(directory: &Path, partition: PartitionId) -> io::Result<File> {
     let file = OpenOptions::new().append(true).create(true).open(path(directory, partition))?;
     file.lock()?;
@@ -210,7 +209,7 @@ fn fence_path(directory: &Path, partition: PartitionId) -> PathBuf {
     directory.join(format!("{partition}.fence"))
 }
 
-/// Returns the last epoch that was claimed. The caller must hold the lock of the partition's file.
+/// Returns the last claimed epoch. To be called only while the partition's file is locked.
 fn fence(directory: &Path, partition: PartitionId) -> io::Result<Epoch> {
     match fs::read_to_string(fence_path(directory, partition)) {
         Ok(text) => text.parse().map_err(io::Error::other),
@@ -227,7 +226,7 @@ fn refuse_older(epoch: Epoch, fence: Epoch) -> io::Result<()> {
 }
 
 fn read_file(mut file: File, from: u64) -> io::Result<Tail> {
-    // Appends hold the lock exclusively, so a reader never sees half a line.
+    // Only appends hold the lock, so no partial line is visible.
     file.lock_shared()?;
     let end = file.metadata()?.len();
     file.seek(SeekFrom::Start(from))?;

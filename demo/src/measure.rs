@@ -1,4 +1,4 @@
-//! Distributions of times, and the latencies of requests with and without a cutover.
+//! Distributions of times, and the requests that met a cutover.
 
 use std::collections::HashMap;
 
@@ -14,20 +14,20 @@ use super::record::{Exchange, Outcome};
 pub struct Distribution {
     /// Number of values.
     pub count: u64,
-    /// Half of the values are at most this.
+    /// Median.
     pub p50: u64,
-    /// 99 of 100 values are at most this.
+    /// 99th percentile.
     pub p99: u64,
-    /// 999 of 1,000 values are at most this.
+    /// 99.9th percentile.
     pub p999: u64,
-    /// The largest value.
+    /// Maximum.
     pub max: u64,
 }
 
 impl Distribution {
-    /// Returns the distribution of `times`, which are in nanoseconds.
+    /// Returns the distribution of these times, in nanoseconds.
     pub fn of(times: impl IntoIterator<Item = Nanos>) -> Self {
-        // The histogram accepts these bounds: a microsecond to an hour, to three digits.
+        // From a microsecond to an hour, with three digits: valid bounds.
         let Ok(mut histogram) = Histogram::<u64>::new_with_bounds(1, 3_600_000_000, 3) else {
             return Distribution::default();
         };
@@ -36,27 +36,27 @@ impl Distribution {
             histogram.saturating_record(micros);
             max = max.max(micros);
         }
-        // The histogram counts ranges of values and returns the upper end of a range, which may exceed `max`.
+        // The histogram returns the upper end of a range of values that it treats as one.
         let at = |quantile| histogram.value_at_quantile(quantile).min(max);
         Distribution { count: histogram.len(), p50: at(0.5), p99: at(0.99), p999: at(0.999), max }
     }
 }
 
-/// Latencies that clients saw, with and without a cutover of their partition.
+/// How long clients waited: without a move, and while their partition moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Latencies {
     /// Requests that met no cutover.
     pub steady: Distribution,
-    /// Requests that were in flight while a router held their partition.
+    /// Requests in flight while a router held their partition.
     pub during_cutovers: Distribution,
 }
 
-/// The intervals in which a router held a partition, by partition.
+/// Times in which a router held a partition, by partition.
 pub type Windows = HashMap<PartitionId, Vec<(Nanos, Nanos)>>;
 
-/// Returns the latencies of successful requests, separated by whether they overlap one of the `windows`.
+/// Sorts the requests with a response by whether they met a cutover.
 pub fn latencies(exchanges: &[Exchange], mut windows: Windows) -> Latencies {
-    // Windows are merged. They are disjoint then, and one search finds whether a request overlaps any of them.
+    // Merged, so that holds neither overlap nor contain each other, and one search finds whether a request met one.
     for windows in windows.values_mut() {
         windows.sort_unstable();
         windows.dedup_by(|next, before| {

@@ -1,4 +1,4 @@
-//! Options of a demo.
+//! The options of a demo.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,44 +8,44 @@ use segue_protocol::records::Capabilities;
 use super::instruments::Instruments;
 use super::wiring::Wiring;
 
-/// Options of a demo.
+/// The options of a demo.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Time for which the load runs. Each scenario is played at least once, so a very short demo takes longer.
+    /// The duration of the load. Each scenario is played at least once, so a very short demo takes longer.
     pub duration: Duration,
-    /// The scenario to play.
+    /// The scenario.
     pub scenario: Scenario,
-    /// Number of routers.
+    /// The number of routers.
     pub routers: u32,
-    /// Number of writer pods at the start.
+    /// The number of writer pods at the start.
     pub pods: u32,
-    /// Number of partitions.
+    /// The number of partitions.
     pub partitions: u32,
-    /// Number of clients with one request in flight each. Burst clients come on top.
+    /// The number of clients that send one request at a time. Some further clients send bursts.
     pub clients: u32,
-    /// Requests per second of these clients together. 0 means no limit.
+    /// Requests per second, over these clients; 0 sends as fast as possible.
     pub rate: u32,
-    /// Seed of all choices: which pod, which key, when. Timings still depend on the machine.
+    /// The seed of all choices: pods, keys and moments. Timings depend on the machine.
     pub seed: u64,
-    /// Client URL of a real etcd to use instead of the embedded store.
+    /// Client URL of an etcd to use instead of the embedded store.
     pub etcd: Option<String>,
-    /// Metrics that count and show the demo while it runs.
+    /// The interface that counts and shows the demo while it runs.
     pub instruments: Option<Arc<dyn Instruments>>,
-    /// Time that a pod takes for a request, give or take a half.
+    /// How long a pod works on a request, plus or minus a half.
     pub service_time: Duration,
-    /// Time that a pod takes to get warm, besides reading the log.
+    /// How long a pod takes to warm.
     pub warm_time: Duration,
-    /// Number of bytes that a pod copies for each partition to get warm.
+    /// The size of the state of each partition that a pod copies in `warm`.
     pub state_bytes: usize,
-    /// Capabilities of the pods.
+    /// The capabilities of the pods.
     pub capabilities: Capabilities,
-    /// Most handoffs in flight at a time.
+    /// The number of partitions that may move at a time.
     pub max_concurrent_handoffs: usize,
-    /// Most requests that wait for one partition in a router.
+    /// The number of requests that may wait for a partition in a router.
     pub stash_requests: usize,
     /// Where progress is shown.
     pub progress: Progress,
-    /// Connects the cluster's parts. `None` connects them as in production.
+    /// How the parts of the cluster are joined. `None` joins them as production does.
     pub wiring: Option<Arc<dyn Wiring>>,
 }
 
@@ -74,24 +74,24 @@ impl Default for Options {
     }
 }
 
-/// A scenario: what happens to the pods.
+/// The events of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
     /// Pods join.
     ScaleUp,
     /// Pods hand their partitions over and leave.
     ScaleDown,
-    /// Pods crash and come back under their names.
+    /// Pods are cut off and come back under their names.
     Crash,
     /// Each pod in turn hands its partitions over, leaves and comes back. In the middle the leading coordinator
     /// resigns.
     Rolling,
-    /// All of these, one after another.
+    /// All scenarios in turn.
     All,
 }
 
 impl Scenario {
-    /// Every scenario with its name on the command line.
+    /// Every scenario, by its name on the command line.
     pub const NAMES: [(&'static str, Scenario); 5] = [
         ("scale-up", Scenario::ScaleUp),
         ("scale-down", Scenario::ScaleDown),
@@ -100,7 +100,7 @@ impl Scenario {
         ("all", Scenario::All),
     ];
 
-    /// Returns the scenario's name on the command line.
+    /// Returns the scenario's name.
     pub fn as_str(self) -> &'static str {
         Self::NAMES.iter().find(|(_, scenario)| *scenario == self).map_or("", |(name, _)| name)
     }

@@ -1,8 +1,7 @@
-//! Shows the progress of a demo on stderr: live on a terminal, line by line elsewhere.
+//! The demo's progress on stderr: live on a terminal, line by line elsewhere.
 //!
-//! The live display has three lines at the bottom: the time, the load, and the current step with a bar for the pause of
-//! each cutover so far. Each finished step leaves a line above them. The display only reads the story, the witness and
-//! the load's gauge.
+//! The live form has three lines at the bottom (time, load, and the current step with the pause of each cutover as a
+//! bar). Each finished step leaves a line above them. This module only reads the story and the load's gauge.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use super::story::{Step, Story, changes};
 use super::witness::Witness;
 
 const FRAME: Duration = Duration::from_millis(100);
-/// Number of frames between two lines about the load if the display is not live.
+/// Frames between two lines about the load without a terminal.
 const FRAMES_PER_LINE: u32 = 20;
 /// Most cutovers of a step that are drawn.
 const BARS: usize = 48;
@@ -62,7 +61,7 @@ impl Progress {
         }
     }
 
-    /// Starts to show progress.
+    /// Shows the progress of this story and load.
     pub fn start(
         wanted: options::Progress,
         story: Arc<Story>,
@@ -83,7 +82,7 @@ impl Progress {
         Progress { _task: task, screen }
     }
 
-    /// Shows the work in progress after the load.
+    /// Announces the work after the load.
     pub fn say(&self, story: &Story, text: &'static str) {
         story.told().closing = Some(text);
         if matches!(self.screen, Screen::Lines) {
@@ -190,7 +189,7 @@ fn load_line(watched: &Watched, rate: u64) -> String {
     }
 }
 
-/// Returns a line about the current step and the pauses of its cutovers so far.
+/// Draws the current step with the pauses of its cutovers so far.
 fn current_step(step: &Step, watched: &Watched) -> String {
     if step.took_ms.is_some() {
         return "steady".to_owned();
@@ -221,8 +220,7 @@ fn finished_step(step: &Step) -> String {
     }
 }
 
-/// Returns a bar for each pause. The lowest bar stands for less than 0.5 ms. Each further level is for twice the time,
-/// up to 32 ms and more.
+/// Draws each pause as a bar on a doubling scale from 0.5 ms (lowest) to 64 ms and more.
 fn drawn(pauses: &[Duration]) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let level = |pause: &Duration| (1..8).take_while(|level| pause.as_micros() >= 250 << level).count();
@@ -232,7 +230,7 @@ fn drawn(pauses: &[Duration]) -> String {
 }
 
 pub(super) fn line(text: &str) {
-    // The demo continues if nobody reads stderr any more.
+    // A closed reader is no reason to stop.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

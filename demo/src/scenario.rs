@@ -1,7 +1,7 @@
-//! Plays the scenarios: what happens to the pods while the load runs.
+//! The events among the pods while the load runs.
 //!
-//! A scenario is a sequence of steps. Each is announced and carried out, and the next one waits until the cluster is
-//! settled. The seed determines which pods are chosen and how long the pauses between steps are.
+//! A scenario is a sequence of steps. Each step is announced and carried out, and the scenario waits until every
+//! partition has its owner. The seed chooses the pods and the pauses.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::cluster::Cluster;
 use super::options::Scenario;
 use super::story::Story;
 
-/// Longest time that a step may take until the cluster is settled again.
+/// How long a step may take until every partition has its owner.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Plays scenarios on a cluster.
@@ -20,12 +20,12 @@ pub(super) struct Stage<'a> {
     pub(super) cluster: &'a mut Cluster,
     pub(super) story: &'a Story,
     pub(super) random: StdRng,
-    /// Number of pods at the start.
+    /// The number of pods at the start.
     pub(super) pods: usize,
 }
 
 impl Stage<'_> {
-    /// Plays for the given time, and each scenario at least once.
+    /// Plays for this long, each scenario at least once.
     pub(super) async fn play(&mut self, scenario: Scenario, duration: Duration) -> anyhow::Result<()> {
         if scenario != Scenario::All {
             return self.repeat(scenario, Instant::now() + duration).await;
@@ -49,7 +49,7 @@ impl Stage<'_> {
                 Scenario::Rolling => self.rolling().await?,
                 Scenario::All => {}
             }
-            // The scenario is repeated only if it is likely to end in time.
+            // Repeats only if it is likely to end in time.
             if Instant::now() + began.elapsed() >= until {
                 break;
             }
@@ -58,7 +58,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Waits for a while, so that there are requests without a cutover to compare with.
+    /// Lets time pass without an event, as a baseline.
     async fn rest(&mut self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
         let share = self.random.random_range(0.3..1.0);
@@ -71,7 +71,7 @@ impl Stage<'_> {
     }
 
     async fn scale_up(&mut self) -> anyhow::Result<()> {
-        // Pods join until their number has doubled. Then all that have joined leave, and the scenario starts again.
+        // As many pods as there were join; then all of those leave at once, and it begins again.
         if self.cluster.pods().len() >= 2 * self.pods {
             let extra = self.cluster.pods().split_off(self.pods);
             self.story.begin("scale-up", format!("{} leave, to begin again", extra.join(", ")));
@@ -123,7 +123,7 @@ impl Stage<'_> {
 
     async fn rolling(&mut self) -> anyhow::Result<()> {
         let pods = self.cluster.pods();
-        // Another pod must own the partitions of a single pod while it is away.
+        // Another pod has to own the partitions meanwhile.
         let spare = (pods.len() == 1).then(|| self.cluster.next_pod());
         if let Some(spare) = &spare {
             self.story.begin("rolling", format!("{spare} joins, as a spare"));

@@ -1,6 +1,6 @@
-//! The course of a demo: the steps of the scenario, the cutovers with their pauses, and the leading coordinator.
+//! The story of a demo: the steps of the scenario, the cutovers with their pauses, and the leader.
 //!
-//! The parts of the cluster write to the story; the progress display and the report read it.
+//! The parts of the cluster write it; the progress display and the report read it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,72 +21,72 @@ pub struct Story {
     told: Mutex<Told>,
 }
 
-/// The content of a story.
+/// The events so far.
 #[derive(Debug, Default)]
 pub struct Told {
     /// The steps. The last one may still be in progress.
     pub steps: Vec<Step>,
-    /// The holds that have ended.
+    /// Every end of a hold.
     pub holds: Vec<Hold>,
-    /// Times at which pods crashed, by name and incarnation.
+    /// Pods that were cut off, by name and incarnation, with the moment.
     pub crashed: HashMap<(String, Incarnation), Nanos>,
     /// The leading coordinator.
     pub leader: Option<String>,
     /// Number of handoffs in flight.
     pub in_flight: usize,
-    /// Number of cancelled handoffs.
+    /// Cancelled handoffs.
     pub cancelled: u64,
-    /// The work in progress after the load.
+    /// The work after the load.
     pub closing: Option<&'static str>,
 }
 
 /// A step of the scenario.
 #[derive(Debug, Clone, Serialize)]
 pub struct Step {
-    /// The scenario that the step belongs to.
+    /// The scenario of the step.
     pub scenario: &'static str,
-    /// Description of the step.
+    /// The event and its subject.
     pub what: String,
-    /// Start of the step, in milliseconds from the start of the story.
+    /// The beginning, in milliseconds from the start of the load.
     pub at_ms: u64,
-    /// Time until the cluster was settled again, in milliseconds. `None` if it is not settled, or was not in time.
+    /// How long it took until every partition had its owner; `None` if that did not happen.
     pub took_ms: Option<u64>,
     /// Number of partitions that changed their owner.
     pub handoffs: u64,
-    /// Pauses of the partitions that changed their owner, one for each router.
+    /// How long partitions were held, each counted once per router.
     pub pause_us: Distribution,
     /// The same pauses in order of time, for the display.
     #[serde(skip)]
     pub pauses: Vec<Duration>,
 }
 
-/// A hold that has ended: a router held a partition, and its requests flow again.
+/// The end of a hold of a partition in a router.
 #[derive(Debug, Clone)]
 pub struct Hold {
-    /// Number of the router.
+    /// The router.
     pub router: u32,
     /// The partition.
     pub partition: PartitionId,
-    /// The pod that gets the requests now.
+    /// The owner that the partition is routed to.
     pub pod: String,
-    /// The epoch of that pod.
+    /// The epoch.
     pub epoch: Epoch,
-    /// Times of the cutover.
+    /// The kind of hold and its length.
     pub times: CutoverTimes,
-    /// Time at which the end of the hold was reported, a little after the fact.
+    /// When it was known, slightly after the event.
     pub at: Nanos,
 }
 
-/// The change of owner behind a hold.
+/// The kind of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The partition got its first owner.
     First,
-    /// The partition moved from one living pod to another.
+    /// The partition moved between living pods.
     Cutover,
-    /// The partition moved away from a pod that had crashed.
+    /// The partition moved away from a pod that was cut off.
     Failover,
-    /// The owner is the same. It refused for a moment, or a handoff was cancelled.
+    /// The owner is the same: it refused for a moment, or a handoff was cancelled.
     None,
 }
 
@@ -97,17 +97,17 @@ impl Default for Story {
 }
 
 impl Story {
-    /// Returns the content so far, locked.
+    /// Returns the events so far.
     pub fn told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the time since the story began.
+    /// Returns the time since the beginning.
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(clock::now() - self.began)
     }
 
-    /// Begins a step.
+    /// Records the beginning of a step.
     pub fn begin(&self, scenario: &'static str, what: String) {
         let at_ms = self.elapsed().as_millis() as u64;
         let pause_us = Distribution::default();
@@ -122,7 +122,7 @@ impl Story {
         });
     }
 
-    /// Ends the last step. `settled` tells whether the cluster was settled in time.
+    /// Records the end of the last step. `settled` states that every partition has its owner.
     pub fn end(&self, settled: bool, seen: &Seen) {
         let now = self.elapsed().as_millis() as u64;
         let mut told = self.told();
@@ -143,15 +143,15 @@ impl Story {
 }
 
 impl Change {
-    /// Returns whether the partition moved from one owner to another.
+    /// Returns whether the partition has another owner than before.
     pub fn moved(self) -> bool {
         matches!(self, Change::Cutover | Change::Failover)
     }
 }
 
-/// Returns each hold with its change of owner and its pause. A router's first hold under an epoch is the change of
-/// owner; later ones are not. After a crash a router tries the dead pod repeatedly, so the pause of a failover counts
-/// from the crash to the end of the hold.
+/// Returns the kind of each hold, and how long it held the partition's requests. A router's first hold under an epoch
+/// is the change of owner; later ones are not. After a crash a router tries the dead pod repeatedly, so the pause lasts
+/// from the crash until no request waits.
 pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change, Duration)> {
     let mut newest = HashMap::new();
     told.holds.iter().map(move |hold| {
@@ -163,7 +163,7 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
             _ if !is_new => (hold, Change::None, pause),
             None => (hold, Change::First, pause),
             Some(before) => match told.crashed.get(before) {
-                // A pod that crashed later no longer owned the partition.
+                // The pod may have been cut off later, when it no longer owned the partition.
                 Some(crashed) if *crashed < hold.at => {
                     (hold, Change::Failover, Duration::from_nanos(hold.at - crashed))
                 }
@@ -173,7 +173,7 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
     })
 }
 
-/// Returns the intervals in which partitions were held.
+/// Returns when partitions were held.
 pub fn windows(told: &Told) -> Windows {
     let mut windows = Windows::new();
     for hold in &told.holds {

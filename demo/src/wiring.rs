@@ -1,8 +1,7 @@
-//! Connects the parts of a cluster. A program can put parts of its own between them.
+//! Joins the parts of a cluster, for programs that put something of their own between them.
 //!
-//! By default a cluster connects its parts as `segue run` and a writer pod do.
-//! [`Options::wiring`](super::Options::wiring) can put another data plane between a router's control side and its
-//! table, and another service in front of a writer.
+//! By default a cluster joins its parts as `segue run` and a writer pod do. [`Options::wiring`](super::Options::wiring)
+//! can put another data plane between a router's control side and its table, and another service in front of a writer.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -22,23 +21,23 @@ use tower::{BoxError, Layer as _, Service};
 use super::witness::Witness;
 use super::writer::{Writer, WriterService};
 
-/// Connects the parts of a cluster. The default methods connect them as in production.
+/// Joins the parts of a cluster. The default methods join them as production does.
 pub trait Wiring: Debug + Send + Sync {
-    /// Returns the data plane that the control side of a router stops and switches. By default the router's `table`.
+    /// Returns the data plane that a router's control side stops and switches: the router's `table`.
     fn data_plane(&self, _router: u32, table: Arc<Table>, _witness: &Witness) -> Arc<dyn DataPlane> {
         table
     }
 
-    /// Returns the service of a pod. By default the writer behind the layer that refuses what the pod does not own.
+    /// Returns the service for a pod's requests: the writer behind the layer that refuses what the pod does not own.
     fn service(&self, pod: &PodHandle, writer: &Writer) -> PodService {
         boxed(pod.layer().layer(WriterService::new(writer.clone())))
     }
 }
 
-/// The service of a pod.
+/// The service for a pod's requests.
 pub type PodService = BoxCloneService<Request<Incoming>, Response<UnsyncBoxBody<Bytes, BoxError>>, Infallible>;
 
-/// Turns any service for HTTP requests into a [`PodService`].
+/// Makes a [`PodService`] of any HTTP service.
 pub fn boxed<S, B>(service: S) -> PodService
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,

@@ -1,9 +1,9 @@
-//! A store that records which pod was made the owner of which partition, and when. The checks use this record of the
+//! A store that records the owner of each partition, and when it became the owner: the checks' own record of the
 //! handoffs.
 //!
-//! All calls are passed on unchanged. Every participant of the demo writes through a clone of one witness, in one
-//! process and under one clock. That gives both bounds that the checks need: an ownership cannot have begun before its
-//! transaction was sent, and it has begun once the response is there.
+//! It forwards everything unchanged. Every participant of the demo writes through one of these stores, in one process
+//! and under one clock. That gives both bounds that the checks need: an ownership cannot have begun before its
+//! transaction was sent, and has begun once its response has arrived.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
 use super::check::{Owners, Ownership};
 use super::clock::{self, Nanos};
 
-/// A store whose transactions are recorded. Clones share the record.
+/// The observed store. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Witness {
     store: Arc<dyn Store>,
@@ -27,30 +27,30 @@ pub struct Witness {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// The record of what has been written so far.
+/// The writes so far.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// The owner of each partition at each epoch.
+    /// The owners.
     pub owners: Owners,
     /// The latest assignment of each partition.
     pub assignments: HashMap<PartitionId, Assignment>,
-    /// The last handoff record of each partition, until its deletion is seen.
+    /// The last record of each partition's handoff, unless a later deletion was seen.
     pub handoffs: HashMap<PartitionId, Handoff>,
     /// The last registration under each name.
     pub pods: HashMap<String, PodRecord>,
-    /// Number of changes from one owner to another.
+    /// The number of partitions that have changed their owner.
     pub moved: u64,
     /// The previous owner, by partition and epoch.
     pub before: HashMap<(PartitionId, Epoch), (String, Incarnation)>,
 }
 
 impl Witness {
-    /// Returns a witness of what is written to `store` below `keys`.
+    /// Observes the writes to `store` below `keys`.
     pub fn new(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         Witness { store, keys, seen: Arc::default() }
     }
 
-    /// Returns the record, locked.
+    /// Returns what was observed.
     pub fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -59,7 +59,7 @@ impl Witness {
         match outcome {
             Ok(TxnOutcome { branch: Some(taken), .. }) => self.note(branch(txn, *taken), sent, Some(clock::now())),
             Ok(TxnOutcome { branch: None, .. }) => {}
-            // The transaction may have been committed, so every owner that it names may be one.
+            // Whether carried out or not: a pod that it made an owner may be one.
             Err(_) => {
                 let mut next = Some(txn);
                 while let Some(txn) = next {
@@ -103,7 +103,7 @@ impl Seen {
         self.owners.note(partition, epoch, ownership);
         let Some(answered) = answered else { return };
         self.owners.begun(partition, epoch, answered);
-        // Responses may arrive in another order than the transactions were committed.
+        // Responses may arrive in another order than the writes were made.
         if self.assignments.get(&partition).is_some_and(|known| known.epoch >= epoch) {
             return;
         }
@@ -114,7 +114,7 @@ impl Seen {
     }
 }
 
-/// Returns the writes of the branch that was committed.
+/// Returns the writes of the branch that was carried out.
 fn branch(txn: &Txn, mut branch: usize) -> &[Op] {
     let mut txn = txn;
     while branch > 0 {

@@ -25,5 +25,5 @@ mod upstream;
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::server::serve_client;
-    pub use crate::upstream::fuzzing::{Answer, End, NoAnswer, read_answer};
+    pub use crate::upstream::fuzzing::{End, NoResponse, ParsedResponse, read_response};
 }

@@ -16,8 +16,8 @@ use async_trait::async_trait;
 use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
-use segue_coordination::participant::{Claim, Follow, Registration, Update, count_by_tokio, register};
 use segue_coordination::router::{DrainSettings, RouterSettings};
+use segue_coordination::session::{Claim, Registration, Update, Watcher, count_by_tokio, register};
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
@@ -191,11 +191,11 @@ impl Fixture {
 
     /// One life of a pod, until its lease is lost.
     async fn live(&self, store: &Arc<dyn Store>, name: &str, registration: &Registration) {
-        let mut follow = Follow::start(store.clone(), self.keys.clone());
+        let mut watcher = Watcher::start(store.clone(), self.keys.clone());
         let mut view = View::empty(self.keys.clone());
         while !registration.lease.state().borrow().lost {
             registration.lease.made_progress();
-            match timeout(TTL / 6, follow.next()).await {
+            match timeout(TTL / 6, watcher.next()).await {
                 Ok(Update::Snapshot(snapshot)) => view = *snapshot,
                 Ok(Update::Batch(batch)) => drop(view.apply(batch)),
                 Ok(Update::Lost(_)) | Err(_) => {}

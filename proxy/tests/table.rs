@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use segue_coordination::participant::{count_by_tokio, lease_now, suspend};
 use segue_coordination::router::DataPlane;
+use segue_coordination::session::{count_by_tokio, lease_now, suspend};
 use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId, Revision};
 use segue_protocol::records::PodRecord;

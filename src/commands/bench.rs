@@ -12,43 +12,43 @@ use crate::files;
 use segue_demo::Progress;
 use segue_demo::bench::{BenchOptions, bench};
 
-/// What to send where.
+/// The load, and the routers that it is sent to.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Where to: routers in front of writers that speak the example's language, such as http://127.0.0.1:8080.
+    /// URL of a router in front of pods like those of examples/writer.rs, such as http://127.0.0.1:8080.
     #[arg(required = true, value_name = "URL")]
     urls: Vec<Uri>,
-    /// The authorities to trust behind https://, a PEM file.
+    /// Certificate authorities to trust for https:// URLs, as a PEM file.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// How long.
+    /// Duration of the load.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = segue_config::parse_duration)]
     duration: Duration,
-    /// Clients, each with one request under way.
+    /// Number of clients that send one request at a time.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     clients: u32,
-    /// Clients on top that send several requests of a key without waiting for answers.
+    /// Number of further clients that send several requests of a key without waiting for responses.
     #[arg(long, value_name = "N", default_value_t = 0)]
     bursts: u32,
-    /// Requests per second of all clients together; 0 is as fast as it goes.
+    /// Requests per second, over all clients; 0 sends as fast as possible.
     #[arg(long, value_name = "N", default_value_t = 0)]
     rate: u32,
-    /// Which keys, in which order: the same seed makes the same choices. Default: another one each time.
+    /// Seed for the choice of keys; the same seed makes the same choices. Default: random.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How many partitions the keyspace has.
+    /// Number of partitions of the keyspace.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     partitions: u32,
-    /// The header that names the partition; empty if routers find it by the path /keys/{key}.
+    /// Header that names the partition; empty if the routers map the path /keys/{key}.
     #[arg(long, value_name = "NAME", default_value = "x-partition")]
     partition_header: String,
-    /// How long a request may go without an answer before it counts as lost.
+    /// Time without a response after which a request counts as lost.
     #[arg(long, value_name = "TIME", default_value = "95s", value_parser = segue_config::parse_duration)]
     patience: Duration,
-    /// The writers' log directory, if it is on this machine: it is held against what clients were told.
+    /// Log directory of the pods, if it is on this machine; compared with the responses.
     #[arg(long, value_name = "FOLDER")]
     log_dir: Option<PathBuf>,
-    /// Print the report as one JSON object on stdout, and no progress.
+    /// Print the report as a JSON object, and no progress.
     #[arg(long)]
     json: bool,
 }

@@ -12,10 +12,10 @@ use super::{Failure, bad, load_with_certificates};
 use crate::files;
 use crate::roles::pod::capabilities;
 
-/// Which files.
+/// The configuration files.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The configuration files; several are checked against each other.
+    /// Configuration files; several are also checked against each other.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     config: Vec<PathBuf>,
 }
@@ -70,6 +70,6 @@ fn assurance(files: &[Located]) -> anyhow::Result<String> {
     let capabilities = pods.map(capabilities).collect::<anyhow::Result<Vec<_>>>()?;
     Ok(match Assurance::with(capabilities) {
         Some(row) => row.to_string(),
-        None => "no file has a section [pod]: how far the promise reaches depends on the pods' capabilities".to_owned(),
+        None => "no file has a section [pod]: the guarantee depends on the capabilities of the pods".to_owned(),
     })
 }

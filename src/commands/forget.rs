@@ -10,7 +10,7 @@ use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::registration;
 use segue_protocol::txn::Keys;
-use segue_protocol::view::{Stamped, View};
+use segue_protocol::view::{Versioned, View};
 use serde::Serialize;
 
 use super::store::StoreArgs;
@@ -19,15 +19,15 @@ use super::{Failure, runtime};
 /// The registration to forget.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The kind of registration.
+    /// Kind of the registration.
     #[arg(value_enum)]
     kind: Kind,
-    /// Its name.
+    /// Name of the pod or router.
     name: String,
-    /// Delete the registration even if it can be read and stands with a lease.
+    /// Delete the registration even if it is readable and has a lease.
     #[arg(long)]
     force: bool,
-    /// Print what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -62,7 +62,7 @@ async fn run(args: &Args) -> Result<(), Failure> {
     let view = View::from_snapshot(keys, snapshot);
     let (key, seen, forgotten) = judge(&view, args.kind, &args.name, args.force).map_err(|why| anyhow!(why))?;
     if !store.commit(registration::forget(&key, Revision::new(seen))).await.map_err(unreachable)?.committed() {
-        return Err(anyhow!("{key} has changed meanwhile, so somebody writes it; nothing was deleted").into());
+        return Err(anyhow!("{key} has changed meanwhile, so its writer is alive; nothing was deleted").into());
     }
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -85,14 +85,14 @@ fn unreachable(error: StoreError) -> Failure {
 fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<(String, u64, Forgotten), String> {
     let (key, standing) = match kind {
         Kind::Pod => (view.keys().pod(name), view.pod_key(name)),
-        Kind::Router => (view.keys().router(name), view.routers.get(name).map(Stamped::key)),
+        Kind::Router => (view.keys().router(name), view.routers.get(name).map(Versioned::key)),
     };
     let word = kind.word();
     let standing = standing.ok_or_else(|| format!("no {word} {name} is registered: there is nothing to forget"))?;
     if standing.lease.is_some() && !view.malformed.contains_key(&key) && !force {
         return Err(format!(
             "{word} {name} is registered with a lease: if its process is gone, the registration ends with the lease. With \
-             --force it is deleted now; if the process lives, it fences itself and registers again"
+             --force it is deleted now; if the process is alive, it fences itself and registers again"
         ));
     }
     let incarnation = Incarnation::registered_at(standing.create_revision);
@@ -118,7 +118,7 @@ impl Forgotten {
     fn in_words(&self) -> String {
         let name = &self.name;
         match (self.kind, self.partitions.len()) {
-            (Kind::Router, _) => format!("router {name} is forgotten: handoffs do not wait for it any more"),
+            (Kind::Router, _) => format!("router {name} is forgotten: handoffs no longer wait for it"),
             (Kind::Pod, 0) => format!("pod {name} is forgotten: it owned no partition"),
             (Kind::Pod, owned) => format!(
                 "pod {name} is forgotten: it counts as dead from now on, and other pods take over its partitions ({owned})"

@@ -16,7 +16,7 @@ use segue_config::{Located, Problem};
 use crate::certificates::Certificates;
 use crate::supervise;
 
-/// A router-side proxy that moves partitions between writer pods while clients keep sending, and loses nothing.
+/// An L7 proxy that moves partitions between writer pods while clients keep sending, without losing a request.
 #[derive(Debug, Parser)]
 #[command(name = "segue", version, about, arg_required_else_help = true)]
 pub struct Cli {
@@ -26,35 +26,38 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start every role that the file has a section for: [router], [coordinator], [pod].
+    /// Run the roles that the file has a section for: [router], [coordinator], [pod].
     ///
-    /// SIGTERM or SIGINT ends it gracefully: partitions are handed over, what is in flight is finished, then it exits 0.
-    /// With router.hot_restart_socket in the file, starting it a second time is a hot restart of the router: the new process
-    /// takes over the sockets of the running one once it is ready, and that one finishes its requests and exits 0. If the new
-    /// one fails before, it says why and exits 1, and the running one keeps serving.
-    /// SIGHUP reads the file again and takes over what can change while running (the log level, what certificate files hold).
+    /// SIGTERM or SIGINT shuts down gracefully: the process hands its partitions over, finishes the requests in flight
+    /// and exits 0. A second signal exits 1 at once. SIGHUP reloads the log level from the file, and the certificate
+    /// files.
+    ///
+    /// If the file sets router.hot_restart_socket, starting a second process is a hot restart of the router: once the
+    /// new process is ready it takes over the sockets of the running one, which finishes its requests and exits 0. A
+    /// new process that does not become ready exits 1, and the running one keeps serving.
     Run(run::Args),
-    /// Validate configuration files, each by itself and several against each other.
+    /// Validate configuration files, each by itself and against the others.
     ///
-    /// Prints every problem with its place and what was expected, and exits 2; else exits 0 and prints nothing, or of several
-    /// files how far the promise reaches with their pods. Warnings change no exit code.
+    /// Prints every mistake with its line, its column and the expected value, and exits 2. Without a mistake it exits
+    /// 0; for several files it prints the guarantee that their pods allow. Warnings do not change the exit code.
     Check(check::Args),
-    /// Show the keyspace at a glance: leader, pods, routers, balance, and what moves and waits for whom.
+    /// Show the state of a keyspace: leader, pods, routers, balance, handoffs and what they wait for.
     Status(status::Args),
-    /// Delete the registration of a pod or router that is gone, where it does not end by itself.
+    /// Delete the registration of a pod or router that is gone, if it does not expire by itself.
     ///
-    /// A registration that another hand wrote has lost its lease, and one that cannot be read may have: it stands for ever
-    /// if its process is gone, and `segue status` names it. To forget it says that the process is gone and its work is over.
-    /// Exits 0 if it was deleted, 1 if that was refused, 2 on bad usage, 3 if no store was reached.
+    /// A registration that another writer has put has lost its lease, and never expires if its process is gone. One
+    /// that cannot be read may have. `segue status` names both. Run this command only if the process is gone and its
+    /// work is over. Exits 0 if the registration was deleted, 1 if the deletion was refused, 2 on bad usage, 3 if the
+    /// store is unreachable.
     Forget(forget::Args),
-    /// Watch the main job: pods join, leave and crash in front of you while checked requests flow.
+    /// Play a cluster in one process: pods join, leave and crash under load, and every response is checked.
     ///
-    /// One process, nothing installed: an embedded store, a coordinator and a standby, routers, writer pods and clients
-    /// over real loopback sockets. Ends with a report; exits 0 only if every invariant held.
+    /// Runs an embedded store, two coordinators, routers, writer pods and clients over loopback sockets. Nothing has to
+    /// be installed. Prints a report, and exits 0 only if every invariant held.
     Demo(demo::Args),
-    /// Send the demo's load to routers and check that nothing is lost, duplicated or reordered.
+    /// Send the demo's load to running routers, and check that no request is lost, duplicated or reordered.
     Bench(bench::Args),
-    /// Hold the deadline of a service for a sidecar, which starts this.
+    /// Enforce the deadline of a sidecar's service. Started by the sidecar.
     #[command(hide = true)]
     Supervise {
         #[arg(long)]
@@ -62,7 +65,7 @@ enum Command {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Become a supervised service; the supervisor starts this.
+    /// Become a supervised service. Started by the supervisor.
     #[command(hide = true)]
     BecomeService {
         supervisor: i32,

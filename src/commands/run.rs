@@ -33,10 +33,10 @@ use crate::supervise::Ended;
 
 type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
 
-/// Which file.
+/// The configuration.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The configuration file; environment variables SEGUE__SECTION__KEY override its keys.
+    /// Configuration file; environment variables SEGUE__SECTION__KEY override its keys.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
 }
@@ -102,7 +102,7 @@ async fn wait_for_end(
         () = signalled => (None, None),
         exit = hot_restart.run() => (Some(exit), None),
         ended = service_ended => {
-            error!(code = ended.code, "the service has ended, and so does its sidecar");
+            error!(code = ended.code, "service exited; the sidecar exits as well");
             cut_off_at_signal(1);
             (None, Some(ended))
         }
@@ -250,10 +250,10 @@ fn cut_off_at_signal(number: usize) {
                 _ = interrupt.recv() => {}
             }
             if left > 0 {
-                info!("ending already; another signal ends at once");
+                info!("already shutting down; the next signal exits at once");
             }
         }
-        error!("ended by a second signal: what was in flight is cut off");
+        error!("second signal; exiting without finishing requests in flight");
         std::process::exit(1);
     });
 }
@@ -286,7 +286,7 @@ impl Signals {
                 }
             }
         }
-        info!("ending gracefully; a second signal ends at once");
+        info!("shutting down gracefully; a second signal exits at once");
         cut_off_at_signal(1);
     }
 }
@@ -297,10 +297,10 @@ fn reload(args: &Args, level: &LevelHandle) {
         Ok(located) => {
             let wanted = level_filter(located.config.log.level);
             if level.modify(|filter| *filter = wanted).is_ok() {
-                info!(level = %wanted, "file read again; all but the log level and what is in certificate files takes a restart");
+                info!(level = %wanted, "configuration reloaded; settings other than the log level and certificates need a restart");
             }
         }
-        Err(problems) => warn!("the file was not taken over: {problems}"),
+        Err(problems) => warn!("configuration reload rejected: {problems}"),
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use segue_coordination::participant::{Follow, Update, unix_millis};
+use segue_coordination::session::{Update, Watcher, unix_millis};
 use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 
@@ -12,15 +12,15 @@ use super::store::StoreArgs;
 use super::{Failure, runtime};
 use crate::overview::Overview;
 
-/// What to show of which keyspace.
+/// The keyspace, and the form of the output.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     store: StoreArgs,
-    /// Go on and show every change, until interrupted.
+    /// Keep running and print every change.
     #[arg(long)]
     watch: bool,
-    /// As JSON; with --watch one object a line.
+    /// Print JSON; with --watch one object per line.
     #[arg(long)]
     json: bool,
 }
@@ -36,10 +36,10 @@ async fn show(args: &Args) -> Result<(), Failure> {
             store.snapshot(&Keys::Prefix(keys.root().to_owned())).await.context("cannot read the keyspace")?;
         return Ok(print(&View::from_snapshot(keys, snapshot), args, false)?);
     }
-    let mut follow = Follow::start(store, keys.clone());
+    let mut watcher = Watcher::start(store, keys.clone());
     let mut view = View::empty(keys);
     loop {
-        match follow.next().await {
+        match watcher.next().await {
             Update::Snapshot(snapshot) => view = *snapshot,
             Update::Batch(batch) => drop(view.apply(batch)),
             Update::Lost(error) => {
@@ -47,7 +47,7 @@ async fn show(args: &Args) -> Result<(), Failure> {
                 continue;
             }
         }
-        while let Some(batch) = follow.try_next_batch() {
+        while let Some(batch) = watcher.try_next_batch() {
             view.apply(batch);
         }
         print(&view, args, true)?;

@@ -5,34 +5,35 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use segue_config::StoreKind;
-use segue_coordination::store::{EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
+use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
 use segue_protocol::keys::Keyspace;
 
 use super::{Failure, load};
 
 /// Where the store is.
 #[derive(Debug, clap::Args)]
-#[group(required = true, multiple = true)]
+#[group(skip)]
+#[command(group = clap::ArgGroup::new("store").required(true).multiple(true).args(["config", "etcd"]))]
 pub(super) struct StoreArgs {
-    /// Take the store and the keyspace from this configuration file.
+    /// Configuration file that names the store and the keyspace.
     #[arg(long, value_name = "FILE", conflicts_with = "etcd")]
     config: Option<PathBuf>,
-    /// An etcd endpoint, such as http://127.0.0.1:2379; may be given several times.
+    /// etcd endpoint, such as http://127.0.0.1:2379; may be repeated.
     #[arg(long, value_name = "URL")]
     etcd: Vec<String>,
-    /// With --etcd https://…: the authorities to trust, a PEM file.
+    /// Certificate authorities to trust for https:// endpoints, as a PEM file.
     #[arg(long, value_name = "FILE", requires = "etcd")]
     ca: Option<PathBuf>,
-    /// With --ca: a client's certificate, for an etcd that wants one.
+    /// Client certificate, for an etcd that requires one, as a PEM file.
     #[arg(long, value_name = "FILE", requires_all = ["ca", "key"])]
     cert: Option<PathBuf>,
-    /// The certificate's key.
+    /// Private key of the client certificate, as a PEM file.
     #[arg(long, value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
-    /// The keyspace, with --etcd.
+    /// Keyspace, with --etcd.
     #[arg(long, value_name = "NAME", default_value = "default")]
     keyspace: String,
-    /// The prefix of all keyspaces, with --etcd.
+    /// Key prefix of all keyspaces, with --etcd.
     #[arg(long, value_name = "PREFIX", default_value = "/segue/")]
     prefix: String,
 }
@@ -44,7 +45,7 @@ impl StoreArgs {
             let config = load(path)?.config;
             if config.store.kind == StoreKind::Memory {
                 let text = format!(
-                    "{}: store.kind = \"memory\" lives in one process only and cannot be looked at from here",
+                    "{}: store.kind = \"memory\" exists only within its process and cannot be read by another one",
                     path.display()
                 );
                 return Err(Failure::BadInput(text));
@@ -52,13 +53,17 @@ impl StoreArgs {
             return Ok(open(&config)?);
         }
         let mut options = EtcdOptions::new(self.etcd.clone());
-        options.tls = self.ca.clone().map(|ca| EtcdTls { ca, identity: self.cert.clone().zip(self.key.clone()) });
+        options.tls = self.ca.clone().map(|ca| EtcdTls { ca, identity: self.identity() });
         if let Some(url) = self.etcd.iter().find(|url| url.starts_with("https://") != options.tls.is_some()) {
             let text = format!("segue: --etcd {url}: expected https:// together with --ca, or neither");
             return Err(Failure::BadInput(text));
         }
         let store = etcd(options)?;
         Ok((store, Keyspace::new(&self.prefix, &self.keyspace)))
+    }
+
+    fn identity(&self) -> Option<ClientIdentity> {
+        Some(ClientIdentity { cert: self.cert.clone()?, key: self.key.clone()? })
     }
 }
 
@@ -77,7 +82,7 @@ pub(super) fn open(config: &segue_config::Config) -> anyhow::Result<(Arc<dyn Sto
     }
     options.tls = config.store.tls.as_ref().map(|tls| EtcdTls {
         ca: tls.ca.clone(),
-        identity: tls.identity.clone().map(|identity| (identity.cert, identity.key)),
+        identity: tls.identity.clone().map(|identity| ClientIdentity { cert: identity.cert, key: identity.key }),
     });
     Ok((etcd(options)?, keys))
 }

@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
 use segue_coordination::store::StoreError;
-use segue_protocol::handoff::advance::{Waiting, waiting_for};
+use segue_protocol::handoff::advance::{PendingOn, waiting_for};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::{CancelReason, MoveCause, RoundCause};
 use segue_protocol::records::Phase;
@@ -198,7 +198,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
         let mut waits = HashMap::new();
         for partition in view.handoffs.keys() {
             let waiting = waiting_for(view, *partition);
-            let parties: BTreeSet<_> = waiting.iter().map(Waiting::party).collect();
+            let parties: BTreeSet<_> = waiting.iter().map(PendingOn::party).collect();
             for (kind, name) in parties {
                 *waits.entry(WaitLabel { kind, r#for: name.to_owned() }).or_default() += 1;
             }

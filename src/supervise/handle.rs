@@ -86,16 +86,16 @@ impl Supervisor {
         let process = command.spawn().context("pod.exec: cannot start the supervisor")?;
         let id = process.id();
         near.set_nonblocking(true)?;
-        let (answers, orders) = UnixStream::from_std(near)?.into_split();
-        info!(service = self.command.first(), supervisor = id, "the service is started");
+        let (replies, orders) = UnixStream::from_std(near)?.into_split();
+        info!(service = self.command.first(), supervisor = id, "service started");
         *self.orders() = Some(orders);
         self.state.send_replace(State::Runs);
         *running = Some(Running { process });
         let supervisor = std::sync::Arc::downgrade(self);
         tokio::spawn(async move {
-            let answer = BufReader::new(answers).lines().next_line().await.ok().flatten();
+            let reply = BufReader::new(replies).lines().next_line().await.ok().flatten();
             if let Some(supervisor) = supervisor.upgrade() {
-                supervisor.ended_with(id, answer.as_deref()).await;
+                supervisor.ended_with(id, reply.as_deref()).await;
             }
         });
         Ok(())
@@ -138,7 +138,7 @@ impl Supervisor {
         }
         self.order("kill\n");
         if timeout(KILL_TIMEOUT, self.stopped()).await.is_err() {
-            error!("the service's supervisor does not answer: killing it and the service");
+            error!("supervisor does not respond; killing it and the service");
             let mut running = self.running.lock().await;
             kill_descendants().await;
             *running = None;
@@ -147,23 +147,23 @@ impl Supervisor {
     }
 
     /// Handles the last message of the supervisor with this process id, or its end without one.
-    async fn ended_with(&self, id: u32, answer: Option<&str>) {
+    async fn ended_with(&self, id: u32, reply: Option<&str>) {
         let mut running = self.running.lock().await;
         // The supervisor may have been killed and replaced by another one meanwhile.
         let Some(Running { mut process }) = running.take_if(|running| running.process.id() == id) else { return };
-        let state = match answer {
+        let state = match reply {
             Some("killed") => State::Stopped,
-            Some(answer) => {
-                let code = answer.strip_prefix("ended ").and_then(|code| code.parse().ok()).unwrap_or(KILLED_CODE);
-                warn!(code, "the service has ended");
+            Some(reply) => {
+                let code = reply.strip_prefix("ended ").and_then(|code| code.parse().ok()).unwrap_or(KILLED_CODE);
+                warn!(code, "service exited");
                 State::Ended(code)
             }
             None => {
-                error!("the service's supervisor is gone: killing the service");
+                error!("supervisor is gone; killing the service");
                 State::Ended(KILLED_CODE)
             }
         };
-        if answer.is_none() {
+        if reply.is_none() {
             kill_descendants().await;
         } else {
             // The process ends now.
@@ -178,7 +178,7 @@ impl Supervisor {
         if let Some(orders) = &*self.orders()
             && let Err(error) = orders.try_write(order.as_bytes())
         {
-            warn!(%error, order = order.trim_end(), "the service's supervisor does not take an order");
+            warn!(%error, order = order.trim_end(), "supervisor does not accept an order");
         }
     }
 
@@ -199,7 +199,7 @@ async fn kill_descendants() {
         }
         if warned.elapsed() >= KILL_TIMEOUT {
             warned = Instant::now();
-            error!(pids = ?left, "processes of the service cannot be killed; trying again");
+            error!(pids = ?left, "processes of the service cannot be killed; retrying");
         }
         sleep(descendants::RETRY_PAUSE).await;
     }

@@ -45,7 +45,7 @@ async fn run(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode>
     let mut children = signal(SignalKind::child())?;
     let control = StdStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     control.set_nonblocking(true)?;
-    let (orders, mut answers) = UnixStream::from_std(control)?.into_split();
+    let (orders, mut replies) = UnixStream::from_std(control)?.into_split();
     let mut orders = BufReader::new(orders).lines();
     let (deadline, mut passed) = Deadline::new().context("cannot watch the deadline")?;
 
@@ -91,11 +91,11 @@ async fn run(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode>
         Some(Kill::SidecarGone) => say("the sidecar is gone: the service was killed"),
         Some(Kill::Told) | None => {}
     }
-    let answer = match (kill, code) {
+    let reply = match (kill, code) {
         (None, Some(code)) => format!("ended {code}\n"),
         _ => "killed\n".to_owned(),
     };
-    let _ = answers.write_all(answer.as_bytes()).await;
+    let _ = replies.write_all(reply.as_bytes()).await;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -384,9 +384,9 @@ fn a_hang_up_takes_the_log_level_over_and_a_bad_file_changes_nothing() {
     process.until("its start", || printed("running"));
     std::fs::write(&path, text("loud")).unwrap();
     process.signal("HUP");
-    process.until("a refusal", || printed("the file was not taken over"));
+    process.until("a refusal", || printed("configuration reload rejected"));
     std::fs::write(&path, text("debug")).unwrap();
     process.signal("HUP");
-    process.until("the new level", || printed("file read again"));
+    process.until("the new level", || printed("configuration reloaded"));
     assert!(process.terminate().0.success());
 }

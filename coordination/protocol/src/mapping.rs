@@ -6,7 +6,7 @@
 use crate::ids::Revision;
 use crate::records::{KeyspaceConfig, Partitioner, encode};
 use crate::txn::{Compare, Op, Txn};
-use crate::view::{Stamped, View};
+use crate::view::{Versioned, View};
 
 /// The decision of a router that is not registered yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub fn is_shown(view: &View, own: &Partitioner) -> bool {
     view.settings().is_some_and(|settings| settings.partitioner.as_ref() == Some(own))
 }
 
-fn write(view: &View, config: &Stamped<KeyspaceConfig>, own: &Partitioner) -> Txn {
+fn write(view: &View, config: &Versioned<KeyspaceConfig>, own: &Partitioner) -> Txn {
     let key = view.keys().config();
     let value = encode(&KeyspaceConfig { partitioner: Some(own.clone()), ..config.value.clone() });
     Txn {

@@ -7,7 +7,7 @@
 
 use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::txn::{Compare, Keys, Op, Txn};
-use crate::view::Stamped;
+use crate::view::Versioned;
 
 /// The state of a participant's own key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,7 +21,7 @@ pub enum Attachment {
 }
 
 /// Returns the state of the key of the life `incarnation` with this lease.
-pub fn attachment<T>(seen: Option<&Stamped<T>>, incarnation: Incarnation, lease: LeaseId) -> Attachment {
+pub fn attachment<T>(seen: Option<&Versioned<T>>, incarnation: Incarnation, lease: LeaseId) -> Attachment {
     match seen.filter(|seen| seen.create_revision == incarnation.revision()) {
         None => Attachment::Gone,
         Some(seen) if seen.lease == Some(lease) => Attachment::Attached,

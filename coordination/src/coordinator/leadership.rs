@@ -14,8 +14,8 @@ use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Action, Assurance, Memory, MoveCause, Notice, Policy, plan, txn};
 use segue_protocol::records::Phase;
-use segue_protocol::txn::{Batch, Compare, Txn, TxnOutcome};
-use segue_protocol::view::View;
+use segue_protocol::txn::{Compare, Txn, TxnOutcome};
+use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult};
-use crate::participant::{Follow, OwnKey, Registration, Update, unix_millis};
+use crate::session::{OwnKey, Registration, Update, Watcher, unix_millis};
 use crate::store::{Store, StoreError};
 
 /// How long the subject of a refused write rests, unless the view changes it before.
@@ -76,7 +76,7 @@ pub(super) struct Leadership<'a> {
     changed: BTreeSet<PartitionId>,
     /// Partitions whose phase may be able to move on.
     pending: BTreeSet<PartitionId>,
-    flights: BTreeMap<PartitionId, Flight>,
+    handoffs: BTreeMap<PartitionId, SeenHandoff>,
     /// Why this leader has decided to cancel a handoff.
     cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
     notices: Vec<Notice>,
@@ -84,7 +84,7 @@ pub(super) struct Leadership<'a> {
 
 /// A handoff as last observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Flight {
+struct SeenHandoff {
     id: HandoffId,
     phase: Phase,
     since: Instant,
@@ -126,7 +126,7 @@ impl<'a> Leadership<'a> {
             membership: false,
             changed: BTreeSet::new(),
             pending: BTreeSet::new(),
-            flights: BTreeMap::new(),
+            handoffs: BTreeMap::new(),
             cancels: BTreeMap::new(),
             notices: Vec::new(),
         }
@@ -136,7 +136,7 @@ impl<'a> Leadership<'a> {
     pub(super) async fn run(&mut self, elected: &Registration, value: Vec<u8>, shutdown: &CancellationToken) {
         let mut own_key = OwnKey::of(self.store.clone(), elected);
         let mut lease = elected.lease.state();
-        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
         let mut synced = false;
         let mut sighted = true;
         loop {
@@ -146,7 +146,7 @@ impl<'a> Leadership<'a> {
             }
             let state = *lease.borrow_and_update();
             if state.lost {
-                warn!("the leader's lease is gone");
+                warn!("leader lease lost; resigning");
                 return;
             }
             self.status.send_if_modified(|status| {
@@ -158,7 +158,7 @@ impl<'a> Leadership<'a> {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                update = follow.next() => match update {
+                update = watcher.next() => match update {
                     Update::Snapshot(view) => {
                         self.view.resync(*view);
                         self.resting.clear();
@@ -167,14 +167,12 @@ impl<'a> Leadership<'a> {
                         self.status.send_modify(|status| (status.leads, status.not_ready) = (true, None));
                     }
                     Update::Batch(batch) if synced => {
-                        self.apply(batch);
-                        while let Some(batch) = follow.try_next_batch() {
-                            self.apply(batch);
-                        }
+                        let delta = watcher.apply(&mut self.view, batch);
+                        self.applied(delta);
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
-                        warn!(%error, "lost sight of the store");
+                        warn!(%error, "store watch lost; resyncing");
                         sighted = false;
                         self.observer.resync(&error);
                         self.status.send_modify(|status| status.not_ready = Some(error.to_string()));
@@ -198,7 +196,7 @@ impl<'a> Leadership<'a> {
             let (seen, revision) = (self.view.leader.as_ref(), self.view.revision);
             let intact = seen.is_some_and(|leader| leader.value.lease_id == elected.lease.id());
             if !own_key.keep(seen, intact, revision, || value.clone()) {
-                warn!("another coordinator leads");
+                warn!("another coordinator leads; resigning");
                 return;
             }
             self.observe();
@@ -211,20 +209,20 @@ impl<'a> Leadership<'a> {
         self.writes.shutdown().await;
     }
 
-    fn apply(&mut self, batch: Batch) {
-        let touched = self.view.apply(batch);
-        for partition in touched.partitions {
+    /// Notes what batches have changed in the view.
+    fn applied(&mut self, delta: ViewDelta) {
+        for partition in delta.partitions {
             self.resting.remove(&partition);
             self.changed.insert(partition);
         }
-        if touched.membership {
+        if delta.membership {
             self.all_changed();
         }
     }
 
     fn all_changed(&mut self) {
         self.membership = true;
-        self.changed.extend(self.view.handoffs.keys().chain(self.flights.keys()));
+        self.changed.extend(self.view.handoffs.keys().chain(self.handoffs.keys()));
     }
 
     fn observe(&mut self) {
@@ -238,8 +236,8 @@ impl<'a> Leadership<'a> {
             }
         }
         for partition in std::mem::take(&mut self.changed) {
-            let known = self.flights.get(&partition).copied();
-            let seen = self.view.handoffs.get(&partition).map(|handoff| Flight {
+            let known = self.handoffs.get(&partition).copied();
+            let seen = self.view.handoffs.get(&partition).map(|handoff| SeenHandoff {
                 id: handoff.id(),
                 phase: handoff.value.phase,
                 since: now,
@@ -269,10 +267,10 @@ impl<'a> Leadership<'a> {
             }
             match seen {
                 Some(seen) if !known.is_some_and(|known| same && known.phase == seen.phase) => {
-                    self.flights.insert(partition, seen);
+                    self.handoffs.insert(partition, seen);
                 }
                 Some(_) => {}
-                None => drop(self.flights.remove(&partition)),
+                None => drop(self.handoffs.remove(&partition)),
             }
             self.pending.insert(partition);
         }
@@ -316,8 +314,8 @@ impl<'a> Leadership<'a> {
         self.tell(plan.notices);
         for action in &plan.actions {
             info!("{action}");
-            if let Action::Cancel { standing, reason } = action {
-                self.cancels.insert(standing.partition(), (standing.handoff.id(), reason.as_str()));
+            if let Action::Cancel { observed, reason } = action {
+                self.cancels.insert(observed.partition(), (observed.handoff.id(), reason.as_str()));
             }
             let subject = action.partition().map_or(Subject::Config, Subject::Partition);
             if let Some(txn) = txn(&self.view, action, self.leader.1, millis) {
@@ -415,7 +413,7 @@ impl<'a> Leadership<'a> {
                 self.wake_at(rested);
             }
             Err(error) => {
-                warn!(%error, ?subject, "a write failed; trying again");
+                warn!(%error, ?subject, "store write failed; retrying");
                 self.not_before = Instant::now() + Duration::from_millis(250);
             }
         }

@@ -25,8 +25,8 @@ use tracing::{info, warn};
 
 use self::leadership::Leadership;
 #[cfg(doc)]
-use crate::participant::lease_now;
-use crate::participant::{Claim, register};
+use crate::session::lease_now;
+use crate::session::{Claim, register};
 use crate::store::{Store, StoreError};
 
 /// The settings of a coordinator.
@@ -114,7 +114,7 @@ pub async fn run_coordinator(
         status.send_modify(|status| (status.leads, status.trusted_until) = (false, None));
         claim = claim.after(elected.incarnation);
         if let Err(error) = elected.withdraw().await {
-            warn!(%error, "could not resign; the lease ends by itself");
+            warn!(%error, "cannot resign; the leadership ends with its lease");
         }
         if shutdown.is_cancelled() {
             return;

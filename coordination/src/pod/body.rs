@@ -15,7 +15,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The response was cut off because the pod lost its lease. The connection, or the stream, has to be reset.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
-#[error("the pod lost its lease while it answered")]
+#[error("the pod lost its lease while it responded")]
 pub struct LeaseLost;
 
 /// A response body of [`OwnershipService`](super::OwnershipService).

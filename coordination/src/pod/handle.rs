@@ -10,10 +10,10 @@ use segue_protocol::keys::Keyspace;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::driver::{Driver, Intent, NOT_REGISTERED};
 use super::layer::OwnershipLayer;
 use super::ownership::Ownership;
 use super::service::{Service, Within};
-use super::shell::{NOT_REGISTERED, Shell, Wish};
 use super::{HandoffHandler, PodSettings, PodState};
 use crate::store::Store;
 
@@ -27,12 +27,12 @@ pub struct PodHandle {
 struct Inner {
     ownership: Arc<Ownership>,
     state: watch::Receiver<PodState>,
-    wish: watch::Sender<Wish>,
+    intent: watch::Sender<Intent>,
     running: AbortHandle,
 }
 
 impl PodHandle {
-    /// Starts a pod of the keyspace `keyspace`, whose keys are `keys`. It registers as soon as the store answers and no
+    /// Starts a pod of the keyspace `keyspace`, whose keys are `keys`. It registers as soon as the store responds and no
     /// earlier life of its name exists, and runs until it is shut down.
     pub fn start(
         store: Arc<dyn Store>,
@@ -80,10 +80,10 @@ impl PodHandle {
         let ownership = Arc::new(Ownership::new(keyspace));
         let (sender, state) =
             watch::channel(PodState { not_ready: Some(NOT_REGISTERED.into()), ..PodState::default() });
-        let (wish, wishes) = watch::channel(Wish::Serve);
-        let shell = Shell::new(store, keys, settings, (handler, service), ownership.clone(), sender, wishes);
-        let (run, running) = abortable(shell.run());
-        let handle = PodHandle { inner: Arc::new(Inner { ownership, state, wish, running }) };
+        let (intent, intents) = watch::channel(Intent::Serve);
+        let driver = Driver::new(store, keys, settings, (handler, service), ownership.clone(), sender, intents);
+        let (run, running) = abortable(driver.run());
+        let handle = PodHandle { inner: Arc::new(Inner { ownership, state, intent, running }) };
         (handle, run.map(|_| ()))
     }
 
@@ -104,10 +104,10 @@ impl PodHandle {
 
     /// Makes the pod give up its partitions and accept no more. It continues to serve until other pods have taken over.
     pub fn set_draining(&self) {
-        self.inner.wish.send_if_modified(|wish| {
-            let serves = *wish == Wish::Serve;
+        self.inner.intent.send_if_modified(|intent| {
+            let serves = *intent == Intent::Serve;
             if serves {
-                *wish = Wish::Drain;
+                *intent = Intent::Drain;
             }
             serves
         });
@@ -125,7 +125,7 @@ impl PodHandle {
     /// over.
     pub async fn shutdown(&self, at_most: Duration) {
         let now = Instant::now();
-        self.inner.wish.send_replace(Wish::End { hand_over_until: now + at_most / 5 * 4, until: now + at_most });
+        self.inner.intent.send_replace(Intent::End { hand_over_until: now + at_most / 5 * 4, until: now + at_most });
         let _ = self.status().wait_for(|_| false).await;
     }
 

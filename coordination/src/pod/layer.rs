@@ -9,8 +9,8 @@
 //! * A `421` is sent before the inner service is called, and without reading the body.
 //! * Nothing that the inner service sends gets out after the end of the lease.
 //! * A request whose connection closes is still processed to its response, in the background and counted
-//!   ([`Exchange`]). Its write may already be on its way to the log, and `drained` must not be acknowledged before it
-//!   is there.
+//!   ([`TrackedCall`]). Its write may already be on its way to the log, and `drained` must not be acknowledged before
+//!   it is there.
 //! * A response body that is dropped ends the work behind it.
 
 use std::future::Future;
@@ -30,11 +30,11 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::answer;
 use super::body::OwnedBody;
-use super::exchange::Exchange;
 use super::ownership::{Entry, InFlight, Ownership, Refusal};
-use crate::participant::lease_now;
+use super::rejection;
+use super::tracked_call::TrackedCall;
+use crate::session::lease_now;
 
 const PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
 const EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
@@ -84,7 +84,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let now = Instant::now();
-        let grpc = answer::is_grpc(request.headers());
+        let grpc = rejection::is_grpc(request.headers());
         let Some((partition, epoch)) = stamps(request.headers(), self.ownership.keyspace()) else {
             self.ownership.count_refused(Refusal::Unstamped);
             return OwnershipFuture { state: State::Refused(Refusal::Unstamped), partition: None, grpc };
@@ -139,7 +139,7 @@ where
     },
     /// Waiting for the inner service.
     Running {
-        exchange: Exchange<S::Future>,
+        call: TrackedCall<S::Future>,
         #[pin]
         lost: WaitForCancellationFutureOwned,
     },
@@ -155,7 +155,7 @@ where
     fn running(inner: &mut S, mut request: Request<B>, partition: PartitionId, in_flight: InFlight) -> Self {
         let abandoned = CancellationToken::new();
         request.extensions_mut().insert(in_flight.owned(partition, abandoned.clone()));
-        State::Running { lost: in_flight.lost(), exchange: Exchange::new(inner.call(request), in_flight, abandoned) }
+        State::Running { lost: in_flight.lost(), call: TrackedCall::new(inner.call(request), in_flight, abandoned) }
     }
 }
 
@@ -184,12 +184,12 @@ where
                         State::Refused(why)
                     }
                 },
-                StateProjection::Running { exchange, lost } => {
+                StateProjection::Running { call, lost } => {
                     // The clock is checked before and after: this thread, too, may have been stopped for long.
-                    let response = match exchange.is_lost() {
+                    let response = match call.is_lost() {
                         true => None,
-                        false => match exchange.poll(context) {
-                            Poll::Ready(response) if !exchange.is_lost() => Some(response),
+                        false => match call.poll(context) {
+                            Poll::Ready(response) if !call.is_lost() => Some(response),
                             Poll::Ready(_) => None,
                             Poll::Pending => {
                                 ready!(lost.poll(context));
@@ -197,20 +197,20 @@ where
                             }
                         },
                     };
-                    let in_flight = exchange.end();
+                    let in_flight = call.end();
                     this.state.set(State::Answered);
                     return Poll::Ready(Ok(match (response, in_flight) {
                         (Some(Err(error)), _) => return Poll::Ready(Err(error)),
                         (Some(Ok(response)), Some(in_flight)) => {
                             let mut response = response.map(|body| OwnedBody::passing(body, in_flight));
-                            answer::mark_own(&mut response);
+                            rejection::mark_own(&mut response);
                             response
                         }
-                        _ => answer::lost(*this.partition, *this.grpc).map(OwnedBody::own),
+                        _ => rejection::lost(*this.partition, *this.grpc).map(OwnedBody::own),
                     }));
                 }
                 StateProjection::Refused(why) => {
-                    let refused = answer::refused(*why, *this.partition, *this.grpc).map(OwnedBody::own);
+                    let refused = rejection::refused(*why, *this.partition, *this.grpc).map(OwnedBody::own);
                     this.state.set(State::Answered);
                     return Poll::Ready(Ok(refused));
                 }

@@ -13,28 +13,28 @@
 //! * It fences before it gives its registration up.
 //! * Every acknowledgement is true of the handoff that it names.
 
-mod answer;
 mod body;
-mod exchange;
+mod driver;
 mod handle;
+mod http_hooks;
 mod layer;
-mod lent;
+mod lease_window;
+mod lent_lease;
 mod own_record;
 mod ownership;
+mod partition_work;
+mod rejection;
 mod service;
-mod shell;
-mod sidecar;
 mod sync;
-mod term;
-mod work;
+mod tracked_call;
 
 pub use body::{LeaseLost, OwnedBody};
 pub use handle::PodHandle;
+pub use http_hooks::{HookError, Hooks};
 pub use layer::{OwnershipFuture, OwnershipLayer, OwnershipService};
-pub use lent::{LentLease, boottime_millis};
+pub use lent_lease::{LentLease, boottime_millis};
 pub use ownership::{InFlight, Owned, Ownership, Refusal};
 pub use service::Service;
-pub use sidecar::{HookError, Hooks};
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -44,12 +44,12 @@ use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use segue_protocol::records::Capabilities;
 use tokio::time::Instant;
 
-use crate::participant::lease_now;
+use crate::session::lease_now;
 
 /// The subject of a callback of a [`HandoffHandler`]. `epoch` and `handoff` identify warmed state: its `sync` and
 /// `release` carry the same two.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Move {
+pub struct HandoffContext {
     /// The keyspace.
     pub keyspace: String,
     /// The partition.
@@ -69,25 +69,25 @@ pub type HandlerError = Box<dyn std::error::Error + Send + Sync>;
 #[async_trait]
 pub trait HandoffHandler: Send + Sync + 'static {
     /// Copy the partition's state while its old owner still serves. May take long; nothing is paused.
-    async fn warm(&self, _part: &Move) -> Result<(), HandlerError> {
+    async fn warm(&self, _context: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
 
     /// Read what was written since `warm`: the log is at rest. Requests are held meanwhile. Called only with the
     /// capability `sync`.
-    async fn sync(&self, _part: &Move) -> Result<(), HandlerError> {
+    async fn sync(&self, _context: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
 
     /// End what outlives requests (batches, background writes). No request of the partition is in flight any more, and
     /// none is admitted. Afterwards the log is at rest. The handoff may still be cancelled, and requests may return.
-    async fn drain(&self, _part: &Move) -> Result<(), HandlerError> {
+    async fn drain(&self, _context: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
 
     /// Release the state, which may be partly copied: the partition belongs to another pod, or its handoff was
     /// cancelled.
-    async fn release(&self, _part: &Move) -> Result<(), HandlerError> {
+    async fn release(&self, _context: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
 }

@@ -16,10 +16,10 @@ use tracing::warn;
 use std::time::Duration;
 
 use super::PodSettings;
-use super::shell::{Shell, Wish};
-use crate::participant::{Claim, OwnKey, Registration, register, unix_millis};
+use super::driver::{Driver, Intent};
+use crate::session::{Claim, OwnKey, Registration, register, unix_millis};
 
-impl Shell {
+impl Driver {
     /// Registers, and meanwhile releases what an earlier life has left. `ended` is this process's earlier life. Returns
     /// `None` if the pod ends instead.
     pub(super) async fn registered(&mut self, ended: Incarnation) -> Option<Registration> {
@@ -32,16 +32,16 @@ impl Shell {
             register(&store, &claim, |_| encode(&timed(record(&settings, draining)))).await
         });
         loop {
-            let until = match *self.wish.borrow_and_update() {
-                Wish::End { until, .. } if self.work.is_empty() || until <= Instant::now() => return None,
-                Wish::End { until, .. } => until,
+            let until = match *self.intent.borrow_and_update() {
+                Intent::End { until, .. } if self.work.is_empty() || until <= Instant::now() => return None,
+                Intent::End { until, .. } => until,
                 _ => Instant::now() + ttl,
             };
             let wake = self.timers.first().map_or(until, |(at, _)| until.min(*at));
             tokio::select! {
                 biased;
                 registration = &mut registered => return Some(registration),
-                changed = self.wish.changed() => changed.ok()?,
+                changed = self.intent.changed() => changed.ok()?,
                 Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
                 () = sleep_until(wake) => self.due(),
             }
@@ -50,7 +50,7 @@ impl Shell {
 
     pub(super) async fn deregister(&self, registration: Registration) {
         if let Err(error) = registration.withdraw().await {
-            warn!(%error, "could not deregister; the registration ends with its lease");
+            warn!(%error, "cannot deregister; the registration ends with its lease");
         }
     }
 
@@ -76,7 +76,7 @@ impl Shell {
     }
 
     pub(super) fn is_draining(&self) -> bool {
-        *self.wish.borrow() != Wish::Serve || self.state.borrow().draining
+        *self.intent.borrow() != Intent::Serve || self.state.borrow().draining
     }
 
     pub(super) fn is_emptied(&self) -> bool {
@@ -84,7 +84,7 @@ impl Shell {
         let Some(own) = self.view.live_pod(me, life) else {
             return false;
         };
-        let is_told = *self.wish.borrow() == Wish::Serve || own.status == PodStatus::Draining;
+        let is_told = *self.intent.borrow() == Intent::Serve || own.status == PodStatus::Draining;
         let owns =
             |view: &View| view.assignments.values().any(|it| it.value.owner == *me && it.value.incarnation == life);
         let gives = |view: &View| {

@@ -9,7 +9,7 @@ use segue_protocol::txn::Txn;
 use tracing::info;
 
 use super::driver::Router;
-use crate::participant::{Answers, unix_millis};
+use crate::session::{WriteResults, unix_millis};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum AckKind {
@@ -65,22 +65,22 @@ impl Router {
         }
     }
 
-    pub(super) fn written(&mut self, answers: Answers<AckId>) {
-        for (id, result) in &answers {
+    pub(super) fn written(&mut self, results: WriteResults<AckId>) {
+        for (id, result) in &results {
             match result {
                 Ok(outcome) if outcome.committed() && id.2 == AckKind::Cutover => {
                     self.times.remove(&id.0);
                     self.severed.remove(&id.0);
                 }
                 Ok(_) => {}
-                Err(error) => info!(partition = id.0.get(), %error, "could not write an acknowledgement; trying again"),
+                Err(error) => info!(partition = id.0.get(), %error, "acknowledgement cannot be written; retrying"),
             }
         }
         let view = &self.view;
         self.acks.forget(|(partition, handoff, _)| {
             view.handoffs.get(partition).is_none_or(|record| record.id() != *handoff)
         });
-        for (id, _) in answers {
+        for (id, _) in results {
             self.reconcile(id.0);
         }
     }

@@ -2,7 +2,7 @@
 //! acknowledges the results.
 //!
 //! Not here: registration and departure ([`router`](super)), the content of acks ([`acks`](super::acks)), the order of
-//! stops ([`turns`](super::turns)).
+//! stops ([`stop_limiter`](super::stop_limiter)).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use segue_protocol::handoff::router::{
 use segue_protocol::ids::{Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Capabilities, RouterRecord, encode};
-use segue_protocol::view::{Touched, View};
+use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::acks::{AckId, AckKind};
-use super::turns::Turns;
+use super::stop_limiter::StopLimiter;
 use super::{Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
-use crate::participant::{
-    Follow, KeptLease, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, unix_millis, wakes_at,
+use crate::session::{
+    KeptLease, LeaseState, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, unix_millis, wakes_at,
 };
 use crate::store::Store;
 
@@ -63,8 +63,8 @@ pub(super) struct Router {
     partitions: u32,
     pub(super) incarnation: Incarnation,
     trust: Trust,
-    pub(super) acks: Outbox<AckId>,
-    turns: Turns,
+    pub(super) acks: WriteQueue<AckId>,
+    stop_limiter: StopLimiter,
     /// When to reconsider a partition.
     pub(super) timers: BTreeSet<(Instant, PartitionId)>,
     drains: HashMap<PartitionId, Drain>,
@@ -88,8 +88,8 @@ impl Router {
             partitions: 0,
             incarnation: Incarnation::NONE,
             trust: Trust::Gone,
-            acks: Outbox::new(store.clone(), REFUSED_PAUSE),
-            turns: Turns::default(),
+            acks: WriteQueue::new(store.clone(), REFUSED_PAUSE),
+            stop_limiter: StopLimiter::default(),
             timers: BTreeSet::new(),
             drains: HashMap::new(),
             severed: HashMap::new(),
@@ -104,7 +104,7 @@ impl Router {
         let mut lease_state = lease.state();
         let mut own_key = OwnKey::of(self.store.clone(), registration);
         self.incarnation = registration.incarnation;
-        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
         let mut synced = false;
         let mut sighted = true;
         let tick = self.settings.lease_ttl / 6;
@@ -116,7 +116,7 @@ impl Router {
             }
             let state = *lease_state.borrow_and_update();
             if state.lost {
-                warn!("the lease is gone");
+                warn!("router lease lost; holding requests and registering again");
                 self.fence();
                 return End::RegistrationGone;
             }
@@ -132,11 +132,11 @@ impl Router {
             let is_trusted = lease_now() < state.trusted_until;
             let trust_ends = if is_trusted { wakes_at(state.trusted_until) } else { now + tick };
             let timer = self.timers.first().map_or(now + tick, |(at, _)| *at);
-            let wake = timer.min(trust_ends).min(now + tick).min(self.turns.due().unwrap_or(timer));
+            let wake = timer.min(trust_ends).min(now + tick).min(self.stop_limiter.due().unwrap_or(timer));
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return End::Shutdown,
-                update = follow.next() => match update {
+                update = watcher.next() => match update {
                     Update::Snapshot(view) => {
                         self.view.resync(*view);
                         (synced, sighted) = (true, true);
@@ -148,22 +148,22 @@ impl Router {
                         self.publish(None);
                     }
                     Update::Batch(batch) if synced => {
-                        let touched = follow.apply(&mut self.view, batch);
+                        let delta = watcher.apply(&mut self.view, batch);
                         if !self.keep_key(&mut own_key) { return self.registration_gone(); }
                         if self.maps_otherwise() { return self.mapping_gone(lease, shutdown).await; }
                         self.publish(None);
-                        self.react(touched);
+                        self.react(delta);
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
-                        warn!(%error, "lost sight of the store");
+                        warn!(%error, "store watch lost; resyncing");
                         sighted = false;
                         self.observer.resync(&error);
                         self.status.send_modify(|status| status.resyncs += 1);
                     }
                 },
                 Some(partition) = self.notices.recv() => self.noticed(partition),
-                answers = self.acks.answered() => self.written(answers),
+                results = self.acks.next_results() => self.written(results),
                 () = own_key.written() => {}
                 () = sleep_until(wake) => self.due(),
                 changed = lease_state.changed() => if changed.is_err() { self.fence(); return End::RegistrationGone; },
@@ -186,7 +186,7 @@ impl Router {
     }
 
     fn registration_gone(&mut self) -> End {
-        warn!("this router's registration is gone or replaced: fencing");
+        warn!("router registration gone or replaced; holding requests");
         self.fence();
         End::RegistrationGone
     }
@@ -194,7 +194,7 @@ impl Router {
     /// Fences, and leaves once nothing is in flight or a drain's longest time has passed. Handoffs wait for this router
     /// until then: an owner without `drained` may still be working on its requests.
     async fn mapping_gone(&mut self, lease: &KeptLease, shutdown: &CancellationToken) -> End {
-        warn!("the keyspace's settings do not show this router's mapping of requests to partitions: fencing");
+        warn!("keyspace maps requests to partitions in another way than this router; holding requests");
         self.fence();
         let until = Instant::now() + self.settings.drain.timeout;
         while !self.is_drained() && Instant::now() < until && !lease.state().borrow().lost {
@@ -234,7 +234,7 @@ impl Router {
         });
         if std::mem::replace(&mut self.trust, trust) != trust {
             if trust != Trust::Held {
-                warn!("the lease clock has run out: the store has not confirmed the lease in time");
+                warn!("router lease not confirmed in time; holding requests");
                 self.publish(Some("the store has not confirmed the lease in time".to_owned()));
             }
             self.reconcile_all();
@@ -253,11 +253,11 @@ impl Router {
         });
     }
 
-    fn react(&mut self, touched: Touched) {
-        if touched.membership {
+    fn react(&mut self, delta: ViewDelta) {
+        if delta.membership {
             self.reconcile_all();
         } else {
-            for partition in touched.partitions {
+            for partition in delta.partitions {
                 self.plane_retry(partition);
                 self.reconcile(partition);
             }
@@ -325,7 +325,7 @@ impl Router {
                 Some(Step::Stop) => {
                     // Queried only where the stop may wait. Partitions that have their turn keep it.
                     let ready_since = may_stop_later(&self.view, partition, self.trust, &stage);
-                    if ready_since.is_some_and(|since| !self.turns.take(partition, since, Instant::now())) {
+                    if ready_since.is_some_and(|since| !self.stop_limiter.take(partition, since, Instant::now())) {
                         break;
                     }
                     let cause = match wanted {
@@ -342,7 +342,7 @@ impl Router {
                     let without_lease = self.settings.on_store_loss.serves_without_lease(pod.capabilities);
                     self.capabilities.insert(partition, pod.capabilities);
                     plane.switch(partition, &target, pod, without_lease);
-                    self.turns.over(partition);
+                    self.stop_limiter.over(partition);
                 }
                 Some(Step::AckDrained(handoff)) => {
                     self.write((partition, handoff, AckKind::Drained));
@@ -372,7 +372,7 @@ impl Router {
 
     /// Stops partitions whose turn has come.
     fn take_turns(&mut self) {
-        while let Some(partition) = self.turns.next(Instant::now()) {
+        while let Some(partition) = self.stop_limiter.next(Instant::now()) {
             self.reconcile(partition);
         }
     }
@@ -415,7 +415,7 @@ impl Router {
                         partition = partition.get(),
                         pod = from.pod,
                         severed,
-                        "the drain did not end in time: severed what was in flight"
+                        "drain timed out; exchanges in flight severed"
                     );
                 }
                 *self.severed.entry(partition).or_default() += severed;

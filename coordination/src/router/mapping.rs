@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::driver::Router;
-use crate::participant::StoreRetry;
+use crate::session::StoreRetry;
 use crate::store::StoreError;
 
 /// Longest time between two checks. Other routers may leave without a change of the settings.
@@ -30,7 +30,7 @@ impl Router {
                     self.publish(Some(reason));
                 }
                 Err(error) => {
-                    warn!(%error, "cannot read the keyspace's settings; trying again");
+                    warn!(%error, "keyspace settings cannot be read; retrying");
                     self.publish(Some(format!("the keyspace's settings are not known: {error}")));
                     sleep(back_off.next()).await;
                 }
@@ -50,14 +50,14 @@ impl Router {
             Agreement::Same => return Ok(None),
             Agreement::Write(txn) => {
                 if self.store.commit(txn).await?.committed() {
-                    info!("the keyspace maps requests to partitions by {own} from now on");
+                    info!("keyspace now maps requests to partitions by {own}");
                 }
                 // This router or another one has just written the mapping; the next check sees it.
                 return Ok(Some("the keyspace's settings have just been written".to_owned()));
             }
             Agreement::Replace { standing, txn } => {
                 if self.store.commit(txn).await?.committed() {
-                    warn!("the keyspace mapped requests to partitions by {standing}, and does so by {own} from now on");
+                    warn!("keyspace mapped requests to partitions by {standing} and now maps them by {own}");
                     return Ok(None);
                 }
                 format!(

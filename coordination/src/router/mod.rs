@@ -13,7 +13,7 @@
 mod acks;
 mod driver;
 mod mapping;
-mod turns;
+mod stop_limiter;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +29,8 @@ use tracing::warn;
 
 use self::driver::{End, Router};
 #[cfg(doc)]
-use crate::participant::lease_now;
-use crate::participant::{Claim, register};
+use crate::session::lease_now;
+use crate::session::{Claim, register};
 use crate::store::{Store, StoreError};
 
 /// The times of a partition's cutover.
@@ -204,7 +204,7 @@ pub async fn run_router(
             End::Shutdown => {
                 router.fence();
                 if let Err(error) = registration.withdraw().await {
-                    warn!(%error, "could not deregister; the registration ends with its lease");
+                    warn!(%error, "cannot deregister; the registration ends with its lease");
                 }
                 return;
             }

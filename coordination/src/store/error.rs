@@ -9,7 +9,7 @@ pub enum StoreError {
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
     /// The requested revision has been compacted away: take a new snapshot.
-    #[error("revision {requested} of the store is compacted; the oldest that is left is {oldest}")]
+    #[error("revision {requested} of the store is compacted; the oldest available is {oldest}")]
     Compacted {
         /// The revision that the watch should have begun at.
         requested: Revision,
@@ -17,7 +17,7 @@ pub enum StoreError {
         oldest: Revision,
     },
     /// The lease has ended or was never granted.
-    #[error("the lease is gone")]
+    #[error("the lease does not exist any more")]
     LeaseNotFound,
     /// The store refused the request as such: credentials, size, a key written twice in one transaction.
     #[error("the store refused: {0}")]

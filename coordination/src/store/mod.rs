@@ -11,5 +11,5 @@ mod memory;
 
 pub use self::client::{Store, Watch};
 pub use self::error::StoreError;
-pub use self::etcd::{EtcdOptions, EtcdStore, EtcdTls};
+pub use self::etcd::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls};
 pub use self::memory::MemoryStore;

@@ -12,8 +12,10 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Empty, Full};
-use segue_coordination::participant::{Follow, Update, count_by_tokio};
-use segue_coordination::pod::{HandlerError, HandoffHandler, Move, Owned, OwnedBody, PodHandle, PodSettings, PodState};
+use segue_coordination::pod::{
+    HandlerError, HandoffContext, HandoffHandler, Owned, OwnedBody, PodHandle, PodSettings, PodState,
+};
+use segue_coordination::session::{Update, Watcher, count_by_tokio};
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
@@ -61,7 +63,7 @@ impl Fixture {
 
     /// Waits until the store shows this.
     pub(crate) async fn until(&self, what: &str, shows: impl Fn(&View) -> bool) -> View {
-        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut follow = Watcher::start(self.store.clone(), self.keys.clone());
         let mut view = View::empty(self.keys.clone());
         let seen = async {
             loop {
@@ -361,10 +363,10 @@ pub(crate) fn whole(text: &'static str) -> Answer {
 /// An event in the life of a callback.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
-    Began(&'static str, Move),
-    Ended(&'static str, Move),
+    Began(&'static str, HandoffContext),
+    Ended(&'static str, HandoffContext),
     /// Dropped before it ended.
-    Dropped(&'static str, Move),
+    Dropped(&'static str, HandoffContext),
 }
 
 /// How a callback goes.
@@ -399,7 +401,7 @@ impl Service {
         self.conduct(name).send_replace(conduct);
     }
 
-    async fn run(&self, name: &'static str, part: &Move) -> Result<(), HandlerError> {
+    async fn run(&self, name: &'static str, part: &HandoffContext) -> Result<(), HandlerError> {
         let mut told = Told { calls: self.calls.clone(), last: Some(Call::Dropped(name, part.clone())) };
         self.calls.send(Call::Began(name, part.clone()))?;
         let mut conduct = self.conduct(name).subscribe();
@@ -429,19 +431,19 @@ impl Drop for Told {
 
 #[async_trait]
 impl HandoffHandler for Service {
-    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.run("warm", part).await
     }
 
-    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.run("sync", part).await
     }
 
-    async fn drain(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn drain(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.run("drain", part).await
     }
 
-    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.run("release", part).await
     }
 }

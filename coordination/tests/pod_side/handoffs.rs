@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::Response;
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use segue_coordination::pod::{HandlerError, Move, PodSettings};
+use segue_coordination::pod::{HandlerError, HandoffContext, PodSettings};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::records::{Capabilities, Mode, Phase, PodAckKind, encode};
 use segue_protocol::txn::Keys;
@@ -21,8 +21,8 @@ const E2: Epoch = Epoch::new(2);
 const E5: Epoch = Epoch::new(5);
 const P0: PartitionId = PartitionId::new(0);
 
-fn part(epoch: u64, handoff: HandoffId) -> Move {
-    Move { keyspace: "default".to_owned(), partition: P0, epoch: epoch.into(), handoff }
+fn part(epoch: u64, handoff: HandoffId) -> HandoffContext {
+    HandoffContext { keyspace: "default".to_owned(), partition: P0, epoch: epoch.into(), handoff }
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,7 +160,7 @@ async fn the_pods_carry_a_handoff_from_drain_to_release_by_themselves() {
     old.service.let_it("release", Conduct::Last);
     fixture.move_to(P0, Phase::Complete).await;
     assert_eq!(old.call().await, Call::Ended("drain", part(1, handoff)));
-    assert!(matches!(old.call().await, Call::Began("release", Move { epoch: E1, .. })));
+    assert!(matches!(old.call().await, Call::Began("release", HandoffContext { epoch: E1, .. })));
     sleep(Duration::from_secs(10)).await;
     assert!(!fixture.has_said(P0, "old", PodAckKind::Released, handoff).await, "not while it lets go");
     old.service.let_it("release", Conduct::Succeed);

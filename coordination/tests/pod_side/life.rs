@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
-use segue_coordination::pod::{Move, PodSettings};
+use segue_coordination::pod::{HandoffContext, PodSettings};
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
 use segue_protocol::records::{Capabilities, Phase, PodRecord, PodStatus, encode};
 use segue_protocol::txn::{Keys, Op};
@@ -125,7 +125,7 @@ async fn a_pod_whose_key_is_deleted_fences_at_once_lets_go_and_registers_again()
     assert_eq!(sent.await.unwrap().status(), 500, "what was accepted is stopped");
     working.answer.closed().await;
     assert_eq!(deleted.elapsed(), Duration::ZERO, "at once");
-    assert!(matches!(pod.call().await, Call::Began("release", Move { epoch: E1, .. })));
+    assert!(matches!(pod.call().await, Call::Began("release", HandoffContext { epoch: E1, .. })));
     let state = pod.until("it is ready", |state| state.incarnation > before && state.not_ready.is_none()).await;
     assert!(state.owned.is_empty());
     assert_eq!(pod.status_of(P0, 1).await, 421, "the assignment is an earlier life's");
@@ -134,7 +134,7 @@ async fn a_pod_whose_key_is_deleted_fences_at_once_lets_go_and_registers_again()
     assert!(matches!(pod.call().await, Call::Ended("release", _)));
     fixture.place(P0, &pod, 2).await;
     assert_eq!(pod.status_of(P0, 2).await, 200);
-    assert!(matches!(pod.call().await, Call::Began("warm", Move { epoch: E2, .. })));
+    assert!(matches!(pod.call().await, Call::Began("warm", HandoffContext { epoch: E2, .. })));
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,10 +153,10 @@ async fn a_service_that_does_not_let_go_keeps_the_next_life_from_warming_that_pa
     pod.service.let_it("release", Conduct::Succeed);
     fixture.in_phase(P0, Phase::Ready).await;
     while let Ok(call) = pod.calls.try_recv() {
-        if matches!(call, Call::Began("warm", Move { partition: P0, epoch: E2, .. })) {
+        if matches!(call, Call::Began("warm", HandoffContext { partition: P0, epoch: E2, .. })) {
             return;
         }
-        assert!(!matches!(call, Call::Ended("release", Move { partition: P1, .. })));
+        assert!(!matches!(call, Call::Ended("release", HandoffContext { partition: P1, .. })));
     }
     panic!("not warmed");
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::Uri;
-use segue_coordination::pod::{HandoffHandler as _, Hooks, Move, PodHandle, PodSettings};
+use segue_coordination::pod::{HandoffContext, HandoffHandler as _, Hooks, PodHandle, PodSettings};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
 use segue_protocol::records::Phase;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -55,10 +55,10 @@ async fn a_hook_gets_the_move_as_json_and_any_2xx_means_done() {
     let (port, task) = service(vec![204, 500]).await;
     let hooks = Hooks::new(url(port, "/segue/warm?a=b"), None, url(port, "/segue/release")).unwrap();
     assert!(!hooks.capabilities(true).sync && hooks.capabilities(true).drained && hooks.capabilities(true).fence);
-    let part = Move { keyspace: "orders".to_owned(), partition: P7, epoch: E3, handoff: H42 };
+    let part = HandoffContext { keyspace: "orders".to_owned(), partition: P7, epoch: E3, handoff: H42 };
     hooks.warm(&part).await.unwrap();
     let error = hooks.release(&part).await.unwrap_err();
-    assert_eq!(error.to_string(), format!("http://127.0.0.1:{port}/segue/release answered 500 Internal Server Error"));
+    assert_eq!(error.to_string(), format!("http://127.0.0.1:{port}/segue/release responded 500 Internal Server Error"));
     hooks.sync(&part).await.unwrap();
 
     let seen = task.await.unwrap();
@@ -73,7 +73,7 @@ async fn a_hook_gets_the_move_as_json_and_any_2xx_means_done() {
 async fn a_service_that_is_not_there_is_an_error_and_a_url_that_cannot_be_called_is_refused() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let hooks = Hooks::new(url(port, "/"), None, None).unwrap();
-    let part = Move { keyspace: "orders".to_owned(), partition: P7, epoch: E3, handoff: H42 };
+    let part = HandoffContext { keyspace: "orders".to_owned(), partition: P7, epoch: E3, handoff: H42 };
     let error = hooks.warm(&part).await.unwrap_err().to_string();
     assert!(error.contains("cannot be reached"), "{error}");
     for bad in ["https://host/", "/path", "ftp://host/"] {

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::store::{EtcdOptions, EtcdStore, EtcdTls, Store, StoreError};
+use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, Store, StoreError};
 use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Event, Keys, Op, Txn};
 use segue_tests::certificates::{Authority, Issued};
@@ -237,7 +237,7 @@ async fn an_etcd_that_wants_client_certificates_is_spoken_to_with_one_and_new_fi
     let etcd = Etcd::start_with_tls(&ours.issue("etcd"), &ours.file);
     let store = |ca: &Authority, identity: Option<Issued>| {
         let mut options = EtcdOptions::new([etcd.endpoint()]);
-        let identity = identity.map(|identity| (identity.cert, identity.key));
+        let identity = identity.map(|identity| ClientIdentity { cert: identity.cert, key: identity.key });
         options.tls = Some(EtcdTls { ca: ca.file.clone(), identity });
         EtcdStore::connect(options).unwrap()
     };

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::participant::{Follow, KeptLease, Update};
+use segue_coordination::session::{KeptLease, Update, Watcher};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_tests::etcd::Etcd;
@@ -30,7 +30,7 @@ fn leader(members: &[Etcd]) -> usize {
 /// Holds a lease as routers and pods do, which renew it only while they see the store.
 async fn take_part(store: Arc<dyn Store>, until: Duration) -> Result<(), String> {
     let lease = KeptLease::grant(store.clone(), LEASE_TTL).await.map_err(|error| error.to_string())?;
-    let mut follow = Follow::start(store, Keyspace::new("/segue/", "default"));
+    let mut follow = Watcher::start(store, Keyspace::new("/segue/", "default"));
     let (began, mut sighted) = (Instant::now(), true);
     while began.elapsed() < until {
         if sighted {

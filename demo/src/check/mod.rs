@@ -1,19 +1,17 @@
-//! The verdict: pure functions from the records of clients and pods to five counts of harm.
+//! Pure functions that count five kinds of harm in what clients and pods recorded.
 //!
-//! # Invariants
+//! Each count is zero if the protocol kept its promises, whatever the timings: a check counts only what is impossible
+//! otherwise. This requires the following:
 //!
-//! * A run in which the protocol kept its promises has no harm, however slow the machine was: a check counts only what
-//!   cannot have happened otherwise.
-//! * The order of a key's writes is known. Clients send the next write of a key only after the response to the previous
-//!   one. A burst (several writes of a key without waiting for responses) goes over one HTTP/2 connection, which a
-//!   router reads in order.
-//! * An inversion in a burst within one epoch counts only if the router is known to have read the whole burst before
-//!   that epoch began: then it held the requests and had to send them one after the other. Requests that meet an open
-//!   gate may overtake each other; nothing promises their order.
-//! * After a 502, a 504 or a broken connection a write may have been applied, may be applied later, or never. Such a
-//!   write counts only for `duplicated`, `misrouted` and `dual_writer_overlaps`.
-//! * The owner of a partition at an epoch comes from the store's transactions ([`witness`](super::witness)), with the
-//!   moment before which the ownership cannot have begun. Without them (`segue bench`) ownership is not checked.
+//! * A client sends the next write of a key only after the response to the previous one, so the order of each key is
+//!   known. Bursts (several writes of a key without waiting for responses) use one HTTP/2 connection, which a router
+//!   reads in order. An inversion within one epoch of a burst counts only if the router is known to have received the
+//!   whole burst before that epoch began: it then held the requests and had to send them one at a time. Two requests
+//!   that meet an open gate may overtake each other.
+//! * After a 502, a 504 or a broken connection a write may have been applied, may be applied later, or may never be.
+//!   Such a write is examined only for `duplicated`, `misrouted` and `dual_writer_overlaps`.
+//! * The store's own transactions ([`witness`](super::witness)) show the owner of a partition at an epoch, and the
+//!   moment before which the ownership cannot have begun. Without them (`segue bench`) this part is not checked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -22,17 +20,17 @@ use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use super::clock::Nanos;
 use super::record::{Appended, Exchange, Key, Kind, Outcome, RequestId};
 
-/// Most cases of each kind that are described in words.
+/// Number of cases of each kind that are described.
 const EXAMPLES: usize = 5;
 
-/// The records of a run.
+/// All that is known about a run.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
-    /// The requests as clients saw them.
+    /// The requests as clients saw them, each client's in the order of sending.
     pub exchanges: Vec<Exchange>,
-    /// The log records, those of a partition in the order of its log. `None` if the logs are not accessible.
+    /// The records of the pods, each partition's in the order of its log. `None` if the logs are not accessible.
     pub log: Option<Vec<Appended>>,
-    /// The owners of all partitions. `None` if they are not known.
+    /// The owners. `None` if they are not known.
     pub owners: Option<Owners>,
 }
 
@@ -40,7 +38,7 @@ pub struct Evidence {
 #[derive(Debug, Clone, Default)]
 pub struct Owners {
     by_epoch: HashMap<(PartitionId, Epoch), Vec<Ownership>>,
-    /// The time by which each epoch had certainly begun.
+    /// By partition and epoch: a moment at which the epoch had certainly begun.
     begun: BTreeMap<(PartitionId, Epoch), Nanos>,
 }
 
@@ -49,15 +47,14 @@ pub struct Owners {
 pub struct Ownership {
     /// The owning pod.
     pub pod: String,
-    /// Incarnation of the pod.
+    /// The incarnation of the pod.
     pub incarnation: Incarnation,
-    /// Time at which its transaction was sent. The ownership cannot have begun earlier.
+    /// The earliest possible beginning: the transaction that made it was not sent before.
     pub not_before: Nanos,
 }
 
 impl Owners {
-    /// Adds an ownership. If the outcome of transactions is unknown, an epoch has several possible owners, and all are
-    /// added.
+    /// Records an ownership. If the outcome of a transaction is unknown, all possible ownerships are recorded.
     pub fn note(&mut self, partition: PartitionId, epoch: Epoch, ownership: Ownership) {
         let known = self.by_epoch.entry((partition, epoch)).or_default();
         let same = |other: &&mut Ownership| other.pod == ownership.pod && other.incarnation == ownership.incarnation;
@@ -67,20 +64,20 @@ impl Owners {
         }
     }
 
-    /// Notes that the epoch had begun by the time `by`, at which its transaction was answered.
+    /// Records that the epoch had begun by then, because the transaction had a response.
     pub fn begun(&mut self, partition: PartitionId, epoch: Epoch, by: Nanos) {
         let known = self.begun.entry((partition, epoch)).or_insert(by);
         *known = by.min(*known);
     }
 
-    /// Returns the time by which the epoch had certainly ended, because a later one had begun.
+    /// Returns when the epoch had certainly ended, because a later one had begun.
     fn ended_by(&self, partition: PartitionId, epoch: Epoch) -> Nanos {
         let later = self.begun.range((partition, epoch.next())..=(partition, Epoch::MAX));
         later.map(|(_, by)| *by).min().unwrap_or(Nanos::MAX)
     }
 
-    /// Returns the earliest time at which the pod's ownership can have begun, or `None` if the pod was not the owner at
-    /// that epoch. [`Incarnation::NONE`] stands for any incarnation.
+    /// Returns when the pod's ownership can have begun at the earliest, or `None` if the pod was not the owner at that
+    /// epoch. Without an `incarnation` any will do.
     fn began(&self, partition: PartitionId, epoch: Epoch, pod: &str, incarnation: Incarnation) -> Option<Nanos> {
         let owners = self.by_epoch.get(&(partition, epoch))?.iter();
         let is_it = |owner: &&Ownership| {
@@ -89,7 +86,7 @@ impl Owners {
         owners.filter(is_it).map(|owner| owner.not_before).min()
     }
 
-    /// Returns the earliest time at which the epoch can have begun.
+    /// Returns when the epoch can have begun at the earliest.
     fn epoch_began(&self, partition: PartitionId, epoch: Epoch) -> Option<Nanos> {
         self.by_epoch.get(&(partition, epoch))?.iter().map(|owner| owner.not_before).min()
     }
@@ -98,9 +95,9 @@ impl Owners {
 /// One kind of harm.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Count {
-    /// Number of cases.
+    /// The number of cases.
     pub count: u64,
-    /// The first few cases in words.
+    /// Descriptions of the first cases.
     pub examples: Vec<String>,
 }
 
@@ -113,23 +110,24 @@ impl Count {
     }
 }
 
-/// The five counts of harm, and how much was checked to find them.
+/// The five counts of harm, and the amount of evidence behind them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Harm {
-    /// Acknowledged writes that are not in the log, reads that do not see an acknowledged write, keys that could not be
-    /// read after the load, and requests that were never answered.
+    /// Acknowledged writes that are not in the log; reads that miss an acknowledged write, including the last look at
+    /// each key; requests without a response.
     pub lost: Count,
-    /// Requests that are in the log more often than they should be: twice, or once although the response promised that
-    /// the request was not carried out. A client that trusts such a response would send the request again.
+    /// Requests that are in the log once more than allowed: twice, or once although the response promised that nothing
+    /// was done, so a client that trusts it sends the request again.
     pub duplicated: Count,
-    /// Requests accepted by a pod that did not own the partition at that epoch, or before the epoch had begun or after
-    /// it had ended; records in the log of another partition than the client's; `421` responses that reached a client.
+    /// Requests accepted by a pod that was not the owner at that epoch; records in the log of another partition than
+    /// the client meant; refusals of pods that reached a client.
     pub misrouted: Count,
     /// Writes that are in the log behind a later write of their key.
     pub reordered: Count,
-    /// Pairs of owners of a partition that worked at the same time, or whose records are interleaved in the log.
+    /// Pairs of owners of a partition that accepted requests at the same time, or whose records are interleaved in the
+    /// log.
     pub dual_writer_overlaps: Count,
-    /// Pairs of requests of a burst that were certainly held together. Their order had to be kept.
+    /// Pairs of requests of a burst that were certainly held together, so their order had to be kept.
     pub held_pairs_checked: u64,
     /// Number of reads that were checked to be fresh.
     pub reads_checked: u64,
@@ -147,13 +145,13 @@ impl Harm {
         ]
     }
 
-    /// Returns whether there was no harm.
+    /// Returns whether nothing went wrong.
     pub fn none(&self) -> bool {
         self.counts().iter().all(|(_, count)| count.count == 0)
     }
 }
 
-/// Returns the harm that the evidence shows.
+/// Examines all evidence.
 pub fn check(evidence: &Evidence) -> Harm {
     let mut harm = Harm {
         lost: lost(evidence),
@@ -261,7 +259,7 @@ fn misrouted(evidence: &Evidence) -> Count {
             });
             continue;
         }
-        // A write that is in the log has been checked with its record.
+        // A write that is in the log was examined there.
         let (Some(owners), Some((pod, epoch)), false) =
             (&evidence.owners, &exchange.answered_by, logged.contains(request))
         else {
@@ -278,13 +276,13 @@ fn misrouted(evidence: &Evidence) -> Count {
     count
 }
 
-/// The writes of a key in the part of the log that has been read.
+/// The positions of a key's writes in the log, as far as the log has been read.
 #[derive(Default)]
 struct Line {
     /// The latest write outside the current burst.
     latest: u64,
     burst: Option<u64>,
-    /// The writes of the current burst as (sequence, epoch), in the order of the log.
+    /// The writes of the current burst: (sequence, epoch) in the order of the log.
     members: Vec<(u64, Epoch)>,
 }
 
@@ -342,7 +340,7 @@ fn reordered(evidence: &Evidence) -> (Count, u64) {
     (count, held_pairs)
 }
 
-/// The records of one pod under one epoch.
+/// The work of one pod under one epoch.
 #[derive(Debug)]
 struct Reign<'a> {
     pod: &'a str,
@@ -361,7 +359,7 @@ fn dual_writers(evidence: &Evidence) -> Count {
             reign.epoch == record.epoch && *reign.pod == *record.pod && reign.incarnation == record.incarnation
         };
         let (from, to, offset) = (record.accepted_at, record.appended_at, record.offset);
-        // A record most likely belongs to the newest.
+        // The newest one is the likely one.
         if let Some(reign) = reigns.iter_mut().rev().find(own) {
             reign.times = (reign.times.0.min(from), reign.times.1.max(to));
             reign.offsets.1 = offset;
@@ -387,7 +385,7 @@ fn dual_writers(evidence: &Evidence) -> Count {
     count
 }
 
-/// Returns whether two pods wrote at the same time or out of order. The earliest record must be that of `first`.
+/// Describes a clash, where `first` has the first record of the two.
 fn clash(first: &Reign<'_>, second: &Reign<'_>) -> bool {
     let same_pod = first.pod == second.pod && first.incarnation == second.incarnation;
     let overlap = first.times.0 < second.times.1 && second.times.0 < first.times.1;

@@ -138,7 +138,7 @@ fn unknown(code: u16) -> Outcome {
     Outcome::Unknown { code, reason: "why".into() }
 }
 
-/// Returns the history of a partition that moves from `a` to `b`, with writes and reads before and after.
+/// Returns the history of a partition that moved from `a` to `b`, with writes and reads before and after.
 fn moved() -> World {
     let mut world = World::new();
     world.give(P7, 0);
@@ -367,7 +367,7 @@ fn carry_out(steps: Vec<Step>) -> World {
     world
 }
 
-/// Compares every pair of records: slow and simple.
+/// Compares every pair of records: slow, but obviously right.
 fn two_pods_wrote_at_once(log: &[Appended]) -> bool {
     let reign = |record: &Appended| (record.partition, record.epoch, record.pod.clone(), record.incarnation);
     let span = |of: &Appended| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::seq::IndexedRandom;
-use segue_coordination::participant::{Follow, Update};
+use segue_coordination::session::{Update, Watcher};
 use segue_coordination::store::Store;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
@@ -79,14 +79,14 @@ pub(super) fn follow(store: Arc<dyn Store>, keys: Keyspace) -> (watch::Receiver<
     let (sender, places) = watch::channel(Places::default());
     let task = tokio::spawn(async move {
         let mut view = View::empty(keys.clone());
-        let mut follow = Follow::start(store, keys);
+        let mut watcher = Watcher::start(store, keys);
         loop {
-            match follow.next().await {
+            match watcher.next().await {
                 Update::Snapshot(snapshot) => view = *snapshot,
                 Update::Batch(batch) => drop(view.apply(batch)),
                 Update::Lost(_) => {}
             }
-            while let Some(batch) = follow.try_next_batch() {
+            while let Some(batch) = watcher.try_next_batch() {
                 view.apply(batch);
             }
             let places = Places::of(&view);

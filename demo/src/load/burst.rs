@@ -1,9 +1,9 @@
 //! A burst client: several writes of one key on one HTTP/2 connection, without waiting for responses.
 //!
-//! A router reads the requests of a connection in the order in which they were sent. To know that the router has read a
-//! whole burst, the client sends a *sentinel* behind it: a request that names no partition, which the router answers
-//! itself and at once. Once that response is there, the router has read everything before it. Bursts go to a partition
-//! that moves, if one is known.
+//! A router reads the requests of a connection in the order of sending. To learn that the router has received the whole
+//! burst, the client sends a *sentinel* after it: a request that names no partition, to which the router responds
+//! itself at once. Its response shows that everything before it was received. Bursts target a moving partition, if one
+//! is known.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -57,8 +57,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
             (*sequence, sent) = (*sequence + 1, sent + 1);
             let request = common.request_id(settings.clients + number, sent);
             let kind = Kind::Write { sequence: *sequence };
-            // The request goes to the connection here and not when the response is awaited, so the order is that of
-            // these calls.
+            // The request is handed to the connection here and not at the await, so the order is that of these lines.
             let answer = sender.send_request(common.request(key, &kind, request, true));
             members.push((request, kind, clock::now(), answer));
             common.gauge.sent.fetch_add(1, Relaxed);
@@ -89,8 +88,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
     exchanges
 }
 
-/// Sends a sentinel, which does not count as a request of the load. Returns the time at which the router's own response
-/// was there.
+/// Returns when the router's local reply arrived. It does not count as a request of the load.
 fn sentinel(sender: &mut Sender) -> impl Future<Output = Option<Nanos>> + use<> {
     let request = Request::builder().uri(target("/sentinel", true)).body(Full::default()).unwrap_or_default();
     let answer = sender.send_request(request);

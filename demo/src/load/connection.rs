@@ -27,7 +27,7 @@ pub(super) enum Connection {
     Http2(http2::SendRequest<Body>, Driver),
 }
 
-/// The task that drives a connection. It ends when this is dropped.
+/// The task that drives a connection. It ends with its owner.
 pub(super) struct Driver {
     _task: AbortOnDropHandle<()>,
 }
@@ -59,7 +59,7 @@ impl Connection {
         Ok(Connection::Http1 { sender, _driver: Driver::start(connection) })
     }
 
-    /// Returns the parts of an HTTP/2 connection, for several requests at once.
+    /// Returns a handle for several concurrent requests.
     pub(super) fn into_http2(self) -> Option<(http2::SendRequest<Body>, Driver)> {
         match self {
             Connection::Http2(sender, driver) => Some((sender, driver)),
@@ -71,7 +71,7 @@ impl Connection {
         match self {
             Connection::Http1 { sender, .. } => match sender.ready().await {
                 Ok(()) => sender.try_send_request(request).await,
-                // The connection was closed while idle. The next call fails and returns the request.
+                // The connection was closed while idle: the next line reports that and returns the request.
                 Err(_) => sender.try_send_request(request).await,
             },
             Connection::Http2(sender, _) => sender.try_send_request(request).await,
@@ -79,8 +79,8 @@ impl Connection {
     }
 }
 
-/// Sends on the connection in `slot`, which is opened first if necessary. A request that was not sent, or certainly not
-/// processed, is sent again on a new connection.
+/// Sends on the connection in `slot`, opening it first if necessary. A request that was never sent uses a new
+/// connection.
 pub(super) async fn exchange(
     slot: &mut Option<Connection>,
     to: &Destination,
@@ -121,15 +121,15 @@ pub(super) async fn exchange(
     said
 }
 
-/// Returns whether the peer has announced with a GOAWAY that it does not process the request (RFC 9113, 6.8). h2
-/// returns this error for streams that it could not open any more, and for those behind the last stream that the peer
+/// Returns whether the other side was closing and stated that it will not process the request (RFC 9113, 6.8). h2
+/// returns this error for streams that it no longer opens, and for those after the last stream that the other side has
 /// named. A stream that is cut off gets another error.
 fn left_alone(error: &hyper::Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
     cause.is_some_and(|it| it.is_go_away() && it.is_remote() && it.reason() == Some(h2::Reason::NO_ERROR))
 }
 
-/// Reads the response to its end. A response that is cut off counts as a broken connection.
+/// Reads the response to its end. A response that is cut off is none.
 pub(super) async fn answer(response: Response<Incoming>) -> Said {
     let (head, body) = response.into_parts();
     match body.collect().await {

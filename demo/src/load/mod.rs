@@ -1,11 +1,11 @@
-//! The load: clients that send checked requests to routers over real sockets, and record the outcomes.
+//! The load: clients that send checked requests to routers over real sockets, and record what they see.
 //!
-//! There are two kinds of clients. A *steady* client (`steady`) owns some keys. It sends the next request of a key only
-//! after the response to the previous one, through any of the routers. A *burst* client (`burst`) sends several writes
-//! of a key on one HTTP/2 connection without waiting. A cutover could reorder those.
+//! There are two kinds. A *steady* client (`steady`) owns some keys and sends a key's next request only after the
+//! response to the previous one, each through any of the routers. A *burst* client (`burst`) sends several writes of a
+//! key on one HTTP/2 connection without waiting; these can be overtaken in a cutover.
 //!
-//! [`check`](mod@super::check) says which conclusions the records allow. A client sends a request again only if it
-//! certainly was not processed: its connection was closed before, or the router said so with a GOAWAY.
+//! [`check`](mod@super::check) states which conclusions the records allow. No request is sent again unless it was
+//! certainly not processed: its connection was closed before, or its router stated so with a GOAWAY.
 
 mod burst;
 mod connection;
@@ -34,42 +34,42 @@ use super::cluster::Places;
 use super::record::{Exchange, Key, Kind, Outcome, RequestId};
 use super::writer::names;
 
-/// Authority of all requests.
+/// The host that requests name.
 const AUTHORITY: &str = "demo";
 /// Number of keys of each steady client.
 const KEYS: u32 = 8;
-/// Pause of a client after a refusal, so that the load does not consist of refusals.
+/// The pause after a 503, so that refusals do not accumulate as fast as possible.
 const AFTER_REFUSAL: Duration = Duration::from_millis(20);
 
-/// Settings of a load.
+/// The load, and its target.
 #[derive(Debug, Clone)]
 pub struct LoadSettings {
     /// The routers. Each client uses all of them.
     pub routers: Vec<Destination>,
-    /// Number of partitions that the keys are spread over.
+    /// The number of partitions of the keys.
     pub partitions: u32,
-    /// Number of steady clients. Every fourth uses HTTP/2.
+    /// The number of steady clients. Every fourth one uses HTTP/2.
     pub clients: u32,
-    /// Number of burst clients, in addition.
+    /// The number of further burst clients.
     pub bursts: u32,
-    /// Requests per second of the steady clients together. 0 means no limit.
+    /// Requests per second, over all steady clients; 0 sends as fast as possible.
     pub rate: u32,
-    /// Time that a client waits for a response: longer than a router may take for one.
+    /// How long a request may go without a response: longer than a router may take for one.
     pub patience: Duration,
-    /// Seed of all choices.
+    /// The seed of all choices.
     pub seed: u64,
-    /// The header that names the partition. Without it only the path `/keys/{key}` tells it.
+    /// The header that names the partition. Otherwise only the path `/keys/{key}` names the key.
     pub partition_header: Option<HeaderName>,
-    /// The cluster's placement, so that bursts go to partitions that move. `None` sends them to any partition.
+    /// The places of everything, so that bursts target a moving partition. With `None` they go anywhere.
     pub places: Option<watch::Receiver<Places>>,
 }
 
-/// A router's address, and how to connect to it.
+/// A router, and the way to reach it.
 #[derive(Debug, Clone)]
 pub struct Destination {
-    /// The address.
+    /// Its address.
     pub address: SocketAddr,
-    /// The trusted authorities and the expected name of the certificate. `None` means clear text.
+    /// The authorities to trust, and the name in the router's certificate; without it clear text.
     pub tls: Option<(ClientTls, String)>,
 }
 
@@ -79,18 +79,18 @@ impl From<SocketAddr> for Destination {
     }
 }
 
-/// Counts of a running load.
+/// Counts while the load runs.
 #[derive(Debug, Default)]
 pub struct Gauge {
     /// Number of requests sent.
     pub sent: AtomicU64,
-    /// Number of requests that a pod carried out and acknowledged.
+    /// Requests that a pod has processed.
     pub ok: AtomicU64,
     errors: Mutex<BTreeMap<(u16, Arc<str>), u64>>,
 }
 
 impl Gauge {
-    /// Returns the numbers of other outcomes by status and reason. The status is 0 if there was no response.
+    /// Returns the responses without success, by status (0: no response) and reason.
     pub fn errors(&self) -> BTreeMap<(u16, Arc<str>), u64> {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -117,13 +117,13 @@ pub struct Load {
     common: Arc<Common>,
 }
 
-/// State that all clients share.
+/// The state that all clients share.
 #[derive(Debug)]
 struct Common {
     settings: LoadSettings,
     gauge: Arc<Gauge>,
     stop: CancellationToken,
-    /// The upper bits of the numbers of all requests, so that the numbers of two runs against one log differ.
+    /// The upper half of all request numbers, so that those of two runs against one log differ.
     run: u64,
     keys: Vec<KeyPlace>,
 }
@@ -165,18 +165,18 @@ impl Load {
         Load { clients, stop, gauge, common }
     }
 
-    /// Returns the counts of the load.
+    /// Returns the current counts.
     pub fn gauge(&self) -> &Arc<Gauge> {
         &self.gauge
     }
 
-    /// Lets each client finish its requests in flight, reads every written key once more, and returns all records.
+    /// Lets each client finish its requests, reads every key once more, and returns the records.
     pub async fn finish(mut self) -> Vec<Exchange> {
         self.stop.cancel();
         let mut exchanges = Vec::new();
         while let Some(client) = self.clients.join_next().await {
-            // The panic of a client has been reported. Its records are missing, so the log has writes of unknown
-            // requests.
+            // A client that panicked has reported it. Its records are missing, and its writes appear as unknown ones in
+            // the log.
             exchanges.append(&mut client.unwrap_or_default());
         }
         let last = steady::last_look(&self.common, &exchanges).await;
@@ -187,7 +187,7 @@ impl Load {
 
 impl Common {
     fn request_id(&self, client: u32, count: u32) -> RequestId {
-        // The 40 bits below those of the run: 65,536 clients with 16 million requests each.
+        // 40 bits below those of the run: enough for clients of up to 16 million requests each, at most 65,536 of them.
         self.run | (u64::from(client) << 24) | u64::from(count & 0xff_ffff)
     }
 
@@ -215,7 +215,7 @@ impl Common {
     }
 }
 
-/// Returns the target of a request. HTTP/2 has the authority in the target, HTTP/1.1 in a header.
+/// Returns the request target: HTTP/2 sends the authority with the target, HTTP/1.1 in a header.
 fn target(path: &str, http2: bool) -> String {
     if http2 { format!("http://{AUTHORITY}{path}") } else { path.to_owned() }
 }
@@ -225,7 +225,7 @@ fn target(path: &str, http2: bool) -> String {
 struct Said {
     outcome: Outcome,
     answered_by: Option<(Arc<str>, Epoch)>,
-    /// Number of the newest write that the pod has seen.
+    /// The newest write that the pod knew.
     seen: u64,
 }
 
@@ -237,7 +237,7 @@ fn understand(status: StatusCode, headers: &HeaderMap) -> Said {
     let code = status.as_u16();
     let outcome = match code {
         _ if by_router.is_none() && status.is_success() => Outcome::Ok,
-        // The router sends these before it sends anything to a pod, or instead.
+        // The router responds with these before anything was sent to a pod, or instead of it.
         400 | 408 | 413 | 431 | 503 if by_router.is_some() => Outcome::Refused { code, reason },
         421 => Outcome::Refused { code, reason },
         _ => Outcome::Unknown { code, reason },
@@ -247,11 +247,11 @@ fn understand(status: StatusCode, headers: &HeaderMap) -> Said {
     Said { outcome, answered_by, seen: number(&names::SEQUENCE).unwrap_or(0) }
 }
 
-/// Returns the time at which the next request of a client is due that sends one every `interval`. 0 means at once.
+/// Returns when the next request of a client that sends every `interval` is due; 0: at once.
 fn next_due(last: Nanos, interval: Nanos) -> Nanos {
     match interval {
         0 => clock::now(),
-        // A client that was held is behind. The latency of a late request counts from when it was due.
+        // A client that was held is behind its rate, and its late requests count from when they were due.
         _ => last + interval,
     }
 }

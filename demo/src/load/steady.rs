@@ -1,8 +1,8 @@
-//! A steady client: writes and reads its own keys through any router, one request of a key at a time.
+//! A steady client: writes and reads of its own keys through any router, one request per key at a time.
 //!
-//! The client has one request in flight, as a thread of a service would. A request that takes longer than [`PATIENT`]
-//! is awaited in a task of its own, and the client continues with its other keys. Otherwise one partition that is held
-//! would stop all clients, and the other partitions would not be checked.
+//! It has one request in flight, like a thread of a service. A request that is held longer than [`PATIENT`] is awaited
+//! separately, and the client continues with its other keys. Otherwise a single held partition would silence all
+//! clients, and the other partitions would not be tested.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -19,31 +19,31 @@ use super::super::record::{Exchange, Key, Kind, Outcome};
 use super::connection::{Connection, exchange};
 use super::{AFTER_REFUSAL, Common, KEYS, next_due};
 
-/// Most attempts at the last read of a key.
+/// Number of attempts of the last look at a key.
 const LOOKS: u32 = 5;
-/// Number of clients that share the last reads.
+/// Number of concurrent readers of that last look.
 const READERS: usize = 16;
-/// Time that a client waits for a response before it continues with another key.
+/// How long a client waits for a response before it continues with another key.
 const PATIENT: Duration = Duration::from_millis(100);
 
 struct Client {
     common: Arc<Common>,
     number: u32,
     http2: bool,
-    /// One connection for each router. `None` while it is in use.
+    /// One connection per router; absent while it is in use.
     connections: Vec<Option<Connection>>,
     random: StdRng,
     sent: u32,
 }
 
-/// A finished request, and the connection that it used.
+/// A request, with or without a response.
 struct Done {
     exchange: Exchange,
     router: usize,
     connection: Option<Connection>,
 }
 
-/// The client's writes of a key.
+/// The client's knowledge of a key.
 #[derive(Debug, Clone, Copy, Default)]
 struct Writes {
     sent: u64,
@@ -83,8 +83,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
         }
         let patience = tokio::time::sleep(PATIENT);
         tokio::pin!(patience);
-        // Runs until the request is done or continues in a task of its own. If all keys wait, until one has its
-        // response.
+        // Until the request is done or is awaited separately. If all keys wait, until one of them no longer does.
         loop {
             let Some(asked) = &mut current else {
                 if let Some(Ok(done)) = aside.join_next().await {
@@ -125,7 +124,7 @@ impl Client {
         Client { common, number, http2, connections, random: StdRng::seed_from_u64(seed), sent: 0 }
     }
 
-    /// Sends a request. The returned future does not borrow the client.
+    /// Sends a request. The future does not borrow the client.
     fn send(&mut self, key: Key, kind: Kind, due_at: u64) -> impl Future<Output = Done> + use<> {
         self.sent += 1;
         let request = self.common.request_id(self.number, self.sent);
@@ -179,7 +178,7 @@ impl Client {
     }
 }
 
-/// Reads every key with an acknowledged write once more, to see its final state.
+/// Reads every written key once more, to see its final state.
 pub(super) async fn last_look(common: &Arc<Common>, exchanges: &[Exchange]) -> Vec<Exchange> {
     let mut acked: HashMap<Key, u64> = HashMap::new();
     for exchange in exchanges.iter().filter(|exchange| exchange.outcome == Outcome::Ok) {

@@ -1,4 +1,4 @@
-//! The report of a demo, as JSON for programs and as text for people.
+//! The findings of a demo, for programs (JSON) and for people.
 
 mod text;
 
@@ -14,89 +14,89 @@ use super::record::{Exchange, Outcome};
 use super::story::Step;
 pub(super) use text::{micros, thousands};
 
-/// The report of a run.
+/// The findings of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Whether there was no harm and the cluster was settled at the end.
+    /// Nothing was harmed, and at the end every partition had its owner.
     pub sound: bool,
     /// The seed.
     pub seed: u64,
-    /// The scenario, or `bench` for a load without a cluster.
+    /// The scenario; `bench` for the load alone.
     pub scenario: &'static str,
-    /// Time for which the load ran, in seconds.
+    /// The duration of the load, in seconds.
     pub seconds: f64,
     /// Number of requests that clients sent.
     pub requests: u64,
-    /// Number of requests that a pod carried out and acknowledged.
+    /// Requests that a pod processed and confirmed.
     pub ok: u64,
-    /// Successful requests per second.
+    /// Processed requests per second.
     pub requests_per_second: u64,
-    /// Requests that were acknowledged and lost, or never answered.
+    /// Acknowledged writes that are missing, and requests without a response.
     pub lost: u64,
-    /// Requests that were carried out twice, or although they were refused.
+    /// Requests applied twice, or applied although refused.
     pub duplicated: u64,
-    /// Requests that were accepted by a pod that was not the owner.
+    /// Requests accepted by a pod that was not the owner.
     pub misrouted: u64,
-    /// Writes that are behind a later write of their key.
+    /// Writes that were applied after a later one of their key.
     pub reordered: u64,
-    /// Pairs of owners that wrote at the same time.
+    /// Pairs of concurrent owners.
     pub dual_writer_overlaps: u64,
-    /// The first few cases of each kind of harm, in words.
+    /// Descriptions of the first cases of each kind.
     pub harm: BTreeMap<&'static str, Vec<String>>,
-    /// Outcomes other than success, by status and reason. The status is 0 if there was no response.
+    /// Responses without success: by status (0: none), then by reason.
     pub errors: BTreeMap<u16, BTreeMap<Arc<str>, u64>>,
     /// Number of handoffs that changed the owner of a partition.
     pub handoffs: u64,
-    /// Number of cancelled handoffs. Their partitions kept their owners.
+    /// Cancelled handoffs; the partition stayed with its owner.
     pub handoffs_cancelled: u64,
-    /// Number of changes of owner that routers carried out, one for each router and handoff.
+    /// Changes of owner that routers carried out: one per router and handoff.
     pub cutovers: u64,
-    /// Pauses of cutovers from one living pod to another.
+    /// How long a partition was held in a cutover between living pods.
     pub cutover_pause_us: Distribution,
-    /// Pauses after a crash: until the lease has expired and the new owner has read the state.
+    /// How long a partition was held after its pod was cut off: until the lease had expired and the state was read.
     pub failover_pause_us: Distribution,
     /// Latencies that clients saw.
     pub latency_us: Latencies,
-    /// Number of partitions without an owner or with a handoff when the run ended. 0 if the cluster was settled.
+    /// Partitions without an owner or in a handoff when the run ended; 0 if all had settled.
     pub unsettled: u64,
-    /// The amount of evidence that was checked.
+    /// The amount of evidence behind the checks.
     pub checked: Checked,
     /// The steps of the scenario.
     pub steps: Vec<Step>,
-    /// The cluster that was played on.
+    /// The participants.
     pub cluster: Cluster,
 }
 
-/// The amount of evidence that was checked.
+/// The amount of evidence behind the checks.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Checked {
-    /// Number of log records. `None` if the logs were not accessible.
+    /// Records of the logs; `None` if the logs are not accessible.
     pub log_records: Option<u64>,
     /// Number of reads that were checked to be fresh.
     pub reads: u64,
     /// Number of pairs of requests of a key that were certainly held together.
     pub held_pairs: u64,
-    /// Whether the owners of the partitions were known.
+    /// Whether the owners are known.
     pub owners: bool,
 }
 
-/// The cluster that was played on.
+/// The participants.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Cluster {
-    /// The store.
+    /// The kind of store.
     pub store: String,
-    /// Number of routers.
+    /// The number of routers.
     pub routers: u32,
-    /// Number of pods at the start.
+    /// The number of pods at the start.
     pub pods: u32,
-    /// Number of partitions.
+    /// The number of partitions.
     pub partitions: u32,
-    /// Number of clients with one request in flight.
+    /// The number of clients that send one request at a time.
     pub clients: u32,
 }
 
 impl Report {
-    /// Returns the report of a load: the outcomes of its requests and the harm. The fields of a cluster are left empty.
+    /// Returns a report of the clients' records and the checks' findings. The cluster's part is left empty.
     pub fn of_load(seed: u64, lasted: Duration, exchanges: &[Exchange], harm: &Harm) -> Self {
         let mut errors: BTreeMap<u16, BTreeMap<Arc<str>, u64>> = BTreeMap::new();
         let mut ok = 0;
@@ -140,9 +140,9 @@ impl Report {
         }
     }
 
-    /// Returns the report as one JSON object.
+    /// Returns the report as a JSON object.
     pub fn to_json(&self) -> String {
-        // Serialising cannot fail: all values are numbers, strings, or maps whose keys become strings.
+        // Numbers, strings and maps with keys that become strings: serialising them to memory cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 }

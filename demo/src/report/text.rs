@@ -117,7 +117,7 @@ impl Display for Latency<'_> {
     }
 }
 
-/// Returns a number of microseconds as text with a suitable unit.
+/// Formats microseconds for people.
 pub(crate) fn micros(micros: u64) -> String {
     match micros {
         0..1_000 => format!("{micros} µs"),
@@ -127,7 +127,7 @@ pub(crate) fn micros(micros: u64) -> String {
     }
 }
 
-/// Returns a number with commas between the thousands.
+/// Formats a number with separated thousands.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev();

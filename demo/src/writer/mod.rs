@@ -1,12 +1,13 @@
 //! The demo's writer: a service with state, the kind of service that needs handoffs.
 //!
-//! The writer keeps the last value of each key in a cache per partition, in front of that partition's log.
-//! `PUT /keys/{key}` appends to the log and then updates the cache. `GET /keys/{key}` reads the cache alone, so every
-//! difference between cache and log is visible to clients. Before the writer serves a partition, it reads the log
-//! ([`Writer::warm`], while the old owner still writes) and then the records that were added until the old owner had
-//! stopped ([`Writer::sync`]). The layer in front of it ([`pod`]) refuses partitions that the pod does not own.
+//! It keeps the last value of each key, a cache per partition in front of that partition's log. `PUT /keys/{key}`
+//! appends to the log and then updates the cache. `GET /keys/{key}` reads the cache alone, so readers notice a pod
+//! whose cache differs from the log. Before the writer serves a partition it reads the log ([`Writer::warm`], while the
+//! old owner still writes) and then the records that were added until the old owner had stopped ([`Writer::sync`]). The
+//! layer in front of it refuses what the pod does not own ([`pod`]).
 //!
-//! The writer hides no fault of the protocol: two writers of one partition do not see each other's writes.
+//! It does not protect itself: two writers of one partition do not see each other's writes, and nothing here hides
+//! that.
 
 pub mod pod;
 mod server;
@@ -27,14 +28,14 @@ use super::clock::Nanos;
 use super::log::{Log, Tail};
 use super::record::{Appended, RequestId};
 
-/// Settings of a writer.
+/// The behaviour of a writer.
 #[derive(Debug, Clone, Default)]
 pub struct WriterSettings {
-    /// Time that a request takes, give or take a half, so that some are in flight.
+    /// How long it works on a request, plus or minus a half, so that requests are in flight.
     pub service_time: Duration,
-    /// Time that warming takes besides reading the log, as if the log were long.
+    /// How long `warm` takes in addition to reading the log.
     pub warm_time: Duration,
-    /// Number of bytes that warming copies besides the log: state that is not in the log.
+    /// How much `warm` copies in addition to the log: state that is not in the log.
     pub state_bytes: usize,
 }
 
@@ -49,21 +50,21 @@ struct Inner {
     name: Arc<str>,
     log: Log,
     settings: WriterSettings,
-    /// The state of the pod that the writer serves as.
+    /// The pod of this writer.
     pod: OnceLock<watch::Receiver<PodState>>,
-    /// The state of each partition that the pod owns or is about to own, with the handoff that brought it.
+    /// The state of each partition that it owns or is about to own, with the handoff that brings it.
     caches: Mutex<HashMap<PartitionId, (HandoffId, SharedCache)>>,
 }
 
 type SharedCache = Arc<Mutex<Cache>>;
 
-/// The state of a partition.
+/// A pod's state of a partition.
 #[derive(Debug, Default)]
 struct Cache {
     entries: HashMap<Arc<str>, Entry>,
-    /// Offset up to which the log has been read.
+    /// The offset up to which the log has been read.
     read_to: u64,
-    /// The last epoch that has claimed the log. Earlier ones are shut out of it.
+    /// The last epoch at which it served; the log refuses earlier ones.
     claimed: Epoch,
 }
 
@@ -80,7 +81,7 @@ pub struct Entry {
     pub value: Arc<str>,
 }
 
-/// A write, taken from a request.
+/// A write as a request states it.
 #[derive(Debug, Clone)]
 pub struct Write {
     /// The partition that the router stamped on the request.
@@ -91,28 +92,27 @@ pub struct Write {
     pub request: RequestId,
     /// The key.
     pub key: Arc<str>,
-    /// Number of the write among the writes of its key.
+    /// The client's sequence number.
     pub sequence: u64,
     /// The value.
     pub value: Arc<str>,
-    /// Time at which work on the request began.
+    /// When the work on it began.
     pub accepted_at: Nanos,
 }
 
 impl Writer {
-    /// Returns a writer without any state.
+    /// Returns a writer without state.
     pub fn new(name: &str, log: Log, settings: WriterSettings) -> Self {
         let inner = Inner { name: name.into(), log, settings, pod: OnceLock::new(), caches: Mutex::default() };
         Writer { inner: Arc::new(inner) }
     }
 
-    /// Returns the writer's name.
+    /// Returns its name.
     pub fn name(&self) -> &Arc<str> {
         &self.inner.name
     }
 
-    /// Sets the state of the pod that the writer serves as. Log records name its incarnation. Only the first call has
-    /// an effect.
+    /// Sets the pod that it is, whose incarnation its records name. To be called once.
     pub fn is_pod(&self, state: watch::Receiver<PodState>) {
         let _ = self.inner.pod.set(state);
     }
@@ -121,12 +121,12 @@ impl Writer {
         self.inner.pod.get().map_or(Incarnation::NONE, |state| state.borrow().incarnation)
     }
 
-    /// Returns the writer's settings.
+    /// Returns its behaviour.
     pub fn settings(&self) -> &WriterSettings {
         &self.inner.settings
     }
 
-    /// Reads the partition's log from its beginning, while the old owner still writes to it.
+    /// Reads the partition's log from its beginning, while the owner still writes.
     pub fn warm(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let mut cache = Cache::default();
         cache.apply(self.inner.log.read(partition, 0)?);
@@ -134,7 +134,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Reads the records that were added to the log since it was read. The old owner has stopped writing.
+    /// Reads what was added to the log since. No pod writes to it now.
     pub fn sync(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let known = lock(&self.inner.caches).get(&partition).cloned();
         let Some((_, cache)) = known.filter(|(by, _)| *by == handoff) else { return self.warm(partition, handoff) };
@@ -144,7 +144,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Drops the partition's state, unless another handoff brought it.
+    /// Drops the partition's state, unless another handoff is bringing it again.
     pub fn release(&self, partition: PartitionId, handoff: HandoffId) {
         let mut caches = lock(&self.inner.caches);
         if caches.get(&partition).is_some_and(|(by, _)| *by == handoff) {
@@ -152,8 +152,8 @@ impl Writer {
         }
     }
 
-    /// Shuts earlier epochs out of the log and reads what they wrote until then. Must be called before any work at an
-    /// epoch; only the first call of an epoch has an effect.
+    /// Claims the log for an epoch: excludes earlier epochs, and reads what the last of them wrote. Called once per
+    /// epoch, before the first request.
     pub fn claim(&self, partition: PartitionId, epoch: Epoch) -> io::Result<()> {
         let Some(cache) = self.cache(partition) else { return Ok(()) };
         let mut cache = lock(&cache);
@@ -166,8 +166,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends to the log, then updates the cache. Returns the offset, or `None` if the pod has no state of the
-    /// partition.
+    /// Appends to the log, then updates the cache. `Ok(None)` means that this pod has no state of the partition.
     pub fn write(&self, write: Write) -> io::Result<Option<u64>> {
         let Some(cache) = self.cache(write.partition) else { return Ok(None) };
         let Write { partition, epoch, request, key, sequence, value, accepted_at } = write;
@@ -195,7 +194,7 @@ impl Writer {
         Ok(Some(offset))
     }
 
-    /// Returns the state of a key, or `None` if the pod has no state of the partition.
+    /// Returns the state of a key as this pod knows it. `None` means that this pod has no state of the partition.
     pub fn read(&self, partition: PartitionId, key: &str) -> Option<Option<Entry>> {
         let cache = self.cache(partition)?;
         let entry = lock(&cache).entries.get(key).cloned();

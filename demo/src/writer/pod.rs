@@ -1,9 +1,8 @@
 //! The writer as a pod: a service that takes part in handoffs.
 //!
-//! Two pieces of `segue-coordination` make it a pod. [`PodHandle`] registers it and calls the four callbacks below when
-//! a partition arrives or leaves. The handle's layer in front of the service refuses requests for partitions that the
-//! pod does not own. The layer also counts the requests in flight, so the pod reports "drained" without help from the
-//! service.
+//! Two parts of `segue-coordination` make a service a pod. [`PodHandle`] registers it and calls the four callbacks
+//! below when a partition comes or goes. Its layer stands in front of the service, refuses what the pod does not own,
+//! and counts requests in flight, so that "drained" is known without help from the service.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::{Request, Response};
 use hyper::body::{Body, Incoming};
-use segue_coordination::pod::{HandlerError, HandoffHandler, Move, PodHandle, PodSettings, PodState};
+use segue_coordination::pod::{HandlerError, HandoffContext, HandoffHandler, PodHandle, PodSettings, PodState};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::Capabilities;
@@ -24,46 +23,46 @@ use tower::{BoxError, Layer as _, Service};
 use super::server::Server;
 use super::{Writer, WriterService};
 
-/// The callbacks of the protocol.
+/// The callbacks of the service.
 #[async_trait]
 impl HandoffHandler for Writer {
-    /// Copies the state while the old owner still serves. Clients do not wait for it.
-    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+    /// Copies the state while the old owner still serves. May take long.
+    async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Writer::warm(self, part.partition, part.handoff)?;
         let bytes = self.settings().state_bytes;
         if bytes > 0 {
-            // A large copy would block the other tasks of this thread.
+            // In a task of its own: copying would block this thread.
             tokio::task::spawn_blocking(move || drop(std::hint::black_box(vec![1_u8; bytes].clone()))).await?;
         }
         tokio::time::sleep(self.settings().warm_time).await;
         Ok(())
     }
 
-    /// Reads what the old owner wrote until it stopped. Clients wait meanwhile.
-    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
+    /// The old owner has stopped for good: its latest records are all that was missing. Clients wait meanwhile.
+    async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Ok(Writer::sync(self, part.partition, part.handoff)?)
     }
 
-    /// Does nothing: no work outlives its request, and each write is in the log before its response.
-    async fn drain(&self, _: &Move) -> Result<(), HandlerError> {
+    /// No work outlives a request here: the log has each write before its response.
+    async fn drain(&self, _: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
 
-    /// Drops the state: another pod owns the partition now, or the handoff to this pod was cancelled.
-    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
+    /// Another pod owns the partition now, or the handoff was cancelled.
+    async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         Writer::release(self, part.partition, part.handoff);
         Ok(())
     }
 }
 
-/// A writer that serves requests and is registered as a pod.
+/// A writer that serves and is registered.
 #[derive(Debug)]
 pub struct Pod {
     handle: PodHandle,
     server: Server,
 }
 
-/// Store, keyspace and lease of a member of the cluster.
+/// The keyspace of a pod, and its lease.
 #[derive(Debug, Clone)]
 pub struct Membership {
     /// The store.
@@ -88,7 +87,7 @@ impl Pod {
         Self::start_with(writer, member, listener, capabilities, |handle| handle.layer().layer(service))
     }
 
-    /// Like [`start`](Self::start), with the service that `service` makes of the pod's handle.
+    /// Does the same with a service that `service` makes of the pod's handle.
     pub fn start_with<S, B>(
         writer: &Writer,
         member: &Membership,
@@ -113,20 +112,20 @@ impl Pod {
         Ok(Pod { handle, server })
     }
 
-    /// Returns a receiver of the pod's state.
+    /// Returns the pod's state.
     pub fn status(&self) -> watch::Receiver<PodState> {
         self.handle.status()
     }
 
-    /// Hands all partitions over and deregisters, then stops serving.
+    /// Hands its partitions over, then stops serving, then deregisters.
     pub async fn shut_down(self, at_most: Duration) {
         self.handle.shutdown(at_most).await;
         self.server.stop(Duration::from_secs(1)).await;
     }
 
-    /// Ends the pod and its connections at once. Its registration stays until the lease expires.
+    /// Crashes the pod: it is gone at once with all connections, and nobody is notified.
     pub async fn crash(self) {
-        // The server ends first, so that no response is sent any more, not even a refusal by the ended pod.
+        // First, so that it sends nothing any more, not even that the pod has ended.
         self.server.kill().await;
         self.handle.crash();
     }

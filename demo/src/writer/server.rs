@@ -1,4 +1,4 @@
-//! The writer's server: HTTP/1.1 and HTTP/2 on one port. It ends gracefully or at once.
+//! The writer's listener: HTTP/1.1 and HTTP/2 on one port, stopped gracefully or at once.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -24,7 +24,7 @@ pub(super) struct Server {
     _alive: DropGuard,
 }
 
-/// Ends the connections and the tasks of HTTP/2 streams together with the server.
+/// The tasks that end with the server: connections and HTTP/2 streams.
 #[derive(Debug, Clone)]
 struct Bound {
     dead: CancellationToken,
@@ -43,7 +43,7 @@ where
 }
 
 impl Server {
-    /// Serves `service` on `listener`.
+    /// Serves `service` to all clients.
     pub(super) fn start<S, B>(listener: TcpListener, service: S) -> Self
     where
         S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
@@ -58,14 +58,14 @@ impl Server {
         Server { stop, bound, task, _alive: dead.drop_guard() }
     }
 
-    /// Stops accepting and waits for the connections to finish, at most `patience`.
+    /// Accepts no more connections and finishes the requests in progress.
     pub(super) async fn stop(mut self, patience: Duration) {
         self.stop.cancel();
         let _ = tokio::time::timeout(patience, &mut self.task).await;
     }
 
-    /// Ends the server at once: no connection is closed gracefully, no request is finished. No task of it runs any more
-    /// when this returns.
+    /// Stops at once: no connection is closed properly and no request is finished. No task is running when this
+    /// returns.
     pub(super) async fn kill(mut self) {
         self.bound.dead.cancel();
         let _ = (&mut self.task).await;
@@ -82,7 +82,7 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    // Dropped together with this task, which ends all connections and their requests.
+    // Dropped with this task, and with it all connections and their requests.
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -91,7 +91,7 @@ where
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => drop(connections.spawn(serve(stream, service.clone(), stop.clone(), bound.clone()))),
-                // The process may be out of file descriptors. Some may be closed soon.
+                // For example out of file descriptors: others may be closed soon.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }

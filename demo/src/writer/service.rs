@@ -1,4 +1,4 @@
-//! The writer as an HTTP service: turns requests into reads and writes, and their results into responses.
+//! The writer over HTTP: converts requests to reads and writes, and results to responses.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,7 +16,7 @@ use segue_protocol::ids::{Epoch, PartitionId};
 use super::super::clock;
 use super::{Entry, Write, Writer};
 
-/// Largest value of a write, in bytes.
+/// The largest accepted value.
 const MAX_VALUE: usize = 64 << 10;
 
 /// The names of the headers that clients and writers exchange.
@@ -26,11 +26,11 @@ pub mod names {
 
     /// The number of a request.
     pub const REQUEST: HeaderName = HeaderName::from_static("x-request-id");
-    /// The number of a write among the writes of its key. In a response, the highest number that the pod has seen.
+    /// The client's sequence number of a key's writes; in a response, the highest that the pod knows.
     pub const SEQUENCE: HeaderName = HeaderName::from_static("x-sequence");
     /// The pod that responded.
     pub const WRITER: HeaderName = HeaderName::from_static("x-writer");
-    /// The epoch under which the pod responded.
+    /// The epoch of the response.
     pub const EPOCH: HeaderName = HeaderName::from_static("x-epoch");
     /// The partition. Routers route by it.
     pub const PARTITION: HeaderName = HeaderName::from_static("x-partition");
@@ -40,7 +40,7 @@ pub mod names {
     pub const SEGUE_PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
     /// Stamped by routers.
     pub const SEGUE_EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
-    /// The reason of a local reply: a router sets it on every response that it makes itself.
+    /// On every local reply of a router: the reason.
     pub const SEGUE_REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
 }
 
@@ -95,7 +95,7 @@ where
     if let Err(error) = writer.claim(partition, epoch) {
         return plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("the log failed: {error}"));
     }
-    // The time is read after the claim: until then an earlier epoch may still write.
+    // Not earlier: until the claim, an earlier epoch may still write.
     let accepted_at = clock::now();
     match head.method {
         Method::GET => {
@@ -114,8 +114,8 @@ where
             };
             let value = String::from_utf8_lossy(&body.to_bytes()).into();
             let write = Write { partition, epoch, request, key: key.into(), sequence, value, accepted_at };
-            // Half of the work comes before the write and half after it, so that a crash leaves some writes undone and
-            // others done without a response.
+            // Half of the work comes before the write and half after it, so that a pod that is cut off leaves both
+            // kinds of doubt.
             work(writer).await;
             let answer = put(writer, write);
             work(writer).await;
@@ -157,8 +157,7 @@ fn stamped(writer: &Writer, epoch: Epoch, highest: u64, entry: Option<&Entry>) -
     answer
 }
 
-/// Returns the response to a request that was let in by mistake: the layer says that the pod owns the partition, but
-/// the writer has no state of it.
+/// Returns the response if the ownership layer admits a request by mistake: this pod has no state of the partition.
 fn no_state(partition: PartitionId) -> Answer {
     tracing::error!(partition = partition.get(), "a request was let in and there is no state");
     plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("no state of partition {partition}"))

@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //!
-//! * [`Unanswered::Undone`] is returned only if it is certain that no pod acted on the request.
+//! * [`AttemptError::NotProcessed`] is returned only if it is certain that no pod acted on the request.
 //! * A pod's "not mine" is never passed on to the client.
 
 use std::any::Any;
@@ -26,7 +26,7 @@ use super::context::WorkerContext;
 use super::in_flight::InFlight;
 use super::request::ForwardRequest;
 use super::response_body::ResponseBody;
-use super::response_head::{AwaitResponse, NoAnswer};
+use super::response_head::{AwaitResponse, NoResponse};
 use super::tunnel;
 use crate::message::grpc_timeout;
 use crate::message::headers::{self, RoutingHeaders};
@@ -37,12 +37,12 @@ use crate::routing::table::Pod;
 use crate::runtime::exchange_timeout::Ended;
 use crate::runtime::shortage::is_shortage;
 use crate::tls::Stream;
-use crate::upstream::{Answer, Broken, Checkout, Counted, ResponseStream, SendError, Wanted, Which, was_spared};
+use crate::upstream::{Broken, Checkout, Counted, PodResponse, ResponseStream, SendError, Wanted, Which, was_spared};
 
 /// Why there is no response to pass on.
-pub(crate) enum Unanswered {
+pub(crate) enum AttemptError {
     /// The pod did not process the request: it is queued again.
-    Undone(Permit, Undone),
+    NotProcessed(Permit, NotProcessed),
     /// The router's lease expired while a connection was being made: nothing was sent.
     Fenced(Permit),
     /// The router responds itself.
@@ -52,7 +52,7 @@ pub(crate) enum Unanswered {
 
 /// Why the pod did not process a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Undone {
+pub(crate) enum NotProcessed {
     /// The pod responded "not mine".
     Misdirected,
     /// The pod read no request from the connection, or reported that it processed none.
@@ -65,11 +65,11 @@ pub(crate) enum Undone {
     Severed,
 }
 
-impl From<BodyError> for Unanswered {
+impl From<BodyError> for AttemptError {
     fn from(error: BodyError) -> Self {
         match error {
-            BodyError::TooLarge => Unanswered::LocalReply(LocalReply::BodyTooLarge),
-            BodyError::CutOff | BodyError::TakenBack => Unanswered::ClientGone,
+            BodyError::TooLarge => AttemptError::LocalReply(LocalReply::BodyTooLarge),
+            BodyError::CutOff | BodyError::TakenBack => AttemptError::ClientGone,
         }
     }
 }
@@ -79,7 +79,7 @@ impl From<BodyError> for Unanswered {
 fn note_acceptance(shared: &WorkerContext, pod: &Pod) {
     shared.budgets.accepted(pod.slot);
     if let Some(after) = pod.health.accepted() {
-        tracing::info!(pod = pod.name, address = pod.address, after, "a pod takes requests again");
+        tracing::info!(pod = pod.name, address = pod.address, after, "pod accepts requests again");
     }
 }
 
@@ -88,7 +88,7 @@ pub(crate) async fn send(
     shared: &WorkerContext,
     asked: &mut ForwardRequest,
     mut flight: Box<InFlight>,
-) -> Result<Response<ResponseBody>, Unanswered> {
+) -> Result<Response<ResponseBody>, AttemptError> {
     let by_http2 = asked.switch.is_none() && shared.upstream.by_http2(asked.head.version);
     let mut which = if asked.was_rejected { Which::Exclusive } else { Which::Any };
     loop {
@@ -107,10 +107,10 @@ pub(crate) async fn send(
         let outcome;
         (outcome, flight) = begun.await?;
         return match outcome {
-            Ok(answer) => answered(shared, asked, answer, flight),
+            Ok(outcome) => responded(shared, asked, outcome, flight),
             // The second attempt used a new connection that another request had made, so the close may have been a
             // refusal.
-            Err(NoAnswer::Stale)
+            Err(NoResponse::Stale)
                 if which == Which::Any || shared.budgets.may_try_again(flight.pod().slot, Instant::now()) =>
             {
                 asked.body.take_back();
@@ -118,14 +118,14 @@ pub(crate) async fn send(
                 continue;
             }
             // The request may be the cause, so the one further attempt uses a connection that no other request shares.
-            Err(NoAnswer::Send(SendError::Rejected(error))) if !asked.was_rejected => {
+            Err(NoResponse::Send(SendError::Rejected(error))) if !asked.was_rejected => {
                 tracing::debug!(pod = flight.pod().name, %error, "a pod ended a connection with an error; sending once more");
                 asked.body.take_back();
                 asked.was_rejected = true;
                 which = Which::Exclusive;
                 continue;
             }
-            Err(why) => Err(unanswered(asked, why, flight)),
+            Err(why) => Err(failure(asked, why, flight)),
         };
     }
 }
@@ -135,13 +135,13 @@ pub(crate) async fn send(
 enum Begun<'asked> {
     AwaitResponse(AwaitResponse<'asked>),
     /// Boxed: otherwise every request would reserve room for it, even while its response is read.
-    AwaitConnection(Pin<Box<dyn Future<Output = Result<Outcome, Unanswered>> + 'asked>>),
+    AwaitConnection(Pin<Box<dyn Future<Output = Result<Outcome, AttemptError>> + 'asked>>),
 }
 
-type Outcome = (Result<Answer, NoAnswer>, Box<InFlight>);
+type Outcome = (Result<PodResponse, NoResponse>, Box<InFlight>);
 
 impl Future for Begun<'_> {
-    type Output = Result<Outcome, Unanswered>;
+    type Output = Result<Outcome, AttemptError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
@@ -158,12 +158,12 @@ fn begin_at_once<'asked>(
     flight: Box<InFlight>,
     wanted: Wanted,
     which: Which,
-) -> Result<Begun<'asked>, Unanswered> {
+) -> Result<Begun<'asked>, AttemptError> {
     if which == Which::Any
         && !flight.was_held()
-        && let Some(line) = shared.upstream.open_line(flight.pod(), wanted)
+        && let Some(checkout) = shared.upstream.take_open(flight.pod(), wanted)
     {
-        return begin(shared, asked, flight, line).map(Begun::AwaitResponse);
+        return begin(shared, asked, flight, checkout).map(Begun::AwaitResponse);
     }
     Ok(Begun::AwaitConnection(Box::pin(async move {
         Ok(begin_after_waiting(shared, asked, flight, wanted, which).await?.await)
@@ -177,53 +177,53 @@ async fn begin_after_waiting<'asked>(
     flight: Box<InFlight>,
     wanted: Wanted,
     which: Which,
-) -> Result<AwaitResponse<'asked>, Unanswered> {
+) -> Result<AwaitResponse<'asked>, AttemptError> {
     // Connections to one pod are made a few at a time, so waiting for one may take long.
     let severed = flight.sever_token();
     let connected = tokio::select! {
         biased;
-        () = severed.cancelled() => return Err(Unanswered::Undone(flight.undo(), Undone::Severed)),
-        connected = line(shared, &flight, wanted, which) => connected,
+        () = severed.cancelled() => return Err(AttemptError::NotProcessed(flight.undo(), NotProcessed::Severed)),
+        connected = connection(shared, &flight, wanted, which) => connected,
     };
-    let line = match connected {
-        Ok(line) => line,
+    let checkout = match connected {
+        Ok(checkout) => checkout,
         Err(error) => {
             tracing::debug!(pod = flight.pod().name, %error, "a pod cannot be reached");
             if is_shortage(&error) {
-                return Err(Unanswered::LocalReply(LocalReply::Overload));
+                return Err(AttemptError::LocalReply(LocalReply::Overload));
             }
-            let cause = if was_spared(&error) { Undone::Spared } else { Undone::Unreachable };
-            return Err(Unanswered::Undone(flight.undo(), cause));
+            let cause = if was_spared(&error) { NotProcessed::Spared } else { NotProcessed::Unreachable };
+            return Err(AttemptError::NotProcessed(flight.undo(), cause));
         }
     };
     // The last check before sending: a held request may have lost its client.
     if flight.was_held() && asked.peer.presence.is_lost().await {
         tracing::debug!(partition = flight.partition().get(), "the client of a held request is gone");
-        return Err(Unanswered::ClientGone);
+        return Err(AttemptError::ClientGone);
     }
     // The lease may have expired while this request made a connection, waited for another request's, or asked its
     // client's connection whether the client is still there.
     if !flight.may_still_go() {
-        return Err(Unanswered::Fenced(flight.undo()));
+        return Err(AttemptError::Fenced(flight.undo()));
     }
-    begin(shared, asked, flight, line)
+    begin(shared, asked, flight, checkout)
 }
 
 /// Returns a connection to the permit's pod. A request that holds a place in a flush gives it up if connecting takes
 /// long.
-async fn line(shared: &WorkerContext, flight: &InFlight, wanted: Wanted, which: Which) -> io::Result<Checkout> {
+async fn connection(shared: &WorkerContext, flight: &InFlight, wanted: Wanted, which: Which) -> io::Result<Checkout> {
     if !flight.holds_place() {
-        return shared.upstream.line(flight.pod(), wanted, which).await;
+        return shared.upstream.checkout(flight.pod(), wanted, which).await;
     }
     // Boxed: otherwise every request would reserve room for it.
     Box::pin(async {
-        let mut line = pin!(shared.upstream.line(flight.pod(), wanted, which));
+        let mut checkout = pin!(shared.upstream.checkout(flight.pod(), wanted, which));
         tokio::select! {
             biased;
-            line = &mut line => return line,
+            checkout = &mut checkout => return checkout,
             () = tokio::time::sleep_until(flight.gives_way_at()) => flight.give_way(),
         }
-        line.await
+        checkout.await
     })
     .await
 }
@@ -233,13 +233,13 @@ fn begin<'asked>(
     shared: &WorkerContext,
     asked: &'asked ForwardRequest,
     flight: Box<InFlight>,
-    line: Checkout,
-) -> Result<AwaitResponse<'asked>, Unanswered> {
+    checkout: Checkout,
+) -> Result<AwaitResponse<'asked>, AttemptError> {
     if flight.is_late() {
-        return Err(Unanswered::LocalReply(LocalReply::Deadline));
+        return Err(AttemptError::LocalReply(LocalReply::Deadline));
     }
     let Some(attempt) = asked.body.attempt() else {
-        return Err(Unanswered::LocalReply(LocalReply::NoOwner));
+        return Err(AttemptError::LocalReply(LocalReply::NoOwner));
     };
     let left = flight.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let left = left.map(grpc_timeout::header);
@@ -252,22 +252,22 @@ fn begin<'asked>(
         grpc_timeout: left.as_ref(),
         scheme: if asked.peer.secure { "https" } else { "http" },
     };
-    let made_for_this = line.is_fresh();
+    let made_for_this = checkout.is_fresh();
     let most = shared.max_header_bytes_http2;
-    let exchange = line.begin(&asked.head, asked.scan, &routing, attempt, asked.switch.is_some(), most);
-    let exchange = exchange.map_err(Unanswered::LocalReply)?;
+    let exchange = checkout.begin(&asked.head, asked.scan, &routing, attempt, asked.switch.is_some(), most);
+    let exchange = exchange.map_err(AttemptError::LocalReply)?;
     Ok(AwaitResponse::new(exchange, made_for_this, flight, asked))
 }
 
-fn answered(
+fn responded(
     shared: &WorkerContext,
     asked: &mut ForwardRequest,
-    answer: Answer,
+    outcome: PodResponse,
     flight: Box<InFlight>,
-) -> Result<Response<ResponseBody>, Unanswered> {
+) -> Result<Response<ResponseBody>, AttemptError> {
     let body = &asked.body;
-    match answer {
-        Answer::Response(mut response) => {
+    match outcome {
+        PodResponse::Response(mut response) => {
             if !headers::take_misdirected(response.status(), response.headers_mut()) {
                 note_acceptance(shared, flight.pod());
                 body.settle();
@@ -278,51 +278,55 @@ fn answered(
             drop(response);
             body.take_back();
             if body.is_whole() {
-                Err(Unanswered::Undone(flight.undo(), Undone::Misdirected))
+                Err(AttemptError::NotProcessed(flight.undo(), NotProcessed::Misdirected))
             } else {
                 // The pod did nothing, so the client may send the request again. The router cannot: it no longer has
                 // all of the body.
-                Err(Unanswered::LocalReply(LocalReply::NoOwner))
+                Err(AttemptError::LocalReply(LocalReply::NoOwner))
             }
         }
-        Answer::Switched(response, stream, read) => match asked.switch.take() {
+        PodResponse::Switched(response, stream, read) => match asked.switch.take() {
             Some(client) => {
                 let seat = asked.peer.seat.upgrade();
                 Ok(switched(shared, response, (client, seat), stream, read, flight))
             }
-            None => Err(Unanswered::LocalReply(LocalReply::UpstreamFailed)),
+            None => Err(AttemptError::LocalReply(LocalReply::UpstreamFailed)),
         },
     }
 }
 
-fn unanswered(asked: &ForwardRequest, why: NoAnswer, flight: Box<InFlight>) -> Unanswered {
+fn failure(asked: &ForwardRequest, why: NoResponse, flight: Box<InFlight>) -> AttemptError {
     let body = &asked.body;
     match why {
-        NoAnswer::Stale => {
+        NoResponse::Stale => {
             body.take_back();
-            Unanswered::Undone(flight.undo(), Undone::Refused)
+            AttemptError::NotProcessed(flight.undo(), NotProcessed::Refused)
         }
-        NoAnswer::Send(SendError::NotSent(error)) => {
+        NoResponse::Send(SendError::NotSent(error)) => {
             body.take_back();
             tracing::debug!(pod = flight.pod().name, %error, "a pod takes no request");
-            Unanswered::Undone(flight.undo(), Undone::Refused)
+            AttemptError::NotProcessed(flight.undo(), NotProcessed::Refused)
         }
-        NoAnswer::Send(SendError::Rejected(error)) => {
+        NoResponse::Send(SendError::Rejected(error)) => {
             tracing::debug!(pod = flight.pod().name, %error, "a pod ended two connections of a request; answering 502");
-            Unanswered::LocalReply(LocalReply::UpstreamFailed)
+            AttemptError::LocalReply(LocalReply::UpstreamFailed)
         }
-        NoAnswer::Send(SendError::Failed(Broken::TrailersTooLarge)) => Unanswered::LocalReply(LocalReply::HeadTooLarge),
-        NoAnswer::Send(SendError::Failed(_)) if body.is_too_large() => Unanswered::LocalReply(LocalReply::BodyTooLarge),
-        NoAnswer::Send(SendError::Failed(Broken::CutOff)) => Unanswered::ClientGone,
-        NoAnswer::Send(SendError::Failed(error)) => {
+        NoResponse::Send(SendError::Failed(Broken::TrailersTooLarge)) => {
+            AttemptError::LocalReply(LocalReply::HeadTooLarge)
+        }
+        NoResponse::Send(SendError::Failed(_)) if body.is_too_large() => {
+            AttemptError::LocalReply(LocalReply::BodyTooLarge)
+        }
+        NoResponse::Send(SendError::Failed(Broken::CutOff)) => AttemptError::ClientGone,
+        NoResponse::Send(SendError::Failed(error)) => {
             tracing::debug!(pod = flight.pod().name, %error, "an exchange has failed");
-            Unanswered::LocalReply(LocalReply::UpstreamFailed)
+            AttemptError::LocalReply(LocalReply::UpstreamFailed)
         }
-        NoAnswer::Ended(Ended::Severed) => Unanswered::LocalReply(LocalReply::Severed),
-        NoAnswer::Ended(Ended::TimedOut) if flight.is_late() => Unanswered::LocalReply(LocalReply::Deadline),
-        NoAnswer::Ended(Ended::TimedOut) => {
+        NoResponse::Ended(Ended::Severed) => AttemptError::LocalReply(LocalReply::Severed),
+        NoResponse::Ended(Ended::TimedOut) if flight.is_late() => AttemptError::LocalReply(LocalReply::Deadline),
+        NoResponse::Ended(Ended::TimedOut) => {
             let by_client = body.upload().is_some_and(|upload| upload.awaits_client);
-            Unanswered::LocalReply(if by_client { LocalReply::TooSlow } else { LocalReply::UpstreamTimeout })
+            AttemptError::LocalReply(if by_client { LocalReply::TooSlow } else { LocalReply::UpstreamTimeout })
         }
     }
 }

@@ -38,22 +38,22 @@ impl Presence {
         let Some(state) = &self.0 else { return false };
         state.store(ASKED, Relaxed);
         let mut asked = 0;
-        let answer = poll_fn(|context| match state.load(Relaxed) {
+        let reply = poll_fn(|context| match state.load(Relaxed) {
             ASKED if asked < MAX_POLLS => {
                 asked += 1;
                 context.waker().wake_by_ref();
                 Poll::Pending
             }
-            answer => Poll::Ready(answer),
+            reply => Poll::Ready(reply),
         });
-        let answer = answer.await;
-        debug_assert_ne!(answer, ASKED, "hyper has not come by");
-        answer == LOST
+        let reply = reply.await;
+        debug_assert_ne!(reply, ASKED, "hyper has not come by");
+        reply == LOST
     }
 
     /// Replies if a request has asked. To be called whenever hyper writes or flushes.
     #[inline]
-    pub(crate) fn answer(&self, is_lost: impl FnOnce() -> bool) {
+    pub(crate) fn reply(&self, is_lost: impl FnOnce() -> bool) {
         if let Some(state) = &self.0
             && state.load(Relaxed) == ASKED
         {

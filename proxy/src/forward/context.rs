@@ -39,7 +39,7 @@ pub(crate) struct WorkerContext {
     pub(crate) max_header_bytes_http2: usize,
     pub(super) pace: Pace,
     pub(super) max_body_bytes: u64,
-    pub(crate) watch: CoarseTimer,
+    pub(crate) timer: CoarseTimer,
     pub(crate) background: Background,
     /// Cancelled when the router shuts down, to close connections that would stay open for ever.
     pub(crate) ending: CancellationToken,
@@ -57,13 +57,13 @@ impl WorkerContext {
         // Short time-outs need a finer timer; differences below a millisecond are not noticed.
         let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
         let max_in_flight = settings.upstream.max_in_flight_per_pod.div_ceil(worker.workers());
-        let watch = CoarseTimer::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
+        let timer = CoarseTimer::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
         Ok(WorkerContext {
             identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
             partition: settings.partition.clone(),
             reserved: Rc::new(Reserved::new(&settings.partition, settings.trust_forwarded)),
             worker,
-            upstream: Upstream::new(settings.upstream.clone(), watch.clone()),
+            upstream: Upstream::new(settings.upstream.clone(), timer.clone()),
             load: ConcurrencyLimit::new(max_in_flight),
             budgets: RetryBudgets::default(),
             request_timeout: settings.upstream.request_timeout,
@@ -71,7 +71,7 @@ impl WorkerContext {
             max_header_bytes_http2: settings.upstream.max_header_bytes_http2,
             pace: Pace { rate: settings.limits.min_upload_rate as u64, grace: settings.upload_grace },
             max_body_bytes: settings.limits.max_body_bytes.map_or(u64::MAX, |bytes| bytes as u64),
-            watch,
+            timer,
             background: Background::start(),
             ending: CancellationToken::new(),
             metrics,

@@ -21,7 +21,7 @@ use crate::message::headers;
 use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
 use crate::runtime::background::Background;
-use crate::upstream::{Answer, Counted, Exchange, ResponseStream};
+use crate::upstream::{Counted, Exchange, PodResponse, ResponseStream};
 
 /// Time that a request may wait for its pod before its place in a flush goes to another key's request.
 const GIVE_WAY_TIMEOUT: Duration = Duration::from_millis(250);
@@ -56,7 +56,7 @@ impl InFlight {
         shared.load.begin(permit.pod().slot);
         // A request that was not held is admitted at once. For others the clock is read once more.
         let admitted = if permit.was_held() { Instant::now() } else { terms.arrived };
-        let departed = if permit.holds_place() { Instant::now() } else { shared.watch.now() };
+        let departed = if permit.holds_place() { Instant::now() } else { shared.timer.now() };
         InFlight {
             permit: Some(permit),
             shared: shared.clone(),
@@ -181,15 +181,15 @@ pub(crate) fn see_through(mut exchange: Exchange, mut flight: Box<InFlight>) {
     let limit = limit.min(Instant::now() + shared.request_timeout);
     let severed = flight.sever_token();
     shared.background.run(async move {
-        let answer = tokio::select! {
-            answer = std::future::poll_fn(|context| exchange.poll_answer(context, &mut |_| {})) => answer.ok(),
+        let response = tokio::select! {
+            response = std::future::poll_fn(|context| exchange.poll_response(context, &mut |_| {})) => response.ok(),
             () = tokio::time::sleep_until(limit) => None,
             () = severed.cancelled() => None,
         };
         // An exchange that has not ended is broken off, and only then leaves the gate.
         drop(exchange);
-        match answer {
-            Some(Answer::Response(mut response)) => {
+        match response {
+            Some(PodResponse::Response(mut response)) => {
                 if !headers::take_misdirected(response.status(), response.headers_mut()) {
                     flight.delivered();
                 }

@@ -36,7 +36,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use self::attempt::{Unanswered, Undone, send};
+use self::attempt::{AttemptError, NotProcessed, send};
 pub use self::context::ClientInfo;
 use self::context::WorkerContext;
 pub(crate) use self::context::check;
@@ -84,9 +84,9 @@ impl Forward {
             });
         }
         let weak = Rc::downgrade(&shared);
-        let watch = shared.watch.clone();
+        let timer = shared.timer.clone();
         tokio::task::spawn_local(async move {
-            watch
+            timer
                 .run(move || match weak.upgrade() {
                     Some(shared) => {
                         shared.upstream.sweep();
@@ -126,12 +126,12 @@ impl Forward {
             // In a block of its own, so that its state takes no room while the router's own response is made.
             let own = {
                 let mut open = Open(Some(&shared.metrics));
-                let answer = route(&shared, &mut asked).await;
+                let response = route(&shared, &mut asked).await;
                 open.0 = None;
-                match answer {
-                    Ok(mut answer) => {
-                        asked.announce_close(&mut answer);
-                        return Ok(answer);
+                match response {
+                    Ok(mut response) => {
+                        asked.announce_close(&mut response);
+                        return Ok(response);
                     }
                     Err(RouteError::ClientGone) => return Err(ClientGone),
                     Err(RouteError::LocalReply(own)) => own,
@@ -178,11 +178,11 @@ async fn route(shared: &Rc<WorkerContext>, asked: &mut ForwardRequest) -> Result
             }
         };
         admission = Admission::Queued(match send(shared, asked, flight).await {
-            Ok(answer) => return Ok(answer),
-            Err(Unanswered::LocalReply(own)) => return Err(own.into()),
-            Err(Unanswered::ClientGone) => return Err(RouteError::ClientGone),
-            Err(Unanswered::Undone(permit, cause)) => undone(shared, permit, cause)?,
-            Err(Unanswered::Fenced(permit)) => permit.put_back_fenced(),
+            Ok(response) => return Ok(response),
+            Err(AttemptError::LocalReply(own)) => return Err(own.into()),
+            Err(AttemptError::ClientGone) => return Err(RouteError::ClientGone),
+            Err(AttemptError::NotProcessed(permit, cause)) => not_processed(shared, permit, cause)?,
+            Err(AttemptError::Fenced(permit)) => permit.put_back_fenced(),
         });
     }
 }
@@ -221,12 +221,12 @@ fn depart(shared: &Rc<WorkerContext>, asked: &ForwardRequest, permit: Permit) ->
 }
 
 /// Puts a request back that its pod did not process. Fails if the pod refuses this very request for good.
-fn undone(shared: &WorkerContext, permit: Permit, cause: Undone) -> Result<QueuedPermit, LocalReply> {
+fn not_processed(shared: &WorkerContext, permit: Permit, cause: NotProcessed) -> Result<QueuedPermit, LocalReply> {
     let pod = permit.pod().clone();
     let (bounce, refused) = match cause {
-        Undone::Misdirected => (Bounce::Misdirected, Some(Refused::Misdirected)),
-        Undone::Refused | Undone::Unreachable => (Bounce::Refused, Some(Refused::Unreachable)),
-        Undone::Spared | Undone::Severed => (Bounce::Spared, None),
+        NotProcessed::Misdirected => (Bounce::Misdirected, Some(Refused::Misdirected)),
+        NotProcessed::Refused | NotProcessed::Unreachable => (Bounce::Refused, Some(Refused::Unreachable)),
+        NotProcessed::Spared | NotProcessed::Severed => (Bounce::Spared, None),
     };
     shared.metrics.bounced(bounce);
     match refused {
@@ -238,12 +238,12 @@ fn undone(shared: &WorkerContext, permit: Permit, cause: Undone) -> Result<Queue
         None => {}
     }
     match cause {
-        Undone::Misdirected | Undone::Refused => permit.refused().map_err(|refused_for_good| {
+        NotProcessed::Misdirected | NotProcessed::Refused => permit.refused().map_err(|refused_for_good| {
             tracing::debug!(pod = pod.name, "{refused_for_good}");
             LocalReply::NoOwner
         }),
-        Undone::Unreachable => Ok(permit.put_back()),
-        Undone::Spared | Undone::Severed => Ok(permit.put_back_spared()),
+        NotProcessed::Unreachable => Ok(permit.put_back()),
+        NotProcessed::Spared | NotProcessed::Severed => Ok(permit.put_back_spared()),
     }
 }
 
@@ -258,14 +258,14 @@ fn note_refusal(pod: &Pod, how: Refused) {
 mod tests {
     use super::*;
 
-    fn size_of_answer<R>(_: impl FnOnce(&Forward, Request<Incoming>, Rc<ClientInfo>) -> R) -> usize {
+    fn size_of_call<R>(_: impl FnOnce(&Forward, Request<Incoming>, Rc<ClientInfo>) -> R) -> usize {
         size_of::<R>()
     }
 
     /// This future is most of what a held request costs. Beyond 1 KiB it would also leave malloc's fast size classes.
     #[test]
     fn an_exchange_is_no_larger_than_it_was() {
-        let size = size_of_answer(Forward::call);
+        let size = size_of_call(Forward::call);
         assert!(size <= 768, "{size} bytes");
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct ForwardRequest {
 
 impl ForwardRequest {
     /// Passes an informational response of the pod on to an HTTP/1.1 client.
-    pub(crate) fn tell_before_the_answer(&self, head: &ResponseHead) {
+    pub(crate) fn send_interim(&self, head: &ResponseHead) {
         if self.head.version == Version::HTTP_11 {
             self.peer.interim.push(head.status, &head.headers);
         }
@@ -54,7 +54,7 @@ impl ForwardRequest {
         let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
         let (head, incoming) = request.into_parts();
         let body =
-            RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.watch);
+            RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.timer);
         let timeout = if scan.grpc_timeout { grpc_timeout::timeout(&head.headers) } else { None };
         let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
         ForwardRequest { head, scan, body, peer, arrived, deadline, switch, partition: None, was_rejected: false }
@@ -76,20 +76,20 @@ impl ForwardRequest {
             }
             shared.metrics.answered(own);
             shared.metrics.took(self.arrived.elapsed());
-            let mut answer = own.response(self.partition, is_grpc(&self.head.headers)).map(ResponseBody::whole);
-            self.announce_close(&mut answer);
-            answer
+            let mut response = own.response(self.partition, is_grpc(&self.head.headers)).map(ResponseBody::whole);
+            self.announce_close(&mut response);
+            response
         })
     }
 
     /// Adds `Connection: close` to a response that precedes the end of its request's body: the rest of the body stands
     /// before any next request.
-    pub(super) fn announce_close(&self, answer: &mut Response<ResponseBody>) {
+    pub(super) fn announce_close(&self, response: &mut Response<ResponseBody>) {
         if self.head.version != Version::HTTP_2
             && self.body.is_unread()
-            && answer.status() != StatusCode::SWITCHING_PROTOCOLS
+            && response.status() != StatusCode::SWITCHING_PROTOCOLS
         {
-            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
 
@@ -112,8 +112,8 @@ impl ForwardRequest {
     /// Returns about how many bytes the request takes up in memory.
     pub(crate) fn weight(&self) -> usize {
         // Memory beside the text: the request's own bookkeeping.
-        const REQUEST: usize = 512;
+        const REQUEST_BYTES: usize = 512;
         let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
-        REQUEST + uri + self.scan.weight + self.body.weight()
+        REQUEST_BYTES + uri + self.scan.weight + self.body.weight()
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::in_flight::{InFlight, see_rest_through};
 use crate::message::request_body::RequestBody;
-use crate::runtime::coarse_timer::{OnExpiry, Place, TimerEntry};
+use crate::runtime::coarse_timer::{OnExpiry, TimerEntry, TimerKey};
 use crate::upstream::{Broken, Counted, ResponseStream};
 
 /// The body of a response.
@@ -48,8 +48,8 @@ pub enum ResponseError {
 impl std::fmt::Display for ResponseError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
-            ResponseError::Broken => "the pod broke the answer off",
-            ResponseError::Severed => "the partition was handed over before the answer had ended",
+            ResponseError::Broken => "the pod broke off the response",
+            ResponseError::Severed => "the partition was handed over before the response had ended",
             ResponseError::Idle => "nothing has flowed for too long",
             ResponseError::Deadline => "the call's deadline has passed",
         })
@@ -80,7 +80,7 @@ struct State {
     /// The request, which may still be uploading.
     request: RequestBody,
     waker: Option<Waker>,
-    place: Option<Place>,
+    key: Option<TimerKey>,
 }
 
 impl State {
@@ -113,20 +113,20 @@ impl ResponseBody {
             stream.finish(flight);
             return ResponseBody::whole(whole);
         }
-        let watch = flight.shared().watch.clone();
+        let timer = flight.shared().timer.clone();
         let streaming = Rc::new(Streaming {
             state: RefCell::new(State {
                 live: Some((stream, flight)),
                 error: None,
-                progress: watch.now(),
+                progress: timer.now(),
                 request,
                 waker: None,
-                place: None,
+                key: None,
             }),
             over: Notify::new(),
         });
-        let place = watch.enrol(TimerEntry::Call(streaming.clone()));
-        streaming.state.borrow_mut().place = Some(place);
+        let key = timer.register(TimerEntry::Call(streaming.clone()));
+        streaming.state.borrow_mut().key = Some(key);
         ResponseBody(Kind::Streaming(streaming))
     }
 }
@@ -135,8 +135,8 @@ impl Streaming {
     /// Ends the exchange. Returns what was left of it.
     fn close(&self, state: &mut State) -> Option<(ResponseStream, Box<InFlight>)> {
         let live = state.live.take()?;
-        if let Some(place) = state.place.take() {
-            live.1.shared().watch.withdraw(place);
+        if let Some(key) = state.key.take() {
+            live.1.shared().timer.cancel(key);
         }
         self.over.notify_one();
         Some(live)
@@ -170,7 +170,7 @@ impl Streaming {
                 return Poll::Pending;
             }
             Poll::Ready(Some(Ok(_))) => {
-                state.progress = flight.shared().watch.now();
+                state.progress = flight.shared().timer.now();
                 (stream.is_done(), true)
             }
             Poll::Ready(Some(Err(_))) => (true, false),
@@ -201,7 +201,7 @@ impl OnExpiry for Streaming {
             let (severed, idle, slack, deadline) = match &self.state.borrow().live {
                 Some((_, flight)) => {
                     let shared = flight.shared();
-                    (flight.sever_token(), shared.idle_timeout, shared.watch.tick(), flight.deadline())
+                    (flight.sever_token(), shared.idle_timeout, shared.timer.tick(), flight.deadline())
                 }
                 None => return,
             };

@@ -14,10 +14,10 @@ use tokio::time::Instant;
 use super::in_flight::{InFlight, see_through};
 use super::request::ForwardRequest;
 use crate::runtime::exchange_timeout::{Ended, ExchangeTimeout};
-use crate::upstream::{Answer, Counted, Exchange, SendError};
+use crate::upstream::{Counted, Exchange, PodResponse, SendError};
 
 /// Why there is no response.
-pub(crate) enum NoAnswer {
+pub(crate) enum NoResponse {
     /// The connection had closed while it was idle: nothing was sent.
     Stale,
     Send(SendError),
@@ -42,14 +42,14 @@ impl<'request> AwaitResponse<'request> {
         flight: Box<InFlight>,
         asked: &'request ForwardRequest,
     ) -> Self {
-        let watch = &flight.shared().watch;
-        let (timeout, begun) = (ExchangeTimeout::new(watch.clone()), watch.now());
+        let timer = &flight.shared().timer;
+        let (timeout, begun) = (ExchangeTimeout::new(timer.clone()), timer.now());
         AwaitResponse { under_way: Some((exchange, flight)), made_for_this, asked, timeout, begun }
     }
 }
 
 impl Future for AwaitResponse<'_> {
-    type Output = (Result<Answer, NoAnswer>, Box<InFlight>);
+    type Output = (Result<PodResponse, NoResponse>, Box<InFlight>);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -57,10 +57,10 @@ impl Future for AwaitResponse<'_> {
             return Poll::Pending;
         };
         let asked = this.asked;
-        let outcome = match exchange.poll_answer(context, &mut |head| asked.tell_before_the_answer(head)) {
-            Poll::Ready(Ok(answer)) => Ok(answer),
-            Poll::Ready(Err(SendError::NotSent(_))) if !this.made_for_this => Err(NoAnswer::Stale),
-            Poll::Ready(Err(error)) => Err(NoAnswer::Send(error)),
+        let outcome = match exchange.poll_response(context, &mut |head| asked.send_interim(head)) {
+            Poll::Ready(Ok(outcome)) => Ok(outcome),
+            Poll::Ready(Err(SendError::NotSent(_))) if !this.made_for_this => Err(NoResponse::Stale),
+            Poll::Ready(Err(error)) => Err(NoResponse::Send(error)),
             Poll::Pending => {
                 if flight.holds_place() {
                     give_way_if_due(flight, asked);
@@ -77,13 +77,13 @@ impl Future for AwaitResponse<'_> {
                     };
                     let due = since + patience;
                     let due = this.asked.body.upload_due().map_or(due, |upload_due| due.min(upload_due));
-                    let due = due + shared.watch.tick();
+                    let due = due + shared.timer.tick();
                     let due = if flight.holds_place() { due.min(flight.gives_way_at()) } else { due };
                     flight.deadline().map_or(due, |deadline| deadline.min(due))
                 };
                 match this.timeout.poll(context, || flight.sever_token(), deadline) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(ended) => Err(NoAnswer::Ended(ended)),
+                    Poll::Ready(ended) => Err(NoResponse::Ended(ended)),
                 }
             }
         };

@@ -13,7 +13,7 @@ use super::response_body::ResponseBody;
 use super::{ClientGone, ClientInfo, Forward};
 
 /// Forwards the requests of one client's connection. It is ready at all times: a request that cannot be sent yet is held,
-/// and one that cannot be held is answered.
+/// and one that cannot be held gets a local reply.
 ///
 /// It lives on its worker's thread, so neither the service nor its future is [`Send`].
 #[derive(Debug, Clone)]

@@ -51,7 +51,7 @@ pub(crate) fn join(
     to: Option<&HeaderValue>,
 ) {
     let shared = flight.shared().clone();
-    let (severed, idle, watch) = (flight.sever_token(), shared.idle_timeout, shared.watch.clone());
+    let (severed, idle, timer) = (flight.sever_token(), shared.idle_timeout, shared.timer.clone());
     let websocket = to.is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"));
     let worker = shared.clone();
     worker.background.run(async move {
@@ -67,11 +67,11 @@ pub(crate) fn join(
             up: Pipe::new(BytesMut::new(), websocket),
             down: Pipe::new(read, websocket),
         };
-        let mut progress = watch.now();
+        let mut progress = timer.now();
         let cause = loop {
-            let due = progress + idle + watch.tick();
+            let due = progress + idle + timer.tick();
             tokio::select! {
-                over = std::future::poll_fn(|context| tunnel.poll(context, || progress = watch.now())) => {
+                over = std::future::poll_fn(|context| tunnel.poll(context, || progress = timer.now())) => {
                     if let Err(error) = over {
                         tracing::debug!(%error, "an upgraded connection has ended");
                     }
@@ -81,7 +81,7 @@ pub(crate) fn join(
                 () = shared.ending.cancelled(), if websocket => break Cause::Severed,
                 () = tokio::time::sleep_until(due) => {}
             }
-            if progress + idle + watch.tick() <= Instant::now() {
+            if progress + idle + timer.tick() <= Instant::now() {
                 break Cause::Idle;
             }
         };

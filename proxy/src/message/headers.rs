@@ -97,7 +97,7 @@ pub(crate) fn passes_to_pod(name: &HeaderName, scan: HeaderScan, declared: &Decl
 }
 
 /// Removes from a pod's response what does not go on to the client. (An HTTP/1.1 response is parsed without it.)
-pub(crate) fn clean_answer(headers: &mut HeaderMap) {
+pub(crate) fn clean_response(headers: &mut HeaderMap) {
     let forged = headers.get_all(SEGUE_REASON).iter().any(|reason| !is_pods_reason(reason));
     let stays = |name: &HeaderName| !(is_hop_by_hop(name) || (forged && *name == SEGUE_REASON));
     if headers.keys().all(stays) {
@@ -121,7 +121,7 @@ pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
 
 /// Removes from a response's trailers what may only stand in a head, and the mark of a refusal: clients must not see
 /// it, even if it comes too late for the router to act on it.
-pub(crate) fn clean_answer_trailers(trailers: &mut HeaderMap) {
+pub(crate) fn clean_response_trailers(trailers: &mut HeaderMap) {
     clean_trailers(trailers);
     trailers.remove(SEGUE_MISDIRECTED);
 }
@@ -255,7 +255,7 @@ mod tests {
             ("segue-reason", "fenced"),
             ("x-end", "1"),
         ]);
-        clean_answer(&mut headers);
+        clean_response(&mut headers);
         assert_eq!(headers, map(&[("x-end", "1")]));
     }
 

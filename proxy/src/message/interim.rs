@@ -16,7 +16,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, StatusCode};
 
 /// Bytes beyond which a pod's further informational responses are dropped, because the client does not read.
-const MAX_BYTES: usize = 64 << 10;
+const MAX_WAITING_BYTES: usize = 64 << 10;
 
 /// The heads that wait to be written on one connection. An upgrade may move the connection to another thread, so they
 /// are shared across threads.
@@ -33,7 +33,7 @@ struct Waiting {
 impl Interim {
     pub(crate) fn push(&self, status: StatusCode, headers: &HeaderMap) {
         let mut heads = self.0.heads.lock().unwrap_or_else(PoisonError::into_inner);
-        if heads.len() > MAX_BYTES {
+        if heads.len() > MAX_WAITING_BYTES {
             return;
         }
         heads.put(&b"HTTP/1.1 "[..]);

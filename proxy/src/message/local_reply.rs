@@ -131,21 +131,19 @@ impl LocalReply {
             }
             LocalReply::Ambiguous => "the request names no host or two, or a transfer coding other than chunked",
             LocalReply::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
-            LocalReply::Severed => {
-                "the partition moved and did not wait longer for this request; it may have taken effect"
-            }
-            LocalReply::UpstreamTimeout => "the pod did not answer in time; the request may have taken effect",
+            LocalReply::Severed => "the partition moved before this request had ended; it may have taken effect",
+            LocalReply::UpstreamTimeout => "the pod did not respond in time; the request may have taken effect",
             LocalReply::Deadline => "the deadline that the client gave with grpc-timeout has passed",
             LocalReply::StashTimeout => {
                 "the partition is being handed over and the request was held for as long as allowed"
             }
             LocalReply::StashFull => "too many requests wait for this partition",
             LocalReply::NoOwner => "no pod owns the partition at the moment",
-            LocalReply::Fenced => "the router has lost its store and may not route at the moment",
+            LocalReply::Fenced => "the router cannot confirm its lease and may not route",
             LocalReply::Shutdown => "the router is shutting down",
-            LocalReply::Overload => "too much is under way already; nothing was sent",
+            LocalReply::Overload => "too many requests in flight; not forwarded",
             LocalReply::HeadTooLarge => "the request's head is too large",
-            LocalReply::BodyTooLarge => "the request's body is too large; what a pod has seen of it is incomplete",
+            LocalReply::BodyTooLarge => "the request's body is too large; a pod may have received a part of it",
             LocalReply::TooSlow => "the request took too long to arrive",
         }
     }
@@ -215,14 +213,14 @@ mod tests {
 
     #[test]
     fn an_answer_is_json_with_its_reason_in_header_and_body() {
-        let answer = LocalReply::StashFull.response(Some(P7), false);
-        assert_eq!(answer.status(), 503);
-        assert_eq!(answer.headers()["segue-reason"], "stash-full");
-        assert_eq!(answer.headers()["retry-after"], "1");
-        let body: serde_json::Value = serde_json::from_slice(answer.body()).unwrap();
+        let response = LocalReply::StashFull.response(Some(P7), false);
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()["segue-reason"], "stash-full");
+        assert_eq!(response.headers()["retry-after"], "1");
+        let body: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
         assert_eq!(body["reason"], "stash-full");
         assert_eq!(body["partition"], 7);
-        assert_eq!(answer.headers()["content-length"], answer.body().len().to_string().as_str());
+        assert_eq!(response.headers()["content-length"], response.body().len().to_string().as_str());
     }
 
     #[test]
@@ -238,11 +236,11 @@ mod tests {
     #[test]
     fn grpc_gets_trailers_only_and_what_may_have_taken_effect_is_not_unavailable() {
         for own in LocalReply::ALL {
-            let answer = own.response(Some(P1), true);
-            assert_eq!(answer.status(), 200);
-            assert!(answer.body().is_empty());
-            assert_eq!(answer.headers()["segue-reason"], own.reason());
-            let unavailable = answer.headers()["grpc-status"] == "14";
+            let response = own.response(Some(P1), true);
+            assert_eq!(response.status(), 200);
+            assert!(response.body().is_empty());
+            assert_eq!(response.headers()["segue-reason"], own.reason());
+            let unavailable = response.headers()["grpc-status"] == "14";
             assert_eq!(unavailable, own.status() == StatusCode::SERVICE_UNAVAILABLE, "{own:?}");
         }
     }

@@ -38,7 +38,7 @@ pub(crate) struct Connection(Rc<Usage>);
 
 /// A request of an address that waits or is in flight.
 #[derive(Debug)]
-pub(crate) struct Claim(Rc<Usage>);
+pub(crate) struct ShareGuard(Rc<Usage>);
 
 impl Addresses {
     /// `most` bounds the requests that each address may have at a time; 0: no limit.
@@ -80,17 +80,17 @@ impl Drop for Connection {
 impl Usage {
     /// Counts one more request, unless the address is at its limit.
     #[inline]
-    pub(crate) fn claim(self: &Rc<Self>) -> Option<Claim> {
+    pub(crate) fn claim(self: &Rc<Self>) -> Option<ShareGuard> {
         let requests = self.requests.get();
         if requests >= self.most {
             return None;
         }
         self.requests.set(requests + 1);
-        Some(Claim(self.clone()))
+        Some(ShareGuard(self.clone()))
     }
 }
 
-impl Drop for Claim {
+impl Drop for ShareGuard {
     #[inline]
     fn drop(&mut self) {
         self.0.requests.set(self.0.requests.get() - 1);

@@ -59,8 +59,8 @@ impl GateState {
 }
 
 /// The bits of the word that hold the state. The bits above count how often the exchanges were severed.
-const POSITION: u32 = 0b11;
-const SEVERED_ONCE: u32 = POSITION + 1;
+const STATE_MASK: u32 = 0b11;
+const SEVERED_ONCE: u32 = STATE_MASK + 1;
 
 /// The word that all workers share. Starts closed and empty.
 #[derive(Debug, Default)]
@@ -85,7 +85,7 @@ impl Gate {
     pub(crate) fn enter(&self, inside: &Inside) -> Option<AbortGeneration> {
         inside.0.fetch_add(1, SeqCst);
         let word = self.word.load(SeqCst);
-        (word & POSITION == GateState::Open as u32).then_some(AbortGeneration(word / SEVERED_ONCE))
+        (word & STATE_MASK == GateState::Open as u32).then_some(AbortGeneration(word / SEVERED_ONCE))
     }
 
     /// Counts the caller out. Returns whether the gate is draining, so that the caller has to check whether it was the
@@ -94,7 +94,7 @@ impl Gate {
     #[must_use]
     pub(crate) fn leave(&self, inside: &Inside) -> bool {
         inside.0.fetch_sub(1, SeqCst);
-        self.word.load(SeqCst) & POSITION == GateState::Draining as u32
+        self.word.load(SeqCst) & STATE_MASK == GateState::Draining as u32
     }
 
     /// Counts a request in that the holder of the lock admits in any state.
@@ -104,13 +104,13 @@ impl Gate {
 
     /// Changes the state. Only under the partition's lock.
     pub(crate) fn set(&self, position: GateState) {
-        let severs = self.word.load(Relaxed) & !POSITION;
+        let severs = self.word.load(Relaxed) & !STATE_MASK;
         self.word.store(severs | position as u32, SeqCst);
     }
 
     /// Returns the state. Only under the partition's lock, which orders the read.
     pub(crate) fn position(&self) -> GateState {
-        match self.word.load(Relaxed) & POSITION {
+        match self.word.load(Relaxed) & STATE_MASK {
             1 => GateState::Open,
             2 => GateState::Draining,
             3 => GateState::Flushing,

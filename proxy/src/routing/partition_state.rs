@@ -33,9 +33,39 @@ impl<W> PartitionState<W> {
         &self.stash
     }
 
-    /// Returns the requests that wait, for the steps of a single request.
-    pub fn stash_mut(&mut self) -> &mut Stash<W> {
-        &mut self.stash
+    /// Makes a newcomer wait at its position.
+    pub fn wait(&mut self, position: QueuePosition, bytes: usize, waiter: W) {
+        self.stash.insert(position, bytes, waiter);
+    }
+
+    /// Adds to the memory of a waiting request. Returns `false` if the request does not wait.
+    pub fn grow(&mut self, position: QueuePosition, bytes: usize) -> bool {
+        self.stash.grow(position, bytes)
+    }
+
+    /// Takes out a request that no longer waits. Returns `None` if it has been started.
+    pub fn give_up(&mut self, position: QueuePosition) -> Option<W> {
+        self.stash.remove(position)
+    }
+
+    /// Takes out all waiting requests, in order of arrival.
+    pub fn give_up_all(&mut self) -> Vec<W> {
+        self.stash.take_all()
+    }
+
+    /// Gives the place of a started request to one of another key. Returns whether it held a place.
+    pub fn give_way(&mut self, position: QueuePosition) -> bool {
+        self.stash.give_way(position)
+    }
+
+    /// Sets the flush's number of places from here on.
+    pub fn limit_flush(&mut self, concurrency: usize) {
+        self.stash.limit_flush(concurrency);
+    }
+
+    /// Limits the flush to one place, to probe a pod that has refused; see [`Stash::probe`].
+    pub fn probe(&mut self, newest: bool) {
+        self.stash.probe(newest);
     }
 
     /// Makes newcomers wait, and lets no waiting request start.
@@ -102,7 +132,7 @@ mod tests {
     /// A partition that is held, with the requests 1 and 2 of one key waiting.
     fn holding_two() -> PartitionState<u64> {
         let mut state = PartitionState::default();
-        [1, 2].into_iter().for_each(|at| state.stash_mut().insert(of_key(at), 1, at));
+        [1, 2].into_iter().for_each(|at| state.wait(of_key(at), 1, at));
         state
     }
 

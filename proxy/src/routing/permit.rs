@@ -17,11 +17,11 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::routing::client_share::Claim;
+use crate::routing::client_share::ShareGuard;
 use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
-use crate::routing::table::{ComesBack, Pod, Refusal, Refusals, Returned, Route, Table, Turn};
+use crate::routing::table::{Pod, Refusal, Refusals, Requeue, Returned, Route, Table, WaitOutcome};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
@@ -68,12 +68,12 @@ pub enum Admission {
 }
 
 impl Admission {
-    /// Keeps the claim for as long as the request waits or is in flight.
+    /// Keeps the share for as long as the request waits or is in flight.
     #[inline]
-    pub(crate) fn keep(&mut self, claim: Claim) {
+    pub(crate) fn keep(&mut self, share: ShareGuard) {
         let (Admission::Admitted(Permit { request, .. }) | Admission::Queued(QueuedPermit { request, .. })) = self;
         if let Some(request) = request {
-            request.claim = Some(claim);
+            request.share = Some(share);
         }
     }
 }
@@ -150,10 +150,10 @@ impl TableHandle {
             bytes,
             held_since: None,
             refusals: None,
-            claim: None,
+            share: None,
         };
         match self.inner.table.try_pass(self.inner.index, partition, at) {
-            Some(way) => Ok(Admission::Admitted(Permit::new(request, way, false))),
+            Some(route) => Ok(Admission::Admitted(Permit::new(request, route, false))),
             None => self.wait(request, now, at),
         }
     }
@@ -161,10 +161,10 @@ impl TableHandle {
     #[cold]
     fn wait(&self, mut request: Request, now: Instant, at: u64) -> Result<Admission, Refusal> {
         let table = &self.inner.table;
-        Ok(match table.wait(self.inner.index, request.partition, request.place(), request.bytes, at)? {
-            Turn::Now(way) => Admission::Admitted(Permit::new(request, way, false)),
-            Turn::First(way) => Admission::Admitted(Permit::new(request, way, true)),
-            Turn::Later(grant) => {
+        Ok(match table.wait(self.inner.index, request.partition, request.position(), request.bytes, at)? {
+            WaitOutcome::Now(route) => Admission::Admitted(Permit::new(request, route, false)),
+            WaitOutcome::First(route) => Admission::Admitted(Permit::new(request, route, true)),
+            WaitOutcome::Later(grant) => {
                 request.held_since = Some(now);
                 Admission::Queued(QueuedPermit::new(request, grant))
             }
@@ -183,7 +183,7 @@ struct Request {
     /// Boxed: few requests are refused, and each would carry the room for it.
     refusals: Option<Box<Refusals>>,
     /// The request's count against its client's limit.
-    claim: Option<Claim>,
+    share: Option<ShareGuard>,
 }
 
 impl Request {
@@ -191,7 +191,7 @@ impl Request {
         &self.worker.inner.table
     }
 
-    fn place(&self) -> QueuePosition {
+    fn position(&self) -> QueuePosition {
         QueuePosition::new(self.order, self.arrival)
     }
 }
@@ -218,7 +218,7 @@ impl QueuedPermit {
     pub(crate) fn weigh(&mut self, bytes: usize) -> Result<(), Refusal> {
         let Some(request) = self.request.as_mut().filter(|request| request.bytes < bytes) else { return Ok(()) };
         let more = bytes - request.bytes;
-        request.table().grow(request.partition, request.place(), more)?;
+        request.table().grow(request.partition, request.position(), more)?;
         request.bytes = bytes;
         Ok(())
     }
@@ -229,11 +229,11 @@ impl Future for QueuedPermit {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match Pin::new(&mut self.grant).poll(context) {
-            Poll::Ready(Ok(way)) => {
+            Poll::Ready(Ok(route)) => {
                 let Some(request) = self.request.take() else {
                     return Poll::Pending;
                 };
-                let permit = Permit::new(request, way, true);
+                let permit = Permit::new(request, route, true);
                 if permit.may_still_go() {
                     return Poll::Ready(Ok(permit));
                 }
@@ -251,7 +251,7 @@ impl Future for QueuedPermit {
         let Some(request) = self.request.as_ref() else {
             return Poll::Pending;
         };
-        match request.table().give_up(request.partition, request.place()) {
+        match request.table().give_up(request.partition, request.position()) {
             Some(cause) => {
                 self.request = None;
                 Poll::Ready(Err(Refusal::Waited(cause)))
@@ -269,10 +269,10 @@ impl Drop for QueuedPermit {
     fn drop(&mut self) {
         let Some(request) = self.request.take() else { return };
         self.grant.close();
-        if let Ok(way) = self.grant.try_recv() {
-            drop(Permit::new(request, way, true));
+        if let Ok(route) = self.grant.try_recv() {
+            drop(Permit::new(request, route, true));
         } else {
-            request.table().give_up(request.partition, request.place());
+            request.table().give_up(request.partition, request.position());
         }
     }
 }
@@ -282,8 +282,8 @@ impl Drop for QueuedPermit {
 pub struct Permit {
     request: Option<Request>,
     /// The pod, epoch and abort generation under which it was admitted.
-    way: Route,
-    /// Whether its line waits for its outcome, which is not definite yet.
+    route: Route,
+    /// Whether its queue waits for its outcome, which is not definite yet.
     is_tried: bool,
     /// Whether it has given its place in the flush away.
     gave_way: Cell<bool>,
@@ -296,8 +296,8 @@ pub struct RefusedForGood;
 
 impl Permit {
     #[inline]
-    fn new(request: Request, way: Route, is_tried: bool) -> Self {
-        Permit { request: Some(request), way, is_tried, gave_way: Cell::new(false) }
+    fn new(request: Request, route: Route, is_tried: bool) -> Self {
+        Permit { request: Some(request), route, is_tried, gave_way: Cell::new(false) }
     }
 
     fn request(&self) -> &Request {
@@ -305,19 +305,19 @@ impl Permit {
         self.request.as_ref().expect("a permit that was not put back")
     }
 
-    /// The request's partition.
+    /// Returns the request's partition.
     pub fn partition(&self) -> PartitionId {
         self.request().partition
     }
 
-    /// The epoch to stamp the request with.
+    /// Returns the epoch to stamp the request with.
     pub fn epoch(&self) -> Epoch {
-        self.way.epoch
+        self.route.epoch
     }
 
-    /// The pod to send the request to.
+    /// Returns the pod to send the request to.
     pub fn pod(&self) -> &Arc<Pod> {
-        self.request().table().pod(self.way.slot)
+        self.request().table().pod(self.route.slot)
     }
 
     /// Records that the outcome is definite: the head of the pod's response has arrived, or the request has failed for
@@ -325,7 +325,7 @@ impl Permit {
     pub fn delivered(&mut self) {
         if std::mem::take(&mut self.is_tried) {
             let request = self.request();
-            request.table().done(request.partition, request.place(), true);
+            request.table().done(request.partition, request.position(), true);
         }
     }
 
@@ -345,13 +345,13 @@ impl Permit {
         if self.holds_place() {
             self.gave_way.set(true);
             let request = self.request();
-            request.table().give_way(request.partition, request.place());
+            request.table().give_way(request.partition, request.position());
         }
     }
 
     /// Returns whether the pod that the request goes to has refused it before.
     pub(crate) fn was_refused_here(&self) -> bool {
-        self.request().refusals.as_ref().is_some_and(|refusals| refusals.are_of(self.way.slot, self.way.epoch))
+        self.request().refusals.as_ref().is_some_and(|refusals| refusals.are_of(self.route.slot, self.route.epoch))
     }
 
     /// Puts a request back into the stash that no pod has acted on and none has refused. It keeps its deadline.
@@ -366,14 +366,14 @@ impl Permit {
 
     /// Puts a request back that its pod has refused without acting on it. Fails if the refusal is for good.
     pub fn refused(self) -> Result<QueuedPermit, RefusedForGood> {
-        if self.way.last_try { Err(RefusedForGood) } else { Ok(self.back(Some(Returned::Refused))) }
+        if self.route.last_try { Err(RefusedForGood) } else { Ok(self.back(Some(Returned::Refused))) }
     }
 
     /// Returns whether the router's lease may still be trusted, or is not needed for this pod. To be asked again before
     /// sending if time has passed since the request was admitted.
     pub fn may_still_go(&self) -> bool {
         let table = self.request().table();
-        table.may_pass(self.way.slot, table.nanos(Instant::now()))
+        table.may_pass(self.route.slot, table.nanos(Instant::now()))
     }
 
     /// As [`put_back`](Self::put_back), because the router's lease may not be trusted.
@@ -384,14 +384,14 @@ impl Permit {
     fn back(mut self, returned: Option<Returned>) -> QueuedPermit {
         let mut request = self.request.take().expect("a permit that was not put back");
         request.held_since.get_or_insert_with(Instant::now);
-        let comes_back = ComesBack {
+        let requeue = Requeue {
             worker: request.worker.inner.index,
-            place: request.place(),
+            position: request.position(),
             is_tried: self.is_tried,
             bytes: request.bytes,
             refusals: request.refusals.take().map(|refusals| *refusals),
         };
-        let (grant, refusals) = request.table().put_back(request.partition, comes_back, self.way, returned);
+        let (grant, refusals) = request.table().put_back(request.partition, requeue, self.route, returned);
         request.refusals = refusals.map(Box::new);
         QueuedPermit::new(request, grant)
     }
@@ -399,7 +399,7 @@ impl Permit {
     /// Returns the token that is cancelled when the partition's exchanges are severed.
     pub fn sever_token(&self) -> CancellationToken {
         let request = self.request();
-        request.table().sever_token(request.worker.inner.index, request.partition, self.way.severs)
+        request.table().sever_token(request.worker.inner.index, request.partition, self.route.severs)
     }
 }
 
@@ -408,7 +408,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let Some(request) = &self.request else { return };
         if self.is_tried {
-            request.table().done(request.partition, request.place(), false);
+            request.table().done(request.partition, request.position(), false);
         }
         request.table().leave(request.worker.inner.index, request.partition);
     }

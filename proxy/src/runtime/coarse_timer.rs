@@ -1,12 +1,12 @@
 //! Time-outs and severing for exchanges, at almost no cost for exchanges that end at once.
 //!
 //! Nearly every exchange ends within a few milliseconds and needs no timer. So an exchange only enrols with its
-//! worker's coarse timer, which ticks. What is still enrolled after two ticks is notified, and then takes a real timer
-//! and waits for its partition to be severed. The timer is also a coarse clock.
+//! worker's coarse timer, which ticks. What is still registered after two ticks is notified, and then takes a real
+//! timer and waits for its partition to be severed. The timer is also a coarse clock.
 //!
 //! # Invariants
 //!
-//! * Every entry that was enrolled and not withdrawn is notified.
+//! * Every entry that was registered and not cancelled is notified.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,7 +24,7 @@ struct Inner {
     tick: Duration,
     now: Cell<Instant>,
     count: Cell<u32>,
-    enrolled: RefCell<Slab<(u32, TimerEntry)>>,
+    registered: RefCell<Slab<(u32, TimerEntry)>>,
 }
 
 /// What to notify.
@@ -41,9 +41,9 @@ pub(crate) trait OnExpiry {
     fn overdue(self: Rc<Self>);
 }
 
-/// The place of an entry. It is gone once the entry is notified or [withdrawn](CoarseTimer::withdraw).
+/// The key of an entry. It is gone once the entry is notified or [cancelled](CoarseTimer::cancel).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct TimerKey {
     key: usize,
     since: u32,
 }
@@ -54,7 +54,7 @@ impl CoarseTimer {
             tick,
             now: Cell::new(Instant::now()),
             count: Cell::new(0),
-            enrolled: RefCell::default(),
+            registered: RefCell::default(),
         }))
     }
 
@@ -70,29 +70,29 @@ impl CoarseTimer {
     }
 
     #[inline]
-    pub(crate) fn enrol(&self, whom: TimerEntry) -> Place {
+    pub(crate) fn register(&self, whom: TimerEntry) -> TimerKey {
         let since = self.0.count.get();
-        let key = self.0.enrolled.borrow_mut().insert((since, whom));
-        Place { key, since }
+        let key = self.0.registered.borrow_mut().insert((since, whom));
+        TimerKey { key, since }
     }
 
     /// Returns whether the entry has been notified.
     #[inline]
-    pub(crate) fn is_told(&self, place: Place) -> bool {
-        self.0.count.get().wrapping_sub(place.since) >= 2
+    pub(crate) fn has_fired(&self, key: TimerKey) -> bool {
+        self.0.count.get().wrapping_sub(key.since) >= 2
     }
 
     #[inline]
-    pub(crate) fn withdraw(&self, place: Place) {
-        if !self.is_told(place) {
-            self.0.enrolled.borrow_mut().try_remove(place.key);
+    pub(crate) fn cancel(&self, key: TimerKey) {
+        if !self.has_fired(key) {
+            self.0.registered.borrow_mut().try_remove(key.key);
         }
     }
 
     /// Sets the task to notify.
     #[inline]
-    pub(crate) fn renew(&self, place: Place, waker: &Waker) {
-        if let Some((_, TimerEntry::Task(old))) = self.0.enrolled.borrow_mut().get_mut(place.key)
+    pub(crate) fn renew(&self, key: TimerKey, waker: &Waker) {
+        if let Some((_, TimerEntry::Task(old))) = self.0.registered.borrow_mut().get_mut(key.key)
             && !old.will_wake(waker)
         {
             old.clone_from(waker);
@@ -118,12 +118,12 @@ impl CoarseTimer {
         self.0.count.set(count);
         let mut told = Vec::new();
         {
-            let mut enrolled = self.0.enrolled.borrow_mut();
+            let mut registered = self.0.registered.borrow_mut();
             let due = |(key, (since, _)): (usize, &(u32, TimerEntry))| (count.wrapping_sub(*since) >= 2).then_some(key);
-            let keys: Vec<usize> = enrolled.iter().filter_map(due).collect();
-            told.extend(keys.into_iter().map(|key| enrolled.remove(key).1));
+            let keys: Vec<usize> = registered.iter().filter_map(due).collect();
+            told.extend(keys.into_iter().map(|key| registered.remove(key).1));
         }
-        // Outside the borrow: a notified entry may enrol again.
+        // Outside the borrow: a notified entry may register again.
         for whom in told {
             match whom {
                 TimerEntry::Task(waker) => waker.wake(),
@@ -147,30 +147,30 @@ mod tests {
 
     #[tokio::test]
     async fn only_what_lasts_for_two_ticks_is_told_and_only_once() {
-        let watch = CoarseTimer::new(Duration::from_millis(10));
+        let timer = CoarseTimer::new(Duration::from_millis(10));
         let (stays, leaves) = (Rc::new(Told(Cell::new(0))), Rc::new(Told(Cell::new(0))));
-        watch.enrol(TimerEntry::Call(stays.clone()));
-        let place = watch.enrol(TimerEntry::Call(leaves.clone()));
-        watch.advance(Instant::now());
+        timer.register(TimerEntry::Call(stays.clone()));
+        let key = timer.register(TimerEntry::Call(leaves.clone()));
+        timer.advance(Instant::now());
         assert_eq!(stays.0.get(), 0);
-        watch.withdraw(place);
-        watch.advance(Instant::now());
-        watch.advance(Instant::now());
+        timer.cancel(key);
+        timer.advance(Instant::now());
+        timer.advance(Instant::now());
         assert_eq!((stays.0.get(), leaves.0.get()), (1, 0));
-        assert!(watch.is_told(place));
+        assert!(timer.has_fired(key));
     }
 
     #[tokio::test]
     async fn withdrawing_late_does_not_evict_whoever_has_the_place_now() {
-        let watch = CoarseTimer::new(Duration::from_millis(10));
-        let first = watch.enrol(TimerEntry::Call(Rc::new(Told(Cell::new(0)))));
-        watch.advance(Instant::now());
-        watch.advance(Instant::now());
+        let timer = CoarseTimer::new(Duration::from_millis(10));
+        let first = timer.register(TimerEntry::Call(Rc::new(Told(Cell::new(0)))));
+        timer.advance(Instant::now());
+        timer.advance(Instant::now());
         let second = Rc::new(Told(Cell::new(0)));
-        watch.enrol(TimerEntry::Call(second.clone()));
-        watch.withdraw(first);
-        watch.advance(Instant::now());
-        watch.advance(Instant::now());
+        timer.register(TimerEntry::Call(second.clone()));
+        timer.cancel(first);
+        timer.advance(Instant::now());
+        timer.advance(Instant::now());
         assert_eq!(second.0.get(), 1);
     }
 }

@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use crate::runtime::coarse_timer::{CoarseTimer, Place, TimerEntry};
+use crate::runtime::coarse_timer::{CoarseTimer, TimerEntry, TimerKey};
 
 /// Why an exchange is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,19 +26,19 @@ pub(crate) enum Ended {
 }
 
 pub(crate) struct ExchangeTimeout {
-    watch: CoarseTimer,
+    timer: CoarseTimer,
     state: State,
 }
 
 enum State {
     Unarmed,
-    Coarse(Place),
+    Coarse(TimerKey),
     Precise(Pin<Box<Sleep>>, Pin<Box<WaitForCancellationFutureOwned>>),
 }
 
 impl ExchangeTimeout {
-    pub(crate) fn new(watch: CoarseTimer) -> Self {
-        ExchangeTimeout { watch, state: State::Unarmed }
+    pub(crate) fn new(timer: CoarseTimer) -> Self {
+        ExchangeTimeout { timer, state: State::Unarmed }
     }
 
     /// Resolves once the exchange has to end. To be polled whenever the exchange is not ready. `deadline` may move
@@ -51,12 +51,12 @@ impl ExchangeTimeout {
     ) -> Poll<Ended> {
         match &mut self.state {
             State::Unarmed => {
-                let place = self.watch.enrol(TimerEntry::Task(context.waker().clone()));
-                self.state = State::Coarse(place);
+                let key = self.timer.register(TimerEntry::Task(context.waker().clone()));
+                self.state = State::Coarse(key);
                 return Poll::Pending;
             }
-            State::Coarse(place) if !self.watch.is_told(*place) => {
-                self.watch.renew(*place, context.waker());
+            State::Coarse(key) if !self.timer.has_fired(*key) => {
+                self.timer.renew(*key, context.waker());
                 return Poll::Pending;
             }
             State::Coarse(_) => {
@@ -89,8 +89,8 @@ impl ExchangeTimeout {
 
 impl Drop for ExchangeTimeout {
     fn drop(&mut self) {
-        if let State::Coarse(place) = self.state {
-            self.watch.withdraw(place);
+        if let State::Coarse(key) = self.state {
+            self.timer.cancel(key);
         }
     }
 }
@@ -106,18 +106,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_deadline_that_comes_closer_is_kept_as_one_that_moves_on_is() {
         for (first, then) in [(3600, 2), (2, 5)] {
-            let watch = CoarseTimer::new(Duration::from_millis(10));
+            let timer = CoarseTimer::new(Duration::from_millis(10));
             let begins = Instant::now();
             let due = Cell::new(begins + Duration::from_secs(first));
-            let mut vigil = ExchangeTimeout::new(watch.clone());
-            let ended = poll_fn(|context| vigil.poll(context, CancellationToken::new, || due.get()));
+            let mut timeout = ExchangeTimeout::new(timer.clone());
+            let ended = poll_fn(|context| timeout.poll(context, CancellationToken::new, || due.get()));
             let moves = async {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 due.set(begins + Duration::from_secs(then));
             };
             tokio::select! {
                 biased;
-                () = watch.run(|| true) => {}
+                () = timer.run(|| true) => {}
                 ((), ended) = async { tokio::join!(moves, ended) } => assert_eq!(ended, Ended::TimedOut),
             }
             let took = begins.elapsed();

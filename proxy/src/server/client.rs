@@ -5,7 +5,8 @@
 //! # Invariants
 //!
 //! * A request head that takes longer than `header_read_timeout` ends the connection.
-//! * A connection between two requests is closed only after [`MAX_IDLE`], to make room, or because the server stops.
+//! * A connection between two requests is closed only after [`MAX_IDLE_TIME`], to make room, or because the server
+//!   stops.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -21,7 +22,7 @@ use crate::tls::ServerTls;
 
 /// How long a connection may be idle between requests. Most clients and load balancers keep theirs for 60 to 90 s, so they
 /// close first: a request that meets a closing connection is lost.
-const MAX_IDLE: Duration = Duration::from_secs(180);
+const MAX_IDLE_TIME: Duration = Duration::from_secs(180);
 
 /// What a worker allows its clients.
 #[derive(Debug, Clone)]
@@ -45,7 +46,7 @@ pub(super) struct Client {
     pub(super) asked: Cell<bool>,
     /// Whether it has switched to another protocol.
     pub(super) upgraded: Cell<bool>,
-    /// Whether it was answered before the end of its request.
+    /// Whether it got its response before the end of its request.
     pub(super) unread: Cell<bool>,
     pub(super) address: Connection,
     /// When it became idle, or began to send a head.
@@ -64,7 +65,7 @@ pub(super) enum ConnectionCommand {
     Continue,
     /// Close after the next response, which says so.
     CloseAfterResponse,
-    /// Close once the requests that have begun are answered.
+    /// Close once the requests that have begun have their responses.
     DrainAndClose,
     /// Close because a head takes too long. An HTTP/1.1 client gets a response that says so.
     HeaderTimeout,
@@ -113,7 +114,7 @@ impl Client {
         if in_head && lasted > terms.header_read_timeout {
             self.tell(ConnectionCommand::HeaderTimeout);
         } else if !in_head
-            && lasted > MAX_IDLE
+            && lasted > MAX_IDLE_TIME
             && matches!(self.command.get(), ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse)
         {
             self.tell(ConnectionCommand::DrainAndClose);

@@ -38,16 +38,16 @@ use crate::tls::{ServerTls, Stream};
 
 /// Window of an HTTP/2 stream: 64 MB/s at a round trip of 1 ms. A connection's window is that of all its streams together, so
 /// that uploads which nobody reads never stop the others. No stash counts this memory while requests are held.
-const STREAM_WINDOW: u32 = 64 << 10;
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 
 /// The largest window that HTTP/2 allows.
-const MAX_WINDOW: u32 = (1 << 31) - 1;
+const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
 
 /// How much of a response is read from its pod ahead of the client, for each stream. A client that reads nothing costs this
 /// much memory for each of its streams.
-const SEND_BUFFER: usize = 64 << 10;
+const SEND_BUFFER_BYTES: usize = 64 << 10;
 
-/// A client that leaves a ping unanswered for [`PING_TIMEOUT`] is taken for gone.
+/// A client that leaves a ping unacknowledged for [`PING_TIMEOUT`] is taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -163,9 +163,9 @@ impl ConnectionGuard {
         let mut connection = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
             .max_concurrent_streams(streams)
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(STREAM_WINDOW.saturating_mul(streams).min(MAX_WINDOW))
-            .max_send_buf_size(SEND_BUFFER)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(STREAM_WINDOW_BYTES.saturating_mul(streams).min(MAX_WINDOW_BYTES))
+            .max_send_buf_size(SEND_BUFFER_BYTES)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .max_header_list_size(u32::try_from(self.clients.terms.max_header_bytes).unwrap_or(u32::MAX))
@@ -203,20 +203,20 @@ fn service<S: ServeRequest>(
     let (clients, client) = (clients.clone(), client.clone());
     hyper::service::service_fn(move |request: Request<Incoming>| {
         let serving = ActiveRequest::begin(&clients, &client, request.body());
-        let answer = requests.serve(request);
+        let response = requests.serve(request);
         let (client, peer) = (client.clone(), peer.clone());
         async move {
-            let mut answer = answer.await?;
+            let mut response = response.await?;
             // Informational responses that the client has had no room for come too late now.
             drop(peer.interim.take());
-            if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 client.upgraded.set(true);
-            } else if !client.http2.get() && answer.headers().contains_key(CONNECTION) {
+            } else if !client.http2.get() && response.headers().contains_key(CONNECTION) {
                 client.unread.set(true);
             } else if client.command.get() == ConnectionCommand::CloseAfterResponse && !client.http2.get() {
-                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            Ok(answer.map(|body| TrackedBody { body, _request: serving }))
+            Ok(response.map(|body| TrackedBody { body, _request: serving }))
         }
     })
 }

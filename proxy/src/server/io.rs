@@ -206,15 +206,15 @@ impl AsyncRead for ClientIo {
 impl AsyncWrite for ClientIo {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
-        this.presence.answer(|| this.stream.is_closed_by_peer());
+        this.presence.reply(|| this.stream.is_closed_by_peer());
         ready!(this.poll_write_between(context))?;
         if this.instead.is_none() && is_bare_431(bytes) {
             this.instead = Some((local_reply_bytes(LocalReply::HeadTooLarge), bytes.len()));
         }
-        if let Some((answer, asked)) = &mut this.instead {
-            while answer.has_remaining() {
-                let written = ready!(Pin::new(&mut this.stream).poll_write(context, answer))?;
-                answer.advance(written);
+        if let Some((response, asked)) = &mut this.instead {
+            while response.has_remaining() {
+                let written = ready!(Pin::new(&mut this.stream).poll_write(context, response))?;
+                response.advance(written);
             }
             let asked = *asked;
             this.instead = None;
@@ -251,7 +251,7 @@ impl AsyncWrite for ClientIo {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.presence.answer(|| self.stream.is_closed_by_peer());
+        self.presence.reply(|| self.stream.is_closed_by_peer());
         // hyper flushes once it has written all that it had.
         if self.between.is_empty()
             && let Some(heads) = self.interim.take()

@@ -148,7 +148,7 @@ impl Server {
     }
 
     /// Starts the workers with `layer` around the data path. The layer is cloned for each worker, and makes a service for
-    /// each connection, which is cloned for each request. It sees whatever a client is answered, the router's own
+    /// each connection, which is cloned for each request. It sees all responses to clients, the router's own
     /// responses included.
     ///
     /// ```no_run
@@ -213,7 +213,7 @@ impl Server {
                 let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
                 match runtime {
                     Ok(runtime) => runtime.block_on(plan.run()),
-                    Err(error) => tracing::error!(%error, "a worker cannot run"),
+                    Err(error) => tracing::error!(%error, "worker cannot start"),
                 }
                 let _ = ended.send(());
             };

@@ -18,7 +18,7 @@ use crate::message::local_reply::LocalReply;
 use crate::metrics::WorkerMetrics;
 
 /// Most clients that are given the time to read the response. Beyond it they are closed without one.
-const MAX_LEAVING: usize = 256;
+const MAX_LEAVING_CLIENTS: usize = 256;
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Refuses clients of one worker.
@@ -39,7 +39,7 @@ impl Overload {
     /// Refuses a client. A `secure` one gets no response: its handshake would cost more than that is worth.
     pub(super) fn send_away(&self, mut stream: TcpStream, secure: bool, metrics: &WorkerMetrics) {
         metrics.answered(LocalReply::Overload);
-        if secure || self.leaving.get() >= MAX_LEAVING {
+        if secure || self.leaving.get() >= MAX_LEAVING_CLIENTS {
             return;
         }
         self.leaving.set(self.leaving.get() + 1);

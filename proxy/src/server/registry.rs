@@ -26,7 +26,7 @@ use crate::routing::client_share::Addresses;
 
 /// Number of clients that are examined to evict one. Examining all of them per accept would let an attacker keep the worker
 /// busy.
-const EVICTION_SAMPLE: usize = 64;
+const EVICTION_SAMPLE_CLIENTS: usize = 64;
 
 /// One in so many connections may belong to clients that have not sent a request yet. Beyond that share such a client is
 /// evicted however young it is.
@@ -125,7 +125,7 @@ impl ConnectionRegistry {
         while newcomers.front().is_some_and(|first| silent(first).is_none()) {
             newcomers.pop_front();
         }
-        let some = newcomers.iter().take(EVICTION_SAMPLE).filter_map(silent);
+        let some = newcomers.iter().take(EVICTION_SAMPLE_CLIENTS).filter_map(silent);
         some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.eviction_rank())
     }
 
@@ -134,8 +134,8 @@ impl ConnectionRegistry {
         let open = self.open.borrow();
         let slots = open.capacity();
         let first = self.cursor.get();
-        self.cursor.set((first + EVICTION_SAMPLE) % slots.max(1));
-        let some = (first..first + EVICTION_SAMPLE.min(slots)).filter_map(|key| open.get(key % slots));
+        self.cursor.set((first + EVICTION_SAMPLE_CLIENTS) % slots.max(1));
+        let some = (first..first + EVICTION_SAMPLE_CLIENTS.min(slots)).filter_map(|key| open.get(key % slots));
         some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.eviction_rank()).cloned()
     }
 

@@ -5,7 +5,7 @@
 //!
 //! # Invariants
 //!
-//! * An accepted connection is answered, also while the server shuts down, until the deadline.
+//! * An accepted connection is served, also while the server shuts down, until the deadline.
 //! * No client is left in the listen backlog: a worker without room refuses it at once.
 
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ use crate::runtime::shortage::is_shortage;
 use crate::settings::ForwardSettings;
 
 /// Pause after a failed accept. It ends early when a client disconnects, which frees a file descriptor.
-const ACCEPT_RETRY: Duration = Duration::from_millis(10);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// Shortest interval between two log lines about failed accepts.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a new client waits for the connection that is evicted in its favour.
@@ -67,8 +67,8 @@ impl<M: Layers> Worker<M> {
         let listeners: std::io::Result<Vec<_>> = self.listeners.into_iter().map(TcpListener::from_std).collect();
         let (forward, listeners) = match (forward, listeners) {
             (Ok(forward), Ok(listeners)) => (forward, listeners),
-            (Err(error), _) => return tracing::error!(%error, "a worker cannot run"),
-            (_, Err(error)) => return tracing::error!(%error, "a worker cannot listen"),
+            (Err(error), _) => return tracing::error!(%error, "worker cannot start"),
+            (_, Err(error)) => return tracing::error!(%error, "worker cannot listen"),
         };
         let path = DataPath { forward, layers: self.layers };
         let look_every = (self.terms.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
@@ -199,12 +199,12 @@ async fn accept<M: Layers>(
                 let closes_idle = is_shortage(&error);
                 if logged.is_none_or(|logged| logged.elapsed() > LOG_INTERVAL) {
                     logged = Some(Instant::now());
-                    tracing::warn!(%error, closes_idle, "cannot accept connections; trying again");
+                    tracing::warn!(%error, closes_idle, "cannot accept connections; retrying");
                 }
                 if closes_idle && path.forward.close_idle() == 0 {
                     clients.close_one(Duration::ZERO, 0);
                 }
-                let _ = tokio::time::timeout(ACCEPT_RETRY, clients.left.notified()).await;
+                let _ = tokio::time::timeout(ACCEPT_RETRY_PAUSE, clients.left.notified()).await;
             }
         }
     }

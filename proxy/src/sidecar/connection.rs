@@ -323,9 +323,9 @@ mod tests {
         let (mut near, mut service) = pair().await;
         let handle = near.handle();
         let read = tokio::spawn(async move {
-            let mut answer = String::new();
-            near.read_to_string(&mut answer).await.unwrap();
-            answer
+            let mut response = String::new();
+            near.read_to_string(&mut response).await.unwrap();
+            response
         });
         tokio::task::yield_now().await;
         handle.finish();

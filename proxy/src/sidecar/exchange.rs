@@ -6,7 +6,7 @@
 //! # Invariants
 //!
 //! * An exchange lasts until the service has ended it, whether its router is still there or not.
-//! * A request of which nothing was sent is answered `421` with the mark.
+//! * A request of which nothing was sent gets `421` with the mark.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -145,7 +145,7 @@ impl Responding {
     /// Responds in place of the service, and returns once the service has ended what it was sent.
     async fn fail(self, failure: Failure) {
         let Responding { upstream, replies, to_router, service, until } = self;
-        let answer = match failure {
+        let response = match failure {
             Failure::Unreachable(error) => {
                 tracing::debug!(%error, "the service cannot be reached; the request is given back");
                 upstream.traffic.refused();
@@ -157,7 +157,7 @@ impl Responding {
                 replies.broken()
             }
         };
-        let _ = to_router.send(answer);
+        let _ = to_router.send(response);
         service.closed(&upstream, until).await;
     }
 

@@ -67,13 +67,13 @@ impl Forwarder {
         let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         prepare(&mut request, &self.upstream.address, switch.is_some());
         let (request, upload) = RequestBody::of(request, lost);
-        let (to_router, answer) = oneshot::channel();
+        let (to_router, response) = oneshot::channel();
         let exchange = Exchange { upstream: self.upstream.clone(), replies, abandoned, upload, to_router };
         let sending = match request.version() {
             Version::HTTP_2 => Either::Left(exchange.over_http2(self.http2.clone(), request)),
             _ => Either::Right(exchange.over_http1(self.http1.clone(), request, switch)),
         };
-        (sending, answer)
+        (sending, response)
     }
 }
 
@@ -94,16 +94,16 @@ impl Service<Request<Incoming>> for Forwarder {
             return Box::pin(std::future::ready(Ok(replies.not_owned())));
         };
         let under_way = self.upstream.traffic.enter();
-        let (sending, answer) = self.exchange(request, replies, abandoned, hold.lost());
+        let (sending, response) = self.exchange(request, replies, abandoned, hold.lost());
         // A task of its own, so that a router that disconnects does not end what the service has begun.
         tokio::spawn(async move {
             let lost = pin!(hold.lost());
             if let Either::Left(_) = select(lost, pin!(sending)).await {
-                tracing::warn!("the pod's lease is lost: an exchange was cut off");
+                tracing::warn!("pod lease lost; exchange aborted");
             }
             drop(under_way);
             drop::<InFlight>(hold);
         });
-        Box::pin(async move { Ok(answer.await.unwrap_or_else(|_| replies.broken())) })
+        Box::pin(async move { Ok(response.await.unwrap_or_else(|_| replies.broken())) })
     }
 }

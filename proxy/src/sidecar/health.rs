@@ -113,7 +113,7 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
                     is_news
                 });
                 if is_news {
-                    tracing::info!(service = %upstream.address, "the service is up");
+                    tracing::info!(service = %upstream.address, "service is up");
                 }
                 if !known.borrow().up {
                     // The service was stopped during the check, so the next check counts.
@@ -129,7 +129,7 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
                 let is_up = known.borrow().up;
                 tracing::debug!(%failure, failures, "a health check failed");
                 if is_up && failures >= checks.unhealthy_after {
-                    tracing::warn!(%failure, failures, service = %upstream.address, "the service is down");
+                    tracing::warn!(%failure, failures, service = %upstream.address, "service is down");
                     known.send_modify(|known| known.up = false);
                 }
                 if !is_up {
@@ -146,11 +146,11 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
 enum Failure {
     #[error("no connection: {0}")]
     Connect(#[from] std::io::Error),
-    #[error("no answer: {0}")]
+    #[error("no response: {0}")]
     Exchange(#[from] hyper::Error),
-    #[error("no answer in time")]
+    #[error("no response in time")]
     Late,
-    #[error("answered {0}")]
+    #[error("responded {0}")]
     Answer(StatusCode),
     #[error("cannot be asked: {0}")]
     Request(#[from] http::Error),

@@ -25,10 +25,10 @@ use super::body::BoxError;
 use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
 use super::expect::RequestBody;
 use super::traffic::Traffic;
-use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES, says_unprocessed};
+use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, says_unprocessed};
 
-/// Interval between two pings while responses are awaited. A service that leaves one unanswered for [`PING_TIMEOUT`] is
-/// taken for gone.
+/// Interval between two pings while responses are awaited. A service that leaves one unacknowledged for
+/// [`PING_TIMEOUT`] is taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -86,7 +86,7 @@ impl Http2 {
             let mut session = self.session().await.map_err(Failure::Unreachable)?;
             *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.handle.clone());
             let mut error = match session.sender.try_send_request(request).await {
-                Ok(answer) => return Ok(answer),
+                Ok(response) => return Ok(response),
                 Err(error) => error,
             };
             match error.take_message() {
@@ -125,7 +125,7 @@ impl Http2 {
         let stream = ServiceStream::http2(stream, self.traffic.clone());
         let handle = stream.handle();
         let mut builder = Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
+        builder.timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW_BYTES);
         builder.max_header_list_size(MAX_HEAD_BYTES as u32);
         builder.keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;

@@ -21,25 +21,27 @@ pub(super) struct LocalReplies {
 }
 
 impl LocalReplies {
-    /// The exchange broke. By gRPC this is `INTERNAL`: the service may have acted on the request, and clients retry after
+    /// Returns the reply to a broken exchange. By gRPC this is `INTERNAL`: the service may have acted on the request, and clients retry after
     /// `UNAVAILABLE`.
     pub(super) fn broken(self) -> Response<ResponseBody> {
         let error = "the service broke the exchange; the request may have taken effect";
         self.reply(StatusCode::BAD_GATEWAY, "13", "upstream-failed", error)
     }
 
-    /// The request did not come through the layer.
+    /// Returns the reply to a request that did not pass the ownership layer.
     pub(super) fn not_owned(self) -> Response<ResponseBody> {
         let error = "the pod gave the partition up while the request arrived";
         self.refused("not-owner", error)
     }
 
-    /// The service has closed its connection with requests on their way, as servers do after a number of requests.
+    /// Returns the reply to a request that was on its way when the service closed the connection, as servers do after a
+    /// number of requests.
     pub(super) fn unprocessed(self) -> Response<ResponseBody> {
         self.refused("upstream-failed", "the service has not processed the request")
     }
 
-    /// Nothing was sent: the router holds the request until the service is back or its partition has moved.
+    /// Returns the reply to a request that was not sent. The router holds it until the service is back or its partition
+    /// has moved.
     pub(super) fn unreachable(self) -> Response<ResponseBody> {
         self.refused("upstream-failed", "the service cannot be reached; nothing was sent")
     }

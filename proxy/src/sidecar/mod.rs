@@ -5,13 +5,14 @@
 //! Not here: registration and handoffs (`segue_coordination::pod`), and what ends a service that must stop.
 //!
 //! # Invariants
-//! * A request that the service was sent counts as in flight until the service has ended it, even when its router is gone:
-//!   it has answered it and taken all of it, or closed the connection. A connection that has switched protocols counts until
-//!   the service has closed it. Only the loss of the pod's lease, and a declared end of all work, cut them off.
+//! * A request that the service was sent counts as in flight until the service has ended it, even when its router is
+//!   gone: it has responded to it and taken all of it, or closed the connection. A connection that has switched
+//!   protocols counts until the service has closed it. Only the loss of the pod's lease, and a declared end of all
+//!   work, cut them off.
 //! * A service is told of a router that is gone, and is read on: by HTTP/1.1 it is told by a half-closed connection, by HTTP/2
-//!   by a reset, once its answer has begun and gone on for a while.
+//!   by a reset, once its response has begun and gone on for a while.
 //! * A client that asks before it sends is told to go on by the service, not from here.
-//! * A request that the service was not sent is answered `421` with the mark, so that its router holds it.
+//! * A request that the service was not sent gets `421` with the mark, so that its router holds it.
 
 mod body;
 mod connection;
@@ -49,13 +50,13 @@ use tower::layer::Layer as _;
 use self::count_answers::CountAnswers;
 use self::forwarder::Forwarder;
 pub use self::health::{Checks, Health};
-use self::router_connection::{ROUTER_IDLE, bounded, recognising, secured};
+use self::router_connection::{ROUTER_IDLE_TIMEOUT, bounded, recognising, secured};
 pub use self::traffic::Traffic;
 pub use self::upstream::Upstream;
 use crate::tls::ServerTls;
-use crate::upstream::{CONNECTION_WINDOW, MAX_HEAD_BYTES};
+use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES};
 
-/// A router that leaves pings unanswered is taken for gone, and so are the clients that it served.
+/// A router that leaves pings unacknowledged is taken for gone, and so are the clients that it served.
 const ROUTER_PING_INTERVAL: Duration = Duration::from_secs(10);
 const ROUTER_PING_TIMEOUT: Duration = Duration::from_secs(10);
 const ROUTER_PINGS: u32 = 2;
@@ -88,8 +89,8 @@ impl Sidecar {
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
         // hyper's timer also runs between requests.
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE);
-        builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW);
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE_TIMEOUT);
+        builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW_BYTES);
         builder.http2().max_header_list_size(MAX_HEAD_BYTES as u32);
         builder.http2().keep_alive_interval(ROUTER_PING_INTERVAL).keep_alive_timeout(ROUTER_PING_TIMEOUT);
         let places = Arc::new(Semaphore::new(self.max_connections));
@@ -100,7 +101,7 @@ impl Sidecar {
                     Ok((stream, _)) => stream,
                     Err(error) => {
                         // Most likely a lack of file descriptors, which passes when some are closed.
-                        tracing::warn!(%error, "cannot accept a connection");
+                        tracing::warn!(%error, "cannot accept a connection; retrying");
                         tokio::time::sleep(Duration::from_millis(50)).await;
                         continue;
                     }

@@ -22,7 +22,7 @@ use crate::tls::{ServerTls, Stream};
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a router's connection may be idle. Routers connect ahead of a cutover and close idle connections after 50 s. They
 /// have to close first, because a request that meets a closing connection is lost.
-pub(super) const ROUTER_IDLE: Duration = Duration::from_secs(90);
+pub(super) const ROUTER_IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Returns the connection, which sets `recognised` once the version of HTTP is known.
 pub(super) fn recognising<S: AsyncRead>(stream: S, recognised: Arc<AtomicBool>) -> InspectReader<S, impl FnMut(&[u8])> {
     let mut awaited = PREFACE;
@@ -36,7 +36,7 @@ pub(super) fn recognising<S: AsyncRead>(stream: S, recognised: Arc<AtomicBool>) 
 /// the connections allowed, and hyper's timers begin only when the version is known.
 pub(super) async fn bounded(connection: impl Future<Output = Result<(), BoxError>>, recognised: &AtomicBool) {
     let silent = async {
-        sleep(ROUTER_IDLE).await;
+        sleep(ROUTER_IDLE_TIMEOUT).await;
         if recognised.load(Relaxed) {
             std::future::pending().await
         }
@@ -55,7 +55,7 @@ pub(super) async fn secured(stream: TcpStream, tls: Option<ServerTls>, ending: C
     match ending.run_until_cancelled(shaken).await? {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
-            tracing::warn!(%error, "no TLS with a router");
+            tracing::warn!(%error, "TLS handshake with a router failed");
             None
         }
         Err(_) => None,
@@ -92,7 +92,7 @@ mod tests {
             let builder = auto::Builder::new(TokioExecutor::new());
             router.write_all(sent.as_bytes()).await.unwrap();
             let connection = bounded(builder.serve_connection_with_upgrades(stream, never), &recognised);
-            let ended = timeout(ROUTER_IDLE + Duration::from_secs(1), connection).await;
+            let ended = timeout(ROUTER_IDLE_TIMEOUT + Duration::from_secs(1), connection).await;
             assert_eq!(ended.is_ok(), closes, "{sent:?}");
         }
     }

@@ -49,7 +49,7 @@ impl Side {
         }
     }
 
-    /// Returns once the upload of an answered exchange has ended as well. A service that resets its stream then has ended its
+    /// Returns once the upload of an exchange with a response has ended as well. A service that resets its stream then has ended its
     /// work; one whose upload was cut off on this side may still work on what it has. A router that has gone is noticed only
     /// when the service reads on, because until then hyper does not ask for more of the upload.
     pub(super) async fn has_all(self, upload: oneshot::Receiver<Upload>, upstream: &Upstream, until: Option<Instant>) {

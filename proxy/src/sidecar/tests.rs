@@ -51,10 +51,10 @@ impl World {
         let service = service_fn(move |request: Request<Incoming>| {
             let replies = LocalReplies { partition: None, grpc: false };
             let (abandoned, lost) = tokens.clone();
-            let (exchange, answer) =
+            let (exchange, response) =
                 forwarder.exchange(request, replies, abandoned.cancelled_owned(), lost.cancelled_owned());
             begun.lock().unwrap().take().unwrap().send(tokio::spawn(exchange)).unwrap();
-            answer
+            response
         });
         tokio::spawn(async move {
             let builder = auto::Builder::new(TokioExecutor::new());
@@ -153,8 +153,8 @@ async fn answered_by_http2() -> (Sender<Bytes, BoxError>, Incoming, JoinHandle<(
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(world.router)).await.unwrap();
     tokio::spawn(connection);
     let (send, body) = Channel::<Bytes, BoxError>::new(1);
-    let answer = in_time(client.send_request(Request::post("http://x/").body(body).unwrap())).await;
-    assert!(answer.unwrap().into_body().is_end_stream());
+    let response = in_time(client.send_request(Request::post("http://x/").body(body).unwrap())).await;
+    assert!(response.unwrap().into_body().is_end_stream());
     (send, in_time(uploads.recv()).await.unwrap(), world.exchange.await.unwrap())
 }
 

@@ -25,7 +25,7 @@ use crate::runtime::coarse_timer::CoarseTimer;
 
 /// Most connection attempts of a worker to one pod at a time. Servers usually queue 128 until they accept; the kernel drops
 /// what exceeds that, and the pod would look unreachable.
-const CONNECTING: usize = 16;
+const MAX_CONNECTING: usize = 16;
 
 /// The connections of one worker to one pod.
 pub(super) struct PodConnections {
@@ -37,13 +37,13 @@ pub(super) struct PodConnections {
 }
 
 impl PodConnections {
-    pub(super) fn new(max_idle: usize, watch: CoarseTimer) -> Self {
+    pub(super) fn new(max_idle: usize, timer: CoarseTimer) -> Self {
         PodConnections {
-            pool: Rc::new(Pool::new(max_idle, watch)),
+            pool: Rc::new(Pool::new(max_idle, timer)),
             whole: Sessions::new(http2::WHOLE),
             uploading: Sessions::new(http2::UPLOADING),
             back_off: Cell::default(),
-            connecting: Semaphore::new(CONNECTING),
+            connecting: Semaphore::new(MAX_CONNECTING),
         }
     }
 

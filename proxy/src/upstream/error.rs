@@ -33,13 +33,13 @@ pub(crate) enum Broken {
     #[error("the pod closed the connection before the end of the exchange")]
     Closed,
     /// The pod's response is not valid.
-    #[error("the pod's answer is not valid HTTP")]
+    #[error("the pod's response is not valid HTTP")]
     Garbled,
 }
 
 /// No connection was attempted, because one has just failed.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
-#[error("a connection has just failed; not tried again yet")]
+#[error("backing off after a failed connection")]
 pub(super) struct Spared;
 
 impl From<Spared> for io::Error {

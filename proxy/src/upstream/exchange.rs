@@ -15,7 +15,7 @@ use http_body::{Frame, SizeHint};
 use super::error::{Broken, SendError};
 use super::rest::{Counted, Rest};
 use super::{http1, http2};
-use crate::message::headers::{clean_answer, clean_answer_trailers};
+use crate::message::headers::{clean_response, clean_response_trailers};
 use crate::tls::Stream;
 
 /// A request that is being sent, until the head of its response is there. Dropping it breaks it off.
@@ -26,7 +26,7 @@ pub(crate) enum Exchange {
 }
 
 /// A pod's response.
-pub(crate) enum Answer {
+pub(crate) enum PodResponse {
     /// A response whose body is to be read.
     Response(Response<ResponseStream>),
     /// It switched protocols: its head, the bare connection, and what had been read of it.
@@ -35,26 +35,30 @@ pub(crate) enum Answer {
 
 impl Exchange {
     /// Sends the request and waits for the head of the response. `interim` gets the pod's informational responses.
-    pub(crate) fn poll_answer(
+    pub(crate) fn poll_response(
         &mut self,
         context: &mut Context<'_>,
         interim: &mut dyn FnMut(&http1::ResponseHead),
-    ) -> Poll<Result<Answer, SendError>> {
+    ) -> Poll<Result<PodResponse, SendError>> {
         Poll::Ready(match self {
-            Exchange::Http1(exchange) => ready!(exchange.poll_answer(context, interim)).map(|answer| match answer {
-                http1::Answer::Response(head, reader, rest) => {
-                    let body = ResponseStream { source: Source::Http1(reader), rest: rest.map(Rest::new) };
-                    Answer::Response(response(head, body))
-                }
-                http1::Answer::Switched(head, stream, read) => Answer::Switched(response(head, ()), stream, read),
-            }),
-            Exchange::Http2(exchange) => ready!(exchange.poll_answer(context)).map(|(response, rest)| {
+            Exchange::Http1(exchange) => {
+                ready!(exchange.poll_response(context, interim)).map(|received| match received {
+                    http1::PodResponse::Response(head, reader, rest) => {
+                        let body = ResponseStream { source: Source::Http1(reader), rest: rest.map(Rest::new) };
+                        PodResponse::Response(response(head, body))
+                    }
+                    http1::PodResponse::Switched(head, stream, read) => {
+                        PodResponse::Switched(response(head, ()), stream, read)
+                    }
+                })
+            }
+            Exchange::Http2(exchange) => ready!(exchange.poll_response(context)).map(|(response, rest)| {
                 let (mut parts, reader) = response.into_parts();
                 // The version is that of the client's connection.
                 parts.version = Version::HTTP_11;
-                clean_answer(&mut parts.headers);
+                clean_response(&mut parts.headers);
                 let body = ResponseStream { source: Source::Http2(reader), rest: rest.map(Rest::new) };
-                Answer::Response(Response::from_parts(parts, body))
+                PodResponse::Response(Response::from_parts(parts, body))
             }),
         })
     }
@@ -131,7 +135,7 @@ impl ResponseStream {
         if let Some(Ok(frame)) = &mut frame
             && let Some(trailers) = frame.trailers_mut()
         {
-            clean_answer_trailers(trailers);
+            clean_response_trailers(trailers);
         }
         Poll::Ready(frame)
     }

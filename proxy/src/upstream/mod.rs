@@ -33,25 +33,25 @@ use connect_retry::ConnectRetry;
 pub(crate) use connections::Checkout;
 use connections::PodConnections;
 pub(crate) use error::{Broken, SendError, was_spared};
-pub(crate) use exchange::{Answer, Exchange, ResponseStream};
+pub(crate) use exchange::{Exchange, PodResponse, ResponseStream};
 #[cfg(fuzzing)]
 pub(crate) use http1::fuzzing;
 use http1::{Connection, MAX_IDLE_AGE};
 pub(crate) use http1::{MAX_HEAD_BYTES, ResponseHead};
 use http2::{Agreed, Leased, Sessions};
-pub(crate) use http2::{CONNECTION_WINDOW, says_unprocessed};
+pub(crate) use http2::{CONNECTION_WINDOW_BYTES, says_unprocessed};
 pub(crate) use rest::Counted;
 pub(crate) use wanted::{Wanted, Which};
 
 /// Interval between two looks at idle connections.
-const SWEEP_EVERY: Duration = Duration::from_secs(5);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// Shortest interval between two log lines about a lack of files or ports.
 const SHORTAGE_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// One worker's connections to all pods.
 pub(crate) struct Upstream {
     settings: UpstreamSettings,
-    watch: CoarseTimer,
+    timer: CoarseTimer,
     pods: RefCell<Vec<Option<Rc<PodConnections>>>>,
     swept: RefCell<Instant>,
     /// Which of [`Wanted::ALL`] requests have wanted so far.
@@ -60,11 +60,11 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    pub(crate) fn new(settings: UpstreamSettings, watch: CoarseTimer) -> Self {
+    pub(crate) fn new(settings: UpstreamSettings, timer: CoarseTimer) -> Self {
         Upstream {
             settings,
-            swept: RefCell::new(watch.now()),
-            watch,
+            swept: RefCell::new(timer.now()),
+            timer,
             pods: RefCell::default(),
             spoken: Default::default(),
             shortage_noted: Cell::default(),
@@ -80,90 +80,90 @@ impl Upstream {
         }
     }
 
-    /// Takes an open connection to the pod. Returns `None` if [`line`](Self::line) has to make one.
+    /// Takes an open connection to the pod. Returns `None` if [`checkout`](Self::checkout) has to make one.
     #[inline]
-    pub(crate) fn open_line(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Checkout> {
-        self.lines(pod.slot).open(wanted)
+    pub(crate) fn take_open(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Checkout> {
+        self.connections_to(pod.slot).open(wanted)
     }
 
     /// Takes a connection to the pod, making one if need be.
-    pub(crate) async fn line(&self, pod: &Arc<Pod>, wanted: Wanted, which: Which) -> io::Result<Checkout> {
-        let lines = self.lines(pod.slot);
+    pub(crate) async fn checkout(&self, pod: &Arc<Pod>, wanted: Wanted, which: Which) -> io::Result<Checkout> {
+        let connections = self.connections_to(pod.slot);
         self.spoken[wanted as usize].set(true);
         if which == Which::Any
-            && let Some(line) = lines.open(wanted)
+            && let Some(checkout) = connections.open(wanted)
         {
-            return Ok(line);
+            return Ok(checkout);
         }
         // Boxed: otherwise every request would reserve room for it.
-        Box::pin(self.new_line(pod, lines, wanted, which)).await
+        Box::pin(self.make_checkout(pod, connections, wanted, which)).await
     }
 
-    async fn new_line(
+    async fn make_checkout(
         &self,
         pod: &Pod,
-        lines: Rc<PodConnections>,
+        connections: Rc<PodConnections>,
         wanted: Wanted,
         which: Which,
     ) -> io::Result<Checkout> {
-        if let Some(sessions) = lines.sessions(wanted) {
-            match sessions.lease(async || self.offer_http2(pod, &lines).await, which).await? {
+        if let Some(sessions) = connections.sessions(wanted) {
+            match sessions.lease(async || self.offer_http2(pod, &connections).await, which).await? {
                 Leased::Lease(lease) => return Ok(Checkout::Http2(lease)),
                 Leased::Declined(Some(stream)) => {
-                    return Ok(lines.http1(Connection::new(stream, self.watch.now()), true));
+                    return Ok(connections.http1(Connection::new(stream, self.timer.now()), true));
                 }
                 Leased::Declined(None) if which != Which::Any => {}
                 Leased::Declined(None) => {
                     // Only now is it known that an HTTP/1.1 connection will do.
-                    if let Some(connection) = lines.pool.take() {
-                        return Ok(lines.http1(connection, false));
+                    if let Some(connection) = connections.pool.take() {
+                        return Ok(connections.http1(connection, false));
                     }
                 }
             }
         }
-        let stream = self.connect(pod, &lines, Offer::Http1).await?;
-        Ok(lines.http1(Connection::new(stream, self.watch.now()), true))
+        let stream = self.connect(pod, &connections, Offer::Http1).await?;
+        Ok(connections.http1(Connection::new(stream, self.timer.now()), true))
     }
 
     /// Makes a connection to the pod for each of the kinds that requests have wanted, where there is none.
     pub(crate) async fn prepare(&self, pod: &Arc<Pod>) {
-        let lines = self.lines(pod.slot);
+        let connections = self.connections_to(pod.slot);
         for wanted in Wanted::ALL {
-            let missing = lines.sessions(wanted).map_or_else(|| lines.pool.is_empty(), Sessions::is_empty);
+            let missing = connections.sessions(wanted).map_or_else(|| connections.pool.is_empty(), Sessions::is_empty);
             // If it cannot be made now, the request that needs it makes it, and handles the failure.
             if self.spoken[wanted as usize].get()
                 && missing
-                && let Ok(Checkout::Http1 { connection, pool, .. }) = self.line(pod, wanted, Which::Any).await
+                && let Ok(Checkout::Http1 { connection, pool, .. }) = self.checkout(pod, wanted, Which::Any).await
             {
                 pool.give_back(connection);
             }
         }
     }
 
-    async fn offer_http2(&self, pod: &Pod, lines: &PodConnections) -> io::Result<Agreed> {
+    async fn offer_http2(&self, pod: &Pod, connections: &PodConnections) -> io::Result<Agreed> {
         // With `protocol = "http2"` a pod that does not negotiate is taken to speak HTTP/2.
         let (offer, unsaid) = match self.settings.protocol {
             UpstreamProtocol::Auto => (Offer::Either, self.settings.tls.is_none()),
             UpstreamProtocol::Http1 | UpstreamProtocol::Http2 => (Offer::Http2, true),
         };
-        let stream = self.connect(pod, lines, offer).await?;
+        let stream = self.connect(pod, connections, offer).await?;
         let http2 = stream.agreed_on_http2().unwrap_or(unsaid);
         Ok(if http2 { Agreed::Http2(stream) } else { Agreed::Http1(stream) })
     }
 
-    fn lines(&self, slot: u32) -> Rc<PodConnections> {
+    fn connections_to(&self, slot: u32) -> Rc<PodConnections> {
         let mut pods = self.pods.borrow_mut();
         let slot = slot as usize;
         if pods.len() <= slot {
             pods.resize_with(slot + 1, || None);
         }
-        let make = || Rc::new(PodConnections::new(self.settings.max_idle_per_pod, self.watch.clone()));
+        let make = || Rc::new(PodConnections::new(self.settings.max_idle_per_pod, self.timer.clone()));
         pods[slot].get_or_insert_with(make).clone()
     }
 
-    async fn connect(&self, pod: &Pod, lines: &PodConnections, offer: Offer) -> io::Result<Stream> {
-        let _place = lines.connecting.acquire().await.map_err(io::Error::other)?;
-        lines.may_connect()?;
+    async fn connect(&self, pod: &Pod, connections: &PodConnections, offer: Offer) -> io::Result<Stream> {
+        let _place = connections.connecting.acquire().await.map_err(io::Error::other)?;
+        connections.may_connect()?;
         let connected = tokio::time::timeout(self.settings.connect_timeout, async {
             let stream = self.reach(pod).await?;
             match &self.settings.tls {
@@ -174,13 +174,13 @@ impl Upstream {
         });
         let connected = connected.await.unwrap_or_else(|elapsed| Err(elapsed.into()));
         match &connected {
-            Ok(_) => lines.back_off.set(ConnectRetry::default()),
+            Ok(_) => connections.back_off.set(ConnectRetry::default()),
             Err(error) if is_shortage(error) => self.note_shortage(error),
             Err(error) => {
                 // The process that takes its place may speak another version.
-                lines.whole.forget_choice();
-                lines.uploading.forget_choice();
-                if lines.failed() {
+                connections.whole.forget_choice();
+                connections.uploading.forget_choice();
+                if connections.failed() {
                     tracing::warn!(pod = pod.name, address = pod.address, %error, "pod cannot be reached; retrying");
                 }
             }
@@ -199,31 +199,32 @@ impl Upstream {
 
     /// Closes idle HTTP/1.1 connections to all pods, for lack of files or ports. Returns their number.
     pub(crate) fn close_idle(&self) -> usize {
-        self.pods.borrow().iter().flatten().map(|lines| lines.pool.clear()).sum()
+        self.pods.borrow().iter().flatten().map(|connections| connections.pool.clear()).sum()
     }
 
     fn note_shortage(&self, error: &io::Error) {
         let now = Instant::now();
         if self.shortage_noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > SHORTAGE_LOG_INTERVAL) {
             self.shortage_noted.set(Some(now));
-            tracing::warn!(%error, "no connection to a pod can be made; requests are answered with 503 overload");
+            tracing::warn!(%error, "no files or ports left for connections to pods; responding 503 overload");
         }
     }
 
     /// Closes connections that have been idle for too long. To be called at every tick.
     pub(crate) fn sweep(&self) {
-        let now = self.watch.now();
-        if now.saturating_duration_since(*self.swept.borrow()) < SWEEP_EVERY {
+        let now = self.timer.now();
+        if now.saturating_duration_since(*self.swept.borrow()) < SWEEP_INTERVAL {
             return;
         }
         *self.swept.borrow_mut() = now;
         for slot in self.pods.borrow_mut().iter_mut() {
-            let Some(lines) = slot else { continue };
-            lines.pool.sweep();
-            lines.whole.sweep(now, MAX_IDLE_AGE);
-            lines.uploading.sweep(now, MAX_IDLE_AGE);
-            let unused = Rc::strong_count(lines) == 1 && Rc::strong_count(&lines.pool) == 1;
-            if unused && lines.pool.is_empty() && lines.whole.is_empty() && lines.uploading.is_empty() {
+            let Some(connections) = slot else { continue };
+            connections.pool.sweep();
+            connections.whole.sweep(now, MAX_IDLE_AGE);
+            connections.uploading.sweep(now, MAX_IDLE_AGE);
+            let unused = Rc::strong_count(connections) == 1 && Rc::strong_count(&connections.pool) == 1;
+            if unused && connections.pool.is_empty() && connections.whole.is_empty() && connections.uploading.is_empty()
+            {
                 *slot = None;
             }
         }

@@ -18,17 +18,17 @@ pub(crate) trait Idle {
 pub(crate) struct Pool<C> {
     idle: RefCell<Vec<C>>,
     max_idle: usize,
-    watch: CoarseTimer,
+    timer: CoarseTimer,
 }
 
 impl<C: Idle> Pool<C> {
-    pub(super) fn new(max_idle: usize, watch: CoarseTimer) -> Self {
-        Pool { idle: RefCell::default(), max_idle, watch }
+    pub(super) fn new(max_idle: usize, timer: CoarseTimer) -> Self {
+        Pool { idle: RefCell::default(), max_idle, timer }
     }
 
     /// Returns a connection that is open, as far as can be told.
     pub(super) fn take(&self) -> Option<C> {
-        let now = self.watch.now();
+        let now = self.timer.now();
         let mut idle = self.idle.borrow_mut();
         std::iter::from_fn(|| idle.pop()).find_map(|mut connection| connection.is_open(now).then_some(connection))
     }
@@ -42,7 +42,7 @@ impl<C: Idle> Pool<C> {
 
     /// Closes connections that have grown too old or that the pod has closed.
     pub(super) fn sweep(&self) {
-        let now = self.watch.now();
+        let now = self.timer.now();
         self.idle.borrow_mut().retain_mut(|connection| connection.is_open(now));
     }
 
@@ -56,6 +56,6 @@ impl<C: Idle> Pool<C> {
     }
 
     pub(super) fn now(&self) -> Instant {
-        self.watch.now()
+        self.timer.now()
     }
 }

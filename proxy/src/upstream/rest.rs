@@ -33,7 +33,7 @@ pub(crate) trait Remaining {
     fn upload_due(&self) -> Option<Instant>;
 
     /// Takes the reading side of the connection, once the response has been read from it.
-    fn answered(&mut self, _: ReadHalf) {}
+    fn response_read(&mut self, _: ReadHalf) {}
 
     /// Breaks the request off.
     fn abort(self: Box<Self>);
@@ -88,7 +88,7 @@ impl Rest {
             let state = &mut *inner.state.borrow_mut();
             let Some(remaining) = &mut state.remaining else { return };
             if let Some(read) = read {
-                remaining.answered(read);
+                remaining.response_read(read);
             }
             state.counted = Some(counted);
             if let Some(waker) = state.waker.take() {

@@ -61,7 +61,7 @@ impl Instruments for AdminInstruments {
         let registry = std::mem::take(&mut *self.registry());
         let serving = async move {
             if let Err(error) = admin.serve(parts, registry, CancellationToken::new()).await {
-                tracing::warn!(%error, "the admin endpoint has ended");
+                tracing::warn!(%error, "admin endpoint stopped");
             }
         };
         Ok(AbortOnDropHandle::new(tokio::spawn(serving)))

@@ -13,40 +13,40 @@ use crate::files;
 use segue_demo::instruments::Instruments;
 use segue_demo::{Options, Progress, Scenario};
 
-/// What to play.
+/// The scenario, and the size of its cluster and load.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// How long the load runs; each scenario is played at least once.
+    /// Duration of the load; each scenario is played at least once.
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = segue_config::parse_duration)]
     duration: Duration,
-    /// Routers.
+    /// Number of routers.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     routers: u32,
-    /// Writer pods to begin with.
+    /// Number of writer pods at the start.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
     pods: u32,
-    /// Partitions.
+    /// Number of partitions.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     partitions: u32,
-    /// Clients, each with one request under way.
+    /// Number of clients that send one request at a time.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     clients: u32,
-    /// Requests per second of all clients together; 0 is as fast as it goes.
+    /// Requests per second, over all clients; 0 sends as fast as possible.
     #[arg(long, value_name = "N", default_value_t = 0)]
     rate: u32,
-    /// Which pods, which keys, when: the same seed makes the same choices. Default: another one each time.
+    /// Seed for the choice of pods, keys and moments; the same seed makes the same choices. Default: random.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// What happens: scale-up, scale-down, crash, rolling, or all of them one after the other.
+    /// Scenario: scale-up, scale-down, crash, rolling, or all of them in turn.
     #[arg(long, value_name = "NAME", default_value = "all")]
     scenario: Scenario,
-    /// Use this etcd instead of the embedded store, such as http://127.0.0.1:2379.
+    /// etcd to use instead of the embedded store, such as http://127.0.0.1:2379.
     #[arg(long, value_name = "URL")]
     etcd: Option<String>,
-    /// Print the report as one JSON object on stdout, and no progress.
+    /// Print the report as a JSON object, and no progress.
     #[arg(long)]
     json: bool,
-    /// Serve metrics and status of the running demo here, such as 127.0.0.1:9090.
+    /// Address that serves the demo's metrics and status, such as 127.0.0.1:9090.
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<SocketAddr>,
 }

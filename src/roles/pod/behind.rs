@@ -88,7 +88,7 @@ impl Service for Behind {
     async fn up(&self) {
         if let Some(supervisor) = &self.supervisor {
             while let Err(error) = supervisor.start().await {
-                error!(%error, "cannot start the service; trying again");
+                error!(%error, "cannot start the service; retrying");
                 sleep(START_RETRY_PAUSE).await;
             }
         }
@@ -114,7 +114,7 @@ impl Service for Behind {
         tokio::select! {
             () = self.health.down() => {}
             () = stopped => {}
-            () = ran_out => warn!("the service does not confirm the lease that it is lent"),
+            () = ran_out => warn!("service does not confirm its lent lease"),
         }
     }
 

@@ -80,7 +80,7 @@ impl BoundPod {
         let section = self.section;
         let vouches = Behind::vouches(&section);
         match vouches {
-            Some(way) => info!(by = way, "the end of the service's work is vouched for: the pod has fence"),
+            Some(way) => info!(by = way, "the end of the service's work is guaranteed; the pod has fence"),
             None => warn!(
                 "the service can outlive this sidecar and its lease, so the pod has no fence: a single writer is not assured \
                  if the sidecar fails while the service works; set one of pod.exec, pod.hooks.lease and \

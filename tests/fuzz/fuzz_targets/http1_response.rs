@@ -7,7 +7,7 @@
 use http::Method;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use segue_fuzz::{hyper_client, pieces};
-use segue_proxy::fuzzing::{Answer, End, NoAnswer, read_answer};
+use segue_proxy::fuzzing::{End, NoResponse, ParsedResponse, read_response};
 
 fuzz_target!(|data: &[u8]| -> Corpus {
     let Some((how, pieces)) = pieces::cut(data) else { return Corpus::Reject };
@@ -17,8 +17,8 @@ fuzz_target!(|data: &[u8]| -> Corpus {
 });
 
 fn run(bytes: &[u8], pieces: &[&[u8]], method: &Method) {
-    let whole = read_answer(&[bytes], method);
-    assert_eq!(whole, read_answer(pieces, method), "the same bytes, cut differently");
+    let whole = read_response(&[bytes], method);
+    assert_eq!(whole, read_response(pieces, method), "the same bytes, cut differently");
     let Ok(answer) = whole else { return };
     limits(&answer, bytes, method);
     if answer.end != End::Whole || answer.status == 101 {
@@ -38,7 +38,7 @@ fn run(bytes: &[u8], pieces: &[&[u8]], method: &Method) {
     }
 }
 
-fn limits(answer: &Answer, bytes: &[u8], method: &Method) {
+fn limits(answer: &ParsedResponse, bytes: &[u8], method: &Method) {
     assert!(answer.body.len() + answer.left.len() <= bytes.len());
     let lengths: Vec<_> = answer.headers.get_all("content-length").iter().collect();
     let bodiless = *method == Method::HEAD || matches!(answer.status, 101 | 204 | 304);
@@ -53,16 +53,16 @@ fn limits(answer: &Answer, bytes: &[u8], method: &Method) {
     assert!(lengths.len() <= 1, "two lengths reach the client");
 }
 
-/// Checks that a response with an end of its own is incomplete without its last byte.
-fn cut_off(bytes: &[u8], answer: &Answer, method: &Method) {
+/// An answer that has an end of its own is none without its last byte.
+fn cut_off(bytes: &[u8], answer: &ParsedResponse, method: &Method) {
     let used = bytes.len() - answer.left.len();
     if answer.left.is_empty() && !answer.reusable {
         // A response that ends with its connection may end anywhere.
         return;
     }
-    match read_answer(&[&bytes[..used - 1]], method) {
+    match read_response(&[&bytes[..used - 1]], method) {
         Ok(shorter) => assert_ne!(shorter.end, End::Whole, "a shorter answer that looks whole"),
-        Err(NoAnswer::Unfinished) => {}
-        Err(NoAnswer::Refused) => panic!("refused without its last byte"),
+        Err(NoResponse::Unfinished) => {}
+        Err(NoResponse::Refused) => panic!("refused without its last byte"),
     }
 }

@@ -11,7 +11,7 @@
 //! * The enabled actions of a state and of its canonical form are the same, up to canonical form. A test walks at
 //!   random and compares.
 
-use segue_protocol::handoff::pod_reconcile::Stage as StateStage;
+use segue_protocol::handoff::pod_reconcile::Completeness;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::KeyName;
 use segue_protocol::records::Mode;
@@ -206,16 +206,16 @@ impl Cluster {
         };
         let part = &state.pods[pod].parts[partition];
         let mut kept = *part;
-        let is_usable = kept.done.held.is_some_and(|held| held.stage != StateStage::Left);
+        let is_usable = kept.local.loaded.is_some_and(|loaded| loaded.completeness != Completeness::Invalid);
         kept.state &= if is_usable { matter } else { 0 };
-        kept.door.last = Epoch::default();
+        kept.fence.last = Epoch::default();
         if self.scenario.pods[pod].fence && !self.without(Rule::FencingEpoch) {
             kept.refuses = false;
         }
-        if let Some(held) = kept.done.held.as_mut().filter(|held| !stands(held.handoff)) {
-            held.handoff = NO_HANDOFF;
+        if let Some(loaded) = kept.local.loaded.as_mut().filter(|loaded| !stands(loaded.handoff)) {
+            loaded.handoff = NO_HANDOFF;
         }
-        kept.done.drained = kept.done.drained.filter(|handoff| stands(*handoff));
+        kept.local.drained = kept.local.drained.filter(|handoff| stands(*handoff));
         if kept != *part {
             *state.part(pod as u8, partition as u8) = kept;
         }

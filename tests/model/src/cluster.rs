@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use dashmap::DashMap;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use segue_protocol::handoff::pod::Duty;
-use segue_protocol::handoff::pod_reconcile::{Done, Word};
+use segue_protocol::handoff::pod_reconcile::{LocalState, PodReport};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::Capabilities;
@@ -70,15 +70,15 @@ thread_local! {
     static MEMORY: RefCell<(u64, Memory)> = RefCell::default();
 }
 
-/// What a pod wants to say, and about which handoff.
-pub(crate) type PodWord = (TxnRef, HandoffId, Word);
+/// A report that a pod wants to write, and the handoff that it is about.
+pub(crate) type ReportWrite = (TxnRef, HandoffId, PodReport);
 
 #[derive(Default)]
 pub(crate) struct Memory {
     pub(crate) router_steps: FxHashMap<RouterAsks, Option<RouterStep>>,
     pub(crate) plans: FxHashMap<(u32, bool), Vec<TxnRef>>,
     pub(crate) duties: FxHashMap<PodAsks, (Duty, Option<Epoch>, bool)>,
-    pub(crate) words: FxHashMap<(PodAsks, Done), Option<PodWord>>,
+    pub(crate) reports: FxHashMap<(PodAsks, LocalState), Option<ReportWrite>>,
     pub(crate) advances: FxHashMap<(u32, u8, bool), Option<TxnRef>>,
     pub(crate) renumbered: FxHashMap<(u32, Numbers), StoreRef>,
 }

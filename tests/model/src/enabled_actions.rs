@@ -4,7 +4,7 @@
 //! The environment's rules live here: when a lease can end, what waits for what, and when a refused pod is tried again.
 
 use segue_protocol::handoff::advance::pending_bound;
-use segue_protocol::handoff::epoch_fence::Answer;
+use segue_protocol::handoff::epoch_fence::EpochCheck;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 
 use crate::action::{Process, Step, Write};
@@ -144,7 +144,7 @@ impl Cluster {
     pub(crate) fn move_of(&self, state: &State, index: u8, exchange: &Exchange) -> Step {
         match exchange.stage {
             Stage::Sent => match self.answer_of(state, exchange) {
-                Answer::Wait => Step::CatchUpTimeout { exchange: index },
+                EpochCheck::Wait => Step::CatchUpTimeout { exchange: index },
                 _ => Step::Arrive { exchange: index },
             },
             Stage::Working => Step::Finish { exchange: index },
@@ -165,7 +165,7 @@ impl Cluster {
         let Some(request) = request else { return false };
         let exchange =
             Exchange { request: request as u8, router, target, is_tried: false, stage: Stage::Sent, is_counted: false };
-        state.pods[usize::from(target.pod)].is_up && self.answer_of(state, &exchange) == Answer::In
+        state.pods[usize::from(target.pod)].is_up && self.answer_of(state, &exchange) == EpochCheck::Accept
     }
 
     /// Every write that the leader wants to make now.

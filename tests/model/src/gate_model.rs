@@ -129,7 +129,7 @@ impl Cluster {
         match (gate.position, gate.target) {
             (GateState::Open, Some(target)) => self.send(state, planned.router, request, target, false),
             _ => {
-                gate.state().stash_mut().insert(self.place_of(request), 1, request);
+                gate.state().wait(self.place_of(request), 1, request);
                 state.requests[usize::from(request)] = Request::Held;
                 self.flush(state, planned.router, planned.partition);
             }
@@ -238,7 +238,7 @@ impl Cluster {
         let key = self.scenario.requests[usize::from(request)].key;
         match self.without(Rule::PutBack) {
             true => {
-                gate.state().stash_mut().insert(QueuePosition::new(Some(key), LAST), 1, request);
+                gate.state().wait(QueuePosition::new(Some(key), LAST), 1, request);
                 if exchange.is_tried {
                     gate.state().finish(self.place_of(request));
                 }
@@ -263,7 +263,7 @@ impl Cluster {
     /// A request that waits no longer.
     pub(crate) fn give_up(&self, state: &mut State, request: u8) {
         let planned = self.scenario.requests[usize::from(request)];
-        state.gate(planned.router, planned.partition).state().stash_mut().remove(self.place_of(request));
+        state.gate(planned.router, planned.partition).state().give_up(self.place_of(request));
         state.requests[usize::from(request)] = Request::Failed;
         self.flush(state, planned.router, planned.partition);
     }

@@ -1,7 +1,7 @@
 //! An exhaustive model of the handoff.
 //!
 //! The decisions are production's own: planning, the moves of phases, the next step of routers and pods, the gate's
-//! moves, the stash, the pod's fence. Modelled is what surrounds them: the store, the network, leases and their clocks,
+//! moves, the stash, the pod's epoch fence. Modelled is what surrounds them: the store, the network, leases and their clocks,
 //! crashes. A search goes through every order of events within a budget of faults and checks the protocol's invariants
 //! in every state. It is deterministic. Long runs with many faults are the simulation's part.
 

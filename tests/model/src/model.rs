@@ -91,7 +91,7 @@ impl Cluster {
             let Some((assignment, _)) = view.live_owner(PartitionId::new(partition as u32)) else { return false };
             let pod = self.pod_number(&assignment.owner);
             let target = Target { pod, incarnation: assignment.incarnation, epoch: assignment.epoch };
-            let accepts = state.pods[usize::from(pod)].parts[partition].door.accepted == Some(assignment.epoch);
+            let accepts = state.pods[usize::from(pod)].parts[partition].fence.accepted == Some(assignment.epoch);
             gate.position == GateState::Open && gate.target == Some(target) && accepts
         };
         let routes =

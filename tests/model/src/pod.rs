@@ -1,14 +1,16 @@
-//! A pod of the model. [`duty`] says what it has to do, [`pod_reconcile::next`] in which order, and [`known_epoch`]
+//! A pod of the model. [`duty`] says what it has to do, [`pod_reconcile::decide`] in which order, and [`known_epoch`]
 //! which requests it accepts. Its service is modelled as a copy of the state: the set of writes that it contains.
 //!
-//! Mirrors `pod::shell` and `pod::work` of `segue-coordination`. Callbacks take no time: a slow callback is the same as
+//! Mirrors `pod::driver` and `pod::partition_work` of `segue-coordination`. Callbacks take no time: a slow callback is the same as
 //! a late write of the ack that follows it. A pod without `fence` accepts every request and knows no lease clock. A pod
 //! without `drained` does not even refuse what it has been told to drain.
 
 use segue_protocol::handoff::advance::{Ack, acknowledge};
-use segue_protocol::handoff::epoch_fence::{Answer, known_epoch};
+use segue_protocol::handoff::epoch_fence::{EpochCheck, known_epoch};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
-use segue_protocol::handoff::pod_reconcile::{self, Act, Callback, Done, Next, Task, Word};
+use segue_protocol::handoff::pod_reconcile::{
+    self, Callback, Completeness, Decision, LocalState, PodAction, PodReport, Task,
+};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use segue_protocol::records::PodAck;
 use segue_protocol::view::View;
@@ -57,29 +59,29 @@ impl Cluster {
             let is_idle = !self.is_working(state, pod, partition);
             let log = state.ledgers[usize::from(partition)].log;
             let part = state.part(pod, partition);
-            let Next { accept, act } = pod_reconcile::next(duty, &part.done, capabilities.sync);
-            part.door.set(accept, known_epoch(accept, duty, assigned));
+            let Decision { accept, action } = pod_reconcile::decide(duty, &part.local, capabilities.sync);
+            part.fence.set(accept, known_epoch(accept, duty, assigned));
             if accept.is_some() {
-                part.done.reopen();
+                part.local.reopen();
                 part.refuses = false;
             }
             if matches!(duty, Duty::Drain { .. }) {
                 part.refuses = true;
             }
             if self.without(Rule::TailAtRest)
-                && let (Duty::Stand { handoff, epoch }, Some(held)) = (duty, part.done.held)
-                && (held.handoff, held.stage) == (handoff, pod_reconcile::Stage::Warm)
+                && let (Duty::Stand { handoff, epoch }, Some(loaded)) = (duty, part.local.loaded)
+                && (loaded.handoff, loaded.completeness) == (handoff, Completeness::Warm)
             {
-                part.done.end(Task { callback: Callback::Sync, handoff, epoch });
+                part.local.end(Task { callback: Callback::Sync, handoff, epoch });
                 part.state = log;
             }
-            let Some(Act::Run(task)) = act else { return };
+            let Some(PodAction::Run(task)) = action else { return };
             let must_wait = matches!(task.callback, Callback::Drain | Callback::Release) && !is_idle;
             if must_wait && !(task.callback == Callback::Drain && self.without(Rule::OldOwnerConfirms)) {
                 return;
             }
-            part.done.begin(task, has_tail);
-            part.done.end(task);
+            part.local.begin(task, has_tail);
+            part.local.end(task);
             match task.callback {
                 Callback::Warm | Callback::Sync => part.state = log,
                 Callback::Release => part.state = 0,
@@ -120,29 +122,30 @@ impl Cluster {
         state.exchanges.iter().any(is_here)
     }
 
-    /// The word that a pod wants to give and that does not stand yet.
+    /// The report that a pod wants to write and that is not in the store yet.
     pub(crate) fn pod_write(&self, state: &State, pod: u8, partition: u8) -> Option<TxnRef> {
         let it = &state.pods[usize::from(pod)];
         let at = it.view.filter(|_| it.is_up && it.incarnation != Incarnation::NONE)?;
         let asks = PodAsks { view: at.id(), pod, incarnation: it.incarnation, partition };
-        let done = it.parts[usize::from(partition)].done;
-        let (txn, handoff, word) =
-            self.remember(|memory| &mut memory.words, (asks, done), || self.word(self.view(at), asks, done))?;
+        let local = it.parts[usize::from(partition)].local;
+        let (txn, handoff, report) =
+            self.remember(|memory| &mut memory.reports, (asks, local), || self.report(self.view(at), asks, local))?;
         let stands = |kind| {
             let me = &self.pod_names[usize::from(pod)];
             self.view(state.now()).pod_ack(PartitionId::new(partition.into()), me, kind, handoff).is_some()
         };
-        (!word.ack().is_some_and(stands)).then_some(txn)
+        (!report.ack().is_some_and(stands)).then_some(txn)
     }
 
-    fn word(&self, view: &View, asks: PodAsks, done: Done) -> Option<(TxnRef, HandoffId, Word)> {
+    fn report(&self, view: &View, asks: PodAsks, local: LocalState) -> Option<(TxnRef, HandoffId, PodReport)> {
         let (me, partition) = (&self.pod_names[usize::from(asks.pod)], PartitionId::new(asks.partition.into()));
         let duty = duty_of(view, me, asks.incarnation, partition);
-        let Some(Act::Say(word, handoff)) = pod_reconcile::next(duty, &done, self.capabilities(asks.pod).sync).act
+        let Some(PodAction::Report(report, handoff)) =
+            pod_reconcile::decide(duty, &local, self.capabilities(asks.pod).sync).action
         else {
             return None;
         };
-        let txn = match word.ack() {
+        let txn = match report.ack() {
             None => warmed(view, me, asks.incarnation, handoff, partition, 0)?,
             Some(kind) if view.pod_ack(partition, me, kind, handoff).is_some() => return None,
             Some(ack) => {
@@ -150,28 +153,28 @@ impl Cluster {
                 acknowledge(view, &ack, view.keys().pod(me), asks.incarnation, 0)
             }
         };
-        Some((self.store.txn(self.struck(txn, view, false)), handoff, word))
+        Some((self.store.txn(self.struck(txn, view, false)), handoff, report))
     }
 
     /// What a pod says to a request that reaches it. `None`: it lets it wait for its view to catch up.
-    pub(crate) fn answer_of(&self, state: &State, exchange: &Exchange) -> Answer {
+    pub(crate) fn answer_of(&self, state: &State, exchange: &Exchange) -> EpochCheck {
         let pod = &state.pods[usize::from(exchange.target.pod)];
         let part = &pod.parts[usize::from(self.partition_of(exchange.request))];
         let capabilities = self.capabilities(exchange.target.pod);
         if !capabilities.fence {
             // It does not listen at its address before its earlier key is gone.
             if pod.view.is_none() {
-                return Answer::NotOwner;
+                return EpochCheck::NotOwner;
             }
-            return if capabilities.drained && part.refuses { Answer::NotOwner } else { Answer::In };
+            return if capabilities.drained && part.refuses { EpochCheck::NotOwner } else { EpochCheck::Accept };
         }
         if pod.view.is_none() || (pod.clock == Clock::RunOut && !self.without(Rule::PodLeaseClock)) {
-            return Answer::NotOwner;
+            return EpochCheck::NotOwner;
         }
         if self.without(Rule::FencingEpoch) {
-            return if part.refuses { Answer::NotOwner } else { Answer::In };
+            return if part.refuses { EpochCheck::NotOwner } else { EpochCheck::Accept };
         }
-        part.door.ask(exchange.target.epoch)
+        part.fence.check(exchange.target.epoch)
     }
 
     /// A pod begins to work on a request.
@@ -184,9 +187,9 @@ impl Cluster {
         };
         let ledger = state.ledgers[usize::from(partition)];
         let life = state.pods[usize::from(pod)].incarnation;
-        let door = state.pods[usize::from(pod)].parts[usize::from(partition)].door;
+        let fence = state.pods[usize::from(pod)].parts[usize::from(partition)].fence;
         let epoch = if self.capabilities(pod).fence {
-            door.accepted.unwrap_or(exchange.target.epoch)
+            fence.accepted.unwrap_or(exchange.target.epoch)
         } else {
             exchange.target.epoch
         };
@@ -235,7 +238,7 @@ impl Cluster {
         let Some(owner) = state.ledgers[usize::from(partition)].owner else { return };
         let pod = &state.pods[usize::from(owner.pod)];
         let part = &pod.parts[usize::from(partition)];
-        let serves = pod.is_up && pod.incarnation == owner.incarnation && part.door.accepted == Some(owner.epoch);
+        let serves = pod.is_up && pod.incarnation == owner.incarnation && part.fence.accepted == Some(owner.epoch);
         let acked = self.acked(state, partition);
         if serves && acked & !part.state != 0 {
             state.violate(Violation::NoLostRequest);
@@ -258,8 +261,8 @@ impl Cluster {
         let it = state.pod(pod);
         (it.incarnation, it.view, it.clock) = (Incarnation::NONE, None, Clock::Held);
         for part in &mut it.parts {
-            part.done.leave();
-            part.door = Default::default();
+            part.local.invalidate();
+            part.fence = Default::default();
         }
         self.reach(Reached::Fenced);
         self.reconcile_pod(state, pod);

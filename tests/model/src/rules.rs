@@ -7,7 +7,7 @@ use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
 use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::records::{Assignment, Capabilities, PodRecord, RouterDrainedAck, encode};
 use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
-use segue_protocol::view::{Stamped, View};
+use segue_protocol::view::{Versioned, View};
 
 /// A rule that keeps the protocol safe, named by what is done without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -148,9 +148,9 @@ pub(crate) fn falsify(view: &View, rule: Rule) -> Option<View> {
                     capabilities: Capabilities::default(),
                     ..any.value.clone()
                 };
-                let Stamped { create_revision, mod_revision, .. } = key;
+                let Versioned { create_revision, mod_revision, .. } = key;
                 view.pods
-                    .insert(pod_name, Stamped { create_revision, mod_revision, lease: Some(LeaseId::new(1)), value });
+                    .insert(pod_name, Versioned { create_revision, mod_revision, lease: Some(LeaseId::new(1)), value });
             }
         }
         Rule::Barrier => {

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use segue_protocol::handoff::epoch_fence::Door;
-use segue_protocol::handoff::pod_reconcile::Done;
+use segue_protocol::handoff::epoch_fence::EpochFence;
+use segue_protocol::handoff::pod_reconcile::LocalState;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
 use segue_proxy::routing::gate::GateState;
 use segue_proxy::routing::partition_state::PartitionState;
@@ -91,8 +91,8 @@ pub(crate) struct Pod {
 /// What a pod does with a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Part {
-    pub(crate) done: Done,
-    pub(crate) door: Door,
+    pub(crate) local: LocalState,
+    pub(crate) fence: EpochFence,
     /// It has been told to drain and not to serve again since. What a pod without `fence` goes by.
     pub(crate) refuses: bool,
     /// The writes that its copy of the state contains.
@@ -244,8 +244,8 @@ impl State {
         for pod in self.pods.iter_mut().map(Arc::make_mut) {
             life(&mut pod.incarnation);
             for part in &mut pod.parts {
-                part.done.held.iter_mut().for_each(|held| handoff(&mut held.handoff));
-                part.done.drained.iter_mut().for_each(handoff);
+                part.local.loaded.iter_mut().for_each(|loaded| handoff(&mut loaded.handoff));
+                part.local.drained.iter_mut().for_each(handoff);
             }
         }
         self.exchanges.iter_mut().for_each(|exchange| life(&mut exchange.target.incarnation));
@@ -258,10 +258,10 @@ impl State {
             router.gates.iter_mut().filter_map(|gate| gate.target.as_mut()).for_each(|to| each(&mut to.epoch));
         }
         for part in self.pods.iter_mut().map(Arc::make_mut).flat_map(|pod| &mut pod.parts) {
-            part.done.held.iter_mut().for_each(|held| each(&mut held.epoch));
-            part.door.accepted.iter_mut().for_each(&mut *each);
-            each(&mut part.door.known);
-            each(&mut part.door.last);
+            part.local.loaded.iter_mut().for_each(|loaded| each(&mut loaded.epoch));
+            part.fence.accepted.iter_mut().for_each(&mut *each);
+            each(&mut part.fence.known);
+            each(&mut part.fence.last);
         }
         self.exchanges.iter_mut().for_each(|exchange| each(&mut exchange.target.epoch));
         self.ledgers.iter_mut().filter_map(|it| it.owner.as_mut()).for_each(|owner| each(&mut owner.epoch));
@@ -273,10 +273,10 @@ impl State {
             router.gates.iter().filter_map(|gate| gate.target).for_each(|to| each(to.epoch));
         }
         for part in self.pods.iter().flat_map(|pod| &pod.parts) {
-            part.done.held.iter().for_each(|held| each(held.epoch));
-            part.door.accepted.iter().for_each(|epoch| each(*epoch));
-            each(part.door.known);
-            each(part.door.last);
+            part.local.loaded.iter().for_each(|loaded| each(loaded.epoch));
+            part.fence.accepted.iter().for_each(|epoch| each(*epoch));
+            each(part.fence.known);
+            each(part.fence.last);
         }
         self.exchanges.iter().for_each(|exchange| each(exchange.target.epoch));
         self.ledgers.iter().filter_map(|it| it.owner).for_each(|owner| each(owner.epoch));
@@ -291,8 +291,8 @@ impl State {
         for pod in &self.pods {
             each(pod.incarnation.revision());
             for part in &pod.parts {
-                part.done.held.iter().for_each(|held| each(held.handoff.revision()));
-                part.done.drained.iter().for_each(|handoff| each(handoff.revision()));
+                part.local.loaded.iter().for_each(|loaded| each(loaded.handoff.revision()));
+                part.local.drained.iter().for_each(|handoff| each(handoff.revision()));
             }
         }
         self.exchanges.iter().for_each(|exchange| each(exchange.target.incarnation.revision()));

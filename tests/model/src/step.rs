@@ -1,6 +1,6 @@
 //! Carries out one step of the cluster.
 
-use segue_protocol::handoff::epoch_fence::Answer;
+use segue_protocol::handoff::epoch_fence::EpochCheck;
 use segue_protocol::ids::{LeaseId, PartitionId};
 use segue_protocol::records::{Leader, encode};
 
@@ -50,9 +50,9 @@ impl Cluster {
             Step::Arrive { exchange } => {
                 let index = usize::from(exchange);
                 match self.answer_of(state, &state.exchanges[index]) {
-                    Answer::In => self.accept(state, index),
-                    Answer::Wait => return None,
-                    Answer::Stale | Answer::NotOwner => self.refuse(state, index),
+                    EpochCheck::Accept => self.accept(state, index),
+                    EpochCheck::Wait => return None,
+                    EpochCheck::Stale | EpochCheck::NotOwner => self.refuse(state, index),
                 }
                 Some(())
             }

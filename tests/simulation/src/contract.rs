@@ -16,7 +16,7 @@ use segue_protocol::ids::{Epoch, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Handoff, Mode, Phase, PodAckKind};
 use segue_protocol::txn::{Batch, Event, Snapshot};
-use segue_protocol::view::{PodLife, Stamped, View};
+use segue_protocol::view::{PodLife, Versioned, View};
 
 use crate::trace::Trace;
 
@@ -116,7 +116,7 @@ impl Contract {
         self.stale_acks(before, after);
     }
 
-    fn moved(&self, before: &View, after: &View, was: &Stamped<Handoff>, now: &Stamped<Handoff>) {
+    fn moved(&self, before: &View, after: &View, was: &Versioned<Handoff>, now: &Versioned<Handoff>) {
         let (record, id) = (&now.value, now.id());
         let partition = record.partition;
         if (&was.value.new_owner, was.value.epoch) != (&record.new_owner, record.epoch)
@@ -164,7 +164,7 @@ impl Contract {
         }
     }
 
-    fn ended(&self, after: &View, was: &Stamped<Handoff>) {
+    fn ended(&self, after: &View, was: &Versioned<Handoff>) {
         let record = &was.value;
         let switched =
             record.phase == Phase::Switching || (record.mode == Mode::Independent && record.phase >= Phase::Ready);

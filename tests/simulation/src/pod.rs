@@ -15,7 +15,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
-use segue_coordination::pod::{HandlerError, HandoffHandler, Move, Owned, OwnershipService, PodHandle, PodSettings};
+use segue_coordination::pod::{
+    HandlerError, HandoffContext, HandoffHandler, Owned, OwnershipService, PodHandle, PodSettings,
+};
 use segue_coordination::store::Store;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use tokio::sync::oneshot;
@@ -181,7 +183,7 @@ impl Writing {
 
 #[async_trait]
 impl HandoffHandler for Writing {
-    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         let (world, name) = (&self.world, &self.process.name);
         world.trace.event(format_args!("{name} warms {} for {}", part.partition, part.epoch));
         let id = world.rng.among(0..=u64::MAX - 1);
@@ -199,7 +201,7 @@ impl HandoffHandler for Writing {
         Ok(())
     }
 
-    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.takes(20).await;
         let Some(state) = self.state(part.partition, part.epoch).filter(|state| state.handoff == part.handoff) else {
             let what = format!("{} is asked to sync partition {} and has no state", self.process.name, part.partition);
@@ -212,14 +214,14 @@ impl HandoffHandler for Writing {
         }
     }
 
-    async fn drain(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn drain(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.takes(10).await;
         let name = &self.process.name;
         self.world.trace.event(format_args!("{name} has drained {}", part.partition));
         Ok(())
     }
 
-    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.takes(10).await;
         let is_meant = |state: &Arc<State>| (state.epoch, state.handoff) == (part.epoch, part.handoff);
         let mut states = self.states();

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use segue_coordination::participant::{count_by_tokio, seed_jitter};
 use segue_coordination::router::DataPlane as _;
+use segue_coordination::session::{count_by_tokio, seed_jitter};
 use segue_protocol::handoff::router::Stage;
 use segue_protocol::ids::PartitionId;
 use tokio::task::{LocalSet, spawn_local};

@@ -17,14 +17,14 @@ use crate::records::{
     Assignment, Handoff, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, encode,
 };
 use crate::txn::{Compare, Field, Keys, Op, Relation, Txn};
-use crate::view::{PodLife, Stamped, View};
+use crate::view::{PodLife, Versioned, View};
 
 /// Most acks that a transaction presumes without having seen them. etcd accepts 128 guards in one transaction.
 const MAX_ASSUMED_ACKS: usize = 32;
 
 /// A participant, or a key, that a handoff waits for before its phase can move on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Waiting {
+pub enum PendingOn {
     /// The new owner is copying state.
     Warm(String),
     /// The router has requests in flight.
@@ -47,37 +47,37 @@ pub enum Waiting {
     Repair(String),
 }
 
-impl Waiting {
+impl PendingOn {
     /// Returns the kind and the name of the participant, or of the key that has to be repaired.
     pub fn party(&self) -> (&'static str, &str) {
         match self {
-            Waiting::RouterDrained(name) | Waiting::RouterGaveUp(name) | Waiting::RouterCutover(name) => {
+            PendingOn::RouterDrained(name) | PendingOn::RouterGaveUp(name) | PendingOn::RouterCutover(name) => {
                 ("router", name)
             }
-            Waiting::Warm(name)
-            | Waiting::PodDrained(name)
-            | Waiting::PodSynced(name)
-            | Waiting::PodReleased(name)
-            | Waiting::NewOwner(name)
-            | Waiting::WorkEnds(name) => ("pod", name),
-            Waiting::Repair(key) => ("key", key),
+            PendingOn::Warm(name)
+            | PendingOn::PodDrained(name)
+            | PendingOn::PodSynced(name)
+            | PendingOn::PodReleased(name)
+            | PendingOn::NewOwner(name)
+            | PendingOn::WorkEnds(name) => ("pod", name),
+            PendingOn::Repair(key) => ("key", key),
         }
     }
 }
 
-impl std::fmt::Display for Waiting {
+impl std::fmt::Display for PendingOn {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Waiting::Warm(pod) => write!(out, "pod {pod} to warm"),
-            Waiting::RouterDrained(router) => write!(out, "router {router} to drain"),
-            Waiting::RouterGaveUp(router) => write!(out, "a cancel: router {router} could not drain"),
-            Waiting::PodDrained(pod) => write!(out, "pod {pod} to drain"),
-            Waiting::PodSynced(pod) => write!(out, "pod {pod} to read the tail"),
-            Waiting::RouterCutover(router) => write!(out, "router {router} to cut over"),
-            Waiting::PodReleased(pod) => write!(out, "pod {pod} to release"),
-            Waiting::NewOwner(pod) => write!(out, "the coordinator: pod {pod} is dead"),
-            Waiting::WorkEnds(pod) => write!(out, "the end of what dead pod {pod} may still be working on"),
-            Waiting::Repair(key) => write!(out, "the repair of {key}"),
+            PendingOn::Warm(pod) => write!(out, "pod {pod} to warm"),
+            PendingOn::RouterDrained(router) => write!(out, "router {router} to drain"),
+            PendingOn::RouterGaveUp(router) => write!(out, "a cancel: router {router} could not drain"),
+            PendingOn::PodDrained(pod) => write!(out, "pod {pod} to drain"),
+            PendingOn::PodSynced(pod) => write!(out, "pod {pod} to read the tail"),
+            PendingOn::RouterCutover(router) => write!(out, "router {router} to cut over"),
+            PendingOn::PodReleased(pod) => write!(out, "pod {pod} to release"),
+            PendingOn::NewOwner(pod) => write!(out, "the coordinator: pod {pod} is dead"),
+            PendingOn::WorkEnds(pod) => write!(out, "the end of what dead pod {pod} may still be working on"),
+            PendingOn::Repair(key) => write!(out, "the repair of {key}"),
         }
     }
 }
@@ -106,7 +106,7 @@ pub struct Advance {
 
 /// Returns what the partition's handoff is waiting for. The list is empty when the phase can move on, and when there is
 /// no handoff.
-pub fn waiting_for(view: &View, partition: PartitionId) -> Vec<Waiting> {
+pub fn waiting_for(view: &View, partition: PartitionId) -> Vec<PendingOn> {
     view.handoffs.get(&partition).map_or_else(Vec::new, |handoff| waiting(view, handoff, None, false))
 }
 
@@ -122,11 +122,11 @@ pub fn advance_past_bound(view: &View, partition: PartitionId, now: u64) -> Opti
     let handoff = view.handoffs.get(&partition)?;
     pending_bound(view, partition)?;
     let record = Handoff { work_has_ended: true, ..handoff.value.clone() };
-    let marked = Stamped { value: record, ..handoff.clone() };
+    let marked = Versioned { value: record, ..handoff.clone() };
     match (waiting(view, &marked, None, true), marked.value.phase) {
         (waits, _) if waits.is_empty() => moved(view, &marked, now),
         (waits, Phase::Syncing)
-            if !waits.iter().any(|wait| matches!(wait, Waiting::Repair(_) | Waiting::NewOwner(_))) =>
+            if !waits.iter().any(|wait| matches!(wait, PendingOn::Repair(_) | PendingOn::NewOwner(_))) =>
         {
             let put = Op::Put { key: view.keys().handoff(partition), value: encode(&marked.value), lease: None };
             let txn = Txn { when: unchanged(view, &marked), then: vec![put], otherwise: None };
@@ -188,15 +188,15 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Incarnat
 
 /// Returns guards that hold once everything in `waits` has been acknowledged. `None` if anything but acks of routers is
 /// missing, or more of them than a transaction may presume.
-fn stand(view: &View, handoff: &Stamped<Handoff>, waits: &[Waiting]) -> Option<Vec<Compare>> {
+fn stand(view: &View, handoff: &Versioned<Handoff>, waits: &[PendingOn]) -> Option<Vec<Compare>> {
     let (keys, partition, id) = (view.keys(), handoff.value.partition, handoff.id());
     let mut guards = Vec::new();
     for wait in waits {
         let (key, starts) = match wait {
-            Waiting::RouterDrained(router) => {
+            PendingOn::RouterDrained(router) => {
                 (keys.router_drained(partition, router), RouterDrainedAck::starts_with(id))
             }
-            Waiting::RouterCutover(router) => {
+            PendingOn::RouterCutover(router) => {
                 (keys.router_cutover(partition, router), RouterCutoverAck::starts_with(id))
             }
             _ => return None,
@@ -220,7 +220,7 @@ pub(crate) fn delete_handoff(view: &View, partition: PartitionId) -> Vec<Op> {
 }
 
 /// Returns the next transition of a handoff that waits for nothing.
-fn moved(view: &View, handoff: &Stamped<Handoff>, now: u64) -> Option<Advance> {
+fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance> {
     let record = &handoff.value;
     if view.is_malformed(record.partition) {
         return None;
@@ -258,7 +258,7 @@ fn moved(view: &View, handoff: &Stamped<Handoff>, now: u64) -> Option<Advance> {
 }
 
 /// Returns the guards of every transition: the record, the routers and the old owner are as the view has them.
-fn unchanged(view: &View, handoff: &Stamped<Handoff>) -> Vec<Compare> {
+fn unchanged(view: &View, handoff: &Versioned<Handoff>) -> Vec<Compare> {
     let (keys, record) = (view.keys(), &handoff.value);
     let mut when = vec![Compare::unchanged_since(keys.handoff(record.partition), handoff.mod_revision)];
     // A router that registered after this view has acknowledged nothing. A router that left is not waited for.
@@ -312,7 +312,7 @@ pub(crate) fn in_need_of_repair(view: &View, handoff: &Handoff) -> Vec<String> {
     pods.chain(assignment.map(|partition| keys.assignment(partition))).collect()
 }
 
-fn pending(view: &View, handoff: &Stamped<Handoff>) -> Option<Duration> {
+fn pending(view: &View, handoff: &Versioned<Handoff>) -> Option<Duration> {
     let record = &handoff.value;
     let old = record.old_owner.as_deref()?;
     let is_due = matches!(record.phase, Phase::Ready | Phase::Syncing) && !record.work_has_ended;
@@ -329,26 +329,26 @@ fn pending(view: &View, handoff: &Stamped<Handoff>) -> Option<Duration> {
 
 /// Returns what the handoff waits for, as if `plus` were written. `past_bound` states that the bound of a dead old
 /// owner has passed.
-fn waiting(view: &View, handoff: &Stamped<Handoff>, plus: Option<&Ack>, past_bound: bool) -> Vec<Waiting> {
+fn waiting(view: &View, handoff: &Versioned<Handoff>, plus: Option<&Ack>, past_bound: bool) -> Vec<PendingOn> {
     let (id, record) = (handoff.id(), &handoff.value);
     let new_owner_is_dead = view.life(&record.new_owner, record.new_incarnation) == PodLife::Over;
     if record.phase != Phase::Complete && new_owner_is_dead {
-        return vec![Waiting::NewOwner(record.new_owner.clone())];
+        return vec![PendingOn::NewOwner(record.new_owner.clone())];
     }
     let broken = in_need_of_repair(view, record);
     if !broken.is_empty() {
-        return broken.into_iter().map(Waiting::Repair).collect();
+        return broken.into_iter().map(PendingOn::Repair).collect();
     }
     let bounded = record.old_owner.iter().filter(|_| !past_bound && pending(view, handoff).is_some());
-    let mut waits: Vec<Waiting> = bounded.map(|old| Waiting::WorkEnds(old.clone())).collect();
+    let mut waits: Vec<PendingOn> = bounded.map(|old| PendingOn::WorkEnds(old.clone())).collect();
     waits.extend(acks_missing(view, handoff, id, plus));
     waits
 }
 
-fn acks_missing(view: &View, handoff: &Stamped<Handoff>, id: HandoffId, plus: Option<&Ack>) -> Vec<Waiting> {
+fn acks_missing(view: &View, handoff: &Versioned<Handoff>, id: HandoffId, plus: Option<&Ack>) -> Vec<PendingOn> {
     let record = &handoff.value;
     match (record.phase, record.mode) {
-        (Phase::Warming, _) => vec![Waiting::Warm(record.new_owner.clone())],
+        (Phase::Warming, _) => vec![PendingOn::Warm(record.new_owner.clone())],
         (Phase::Ready, _) if record.old_owner.is_none() => Vec::new(),
         (Phase::Ready, Mode::Barrier) => {
             view.routers.keys().filter_map(|router| not_drained(view, record.partition, router, id, plus)).collect()
@@ -357,19 +357,19 @@ fn acks_missing(view: &View, handoff: &Stamped<Handoff>, id: HandoffId, plus: Op
             .routers
             .keys()
             .filter(|router| !has_cut_over(view, record.partition, router, id, plus))
-            .map(|router| Waiting::RouterCutover(router.clone()))
+            .map(|router| PendingOn::RouterCutover(router.clone()))
             .collect(),
         (Phase::Syncing, _) => {
             let mut waits = Vec::new();
             if let Some(old) = record.old_owner.as_ref().filter(|_| old_confirms(view, record))
                 && !pod_has_said(view, record.partition, old, PodAckKind::Drained, id, plus)
             {
-                waits.push(Waiting::PodDrained(old.clone()));
+                waits.push(PendingOn::PodDrained(old.clone()));
             }
             if new_syncs(view, record)
                 && !pod_has_said(view, record.partition, &record.new_owner, PodAckKind::Synced, id, plus)
             {
-                waits.push(Waiting::PodSynced(record.new_owner.clone()));
+                waits.push(PendingOn::PodSynced(record.new_owner.clone()));
             }
             waits
         }
@@ -377,7 +377,7 @@ fn acks_missing(view: &View, handoff: &Stamped<Handoff>, id: HandoffId, plus: Op
             let releases = view.live_old_owner(record).is_some_and(|pod| pod.capabilities.released);
             let old = record.old_owner.iter().filter(|_| releases);
             old.filter(|old| !pod_has_said(view, record.partition, old, PodAckKind::Released, id, plus))
-                .map(|old| Waiting::PodReleased(old.clone()))
+                .map(|old| PendingOn::PodReleased(old.clone()))
                 .collect()
         }
     }
@@ -389,14 +389,14 @@ fn not_drained(
     router: &str,
     id: HandoffId,
     plus: Option<&Ack>,
-) -> Option<Waiting> {
+) -> Option<PendingOn> {
     let own = match plus {
         Some(Ack::RouterDrained(ack)) if ack.router_name == router => Some(ack),
         _ => None,
     };
     match own.or_else(|| view.drained_ack(partition, router, id)) {
-        None => Some(Waiting::RouterDrained(router.to_owned())),
-        Some(ack) if ack.gave_up => Some(Waiting::RouterGaveUp(router.to_owned())),
+        None => Some(PendingOn::RouterDrained(router.to_owned())),
+        Some(ack) if ack.gave_up => Some(PendingOn::RouterGaveUp(router.to_owned())),
         Some(_) => None,
     }
 }

@@ -1,7 +1,7 @@
-//! Decides which epoch of a partition a pod admits, and how it answers the others.
+//! Decides which epoch of a partition a pod admits, and what becomes of the others.
 //!
-//! Pure. The pod's gate (`pod::Ownership` of `segue-coordination`) keeps one [`Door`] for each partition under its lock
-//! and checks the lease clock first.
+//! Pure. The pod's gate (`pod::Ownership` of `segue-coordination`) keeps one [`EpochFence`] for each partition under
+//! its lock and checks the lease clock first.
 //!
 //! # Invariants
 //!
@@ -13,7 +13,7 @@ use crate::ids::Epoch;
 
 /// What a pod knows of the epochs of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Door {
+pub struct EpochFence {
     /// The epoch that is admitted.
     pub accepted: Option<Epoch>,
     /// The newest epoch that this pod has seen of the partition, of any owner. A request with this epoch or an older
@@ -25,9 +25,9 @@ pub struct Door {
 
 /// The verdict on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Answer {
+pub enum EpochCheck {
     /// The request is admitted.
-    In,
+    Accept,
     /// The pod's view may be behind the request's epoch.
     Wait,
     /// The request's epoch is over, or is just ending on this pod.
@@ -36,7 +36,7 @@ pub enum Answer {
     NotOwner,
 }
 
-impl Door {
+impl EpochFence {
     /// Admits one epoch, or none. `known` is the newest epoch that the view shows. Returns whether anything changed.
     pub fn set(&mut self, accepted: Option<Epoch>, known: Epoch) -> bool {
         let changed = (self.accepted, self.known) != (accepted, known);
@@ -46,13 +46,13 @@ impl Door {
     }
 
     /// Returns the verdict on a request that is stamped with `epoch`.
-    pub fn ask(&self, epoch: Epoch) -> Answer {
+    pub fn check(&self, epoch: Epoch) -> EpochCheck {
         match self.accepted {
-            Some(accepted) if accepted == epoch => Answer::In,
-            _ if epoch > self.known => Answer::Wait,
-            Some(_) => Answer::Stale,
-            None if epoch == self.last => Answer::Stale,
-            None => Answer::NotOwner,
+            Some(accepted) if accepted == epoch => EpochCheck::Accept,
+            _ if epoch > self.known => EpochCheck::Wait,
+            Some(_) => EpochCheck::Stale,
+            None if epoch == self.last => EpochCheck::Stale,
+            None => EpochCheck::NotOwner,
         }
     }
 }

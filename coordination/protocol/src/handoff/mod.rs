@@ -11,12 +11,12 @@
 //! # How it is driven
 //!
 //! Every participant keeps a [`View`](crate::view::View). After each batch of its watch it calls its decision again for
-//! the partitions that the batch has [`Touched`](crate::view::Touched). It also does so when its own state has changed:
+//! the partitions of the batch's [`ViewDelta`](crate::view::ViewDelta). It also does so when its own state has changed:
 //! a drain or a callback has ended, or its lease clock has run out.
 //!
 //! * A router calls [`router::next_step`] with the stage of its gate, carries the step out, and repeats until there is
 //!   none. It writes its acknowledgements with [`advance::acknowledge`].
-//! * A pod calls [`pod::duty`], and [`pod_reconcile::next`] with what it has done so far. First it accepts the epoch,
+//! * A pod calls [`pod::duty`], and [`pod_reconcile::decide`] with what it has done so far. First it accepts the epoch,
 //!   or none. Then it runs the callback or writes the acknowledgement: with [`advance::acknowledge`], or with
 //!   [`pod::warmed`] where that moves the phase on.
 //! * The coordinator calls [`advance::advance`] for each handoff, in case no participant has written the transition

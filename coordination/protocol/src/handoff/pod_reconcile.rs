@@ -1,13 +1,13 @@
 //! Decides what a pod does next for a partition, given its duty and what it has already done.
 //!
-//! Pure and level-triggered: the shell calls [`next`] after every change of the view and after everything it has done,
-//! carries the result out and calls again.
+//! Pure and level-triggered: the shell calls [`decide`] after every change of the view and after everything it has
+//! done, carries the result out and calls again.
 //!
 //! # Invariants
 //!
 //! * An epoch is accepted only while the state of that very epoch is here, warmed and with its tail read.
 //! * State is released once, before other state of the partition is loaded.
-//! * An ack is written only after its statement has become true for that very handoff.
+//! * A report is written only after it has become true for that very handoff.
 
 use super::pod::Duty;
 use crate::ids::{Epoch, HandoffId};
@@ -15,16 +15,16 @@ use crate::records::PodAckKind;
 
 /// What this process has done for a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Done {
+pub struct LocalState {
     /// The state that this process has.
-    pub held: Option<Held>,
+    pub loaded: Option<LoadedState>,
     /// The handoff for which all work on the partition has ended.
     pub drained: Option<HandoffId>,
 }
 
 /// The state of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Held {
+pub struct LoadedState {
     /// The handoff that brought the state; 0 if none did.
     pub handoff: HandoffId,
     /// The epoch that the state is for.
@@ -32,12 +32,12 @@ pub struct Held {
     /// An old owner may have written more after the state was warmed.
     pub has_tail: bool,
     /// How complete the state is.
-    pub stage: Stage,
+    pub completeness: Completeness,
 }
 
 /// How complete a partition's state is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stage {
+pub enum Completeness {
     /// Being copied, or partly copied.
     Warming,
     /// Copied.
@@ -45,7 +45,7 @@ pub enum Stage {
     /// Copied, and the tail read.
     Synced,
     /// Not to be used any more.
-    Left,
+    Invalid,
 }
 
 /// A callback of the service to run.
@@ -84,9 +84,9 @@ impl Callback {
     }
 }
 
-/// A pod's statement about a handoff.
+/// A pod's report on a handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Word {
+pub enum PodReport {
     /// The state is warm: `Warming` → `Ready`.
     Ready,
     /// The ack `drained`.
@@ -97,63 +97,63 @@ pub enum Word {
     Released,
 }
 
-impl Word {
-    /// Returns the ack that carries the statement. `None` for the one that is made by moving the phase on.
+impl PodReport {
+    /// Returns the ack that carries the report. `None` for the one that is made by moving the phase on.
     pub fn ack(self) -> Option<PodAckKind> {
         match self {
-            Word::Ready => None,
-            Word::Drained => Some(PodAckKind::Drained),
-            Word::Synced => Some(PodAckKind::Synced),
-            Word::Released => Some(PodAckKind::Released),
+            PodReport::Ready => None,
+            PodReport::Drained => Some(PodAckKind::Drained),
+            PodReport::Synced => Some(PodAckKind::Synced),
+            PodReport::Released => Some(PodAckKind::Released),
         }
     }
 }
 
 /// One action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Act {
+pub enum PodAction {
     /// Run a callback.
     Run(Task),
-    /// Write this statement about this handoff.
-    Say(Word, HandoffId),
+    /// Write this report on this handoff.
+    Report(PodReport, HandoffId),
 }
 
-/// What a pod does now: `accept` first, then `act`.
+/// What a pod does now: `accept` first, then `action`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Next {
+pub struct Decision {
     /// Accept this epoch and no other.
     pub accept: Option<Epoch>,
     /// Do this unless it is already being done, and stop anything else that is being done.
-    pub act: Option<Act>,
+    pub action: Option<PodAction>,
 }
 
-impl Done {
+impl LocalState {
     /// Records the start of a callback. `has_tail` states that the callback belongs to a handoff from an old owner.
     pub fn begin(&mut self, task: Task, has_tail: bool) {
         let Task { callback, handoff, epoch } = task;
         match callback {
-            Callback::Warm if self.held.is_none() => {
-                self.held = Some(Held {
+            Callback::Warm if self.loaded.is_none() => {
+                self.loaded = Some(LoadedState {
                     handoff,
                     epoch,
                     has_tail: has_tail && handoff != HandoffId::NONE,
-                    stage: Stage::Warming,
+                    completeness: Completeness::Warming,
                 });
             }
             // From here on the state may be partly gone.
-            Callback::Release => self.leave(),
+            Callback::Release => self.invalidate(),
             _ => {}
         }
     }
 
     /// Records the success of a callback.
     pub fn end(&mut self, task: Task) {
-        let held = self.held.as_mut().filter(|held| held.stage != Stage::Left);
-        match (task.callback, held) {
-            (Callback::Warm, Some(held)) => held.stage = Stage::Warm,
-            (Callback::Sync, Some(held)) => held.stage = Stage::Synced,
+        let loaded = self.loaded.as_mut().filter(|loaded| loaded.completeness != Completeness::Invalid);
+        match (task.callback, loaded) {
+            (Callback::Warm, Some(loaded)) => loaded.completeness = Completeness::Warm,
+            (Callback::Sync, Some(loaded)) => loaded.completeness = Completeness::Synced,
             (Callback::Drain, Some(_)) => self.drained = Some(task.handoff),
-            (Callback::Release, _) => self.held = None,
+            (Callback::Release, _) => self.loaded = None,
             _ => {}
         }
     }
@@ -164,61 +164,65 @@ impl Done {
     }
 
     /// Records that the ownership the state was for is lost.
-    pub fn leave(&mut self) {
+    pub fn invalidate(&mut self) {
         self.drained = None;
-        if let Some(held) = &mut self.held {
-            held.stage = Stage::Left;
+        if let Some(loaded) = &mut self.loaded {
+            loaded.completeness = Completeness::Invalid;
         }
     }
 }
 
 /// Returns what to do now. `syncs` states that the pod has the capability `sync`.
-pub fn next(duty: Duty, done: &Done, syncs: bool) -> Next {
-    let act = match duty {
-        Duty::Idle => release(done).map(Act::Run),
-        Duty::Release { handoff } => Some(release(done).map_or(Act::Say(Word::Released, handoff), Act::Run)),
+pub fn decide(duty: Duty, local: &LocalState, syncs: bool) -> Decision {
+    let action = match duty {
+        Duty::Idle => release(local).map(PodAction::Run),
+        Duty::Release { handoff } => {
+            Some(release(local).map_or(PodAction::Report(PodReport::Released, handoff), PodAction::Run))
+        }
         Duty::Stand { .. } => None,
-        Duty::Drain { handoff, epoch } => Some(match done.drained == Some(handoff) {
-            true => Act::Say(Word::Drained, handoff),
-            false => Act::Run(Task { callback: Callback::Drain, handoff, epoch }),
+        Duty::Drain { handoff, epoch } => Some(match local.drained == Some(handoff) {
+            true => PodAction::Report(PodReport::Drained, handoff),
+            false => PodAction::Run(Task { callback: Callback::Drain, handoff, epoch }),
         }),
-        Duty::Warm { handoff, epoch } => {
-            Some(have(done, Some(handoff), epoch, false).map_or(Act::Say(Word::Ready, handoff), Act::Run))
-        }
-        Duty::Sync { handoff, epoch } => {
-            Some(have(done, Some(handoff), epoch, true).map_or(Act::Say(Word::Synced, handoff), Act::Run))
-        }
+        Duty::Warm { handoff, epoch } => Some(
+            missing_step(local, Some(handoff), epoch, false)
+                .map_or(PodAction::Report(PodReport::Ready, handoff), PodAction::Run),
+        ),
+        Duty::Sync { handoff, epoch } => Some(
+            missing_step(local, Some(handoff), epoch, true)
+                .map_or(PodAction::Report(PodReport::Synced, handoff), PodAction::Run),
+        ),
         Duty::Serve { epoch } => {
-            let unread = done.held.is_some_and(|held| held.has_tail) && syncs;
-            match have(done, None, epoch, unread) {
-                None => return Next { accept: Some(epoch), act: None },
-                Some(task) => Some(Act::Run(task)),
+            let unread = local.loaded.is_some_and(|loaded| loaded.has_tail) && syncs;
+            match missing_step(local, None, epoch, unread) {
+                None => return Decision { accept: Some(epoch), action: None },
+                Some(task) => Some(PodAction::Run(task)),
             }
         }
     };
-    Next { accept: None, act }
+    Decision { accept: None, action }
 }
 
-fn release(done: &Done) -> Option<Task> {
-    let Held { handoff, epoch, .. } = done.held?;
+fn release(local: &LocalState) -> Option<Task> {
+    let LoadedState { handoff, epoch, .. } = local.loaded?;
     Some(Task { callback: Callback::Release, handoff, epoch })
 }
 
 /// Returns the callback that is missing until the state of this epoch is here. Without a `handoff` the state of any
 /// handoff will do. If there is none at all, the assignment was written by hand and the state is warmed.
-fn have(done: &Done, handoff: Option<HandoffId>, epoch: Epoch, synced: bool) -> Option<Task> {
+fn missing_step(local: &LocalState, handoff: Option<HandoffId>, epoch: Epoch, synced: bool) -> Option<Task> {
     let warm = |handoff| Some(Task { callback: Callback::Warm, handoff, epoch });
-    let Some(held) = done.held else {
+    let Some(loaded) = local.loaded else {
         return warm(handoff.unwrap_or(HandoffId::NONE));
     };
-    if held.epoch != epoch || handoff.is_some_and(|handoff| handoff != held.handoff) {
-        return release(done);
+    if loaded.epoch != epoch || handoff.is_some_and(|handoff| handoff != loaded.handoff) {
+        return release(local);
     }
-    match held.stage {
-        Stage::Left => release(done),
-        Stage::Warming => warm(held.handoff),
-        Stage::Warm if synced => Some(Task { callback: Callback::Sync, handoff: held.handoff, epoch }),
-        Stage::Warm | Stage::Synced => None,
+    match loaded.completeness {
+        Completeness::Invalid => release(local),
+        Completeness::Warming => warm(loaded.handoff),
+        Completeness::Warm if synced => Some(Task { callback: Callback::Sync, handoff: loaded.handoff, epoch }),
+        Completeness::Warm | Completeness::Synced => None,
     }
 }
 
@@ -233,41 +237,44 @@ mod tests {
     const E3: Epoch = Epoch::new(3);
     const E4: Epoch = Epoch::new(4);
 
-    fn held(stage: Stage) -> Done {
-        Done { held: Some(Held { handoff: H7, epoch: E3, has_tail: true, stage }), drained: None }
+    fn loaded(completeness: Completeness) -> LocalState {
+        LocalState { loaded: Some(LoadedState { handoff: H7, epoch: E3, has_tail: true, completeness }), drained: None }
     }
 
-    fn run(callback: Callback) -> Option<Act> {
-        Some(Act::Run(Task { callback, handoff: H7, epoch: E3 }))
+    fn run(callback: Callback) -> Option<PodAction> {
+        Some(PodAction::Run(Task { callback, handoff: H7, epoch: E3 }))
     }
 
     #[test]
     fn readiness_is_said_only_after_the_state_was_warmed_for_that_very_handoff() {
         let duty = Duty::Warm { handoff: H7, epoch: E3 };
-        assert_eq!(next(duty, &Done::default(), true).act, run(Callback::Warm));
-        assert_eq!(next(duty, &held(Stage::Warming), true).act, run(Callback::Warm));
-        assert_eq!(next(duty, &held(Stage::Warm), true).act, Some(Act::Say(Word::Ready, H7)));
+        assert_eq!(decide(duty, &LocalState::default(), true).action, run(Callback::Warm));
+        assert_eq!(decide(duty, &loaded(Completeness::Warming), true).action, run(Callback::Warm));
+        assert_eq!(
+            decide(duty, &loaded(Completeness::Warm), true).action,
+            Some(PodAction::Report(PodReport::Ready, H7))
+        );
         let later = Duty::Warm { handoff: H9, epoch: E3 };
-        assert_eq!(next(later, &held(Stage::Warm), true).act, run(Callback::Release));
+        assert_eq!(decide(later, &loaded(Completeness::Warm), true).action, run(Callback::Release));
     }
 
     #[test]
     fn an_epoch_is_accepted_only_with_its_own_state_and_its_tail() {
-        let accept = |duty, done: &Done, syncs| next(duty, done, syncs).accept;
+        let accept = |duty, local: &LocalState, syncs| decide(duty, local, syncs).accept;
         let serve = Duty::Serve { epoch: E3 };
-        assert_eq!(accept(serve, &Done::default(), false), None);
-        assert_eq!(accept(serve, &held(Stage::Warming), false), None);
-        assert_eq!(accept(serve, &held(Stage::Left), false), None);
-        assert_eq!(accept(serve, &held(Stage::Warm), false), Some(E3));
-        assert_eq!(accept(serve, &held(Stage::Warm), true), None);
-        assert_eq!(next(serve, &held(Stage::Warm), true).act, run(Callback::Sync));
-        assert_eq!(accept(serve, &held(Stage::Synced), true), Some(E3));
-        assert_eq!(accept(Duty::Serve { epoch: E4 }, &held(Stage::Synced), true), None);
+        assert_eq!(accept(serve, &LocalState::default(), false), None);
+        assert_eq!(accept(serve, &loaded(Completeness::Warming), false), None);
+        assert_eq!(accept(serve, &loaded(Completeness::Invalid), false), None);
+        assert_eq!(accept(serve, &loaded(Completeness::Warm), false), Some(E3));
+        assert_eq!(accept(serve, &loaded(Completeness::Warm), true), None);
+        assert_eq!(decide(serve, &loaded(Completeness::Warm), true).action, run(Callback::Sync));
+        assert_eq!(accept(serve, &loaded(Completeness::Synced), true), Some(E3));
+        assert_eq!(accept(Duty::Serve { epoch: E4 }, &loaded(Completeness::Synced), true), None);
     }
 
     #[test]
     fn no_duty_but_serving_accepts_anything() {
-        let done = Done { drained: Some(H9), ..held(Stage::Synced) };
+        let local = LocalState { drained: Some(H9), ..loaded(Completeness::Synced) };
         for duty in [
             Duty::Idle,
             Duty::Release { handoff: H9 },
@@ -276,24 +283,27 @@ mod tests {
             Duty::Warm { handoff: H7, epoch: E3 },
             Duty::Sync { handoff: H7, epoch: E3 },
         ] {
-            assert_eq!(next(duty, &done, true).accept, None, "{duty:?}");
+            assert_eq!(decide(duty, &local, true).accept, None, "{duty:?}");
         }
     }
 
     #[test]
     fn state_is_let_go_before_it_is_said_and_only_once() {
         let duty = Duty::Release { handoff: H9 };
-        assert_eq!(next(duty, &held(Stage::Synced), true).act, run(Callback::Release));
-        assert_eq!(next(duty, &Done::default(), true).act, Some(Act::Say(Word::Released, H9)));
-        assert_eq!(next(Duty::Idle, &held(Stage::Warming), true).act, run(Callback::Release));
-        assert_eq!(next(Duty::Idle, &Done::default(), true).act, None);
+        assert_eq!(decide(duty, &loaded(Completeness::Synced), true).action, run(Callback::Release));
+        assert_eq!(decide(duty, &LocalState::default(), true).action, Some(PodAction::Report(PodReport::Released, H9)));
+        assert_eq!(decide(Duty::Idle, &loaded(Completeness::Warming), true).action, run(Callback::Release));
+        assert_eq!(decide(Duty::Idle, &LocalState::default(), true).action, None);
     }
 
     #[test]
     fn a_drain_for_an_earlier_handoff_says_nothing_about_this_one() {
-        let done = Done { drained: Some(H8), ..held(Stage::Synced) };
-        let drain = Some(Act::Run(Task { callback: Callback::Drain, handoff: H9, epoch: E3 }));
-        assert_eq!(next(Duty::Drain { handoff: H9, epoch: E3 }, &done, true).act, drain);
-        assert_eq!(next(Duty::Drain { handoff: H8, epoch: E3 }, &done, true).act, Some(Act::Say(Word::Drained, H8)));
+        let local = LocalState { drained: Some(H8), ..loaded(Completeness::Synced) };
+        let drain = Some(PodAction::Run(Task { callback: Callback::Drain, handoff: H9, epoch: E3 }));
+        assert_eq!(decide(Duty::Drain { handoff: H9, epoch: E3 }, &local, true).action, drain);
+        assert_eq!(
+            decide(Duty::Drain { handoff: H8, epoch: E3 }, &local, true).action,
+            Some(PodAction::Report(PodReport::Drained, H8))
+        );
     }
 }

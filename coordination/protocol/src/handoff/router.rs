@@ -239,12 +239,12 @@ impl OnDrainTimeout {
 
 /// How long a router waits for exchanges with an owner that fences itself once the owner's key is gone. The owner's
 /// work ended before its lease did, so only a response that is already on its way can still arrive.
-const FENCED_OWNER_PATIENCE: Duration = Duration::from_secs(1);
+const FENCED_OWNER_SEVER_DELAY: Duration = Duration::from_secs(1);
 
 /// Returns how long after an owner's key is gone a router severs its requests in flight to that owner. An owner without
 /// `fence` may still be at work, so its exchanges get the full request timeout.
 pub fn dead_owner_patience(had_fence: bool, request_timeout: Duration) -> Duration {
-    if had_fence { FENCED_OWNER_PATIENCE } else { request_timeout }
+    if had_fence { FENCED_OWNER_SEVER_DELAY } else { request_timeout }
 }
 
 /// Decides about a drain that has lasted `drain.timeout`. Severing stops no pod. It is safe with an old owner that can

@@ -13,22 +13,22 @@
 use std::fmt;
 
 use super::budget::MoveCause;
-use crate::handoff::advance::{Waiting, delete_handoff, flip};
+use crate::handoff::advance::{PendingOn, delete_handoff, flip};
 use crate::ids::{PartitionId, Revision};
 use crate::records::{Handoff, KeyspaceConfig, Mode, Phase, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
-use crate::view::{Stamped, View};
+use crate::view::{Versioned, View};
 
 /// A handoff as a decision saw it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Standing {
+pub struct ObservedHandoff {
     /// The handoff's record.
-    pub handoff: Stamped<Handoff>,
+    pub handoff: Versioned<Handoff>,
     /// The `mod_revision` of the partition's assignment; 0 if there was none.
     pub assignment: Revision,
 }
 
-impl Standing {
+impl ObservedHandoff {
     /// Returns the partition that the handoff moves.
     pub fn partition(&self) -> PartitionId {
         self.handoff.value.partition
@@ -49,7 +49,7 @@ pub enum CancelReason {
         /// The phase that lasted too long.
         phase: Phase,
         /// What the handoff was waiting for.
-        waiting: Vec<Waiting>,
+        waiting: Vec<PendingOn>,
     },
     /// A router could not drain.
     GaveUp {
@@ -119,8 +119,8 @@ impl fmt::Display for CancelReason {
 }
 
 /// Returns everything that is waited for, in words.
-pub(super) fn all(waiting: &[Waiting]) -> String {
-    waiting.iter().map(Waiting::to_string).collect::<Vec<_>>().join(", ")
+pub(super) fn all(waiting: &[PendingOn]) -> String {
+    waiting.iter().map(PendingOn::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// One write of the coordinator, with what it was decided from.
@@ -147,7 +147,7 @@ pub enum Action {
     /// Cancel a move; the old owner keeps the partition.
     Cancel {
         /// The handoff.
-        standing: Standing,
+        observed: ObservedHandoff,
         /// The reason.
         reason: CancelReason,
     },
@@ -155,14 +155,14 @@ pub enum Action {
     /// the next move starts.
     Abandon {
         /// The handoff.
-        standing: Standing,
+        observed: ObservedHandoff,
     },
     /// Delete a completed move whose old owner does not acknowledge that it has released.
     Delete {
         /// The handoff.
-        standing: Standing,
+        observed: ObservedHandoff,
         /// What the handoff was still waiting for.
-        waiting: Vec<Waiting>,
+        waiting: Vec<PendingOn>,
     },
     /// Delete acks whose handoff is gone.
     Sweep {
@@ -177,8 +177,8 @@ impl Action {
         match self {
             Action::WriteConfig { .. } => None,
             Action::Create { handoff, .. } => Some(handoff.partition),
-            Action::Cancel { standing, .. } | Action::Abandon { standing } | Action::Delete { standing, .. } => {
-                Some(standing.partition())
+            Action::Cancel { observed, .. } | Action::Abandon { observed } | Action::Delete { observed, .. } => {
+                Some(observed.partition())
             }
             Action::Sweep { partition } => Some(*partition),
         }
@@ -194,16 +194,16 @@ impl fmt::Display for Action {
                 let from = from.as_deref().unwrap_or("nobody");
                 write!(out, "move partition {partition} from {from} to {to}: {}", handoff.reason)
             }
-            Action::Cancel { standing, reason } => {
-                let (partition, to) = (standing.partition(), &standing.handoff.value.new_owner);
+            Action::Cancel { observed, reason } => {
+                let (partition, to) = (observed.partition(), &observed.handoff.value.new_owner);
                 write!(out, "cancel the move of partition {partition} to {to}: {reason}")
             }
-            Action::Abandon { standing } => {
-                let (partition, to) = (standing.partition(), &standing.handoff.value.new_owner);
+            Action::Abandon { observed } => {
+                let (partition, to) = (observed.partition(), &observed.handoff.value.new_owner);
                 write!(out, "begin the move of partition {partition} anew: {to} died after it had taken over")
             }
-            Action::Delete { standing, waiting } => {
-                let partition = standing.partition();
+            Action::Delete { observed, waiting } => {
+                let partition = observed.partition();
                 write!(out, "end the move of partition {partition} without waiting for {}", all(waiting))
             }
             Action::Sweep { partition } => write!(out, "delete acks of partition {partition} whose handoff is gone"),
@@ -226,7 +226,7 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             vec![put(keys.config(), encode(config))]
         }
         Action::Create { handoff, assignment, seen, .. } => {
-            // A standing record is never overwritten: the put would keep its identity and inherit its acks.
+            // An existing record is never overwritten: the put would keep its identity and inherit its acks.
             when.push(Compare::unchanged_since(keys.handoff(handoff.partition), Revision::ZERO));
             when.push(Compare::unchanged_since(keys.assignment(handoff.partition), *assignment));
             when.push(Compare::created_at(keys.pod(&handoff.new_owner), handoff.new_incarnation.revision()));
@@ -236,17 +236,17 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             let record = Handoff { started_at: now_ms, phase_entered_at: now_ms, ..handoff.clone() };
             vec![put(keys.handoff(handoff.partition), encode(&record))]
         }
-        Action::Cancel { standing, reason } => {
-            when.extend(still(view, standing));
+        Action::Cancel { observed, reason } => {
+            when.extend(still(view, observed));
             if *reason == CancelReason::NewOwnerDead {
-                when.push(new_owner_is_gone(view, standing));
+                when.push(new_owner_is_gone(view, observed));
             }
-            delete_handoff(view, standing.partition())
+            delete_handoff(view, observed.partition())
         }
-        Action::Abandon { standing } => {
-            when.extend(still(view, standing));
-            when.push(new_owner_is_gone(view, standing));
-            let handoff = &standing.handoff.value;
+        Action::Abandon { observed } => {
+            when.extend(still(view, observed));
+            when.push(new_owner_is_gone(view, observed));
+            let handoff = &observed.handoff.value;
             let mut then = delete_handoff(view, handoff.partition);
             // In `independent` mode the assignment flips last, and requests may have reached the new owner before.
             if handoff.phase < Phase::Switching {
@@ -254,9 +254,9 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             }
             then
         }
-        Action::Delete { standing, .. } => {
-            when.extend(still(view, standing));
-            delete_handoff(view, standing.partition())
+        Action::Delete { observed, .. } => {
+            when.extend(still(view, observed));
+            delete_handoff(view, observed.partition())
         }
         Action::Sweep { partition } => {
             when.push(Compare::unchanged_since(keys.handoff(*partition), Revision::ZERO));
@@ -268,17 +268,17 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
 
 /// Returns the guards that record and assignment are those that the decision saw. The record includes its phase: a
 /// handoff that was seen before the point of no return has not passed it.
-fn still(view: &View, standing: &Standing) -> [Compare; 2] {
-    let (keys, partition) = (view.keys(), standing.partition());
+fn still(view: &View, observed: &ObservedHandoff) -> [Compare; 2] {
+    let (keys, partition) = (view.keys(), observed.partition());
     [
-        Compare::unchanged_since(keys.handoff(partition), standing.handoff.mod_revision),
-        Compare::unchanged_since(keys.assignment(partition), standing.assignment),
+        Compare::unchanged_since(keys.handoff(partition), observed.handoff.mod_revision),
+        Compare::unchanged_since(keys.assignment(partition), observed.assignment),
     ]
 }
 
 /// Returns the guard that no key of the new owner's incarnation exists. A later life under its name is no obstacle.
-fn new_owner_is_gone(view: &View, standing: &Standing) -> Compare {
-    let handoff = &standing.handoff.value;
+fn new_owner_is_gone(view: &View, observed: &ObservedHandoff) -> Compare {
+    let handoff = &observed.handoff.value;
     Compare::not_created_at(view.keys().pod(&handoff.new_owner), handoff.new_incarnation.revision())
 }
 

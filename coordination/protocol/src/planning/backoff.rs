@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use super::actions::{Action, CancelReason};
 use super::notice::Notice;
-use crate::handoff::advance::Waiting;
+use crate::handoff::advance::PendingOn;
 use crate::ids::PartitionId;
 
 /// Wait after the first failure; each further failure in a row doubles it. A partition without a live owner never waits
@@ -68,14 +68,14 @@ pub(super) struct BackOffs {
 impl BackOffs {
     /// Records a cancelled handoff.
     pub(super) fn note(&mut self, action: &Action, now: Duration) {
-        let Action::Cancel { standing, reason } = action else {
+        let Action::Cancel { observed, reason } = action else {
             return;
         };
-        let handoff = &standing.handoff.value;
+        let handoff = &observed.handoff.value;
         let new_owner_is_slow = match reason {
             CancelReason::WarmTimeout => true,
             CancelReason::PhaseTimeout { waiting, .. } => {
-                waiting.iter().any(|who| matches!(who, Waiting::PodSynced(_)))
+                waiting.iter().any(|who| matches!(who, PendingOn::PodSynced(_)))
             }
             // The partition is planned again at once, to another pod.
             CancelReason::NewOwnerDead => return self.shun(&handoff.new_owner, now),
@@ -138,9 +138,9 @@ impl BackOffs {
 mod tests {
     use super::*;
     use crate::ids::{Epoch, Incarnation, Revision};
-    use crate::planning::actions::Standing;
+    use crate::planning::actions::ObservedHandoff;
     use crate::records::{Handoff, Phase};
-    use crate::view::Stamped;
+    use crate::view::Versioned;
 
     const E1: Epoch = Epoch::new(1);
     const P0: PartitionId = PartitionId::new(0);
@@ -150,12 +150,16 @@ mod tests {
     /// Returns a cancel of partition 0's move to the pod.
     fn cancel(reason: CancelReason) -> Action {
         let handoff = Handoff::new(P0, POD.0, POD.1, E1);
-        let handoff =
-            Stamped { create_revision: Revision::new(9), mod_revision: Revision::new(9), lease: None, value: handoff };
-        Action::Cancel { standing: Standing { handoff, assignment: Revision::ZERO }, reason }
+        let handoff = Versioned {
+            create_revision: Revision::new(9),
+            mod_revision: Revision::new(9),
+            lease: None,
+            value: handoff,
+        };
+        Action::Cancel { observed: ObservedHandoff { handoff, assignment: Revision::ZERO }, reason }
     }
 
-    fn timed_out(who: Waiting) -> Action {
+    fn timed_out(who: PendingOn) -> Action {
         cancel(CancelReason::PhaseTimeout { phase: Phase::Syncing, waiting: vec![who] })
     }
 
@@ -180,9 +184,9 @@ mod tests {
     fn a_pod_that_does_not_read_the_tail_is_shunned_and_one_that_others_wait_for_is_not() {
         let now = Duration::ZERO;
         for (who, shunned) in [
-            (Waiting::PodSynced("w-1".into()), true),
-            (Waiting::PodDrained("w-0".into()), false),
-            (Waiting::RouterDrained("r".into()), false),
+            (PendingOn::PodSynced("w-1".into()), true),
+            (PendingOn::PodDrained("w-0".into()), false),
+            (PendingOn::RouterDrained("r".into()), false),
         ] {
             let mut backoffs = BackOffs::default();
             backoffs.note(&timed_out(who), now);

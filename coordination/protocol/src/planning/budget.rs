@@ -10,7 +10,7 @@
 
 use super::{Policy, is_dead};
 use crate::records::{Handoff, Phase, PodStatus};
-use crate::view::{Stamped, View};
+use crate::view::{Versioned, View};
 
 /// The cause of a move, most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,15 +87,15 @@ impl Budget {
 
 /// Returns the planned moves that give their places up to `urgent` others: those that are still warming, the youngest
 /// first.
-pub(super) fn make_room(view: &View, urgent: usize) -> impl Iterator<Item = &Stamped<Handoff>> {
-    let warms = |handoff: &&Stamped<Handoff>| handoff.value.phase == Phase::Warming && is_planned(view, handoff);
+pub(super) fn make_room(view: &View, urgent: usize) -> impl Iterator<Item = &Versioned<Handoff>> {
+    let warms = |handoff: &&Versioned<Handoff>| handoff.value.phase == Phase::Warming && is_planned(view, handoff);
     let mut warming: Vec<_> = view.handoffs.values().filter(warms).collect();
     warming.sort_unstable_by_key(|handoff| std::cmp::Reverse(handoff.create_revision));
     warming.into_iter().take(urgent)
 }
 
 /// Returns whether a live pod serves the partition meanwhile.
-pub(super) fn is_planned(view: &View, handoff: &Stamped<Handoff>) -> bool {
+pub(super) fn is_planned(view: &View, handoff: &Versioned<Handoff>) -> bool {
     let record = &handoff.value;
     record.old_owner.as_deref().is_some_and(|old| !is_dead(view, old, record.old_incarnation))
 }

@@ -23,7 +23,7 @@ pub const REBIRTH_GRACE: Duration = Duration::from_millis(200);
 struct Gone {
     since: Duration,
     /// The planner has looked for moves of its partitions since the grace ended.
-    answered: bool,
+    handled: bool,
 }
 
 /// The owners that are gone.
@@ -57,7 +57,7 @@ impl Departures {
             self.lives = Some(lives);
         }
         for (pod, life) in named {
-            self.gone.entry((pod.clone(), life)).or_insert(Gone { since: now, answered: false });
+            self.gone.entry((pod.clone(), life)).or_insert(Gone { since: now, handled: false });
         }
     }
 
@@ -71,9 +71,9 @@ impl Departures {
     /// afterwards.
     pub(super) fn take_due(&mut self, view: &View, now: Duration) -> bool {
         let mut is_due = false;
-        for ((pod, _), gone) in self.gone.iter_mut().filter(|(_, gone)| !gone.answered) {
+        for ((pod, _), gone) in self.gone.iter_mut().filter(|(_, gone)| !gone.handled) {
             if gone.since + REBIRTH_GRACE <= now || view.pods.contains_key(pod) {
-                gone.answered = true;
+                gone.handled = true;
                 is_due = true;
             }
         }
@@ -82,7 +82,7 @@ impl Departures {
 
     /// Returns when the next grace ends.
     pub(super) fn next_wake(&self) -> Option<Duration> {
-        self.gone.values().filter(|gone| !gone.answered).map(|gone| gone.since + REBIRTH_GRACE).min()
+        self.gone.values().filter(|gone| !gone.handled).map(|gone| gone.since + REBIRTH_GRACE).min()
     }
 
     /// Returns when the bound ends that the partition's handoff waits for. `None` if it waits for none.

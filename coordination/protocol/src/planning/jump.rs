@@ -7,7 +7,7 @@
 //!
 //! J. Lamping, E. Veach: *A Fast, Minimal Memory, Consistent Hash Algorithm*, 2014, arXiv:1406.2294.
 
-use super::placement::{Intake, Layout, Placement};
+use super::placement::{Eligibility, Layout, Placement};
 
 /// The jump consistent hash strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,13 +15,16 @@ pub struct Jump;
 
 impl Placement for Jump {
     fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>> {
-        let members_that = |takes: &dyn Fn(Intake) -> bool| -> Vec<usize> {
+        let members_that = |takes: &dyn Fn(Eligibility) -> bool| -> Vec<usize> {
             let indices = 0..layout.members.len();
-            indices.filter(|member| takes(layout.members[*member].intake)).collect()
+            indices.filter(|member| takes(layout.members[*member].eligibility)).collect()
         };
-        let staying = members_that(&|intake| intake != Intake::Leaving);
-        let open =
-            if layout.has_no_other_choice() { staying.clone() } else { members_that(&|intake| intake == Intake::Open) };
+        let staying = members_that(&|eligibility| eligibility != Eligibility::Leaving);
+        let open = if layout.has_no_other_choice() {
+            staying.clone()
+        } else {
+            members_that(&|eligibility| eligibility == Eligibility::Open)
+        };
         let pick = |partition: usize, from: &[usize]| {
             let bucket = bucket(mix(partition as u64), u32::try_from(from.len()).unwrap_or(u32::MAX));
             from.get(bucket as usize).copied()

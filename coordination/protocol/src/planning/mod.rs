@@ -3,7 +3,7 @@
 //! [`plan`] takes a view of the keyspace and returns [`Action`]s, each with its reason, and the moment of the next
 //! call. [`txn`] turns an action into a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
 //! moves are planned, strategies ([`placement`], [`sticky`], [`jump`]) *where to*, [`budget`] *how many* at a time,
-//! [`flight`] which handoffs are cancelled. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
+//! [`phase_timeouts`] which handoffs are cancelled. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
 //!
 //! Pure: no clock, no randomness, no I/O, no log. The same view, policy, memory and moment give the same plan.
 //!
@@ -18,7 +18,7 @@
 //!
 //! * A partition with a handoff is pinned: it counts as moved and gets no second handoff.
 //! * The store alone is enough to continue: a new leader with an empty memory only measures its times anew.
-//! * Nothing is cancelled past the point of no return ([`flight::past_no_return`]).
+//! * Nothing is cancelled past the point of no return ([`phase_timeouts::past_no_return`]).
 
 use std::time::Duration;
 
@@ -31,10 +31,10 @@ mod actions;
 mod backoff;
 pub mod budget;
 mod departures;
-pub mod flight;
 pub mod jump;
 mod moves;
 mod notice;
+pub mod phase_timeouts;
 pub mod placement;
 pub mod round;
 pub mod sticky;
@@ -42,7 +42,7 @@ pub mod sticky;
 #[cfg(test)]
 mod tests;
 
-pub use self::actions::{Action, CancelReason, Standing, txn};
+pub use self::actions::{Action, CancelReason, ObservedHandoff, txn};
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
@@ -125,9 +125,9 @@ impl Strategy {
 pub struct Memory {
     rounds: round::Rounds,
     departures: departures::Departures,
-    flights: flight::Flights,
+    phase_timeouts: phase_timeouts::PhaseTimeouts,
     backoffs: backoff::BackOffs,
-    rest: moves::Rest,
+    backlog: moves::Backlog,
 }
 
 impl Memory {
@@ -160,8 +160,8 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     let mut plan = Plan { notices: notice::about(view, policy), ..Plan::default() };
     memory.rounds.observe(view, policy, now);
     memory.departures.observe(view, now);
-    if memory.flights.observe(view, &mut memory.backoffs, now) {
-        memory.rest.a_handoff_ended();
+    if memory.phase_timeouts.observe(view, &mut memory.backoffs, now) {
+        memory.backlog.a_handoff_ended();
     }
     memory.backoffs.forget_old(now);
 
@@ -176,9 +176,9 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     let is_settling = memory.rounds.is_settling();
     // Partitions of dead owners do not wait for changes to settle.
     let owners_died = memory.departures.take_due(view, now);
-    let rest_is_due = memory.rest.is_due(now) && (!is_settling || memory.rest.has_dead_owners());
-    if plan.round.is_some() || owners_died || rest_is_due {
-        memory.rest = match partitions(view) {
+    let backlog_is_due = memory.backlog.is_due(now) && (!is_settling || memory.backlog.has_dead_owners());
+    if plan.round.is_some() || owners_died || backlog_is_due {
+        memory.backlog = match partitions(view) {
             Some(count) => {
                 let context = moves::Context {
                     view,
@@ -191,16 +191,16 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
                 };
                 context.create(count, &mut plan.actions)
             }
-            None => moves::Rest::default(),
+            None => moves::Backlog::default(),
         };
     }
     if ending {
-        memory.rest.try_again_at(retry_at);
+        memory.backlog.try_again_at(retry_at);
     }
     if plan.round == Some(RoundCause::Heartbeat) {
-        plan.actions.extend(flight::sweep(view));
+        plan.actions.extend(phase_timeouts::sweep(view));
     }
-    plan.waiting = memory.rest.waiting();
+    plan.waiting = memory.backlog.waiting();
     plan.notices.extend(memory.backoffs.notices(now));
     plan.next_wake = next_wake(policy, memory, now, !plan.actions.is_empty());
     plan
@@ -219,13 +219,13 @@ fn write_config(view: &View, policy: &Policy) -> Result<Option<Action>, Notice> 
     if view.malformed.contains_key(&view.keys().config()) {
         return Ok(None);
     }
-    if let Some(standing) = &view.config {
-        let kept = standing.value.partitions;
-        return match &standing.value.partitioner {
+    if let Some(observed) = &view.config {
+        let kept = observed.value.partitions;
+        return match &observed.value.partitioner {
             _ if kept == wanted => Ok(None),
             _ if kept > wanted => Err(Notice::ShrinkRefused { wanted, kept }),
             Some(Partitioner::Number { number: true }) => {
-                write(KeyspaceConfig { partitions: wanted, ..standing.value.clone() }, standing.mod_revision)
+                write(KeyspaceConfig { partitions: wanted, ..observed.value.clone() }, observed.mod_revision)
             }
             partitioner => Err(Notice::GrowthRefused { wanted, kept, partitioner: partitioner.clone() }),
         };
@@ -258,15 +258,15 @@ fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, now: Duration
     let partitions = partitions(view);
     let mut ending = false;
     for (&partition, handoff) in &view.handoffs {
-        if flight::waits_for_bound(view, handoff) {
-            memory.flights.restart(partition, now);
+        if phase_timeouts::waits_for_bound(view, handoff) {
+            memory.phase_timeouts.restart(partition, now);
         }
-        let age = memory.flights.age(partition, now);
-        match flight::verdict(view, policy, partitions, handoff, age) {
+        let age = memory.phase_timeouts.age(partition, now);
+        match phase_timeouts::verdict(view, policy, partitions, handoff, age) {
             None => continue,
-            Some(flight::Verdict::Overdue(notice)) => plan.notices.push(notice),
-            Some(flight::Verdict::End(action)) => {
-                if memory.flights.gives_up(partition) {
+            Some(phase_timeouts::Verdict::Overdue(notice)) => plan.notices.push(notice),
+            Some(phase_timeouts::Verdict::End(action)) => {
+                if memory.phase_timeouts.gives_up(partition) {
                     memory.backoffs.note(&action, now);
                 }
                 plan.actions.push(action);
@@ -285,9 +285,9 @@ fn next_wake(policy: &Policy, memory: &Memory, now: Duration, acted: bool) -> Op
     let retry = acted.then(|| now + retry_pause(policy));
     [
         memory.rounds.next_wake(policy),
-        memory.flights.next_wake(policy, now),
+        memory.phase_timeouts.next_wake(policy, now),
         // While changes settle only the partitions of dead owners move; the round of those changes comes first.
-        memory.rest.next_wake().filter(|_| !memory.rounds.is_settling() || memory.rest.has_dead_owners()),
+        memory.backlog.next_wake().filter(|_| !memory.rounds.is_settling() || memory.backlog.has_dead_owners()),
         memory.departures.next_wake(),
         retry,
     ]

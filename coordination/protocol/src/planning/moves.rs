@@ -4,24 +4,24 @@
 //!
 //! * A partition with a handoff, or with records that cannot be read, gets no handoff.
 //! * A draining pod is never a new owner.
-//! * A move that has to wait for a place in the budget or for a back-off is remembered as [`Rest`]. It begins when the
-//!   wait ends, without another round.
+//! * A move that has to wait for a place in the budget or for a back-off is remembered as [`Backlog`]. It begins when
+//!   the wait ends, without another round.
 
 use std::time::Duration;
 
 use super::Policy;
-use super::actions::{Action, CancelReason, Standing};
+use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backoff::BackOffs;
 use super::budget::{Budget, MoveCause, is_planned, make_room};
 use super::departures::Departures;
-use super::placement::{Hold, Intake, Layout, Member, layout};
+use super::placement::{Eligibility, Layout, Member, Mobility, layout};
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
 use crate::records::{Handoff, Mode, PodRecord};
 use crate::view::View;
 
 /// The moves that the last placement left for later.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub(super) struct Rest {
+pub(super) struct Backlog {
     open: bool,
     ended: bool,
     retry_at: Option<Duration>,
@@ -29,7 +29,7 @@ pub(super) struct Rest {
     dead_owners: bool,
 }
 
-impl Rest {
+impl Backlog {
     /// Records that a place in the budget is free, or that a partition is no longer pinned.
     pub(super) fn a_handoff_ended(&mut self) {
         self.ended = true;
@@ -84,13 +84,13 @@ pub(super) struct Context<'a> {
 
 impl Context<'_> {
     /// Begins the moves that the budget has room for, and makes room for urgent ones.
-    pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Rest {
+    pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Backlog {
         let Context { view, policy, backoffs, now, .. } = *self;
         let shunned = |pod: &str| backoffs.is_shunned(pod, now);
         let waits = |partition| backoffs.partition_waits(partition, false, now).is_some();
         let layout = layout(view, partitions, shunned, waits);
-        let mut rest = Rest::default();
-        let mut wanted = wanted(view, policy, &layout, &mut rest);
+        let mut backlog = Backlog::default();
+        let mut wanted = wanted(view, policy, &layout, &mut backlog);
         wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
         wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
 
@@ -98,18 +98,18 @@ impl Context<'_> {
         let mut budget = Budget::left(view, policy);
         let mut without_place = 0;
         for Wanted { cause, partition, to } in wanted {
-            rest.dead_owners |= cause == MoveCause::DeadOwner;
+            backlog.dead_owners |= cause == MoveCause::DeadOwner;
             let waits_until = backoffs.partition_waits(partition, cause.is_urgent(), now);
             if let Some(until) = waits_until.or_else(|| self.grace_ends(&layout, cause, partition)) {
-                rest.try_again_at(until);
-                rest.waiting += 1;
+                backlog.try_again_at(until);
+                backlog.waiting += 1;
             } else if budget.take(cause) {
                 let reason = reason(&layout, &counts, cause, partition, to, view);
                 actions.push(begin(view, policy, partition, &layout.members[to], cause, reason));
-                rest.try_again_at(self.retry_at);
+                backlog.try_again_at(self.retry_at);
             } else {
-                rest.open = true;
-                rest.waiting += 1;
+                backlog.open = true;
+                backlog.waiting += 1;
                 without_place += usize::from(cause.is_urgent());
             }
         }
@@ -118,16 +118,17 @@ impl Context<'_> {
             let partition = handoff.value.partition;
             // A handoff that ends anyway makes room as well.
             if !actions.iter().any(|action| ends(action, partition)) {
-                let standing = Standing { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
-                actions.push(Action::Cancel { standing, reason: CancelReason::MoreUrgent });
-                rest.try_again_at(self.retry_at);
+                let observed =
+                    ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
+                actions.push(Action::Cancel { observed, reason: CancelReason::MoreUrgent });
+                backlog.try_again_at(self.retry_at);
             }
         }
         // A pod that may be given partitions again changes the placement.
         if let Some(until) = backoffs.next_pod(now) {
-            rest.try_again_at(until);
+            backlog.try_again_at(until);
         }
-        rest
+        backlog
     }
 
     /// Returns until when a dead owner's partition waits for the next life of the same pod, which is preferred.
@@ -139,23 +140,23 @@ impl Context<'_> {
     }
 }
 
-fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, rest: &mut Rest) -> Vec<Wanted> {
+fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backlog) -> Vec<Wanted> {
     let places = policy.strategy.placement().place(layout);
     let mut wanted = Vec::new();
     for ((partition, slot), place) in (0..).map(PartitionId::new).zip(&layout.slots).zip(places) {
         let Some(to) = place.filter(|to| slot.owner != Some(*to)) else {
             continue;
         };
-        if slot.hold == Hold::Pinned {
+        if slot.mobility == Mobility::Pinned {
             if let Some(handoff) = view.handoffs.get(&partition) {
-                rest.open = true;
-                rest.waiting += 1;
-                rest.dead_owners |= handoff.value.old_owner.is_some() && !is_planned(view, handoff);
+                backlog.open = true;
+                backlog.waiting += 1;
+                backlog.dead_owners |= handoff.value.old_owner.is_some() && !is_planned(view, handoff);
             }
             continue;
         }
         let cause = match slot.owner {
-            Some(owner) if layout.members[owner].intake == Intake::Leaving => MoveCause::DrainingOwner,
+            Some(owner) if layout.members[owner].eligibility == Eligibility::Leaving => MoveCause::DrainingOwner,
             Some(_) => MoveCause::Balance,
             None if view.assignments.contains_key(&partition) => MoveCause::DeadOwner,
             None => MoveCause::FirstPlacement,

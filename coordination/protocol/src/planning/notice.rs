@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Policy;
 use super::actions::all;
-use crate::handoff::advance::Waiting;
+use crate::handoff::advance::PendingOn;
 use crate::ids::PartitionId;
 use crate::keys::KeyName;
 use crate::records::{Capabilities, Mode, Partitioner, Phase, PodStatus};
@@ -126,7 +126,7 @@ pub enum Notice {
         /// The phase.
         phase: Phase,
         /// What the handoff waits for.
-        waiting: Vec<Waiting>,
+        waiting: Vec<PendingOn>,
     },
     /// A pod gets no more partitions for now, because it was not ready in time.
     Shunned {
@@ -144,42 +144,42 @@ impl fmt::Display for Notice {
         match self {
             Notice::ShrinkRefused { wanted, kept } => write!(
                 out,
-                "the file has {wanted} partitions, the keyspace {kept}: partitions can grow but never shrink, {kept} stay"
+                "coordinator.partitions is {wanted}, below the keyspace's {kept}: the number can grow but not shrink, and stays {kept}"
             ),
             Notice::GrowthRefused { wanted, kept, partitioner } => {
-                write!(out, "the file has {wanted} partitions, the keyspace {kept}, and {kept} stay: ")?;
+                write!(out, "coordinator.partitions is {wanted}, above the keyspace's {kept}, which stays: ")?;
                 match partitioner {
                     Some(mapping) => {
                         write!(out, "requests map to partitions by {mapping}, so existing keys would move")
                     }
-                    None => out.write_str("no router has said yet how requests map to partitions"),
+                    None => out.write_str("no router has stored yet how requests map to partitions"),
                 }
             }
             Notice::ConfigMissing { wanted, shown, key } => write!(
                 out,
-                "the keyspace's settings are gone; they are not written anew with {wanted} partitions, since {shown} are \
-                 assigned: set partitions to what it was, or, if some had no owner yet, write the settings with the number \
-                 N that it was: etcdctl put {key} '{{\"partitions\":N}}'"
+                "the keyspace's settings are missing and are not created with {wanted} partitions, because {shown} are \
+                 assigned. Set coordinator.partitions to the former number; if some of those had no owner yet, restore the \
+                 settings with the former number N: etcdctl put {key} '{{\"partitions\":N}}'"
             ),
             Notice::Leaseless { key, repair } => {
-                write!(out, "{key} was put without its lease; handoffs wait until its writer has put it back")?;
+                write!(out, "{key} was put without its lease; handoffs wait until its writer restores it")?;
                 or_forget(out, repair.as_deref())
             }
             Notice::IndependentImpossible { routers } => write!(
                 out,
-                "{routers} routers are registered: barrier is used, since independent is only safe with a single router"
+                "{routers} routers are registered: mode barrier is used, because independent is safe only with a single router"
             ),
             Notice::IndependentNotTo { pods } => write!(
                 out,
-                "barrier is used for moves to {}: a pod with the capability sync reads the tail once the log is at rest, \
-                 which it never is for certain in independent mode",
+                "mode barrier is used for moves to {}: a pod with the capability sync reads the tail once the log is at \
+                 rest, which independent cannot guarantee",
                 pods.join(", ")
             ),
             Notice::Malformed { key, reason, repair } => {
-                write!(out, "{key} cannot be read and is left alone: {reason}")?;
+                write!(out, "{key} cannot be read and is left unchanged: {reason}")?;
                 or_forget(out, repair.as_deref())
             }
-            Notice::NoPod => out.write_str("no pod takes partitions"),
+            Notice::NoPod => out.write_str("no pod accepts partitions"),
             Notice::Overdue { partition, phase, waiting } => write!(
                 out,
                 "partition {partition} has been in {} for too long, waiting for {}",
@@ -188,7 +188,7 @@ impl fmt::Display for Notice {
             ),
             Notice::Shunned { pod, failures } => write!(
                 out,
-                "pod {pod} gets no more partitions for now: it did not get ready in time, {failures} times in a row"
+                "pod {pod} gets no more partitions for now: it was not ready in time, {failures} times in a row"
             ),
             Notice::Assurance(assurance) => assurance.fmt(out),
         }
@@ -197,7 +197,7 @@ impl fmt::Display for Notice {
 
 fn or_forget(out: &mut fmt::Formatter<'_>, repair: Option<&str>) -> fmt::Result {
     match repair {
-        Some(command) => write!(out, "; if it is gone for good: {command}"),
+        Some(command) => write!(out, "; if its writer is gone for good: {command}"),
         None => Ok(()),
     }
 }

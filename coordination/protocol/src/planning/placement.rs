@@ -13,7 +13,7 @@ use crate::view::{PodLife, View};
 
 /// A pod's readiness for more partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Intake {
+pub enum Eligibility {
     /// The pod may be given partitions.
     Open,
     /// The pod keeps its partitions but gets no more for now: it recently failed to become ready.
@@ -34,12 +34,12 @@ pub struct Member<'a> {
     /// The zone that the pod runs in.
     pub zone: Option<&'a str>,
     /// The pod's readiness for more partitions.
-    pub intake: Intake,
+    pub eligibility: Eligibility,
 }
 
 /// How readily a partition moves when one of its owner's partitions has to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Hold {
+pub enum Mobility {
     /// The partition cannot move now: its handoff is in flight, or its records cannot be read.
     Pinned,
     /// The partition's last move failed; others go first.
@@ -56,7 +56,7 @@ pub struct Slot {
     /// The member with the dead owner's name, in a new life. Preferred when the partition needs a place anyway.
     pub home: Option<usize>,
     /// How readily the partition moves.
-    pub hold: Hold,
+    pub mobility: Mobility,
 }
 
 /// Members and partitions: a strategy's only input.
@@ -80,7 +80,7 @@ impl Layout<'_> {
 
     /// Returns whether shunned members have to be given partitions because there is no other.
     pub fn has_no_other_choice(&self) -> bool {
-        !self.members.iter().any(|member| member.intake == Intake::Open)
+        !self.members.iter().any(|member| member.eligibility == Eligibility::Open)
     }
 }
 
@@ -106,11 +106,11 @@ pub(super) fn layout<'a>(
             incarnation: pod.incarnation(),
             weight: pod.value.weight,
             zone: pod.value.zone.as_deref(),
-            intake: match pod.value.status {
-                PodStatus::Draining => Intake::Leaving,
+            eligibility: match pod.value.status {
+                PodStatus::Draining => Eligibility::Leaving,
                 // A registration without its lease was not put by its owner.
-                PodStatus::Ready if shunned(name) || pod.lease.is_none() => Intake::Shunned,
-                PodStatus::Ready => Intake::Open,
+                PodStatus::Ready if shunned(name) || pod.lease.is_none() => Eligibility::Shunned,
+                PodStatus::Ready => Eligibility::Open,
             },
         })
         .collect();
@@ -121,24 +121,28 @@ pub(super) fn layout<'a>(
         let of_handoff = handoff.map(|handoff| (handoff.new_owner.as_str(), handoff.new_incarnation));
         let of_assignment = assignment.map(|assignment| (assignment.owner.as_str(), assignment.incarnation));
         let Some((name, incarnation)) = of_handoff.or(of_assignment) else {
-            let hold = hold(view.is_malformed(partition), false);
-            return Slot { owner: None, home: None, hold };
+            let mobility = mobility(view.is_malformed(partition), false);
+            return Slot { owner: None, home: None, mobility };
         };
         let same_name = named(name);
         let owner = same_name.filter(|index| members[*index].incarnation == incarnation);
         // The owner's key exists, so it is not a dead owner, and a handoff would make no progress.
         let unclear = matches!(view.life(name, incarnation), PodLife::Unreadable | PodLife::Leaseless(_));
         let pinned = handoff.is_some() || unclear || view.is_malformed(partition);
-        Slot { owner, home: if owner.is_some() { None } else { same_name }, hold: hold(pinned, reluctant(partition)) }
+        Slot {
+            owner,
+            home: if owner.is_some() { None } else { same_name },
+            mobility: mobility(pinned, reluctant(partition)),
+        }
     };
     let slots = PartitionId::all(partitions).map(slot).collect();
     Layout { members, slots }
 }
 
-fn hold(pinned: bool, reluctant: bool) -> Hold {
+fn mobility(pinned: bool, reluctant: bool) -> Mobility {
     match (pinned, reluctant) {
-        (true, _) => Hold::Pinned,
-        (false, true) => Hold::Reluctant,
-        (false, false) => Hold::Free,
+        (true, _) => Mobility::Pinned,
+        (false, true) => Mobility::Reluctant,
+        (false, false) => Mobility::Free,
     }
 }

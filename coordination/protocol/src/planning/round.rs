@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::{Policy, Strategy};
 use crate::ids::Incarnation;
 use crate::records::{PodRecord, PodStatus, Thousandths};
-use crate::view::{Stamped, View};
+use crate::view::{Versioned, View};
 
 /// The cause of a round: the first one, if several coincided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,7 +50,7 @@ struct Membership {
 
 impl Membership {
     fn of(view: &View, policy: &Policy) -> Self {
-        let member = |(name, pod): (&String, &Stamped<PodRecord>)| {
+        let member = |(name, pod): (&String, &Versioned<PodRecord>)| {
             let record = &pod.value;
             let facts = (pod.incarnation(), record.status, record.weight, record.zone.clone());
             (name.clone(), facts)

@@ -15,7 +15,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-use super::placement::{Hold, Intake, Layout, Placement};
+use super::placement::{Eligibility, Layout, Mobility, Placement};
 
 /// The default strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,9 +26,9 @@ impl Placement for Sticky {
         let mut room = quotas(layout);
         let mut placed: Vec<Option<usize>> = vec![None; layout.slots.len()];
         // The partitions that move least readily are the first to keep their place.
-        for hold in [Hold::Pinned, Hold::Reluctant, Hold::Free] {
+        for mobility in [Mobility::Pinned, Mobility::Reluctant, Mobility::Free] {
             for (slot, place) in layout.slots.iter().zip(&mut placed) {
-                if slot.hold == hold {
+                if slot.mobility == mobility {
                     *place = slot.owner.filter(|owner| take(&mut room, *owner));
                 }
             }
@@ -63,12 +63,12 @@ fn quotas(layout: &Layout<'_>) -> Vec<u32> {
     let counts = layout.counts();
     let mut gets = vec![0; layout.members.len()];
     let unbounded = layout.has_no_other_choice();
-    let limit = |member: usize| match layout.members[member].intake {
-        Intake::Shunned if !unbounded => u128::from(counts[member]),
+    let limit = |member: usize| match layout.members[member].eligibility {
+        Eligibility::Shunned if !unbounded => u128::from(counts[member]),
         _ => u128::MAX,
     };
     let mut sharing: Vec<usize> =
-        (0..gets.len()).filter(|member| layout.members[*member].intake != Intake::Leaving).collect();
+        (0..gets.len()).filter(|member| layout.members[*member].eligibility != Eligibility::Leaving).collect();
     let mut total = layout.slots.len() as u128;
     // Each turn removes at least one member. That makes the shares of the others larger, never smaller.
     let shares = loop {

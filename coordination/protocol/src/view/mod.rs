@@ -24,7 +24,7 @@ use crate::txn::{Batch, Event, KeyValue, Snapshot};
 
 /// A record with the revisions of its key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Stamped<T> {
+pub struct Versioned<T> {
     /// The revision that created the key: it identifies this life of it.
     pub create_revision: Revision,
     /// The revision of the last put.
@@ -35,29 +35,29 @@ pub struct Stamped<T> {
     pub value: T,
 }
 
-impl<T> Stamped<T> {
+impl<T> Versioned<T> {
     /// Returns the key without its record.
-    pub fn key(&self) -> Stamped<()> {
-        let Stamped { create_revision, mod_revision, lease, .. } = *self;
-        Stamped { create_revision, mod_revision, lease, value: () }
+    pub fn key(&self) -> Versioned<()> {
+        let Versioned { create_revision, mod_revision, lease, .. } = *self;
+        Versioned { create_revision, mod_revision, lease, value: () }
     }
 }
 
-impl Stamped<PodRecord> {
+impl Versioned<PodRecord> {
     /// Returns the life of the pod.
     pub fn incarnation(&self) -> Incarnation {
         Incarnation::registered_at(self.create_revision)
     }
 }
 
-impl Stamped<RouterRecord> {
+impl Versioned<RouterRecord> {
     /// Returns the life of the router.
     pub fn incarnation(&self) -> Incarnation {
         Incarnation::registered_at(self.create_revision)
     }
 }
 
-impl Stamped<Handoff> {
+impl Versioned<Handoff> {
     /// Returns the identity of the handoff.
     pub fn id(&self) -> HandoffId {
         HandoffId::created_at(self.create_revision)
@@ -83,7 +83,7 @@ impl Acks {
 
 /// The subjects of one batch of changes, so that a shell reconsiders only what may have changed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Touched {
+pub struct ViewDelta {
     /// Partitions whose assignment, handoff or acks changed.
     pub partitions: BTreeSet<PartitionId>,
     /// A pod, a router or the settings of the keyspace changed: every partition may be affected.
@@ -97,26 +97,26 @@ pub struct View {
     /// The revision that this state belongs to.
     pub revision: Revision,
     /// The keyspace's settings as stored. Decisions use [`settings`](Self::settings).
-    pub config: Option<Stamped<KeyspaceConfig>>,
+    pub config: Option<Versioned<KeyspaceConfig>>,
     /// The settings that were read last.
     known_config: Option<KeyspaceConfig>,
     /// The leader.
-    pub leader: Option<Stamped<Leader>>,
+    pub leader: Option<Versioned<Leader>>,
     /// The registered pods.
-    pub pods: BTreeMap<String, Stamped<PodRecord>>,
+    pub pods: BTreeMap<String, Versioned<PodRecord>>,
     /// The registered routers.
-    pub routers: BTreeMap<String, Stamped<RouterRecord>>,
+    pub routers: BTreeMap<String, Versioned<RouterRecord>>,
     /// The owner of each partition.
-    pub assignments: BTreeMap<PartitionId, Stamped<Assignment>>,
+    pub assignments: BTreeMap<PartitionId, Versioned<Assignment>>,
     /// The handoff of each partition that moves.
-    pub handoffs: BTreeMap<PartitionId, Stamped<Handoff>>,
+    pub handoffs: BTreeMap<PartitionId, Versioned<Handoff>>,
     /// The acks of each partition, also of handoffs that are gone. A partition is listed while any ack of it exists,
     /// even if none can be read.
     pub acks: BTreeMap<PartitionId, Acks>,
     /// The keys whose value this version cannot read, with the reason.
     pub malformed: BTreeMap<String, String>,
     /// The unreadable values by key: the keys exist all the same.
-    unreadable: BTreeMap<String, Stamped<()>>,
+    unreadable: BTreeMap<String, Versioned<()>>,
 }
 
 /// One life of a pod as a view shows it.
@@ -155,7 +155,7 @@ impl View {
     /// Returns the view of a snapshot of the keyspace's root.
     pub fn from_snapshot(keys: Keyspace, snapshot: Snapshot) -> Self {
         let mut view = View::empty(keys);
-        let mut touched = Touched::default();
+        let mut touched = ViewDelta::default();
         for entry in snapshot.entries {
             view.put(entry, &mut touched);
         }
@@ -180,8 +180,8 @@ impl View {
 
     /// Applies the changes of a watch. A batch that is not newer than the view changes nothing: repeated events are
     /// harmless.
-    pub fn apply(&mut self, batch: Batch) -> Touched {
-        let mut touched = Touched::default();
+    pub fn apply(&mut self, batch: Batch) -> ViewDelta {
+        let mut touched = ViewDelta::default();
         if batch.revision <= self.revision {
             return touched;
         }
@@ -196,7 +196,7 @@ impl View {
         touched
     }
 
-    fn put(&mut self, entry: KeyValue, touched: &mut Touched) {
+    fn put(&mut self, entry: KeyValue, touched: &mut ViewDelta) {
         let Some(name) = self.keys.parse(&entry.key) else {
             return;
         };
@@ -216,7 +216,7 @@ impl View {
                 let result = read.stamped();
                 // A leader's key excludes every other leader while it exists, whatever its value.
                 let nameless = || read.stamp(Leader { holder: "unreadable".to_owned(), lease_id: LeaseId::NONE });
-                let leader = result.as_ref().map_or_else(|_| nameless(), Stamped::clone);
+                let leader = result.as_ref().map_or_else(|_| nameless(), Versioned::clone);
                 self.leader = Some(leader);
                 result.map(drop)
             }
@@ -255,7 +255,7 @@ impl View {
         }
     }
 
-    fn delete(&mut self, key: &str, touched: &mut Touched) {
+    fn delete(&mut self, key: &str, touched: &mut ViewDelta) {
         let Some(name) = self.keys.parse(key) else { return };
         touched.note(&name);
         self.malformed.remove(key);
@@ -333,8 +333,8 @@ impl View {
     }
 
     /// Returns the key of a pod's registration, even if its value cannot be read.
-    pub fn pod_key(&self, pod: &str) -> Option<Stamped<()>> {
-        self.pods.get(pod).map(Stamped::key).or_else(|| self.unreadable_key(|keys| keys.pod(pod)))
+    pub fn pod_key(&self, pod: &str) -> Option<Versioned<()>> {
+        self.pods.get(pod).map(Versioned::key).or_else(|| self.unreadable_key(|keys| keys.pod(pod)))
     }
 
     /// Returns the revision at which a pod's registration was last put; 0 if there is none.
@@ -347,13 +347,13 @@ impl View {
         let unreadable = || self.unreadable_key(|keys| keys.assignment(partition));
         self.assignments
             .get(&partition)
-            .map(Stamped::key)
+            .map(Versioned::key)
             .or_else(unreadable)
             .map_or(Revision::ZERO, |key| key.mod_revision)
     }
 
     /// Returns a key whose value cannot be read, if it exists.
-    fn unreadable_key(&self, key: impl FnOnce(&Keyspace) -> String) -> Option<Stamped<()>> {
+    fn unreadable_key(&self, key: impl FnOnce(&Keyspace) -> String) -> Option<Versioned<()>> {
         // Nearly always there is none: the key's name need not be built.
         if self.unreadable.is_empty() { None } else { self.unreadable.get(&key(&self.keys)).cloned() }
     }
@@ -408,7 +408,7 @@ impl View {
     }
 }
 
-impl Touched {
+impl ViewDelta {
     fn note(&mut self, name: &KeyName) {
         match name {
             KeyName::Config | KeyName::Pod(_) | KeyName::Router(_) => self.membership = true,
@@ -467,7 +467,7 @@ mod tests {
         let mut seen = view(vec![entry("pods/w", POD, 3, 3)], 5);
         let batch =
             Batch { revision: Revision::new(4), events: vec![Event::Delete { key: "/segue/default/pods/w".into() }] };
-        assert_eq!(seen.apply(batch), Touched::default());
+        assert_eq!(seen.apply(batch), ViewDelta::default());
         assert_eq!(seen.pods.len(), 1);
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::de::DeserializeOwned;
 
-use super::Stamped;
+use super::Versioned;
 use crate::ids::{Epoch, PartitionId};
 use crate::records::{KeyspaceConfig, MAX_PARTITIONS};
 use crate::txn::KeyValue;
@@ -19,19 +19,19 @@ impl Reading<'_> {
         serde_json::from_slice(&self.entry.value).map_err(|error| error.to_string())
     }
 
-    pub(super) fn stamp<T>(&self, value: T) -> Stamped<T> {
+    pub(super) fn stamp<T>(&self, value: T) -> Versioned<T> {
         let KeyValue { create_revision, mod_revision, lease, .. } = *self.entry;
-        Stamped { create_revision, mod_revision, lease, value }
+        Versioned { create_revision, mod_revision, lease, value }
     }
 
-    pub(super) fn stamped<T: DeserializeOwned>(&self) -> Result<Stamped<T>, String> {
+    pub(super) fn stamped<T: DeserializeOwned>(&self) -> Result<Versioned<T>, String> {
         Ok(self.stamp(self.parse()?))
     }
 
     /// Reads a value into a map. A value that cannot be read removes the readable one that was there before.
     pub(super) fn put_into<K: Ord, T: DeserializeOwned>(
         &self,
-        map: &mut BTreeMap<K, Stamped<T>>,
+        map: &mut BTreeMap<K, Versioned<T>>,
         key: K,
     ) -> Result<(), String> {
         map.remove(&key);
@@ -40,8 +40,8 @@ impl Reading<'_> {
     }
 
     /// Reads the settings. A number above the limit is refused: it would become the size of an allocation.
-    pub(super) fn config(&self) -> Result<Stamped<KeyspaceConfig>, String> {
-        let config: Stamped<KeyspaceConfig> = self.stamped()?;
+    pub(super) fn config(&self) -> Result<Versioned<KeyspaceConfig>, String> {
+        let config: Versioned<KeyspaceConfig> = self.stamped()?;
         match config.value.partitions {
             partitions if partitions > MAX_PARTITIONS => {
                 Err(format!("it has {partitions} partitions, and no keyspace has more than {MAX_PARTITIONS}"))
@@ -54,7 +54,7 @@ impl Reading<'_> {
     /// that of its key, and the epoch one that another can follow.
     pub(super) fn put_numbered<T: DeserializeOwned>(
         &self,
-        map: &mut BTreeMap<PartitionId, Stamped<T>>,
+        map: &mut BTreeMap<PartitionId, Versioned<T>>,
         partition: PartitionId,
         named: impl Fn(&T) -> (PartitionId, Epoch),
     ) -> Result<(), String> {

@@ -10,14 +10,14 @@
 //! | defect | failed |
 //! | --- | --- |
 //! | a request is counted after the lock is dropped | `a_closed_partition_…`, `nobody_enters_…` |
-//! | the last request leaves without notifying, or checks the door before it is subtracted | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
+//! | the last request leaves without notifying, or checks the fence before it is subtracted | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
 //! | `idle` checks before it creates its wait | `a_closed_partition_…`, `nobody_enters_…`, `work_that_is_held_…` |
-//! | the door changes without notifying; a wait for that is created after the lock is dropped | both of `…_is_not_forgotten` |
+//! | the fence changes without notifying; a wait for that is created after the lock is dropped | both of `…_is_not_forgotten` |
 //! | a new partition is added without notifying; a wait for it is created after the table is unlocked | `a_request_for_a_partition_…` |
 //! | work is held under a second lock, or after the partition was given up | `work_that_is_held_…` |
 //! | the fence checks what is in flight before it closes, or does not close | `nobody_enters_…` |
-//! | a request with the last epoch is admitted whatever the door's state | `a_closed_partition_…`, `nobody_enters_…` |
-//! | a term is extended in two steps | `a_term_that_is_over_…` |
+//! | a request with the last epoch is admitted whatever the fence's state | `a_closed_partition_…`, `nobody_enters_…` |
+//! | a window is extended in two steps | `a_term_that_is_over_…` |
 //! | the notification of a new partition precedes its epoch | none: a waiter that wakes too early waits for the epoch itself |
 
 use std::sync::atomic::Ordering::SeqCst;
@@ -53,7 +53,7 @@ impl Pod {
             stands_until: now + Duration::from_secs(2 * 86_400),
             lost: false,
         };
-        ownership.write().term = Arc::new(Term::new(state).unwrap());
+        ownership.write().window = Arc::new(LeaseWindow::new(state).unwrap());
         ownership.set(PARTITION, Some(E1), E1);
         Pod { ownership, working: Arc::default() }
     }
@@ -184,19 +184,19 @@ fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() {
     });
 }
 
-/// A lease that is confirmed at the moment at which the term ends does not revive it.
+/// A lease that is confirmed at the moment at which the window ends does not revive it.
 #[test]
 fn a_term_that_is_over_stays_over() {
     explore("ownership::a_term_that_is_over_stays_over", None, || {
         let pod = Pod::serving();
-        let term = pod.ownership.read().term.clone();
+        let window = pod.ownership.read().window.clone();
         let confirmed = {
-            let term = term.clone();
+            let window = window.clone();
             let until = lease_now() + Duration::from_secs(3 * 86_400);
-            spawn(move || term.extend(LeaseState { trusted_until: until, stands_until: until, lost: false }))
+            spawn(move || window.extend(LeaseState { trusted_until: until, stands_until: until, lost: false }))
         };
-        term.end();
+        window.end();
         confirmed.join().unwrap();
-        assert!(!term.is_trusted(lease_now()) && term.is_over(lease_now()));
+        assert!(!window.is_trusted(lease_now()) && window.is_over(lease_now()));
     });
 }

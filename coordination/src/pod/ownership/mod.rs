@@ -1,7 +1,7 @@
 //! The partitions that this pod accepts requests for, under which epoch, and the requests in flight for each.
 //!
 //! A mechanism: the shell sets what is accepted, every request checks, and neither waits for the other. The lease clock
-//! decides until when anything is accepted at all ([`Term`]).
+//! decides until when anything is accepted at all ([`LeaseWindow`]).
 //!
 //! # Invariants
 //!
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use segue_protocol::handoff::epoch_fence::{Answer, Door};
+use segue_protocol::handoff::epoch_fence::{EpochCheck, EpochFence};
 use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use super::lease_window::LeaseWindow;
 use super::sync::{Mutex, MutexGuard, Notify, OwnedNotified, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use super::term::Term;
-use crate::participant::{LeaseState, lease_now};
+use crate::session::{LeaseState, lease_now};
 
 /// How long a request whose epoch is above the known one waits for this pod's view to catch up.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(250);
@@ -69,7 +69,7 @@ pub struct Ownership {
 
 #[derive(Debug)]
 struct Table {
-    term: Arc<Term>,
+    window: Arc<LeaseWindow>,
     slots: BTreeMap<PartitionId, Arc<Slot>>,
     /// The requests in flight when an ownership was lost, until its state has been released.
     lost: BTreeMap<PartitionId, Arc<Slot>>,
@@ -86,7 +86,7 @@ struct Slot {
 
 #[derive(Debug, Default)]
 struct SlotState {
-    door: Door,
+    fence: EpochFence,
     in_flight: u64,
 }
 
@@ -106,7 +106,7 @@ impl Ownership {
         Ownership {
             keyspace: keyspace.to_owned(),
             table: RwLock::new(Table {
-                term: Term::over(),
+                window: LeaseWindow::over(),
                 slots: BTreeMap::new(),
                 lost: BTreeMap::new(),
                 closed: false,
@@ -143,30 +143,30 @@ impl Ownership {
 
     /// Decides about a request once. `now` is on the clock of [`lease_now`].
     pub(super) fn try_enter(&self, partition: PartitionId, epoch: Epoch, now: Instant) -> Entry {
-        let (term, slot) = {
+        let (window, slot) = {
             let table = self.read();
             let Some(slot) = table.slots.get(&partition) else {
-                return match table.term.is_trusted(now) {
+                return match table.window.is_trusted(now) {
                     true => Entry::Wait(self.grown.clone().notified_owned()),
                     false => Entry::Refused(Refusal::Fenced),
                 };
             };
-            (table.term.clone(), slot.clone())
+            (table.window.clone(), slot.clone())
         };
-        if !term.is_trusted(now) {
+        if !window.is_trusted(now) {
             return Entry::Refused(Refusal::Fenced);
         }
         let mut state = slot.lock();
-        match state.door.ask(epoch) {
-            Answer::In => {
+        match state.fence.check(epoch) {
+            EpochCheck::Accept => {
                 state.in_flight += 1;
                 drop(state);
-                Entry::In(InFlight { slot, term, epoch })
+                Entry::In(InFlight { slot, window, epoch })
             }
             // Created under the lock, so that no change between this check and the wait is missed.
-            Answer::Wait => Entry::Wait(slot.changed.clone().notified_owned()),
-            Answer::Stale => Entry::Refused(Refusal::Stale),
-            Answer::NotOwner => Entry::Refused(Refusal::NotOwner),
+            EpochCheck::Wait => Entry::Wait(slot.changed.clone().notified_owned()),
+            EpochCheck::Stale => Entry::Refused(Refusal::Stale),
+            EpochCheck::NotOwner => Entry::Refused(Refusal::NotOwner),
         }
     }
 
@@ -203,14 +203,14 @@ impl Ownership {
 
     /// Adopts the state of the lease.
     pub(super) fn trust(&self, state: LeaseState) {
-        if self.read().term.extend(state) {
+        if self.read().window.extend(state) {
             return;
         }
         let mut table = self.write();
         if !table.closed
-            && let Some(term) = Term::begin(state)
+            && let Some(window) = LeaseWindow::begin(state)
         {
-            table.term = term;
+            table.window = window;
         }
     }
 
@@ -224,7 +224,7 @@ impl Ownership {
     pub(super) fn fence(&self) {
         let slots = {
             let mut table = self.write();
-            table.term.end();
+            table.window.end();
             std::mem::take(&mut table.slots)
         };
         for slot in slots.values() {
@@ -265,7 +265,7 @@ impl Slot {
     }
 
     fn set(&self, accepted: Option<Epoch>, known: Epoch) {
-        if self.lock().door.set(accepted, known) {
+        if self.lock().fence.set(accepted, known) {
             self.changed.notify_waiters();
         }
     }
@@ -283,7 +283,7 @@ impl Slot {
     fn leave(&self) {
         let mut state = self.lock();
         state.in_flight -= 1;
-        let is_last = state.in_flight == 0 && state.door.accepted.is_none();
+        let is_last = state.in_flight == 0 && state.fence.accepted.is_none();
         drop(state);
         if is_last {
             self.changed.notify_waiters();
@@ -295,7 +295,7 @@ impl Slot {
 #[derive(Debug)]
 pub struct InFlight {
     slot: Arc<Slot>,
-    term: Arc<Term>,
+    window: Arc<LeaseWindow>,
     epoch: Epoch,
 }
 
@@ -303,16 +303,16 @@ impl InFlight {
     /// Returns whether the lease that this was accepted under is over, or so near its end that the work must stop.
     /// Nothing of it may take effect or be acknowledged then.
     pub fn is_lost(&self) -> bool {
-        self.term.is_over(lease_now())
+        self.window.is_over(lease_now())
     }
 
     /// Completes when [`is_lost`](Self::is_lost) becomes true.
     pub fn lost(&self) -> WaitForCancellationFutureOwned {
-        self.term.ended()
+        self.window.ended()
     }
 
     pub(super) fn owned(&self, partition: PartitionId, abandoned: CancellationToken) -> Owned {
-        Owned { partition, epoch: self.epoch, slot: self.slot.clone(), term: self.term.clone(), abandoned }
+        Owned { partition, epoch: self.epoch, slot: self.slot.clone(), window: self.window.clone(), abandoned }
     }
 }
 
@@ -331,7 +331,7 @@ pub struct Owned {
     /// The epoch under which this pod owns it.
     pub epoch: Epoch,
     slot: Arc<Slot>,
-    term: Arc<Term>,
+    window: Arc<LeaseWindow>,
     abandoned: CancellationToken,
 }
 
@@ -345,13 +345,13 @@ impl Owned {
     /// request that began it. `None` if the partition has already been given up.
     pub fn hold(&self) -> Option<InFlight> {
         let mut state = self.slot.lock();
-        let stands = state.door.last == self.epoch && (state.door.accepted.is_some() || state.in_flight > 0);
-        if !stands || self.term.is_over(lease_now()) {
+        let stands = state.fence.last == self.epoch && (state.fence.accepted.is_some() || state.in_flight > 0);
+        if !stands || self.window.is_over(lease_now()) {
             return None;
         }
         state.in_flight += 1;
         drop(state);
-        Some(InFlight { slot: self.slot.clone(), term: self.term.clone(), epoch: self.epoch })
+        Some(InFlight { slot: self.slot.clone(), window: self.window.clone(), epoch: self.epoch })
     }
 }
 

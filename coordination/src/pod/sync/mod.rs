@@ -1,4 +1,5 @@
-//! The primitives under [`ownership`](super::ownership) and [`term`](super::term): the real ones, or loom's.
+//! The primitives under [`ownership`](super::ownership) and [`lease_window`](super::lease_window): the real ones, or
+//! loom's.
 //!
 //! All data shared between threads there goes through these, so that the models (`make loom`) see every race. Loom
 //! treats `SeqCst` as `AcqRel`. That is enough here: no thread writes one word and then reads another's.

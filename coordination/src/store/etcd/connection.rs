@@ -89,16 +89,16 @@ impl Connections {
                     unreachable.push(error);
                     continue;
                 }
-                Err(_) => return Err(self.no_answer()),
+                Err(_) => return Err(self.no_response()),
             };
             let failure = tokio::select! {
                 biased;
-                answer = timeout_at(deadline, call(Arc::clone(&connection))) => match answer {
-                    Ok(Ok(answer)) => return Ok(answer),
+                response = timeout_at(deadline, call(Arc::clone(&connection))) => match response {
+                    Ok(Ok(response)) => return Ok(response),
                     Ok(Err(error)) => Failure::of(&error),
                     Err(_) => {
                         connection.broken.cancel();
-                        return Err(self.no_answer());
+                        return Err(self.no_response());
                     }
                 },
                 // Another call has noticed first. Waiting for the deadline would use up the time that a participant can
@@ -134,8 +134,8 @@ impl Connections {
         }
     }
 
-    pub(super) fn no_answer(&self) -> StoreError {
-        self.unavailable(format_args!("no answer within {:?}", self.options.request_timeout))
+    pub(super) fn no_response(&self) -> StoreError {
+        self.unavailable(format_args!("no response within {:?}", self.options.request_timeout))
     }
 
     /// Returns the current connection, or a new one to the next endpoint.
@@ -154,7 +154,7 @@ impl Connections {
         let url = &self.options.endpoints[endpoint];
         let opening = timeout(self.options.connect_timeout, self.connect(url, &mut current.material));
         let client = opening.await.unwrap_or_else(|_| {
-            Err(Failure::NotSent(format!("{url} did not answer within {:?}", self.options.connect_timeout)))
+            Err(Failure::NotSent(format!("{url} did not respond within {:?}", self.options.connect_timeout)))
         })?;
         let connection = Arc::new(Connection {
             kv: client.kv_client().max_decoding_message_size(MAX_RESPONSE_BYTES),
@@ -187,7 +187,7 @@ impl Connections {
             Err(text) => Failure::NotSent(text),
         };
         let Some(material) = last else { return Err(failure) };
-        tracing::warn!(?failure, "certificates for etcd cannot be used; those from before are used on");
+        tracing::warn!(?failure, "etcd certificates cannot be used; keeping the previous ones");
         open(url, with(material)).await
     }
 
@@ -210,7 +210,7 @@ impl Connections {
 async fn open(url: &str, options: ConnectOptions) -> Result<Client, Failure> {
     // Without credentials this sends nothing yet; with them it authenticates.
     let client = Client::connect([url], Some(options)).await.map_err(|error| Failure::of(&error))?;
-    // The member answers this alone, whatever the state of its cluster.
+    // The member responds to this alone, whatever the state of its cluster.
     let own = GetOptions::new().with_serializable().with_count_only();
     match client.kv_client().get("segue", Some(own)).await.map_err(|error| Failure::of(&error)) {
         Ok(_) | Err(Failure::Answered(_)) => Ok(client),

@@ -30,7 +30,7 @@ use tokio::time::{Instant, timeout_at};
 
 use self::batches::batches;
 use self::connection::{Connection, Connections};
-pub use self::tls::EtcdTls;
+pub use self::tls::{ClientIdentity, EtcdTls};
 use super::{Store, StoreError, Watch};
 
 /// The endpoints of etcd, and the timeouts of calls to it.
@@ -90,7 +90,7 @@ type KeeperSlot = Arc<AsyncMutex<Option<Keeper>>>;
 struct Keeper {
     connection: Arc<Connection>,
     requests: LeaseKeeper,
-    answers: LeaseKeepAliveStream,
+    responses: LeaseKeepAliveStream,
 }
 
 impl EtcdStore {
@@ -124,11 +124,11 @@ impl EtcdStore {
             && !keeper.connection.broken.is_cancelled()
         {
             let unanswered = keeper.connection.broken.clone().drop_guard();
-            let Ok(answer) = timeout_at(deadline, keeper.renew()).await else {
-                return Err(self.connections.no_answer());
+            let Ok(response) = timeout_at(deadline, keeper.renew()).await else {
+                return Err(self.connections.no_response());
             };
             unanswered.disarm();
-            match answer {
+            match response {
                 Some(ttl) if ttl > 0 => {
                     *slot = Some(keeper);
                     return Ok(());
@@ -143,8 +143,8 @@ impl EtcdStore {
             let unanswered = connection.broken.clone().drop_guard();
             let renewed = connection.lease.clone().keep_alive(lease.get()).await;
             unanswered.disarm();
-            let (requests, answers) = renewed?;
-            Ok(Keeper { connection, requests, answers })
+            let (requests, responses) = renewed?;
+            Ok(Keeper { connection, requests, responses })
         });
         *slot = Some(keeper.await?);
         Ok(())
@@ -180,7 +180,7 @@ impl Keeper {
     /// Returns the TTL that is left after a renewal; 0 if the lease is gone. `None` if the stream has ended.
     async fn renew(&mut self) -> Option<i64> {
         self.requests.keep_alive().await.ok()?;
-        Some(self.answers.message().await.ok()??.ttl())
+        Some(self.responses.message().await.ok()??.ttl())
     }
 }
 
@@ -235,7 +235,7 @@ impl Store for EtcdStore {
         let deadline = self.connections.deadline();
         let slot = Arc::clone(self.keepers().entry(lease).or_default());
         let Ok(mut keeper) = timeout_at(deadline, slot.lock()).await else {
-            return Err(self.connections.no_answer());
+            return Err(self.connections.no_response());
         };
         let renewed = self.renew(lease, &mut keeper, deadline).await;
         if matches!(renewed, Err(StoreError::LeaseNotFound)) {

@@ -16,8 +16,17 @@ use etcd_client::{Certificate, Identity, TlsOptions};
 pub struct EtcdTls {
     /// The trusted authorities, PEM.
     pub ca: PathBuf,
-    /// A client certificate and its key, PEM, for an etcd that requires them.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    /// The client's certificate, for an etcd that requires one.
+    pub identity: Option<ClientIdentity>,
+}
+
+/// A client certificate for etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientIdentity {
+    /// The certificate with its chain, PEM.
+    pub cert: PathBuf,
+    /// The certificate's private key, PEM.
+    pub key: PathBuf,
 }
 
 /// The contents of the files.
@@ -32,7 +41,7 @@ impl EtcdTls {
     pub(super) fn read(&self) -> Result<Material, String> {
         let read = |path: &Path| fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()));
         let identity = match &self.identity {
-            Some((cert, key)) => Some((read(cert)?, read(key)?)),
+            Some(ClientIdentity { cert, key }) => Some((read(cert)?, read(key)?)),
             None => None,
         };
         Ok(Material { ca: read(&self.ca)?, identity })

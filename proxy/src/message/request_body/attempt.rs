@@ -44,7 +44,7 @@ impl Body for Attempt {
         source.ends_waiting();
         if let Some(data) = source.kept.get(this.next) {
             this.next += 1;
-            source.progress = source.watch.now();
+            source.progress = source.timer.now();
             let data = data.clone();
             if source.settled && this.next == source.kept.len() {
                 source.forget();
@@ -67,7 +67,7 @@ impl Body for Attempt {
             source.begins_waiting();
             return Poll::Pending;
         };
-        source.progress = source.watch.now();
+        source.progress = source.timer.now();
         let Some(frame) = frame.transpose()? else {
             return Poll::Ready(None);
         };

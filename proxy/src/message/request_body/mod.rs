@@ -1,10 +1,10 @@
 //! The body of a request on its way to a pod, kept until it cannot be needed a second time.
 //!
-//! A pod that answers 421 has done nothing, so the request goes to another pod, and its body must still be there. What was
-//! handed out is kept up to [`KEPT_BYTES`]; past that the request cannot be sent again. While a request is held its body is
-//! read ahead up to the same bound, for two reasons: an HTTP/1.1 server notices a disconnect only where it reads, and the stash
-//! counts what has arrived where no length is known.
-//! Elsewhere: reading from the client (`source`), one attempt's reading (`attempt`), and how fast uploads have to be (`pace`).
+//! A pod that responds 421 has done nothing, so the request goes to another pod, and its body must still be there. What
+//! was handed out is kept up to [`KEPT_BYTES`]; past that the request cannot be sent again. While a request is held its
+//! body is read ahead up to the same bound, for two reasons: an HTTP/1.1 server notices a disconnect only where it
+//! reads, and the stash counts what has arrived where no length is known. Elsewhere: reading from the client
+//! (`source`), one attempt's reading (`attempt`), and how fast uploads have to be (`pace`).
 //!
 //! # Invariants
 //!
@@ -52,7 +52,7 @@ impl RequestBody {
         most: u64,
         pace: Pace,
         reserved: &Rc<Reserved>,
-        watch: &CoarseTimer,
+        timer: &CoarseTimer,
     ) -> Self {
         if incoming.is_end_stream() {
             return RequestBody { source: None };
@@ -74,11 +74,11 @@ impl RequestBody {
                 partial: false,
                 settled: false,
                 attempt: 0,
-                watch: watch.clone(),
-                progress: watch.now(),
+                timer: timer.clone(),
+                progress: timer.now(),
                 awaits_client: false,
                 waited: Duration::ZERO,
-                waits_since: watch.now(),
+                waits_since: timer.now(),
                 received: 0,
                 pace: (!is_grpc(&head.headers)).then_some(pace),
             }))),
@@ -208,7 +208,7 @@ impl RequestBody {
         }
         inner.attempt += 1;
         inner.ends_waiting();
-        inner.progress = inner.watch.now();
+        inner.progress = inner.timer.now();
         Some(Attempt {
             source: Some(source.clone()),
             number: inner.attempt,

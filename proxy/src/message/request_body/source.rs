@@ -24,7 +24,7 @@ use crate::runtime::coarse_timer::CoarseTimer;
 /// partition's stash by default (64 MiB), and most writes are smaller.
 pub(crate) const KEPT_BYTES: usize = 64 << 10;
 /// The least that a kept frame counts for: even a single byte takes as much memory.
-const SMALLEST: usize = 256;
+const MIN_FRAME_BYTES: usize = 256;
 
 pub(super) struct Source {
     pub(super) incoming: Incoming,
@@ -44,7 +44,7 @@ pub(super) struct Source {
     /// Whether the outcome is definite, so that nothing more has to be kept.
     pub(super) settled: bool,
     pub(super) attempt: u32,
-    pub(super) watch: CoarseTimer,
+    pub(super) timer: CoarseTimer,
     pub(super) progress: Instant,
     pub(super) awaits_client: bool,
     /// How long pods have waited for the client before, and when the current wait began.
@@ -119,18 +119,18 @@ impl Source {
 
     pub(super) fn begins_waiting(&mut self) {
         if !std::mem::replace(&mut self.awaits_client, true) {
-            self.waits_since = self.watch.now();
+            self.waits_since = self.timer.now();
         }
     }
 
     pub(super) fn ends_waiting(&mut self) {
         if std::mem::take(&mut self.awaits_client) {
-            self.waited += self.watch.now().saturating_duration_since(self.waits_since);
+            self.waited += self.timer.now().saturating_duration_since(self.waits_since);
         }
     }
 
     pub(super) fn keep(&mut self, data: Bytes) {
-        self.kept_bytes += data.len().max(SMALLEST);
+        self.kept_bytes += data.len().max(MIN_FRAME_BYTES);
         self.kept.push(data);
     }
 

@@ -2,35 +2,36 @@
 //! how many at a time.
 //!
 //! A plain data structure: no lock, no clock, no I/O; the [`table`](crate::routing::table) drives it under the
-//! partition's lock. Requests with an ordering key form a *line* and leave one at a time, each after the outcome of the
-//! one before is definite. A request without a key is a line of its own. Lines take turns by the arrival of their first
-//! request.
+//! partition's lock. Requests with an ordering key form a *queue* and leave one at a time, each after the outcome of
+//! the one before is definite. A request without a key is a queue of its own. Queues take turns by the arrival of their
+//! first request.
 //!
 //! A flush has a number of *places*: the most requests that it tries at a time. A request that is slow, or that waits
-//! for its own client, gives its place to another line ([`Stash::give_way`]) and still holds up its own. A request that
-//! its pod has refused several times ranks behind the others ([`Stash::insert_ranked`]), so it too holds up only its
-//! own line.
+//! for its own client, gives its place to another queue ([`Stash::give_way`]) and still holds up its own. A request
+//! that its pod has refused several times ranks behind the others ([`Stash::insert_ranked`]), so it too holds up only
+//! its own queue.
 //!
 //! # Invariants
 //!
-//! * No request of a line starts while an earlier one of it is queued.
-//! * No request of a line starts while an earlier one of it is being tried, unless the flush has released the line
+//! * No request of a queue starts while an earlier one of it waits.
+//! * No request of a queue starts while an earlier one of it is in progress, unless the flush has relaxed the queue's
+//!   order
 //!   ([`Stash::begin_flush`]).
-//! * A request that comes back stands where its arrival puts it in its line.
+//! * A request that comes back stands where its arrival puts it in its queue.
 
 mod key_queue;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::key_queue::{Arrival, QueuePosition};
-use self::key_queue::{Entry, KeyQueue, LineId, Standing, Turn};
+use self::key_queue::{Entry, FlushClaim, KeyQueue, QueueId, StartOrder};
 
 /// The state of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Flush {
     /// Most requests that have a place at a time.
     concurrency: usize,
-    /// How many requests may still be started under strict order, each with a place and one at a time per key.
+    /// How many requests may still be started in strict order, each with a place and one at a time per key.
     in_order_left: usize,
     /// Whether the latest arrival among those of the lowest rank goes first.
     newest_first: bool,
@@ -39,19 +40,19 @@ struct Flush {
 /// The waiting requests of one partition.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Stash<W> {
-    lines: BTreeMap<LineId, KeyQueue<W>>,
-    /// Lines whose first request may start, by that request's turn.
-    ready: BTreeMap<Turn, LineId>,
+    queues: BTreeMap<QueueId, KeyQueue<W>>,
+    /// Queues whose first request may start, by that request's start order.
+    ready: BTreeMap<StartOrder, QueueId>,
     waiting: usize,
     bytes: usize,
-    trying: usize,
-    trying_in_order: usize,
-    /// Requests being tried that have given their place away.
+    in_progress: usize,
+    keyed_in_progress: usize,
+    /// Requests in progress that have given their place away.
     slow: BTreeSet<QueuePosition>,
-    /// Number of lines that are [`Standing::Due`].
-    due_lines: usize,
-    /// Number of lines that are [`Standing::Slow`].
-    slow_lines: usize,
+    /// Number of queues that are [`FlushClaim::Due`].
+    due_queues: usize,
+    /// Number of queues that are [`FlushClaim::Slow`].
+    slow_queues: usize,
     /// Number of waiting requests with a rank above the lowest.
     ranked: usize,
     flush: Option<Flush>,
@@ -60,15 +61,15 @@ pub struct Stash<W> {
 impl<W> Default for Stash<W> {
     fn default() -> Self {
         Stash {
-            lines: BTreeMap::new(),
+            queues: BTreeMap::new(),
             ready: BTreeMap::new(),
             waiting: 0,
             bytes: 0,
-            trying: 0,
-            trying_in_order: 0,
+            in_progress: 0,
+            keyed_in_progress: 0,
             slow: BTreeSet::new(),
-            due_lines: 0,
-            slow_lines: 0,
+            due_queues: 0,
+            slow_queues: 0,
             ranked: 0,
             flush: None,
         }
@@ -86,46 +87,48 @@ impl<W> Stash<W> {
         self.bytes
     }
 
-    /// Adds a request at its place: behind those of its line that arrived before it, ahead of those that arrived after.
-    /// So a newcomer goes to the end, and a refused request to where it was.
-    pub fn insert(&mut self, place: QueuePosition, bytes: usize, waiter: W) {
-        self.insert_ranked(place, 0, bytes, waiter);
+    /// Adds a request at its position: behind those of its queue that arrived before it, ahead of those that arrived
+    /// after. So a newcomer goes to the end, and a refused request to where it was.
+    pub fn insert(&mut self, position: QueuePosition, bytes: usize, waiter: W) {
+        self.insert_ranked(position, 0, bytes, waiter);
     }
 
-    /// Adds a request that lets other lines go first: all whose first request has a lower rank.
-    pub fn insert_ranked(&mut self, place: QueuePosition, rank: u32, bytes: usize, waiter: W) {
-        let line = self.lines.entry(place.line).or_insert_with(KeyQueue::new);
-        let index = line.queue.partition_point(|entry| entry.arrival < place.arrival);
+    /// Adds a request that lets other queues go first: all whose first request has a lower rank.
+    pub fn insert_ranked(&mut self, position: QueuePosition, rank: u32, bytes: usize, waiter: W) {
+        let queue = self.queues.entry(position.queue).or_insert_with(KeyQueue::new);
+        let index = queue.entries.partition_point(|entry| entry.arrival < position.arrival);
         if index == 0
-            && let Some(head) = line.queue.front()
+            && let Some(head) = queue.entries.front()
         {
-            self.ready.remove(&head.turn());
+            self.ready.remove(&head.start_order());
         }
-        line.queue.insert(index, Entry { arrival: place.arrival, rank, bytes, waiter });
+        queue.entries.insert(index, Entry { arrival: position.arrival, rank, bytes, waiter });
         self.ranked += usize::from(rank > 0);
         self.waiting += 1;
         self.bytes += bytes;
-        self.refresh(place.line);
+        self.refresh(position.queue);
     }
 
     /// Takes out a request that no longer waits. Returns `None` if it has been started.
-    pub fn remove(&mut self, place: QueuePosition) -> Option<W> {
-        let line = self.lines.get_mut(&place.line)?;
-        let index = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival).ok()?;
-        let entry = line.queue.remove(index)?;
+    pub fn remove(&mut self, position: QueuePosition) -> Option<W> {
+        let queue = self.queues.get_mut(&position.queue)?;
+        let index = queue.entries.binary_search_by_key(&position.arrival, |entry| entry.arrival).ok()?;
+        let entry = queue.entries.remove(index)?;
         self.waiting -= 1;
         self.bytes -= entry.bytes;
-        self.ready.remove(&entry.turn());
+        self.ready.remove(&entry.start_order());
         self.ranked -= usize::from(entry.rank > 0);
-        self.refresh(place.line);
+        self.refresh(position.queue);
         Some(entry.waiter)
     }
 
     /// Adds to the memory of a waiting request. Returns `false` if the request does not wait.
-    pub fn grow(&mut self, place: QueuePosition, bytes: usize) -> bool {
-        let Some(line) = self.lines.get_mut(&place.line) else { return false };
-        let Ok(index) = line.queue.binary_search_by_key(&place.arrival, |entry| entry.arrival) else { return false };
-        line.queue[index].bytes += bytes;
+    pub fn grow(&mut self, position: QueuePosition, bytes: usize) -> bool {
+        let Some(queue) = self.queues.get_mut(&position.queue) else { return false };
+        let Ok(index) = queue.entries.binary_search_by_key(&position.arrival, |entry| entry.arrival) else {
+            return false;
+        };
+        queue.entries[index].bytes += bytes;
         self.bytes += bytes;
         true
     }
@@ -134,13 +137,13 @@ impl<W> Stash<W> {
     ///
     /// One at a time per key cannot go on for ever: a key whose requests arrive faster than they are served one after
     /// the other would never leave the stash. So the strict order, and the number of places, hold for twice the
-    /// requests that wait now and a few more. What is left then is released: it starts at once, in order of arrival. A
+    /// requests that wait now and a few more. What is left then starts at once, in order of arrival. A
     /// key that has requests here now keeps its order until those, and as many again of its own, have been started.
     pub fn begin_flush(&mut self, concurrency: usize) {
         let concurrency = concurrency.max(1);
         let in_order_left = 2 * self.waiting + concurrency;
         self.flush = Some(Flush { concurrency, in_order_left, newest_first: false });
-        self.owe(|line| 2 * (line.queue.len() + line.trying));
+        self.owe(|queue| 2 * (queue.entries.len() + queue.in_progress));
     }
 
     /// Sets the flush's number of places from here on. The number of requests that start under strict order stays as it
@@ -165,22 +168,22 @@ impl<W> Stash<W> {
     pub fn end_flush(&mut self) {
         self.flush = None;
         self.owe(|_| 0);
-        let lines: Vec<LineId> = self.ready.values().copied().collect();
-        for line in lines {
-            self.refresh(line);
+        let queues: Vec<QueueId> = self.ready.values().copied().collect();
+        for queue in queues {
+            self.refresh(queue);
         }
     }
 
-    /// Sets for each line how many of its requests leave one at a time even after the release.
+    /// Sets for each queue how many of its requests leave one at a time even after the order is relaxed.
     fn owe(&mut self, owed: impl Fn(&KeyQueue<W>) -> usize) {
-        (self.due_lines, self.slow_lines) = (0, 0);
-        for (id, line) in &mut self.lines {
-            line.owed = owed(line);
-            line.standing = line.stands(*id);
-            match line.standing {
-                Standing::Free => {}
-                Standing::Due => self.due_lines += 1,
-                Standing::Slow => self.slow_lines += 1,
+        (self.due_queues, self.slow_queues) = (0, 0);
+        for (id, queue) in &mut self.queues {
+            queue.owed = owed(queue);
+            queue.claim = queue.claim_now(*id);
+            match queue.claim {
+                FlushClaim::Free => {}
+                FlushClaim::Due => self.due_queues += 1,
+                FlushClaim::Slow => self.slow_queues += 1,
             }
         }
     }
@@ -190,106 +193,109 @@ impl<W> Stash<W> {
         if std::mem::take(&mut self.ranked) == 0 {
             return;
         }
-        for entry in self.lines.values_mut().flat_map(|line| line.queue.iter_mut()) {
+        for entry in self.queues.values_mut().flat_map(|queue| queue.entries.iter_mut()) {
             entry.rank = 0;
         }
         self.ready =
-            std::mem::take(&mut self.ready).into_iter().map(|((_, arrival), line)| ((0, arrival), line)).collect();
+            std::mem::take(&mut self.ready).into_iter().map(|((_, arrival), queue)| ((0, arrival), queue)).collect();
     }
 
-    /// Starts the next request that may start now. It counts as being tried until [`done`](Self::done).
+    /// Starts the next request that may start now. It counts as in progress until [`done`](Self::done).
     pub fn start_next(&mut self) -> Option<(QueuePosition, W)> {
-        if !self.has_place() {
+        if !self.has_free_place() {
             return None;
         }
-        let line_id = self.next_line()?;
-        let line = self.lines.get_mut(&line_id)?;
-        let entry = line.queue.pop_front()?;
-        self.ready.remove(&entry.turn());
+        let id = self.next_queue()?;
+        let queue = self.queues.get_mut(&id)?;
+        let entry = queue.entries.pop_front()?;
+        self.ready.remove(&entry.start_order());
         self.ranked -= usize::from(entry.rank > 0);
         self.waiting -= 1;
         self.bytes -= entry.bytes;
-        self.started(line_id);
-        Some((QueuePosition { line: line_id, arrival: entry.arrival }, entry.waiter))
+        self.started(id);
+        Some((QueuePosition { queue: id, arrival: entry.arrival }, entry.waiter))
     }
 
     /// Starts a newcomer that need not wait: a flush is on, a place is free, and no request is before it. It counts as
-    /// being tried until [`done`](Self::done). Returns whether it was started.
-    pub fn start_at_once(&mut self, place: QueuePosition) -> bool {
+    /// in progress until [`done`](Self::done). Returns whether it was started.
+    pub fn start_at_once(&mut self, position: QueuePosition) -> bool {
         // Requests that are ready wait for a place and go first.
-        if !self.has_place() || !self.ready.is_empty() {
+        if !self.has_free_place() || !self.ready.is_empty() {
             return false;
         }
-        if self.lines.contains_key(&place.line) && !self.is_released(place.line) {
+        if self.queues.contains_key(&position.queue) && !self.is_relaxed(position.queue) {
             return false;
         }
-        self.lines.entry(place.line).or_insert_with(KeyQueue::new);
-        self.started(place.line);
+        self.queues.entry(position.queue).or_insert_with(KeyQueue::new);
+        self.started(position.queue);
         true
     }
 
-    fn has_place(&self) -> bool {
-        self.flush.is_some_and(|flush| flush.in_order_left == 0 || self.trying - self.slow.len() < flush.concurrency)
+    fn has_free_place(&self) -> bool {
+        self.flush
+            .is_some_and(|flush| flush.in_order_left == 0 || self.in_progress - self.slow.len() < flush.concurrency)
     }
 
-    fn next_line(&self) -> Option<LineId> {
+    fn next_queue(&self) -> Option<QueueId> {
         let (&(lowest, _), first) = self.ready.first_key_value()?;
         if !self.flush.is_some_and(|flush| flush.newest_first) {
             return Some(*first);
         }
         let none = Arrival { at: 0, worker: 0 };
-        self.ready.range(..(lowest.saturating_add(1), none)).next_back().map(|(_, line)| *line)
+        self.ready.range(..(lowest.saturating_add(1), none)).next_back().map(|(_, queue)| *queue)
     }
 
-    /// Counts one more request of a line as being tried.
-    fn started(&mut self, line_id: LineId) {
-        let mut begins_release = false;
+    /// Counts one more request of a queue as in progress.
+    fn started(&mut self, id: QueueId) {
+        let mut begins_relaxation = false;
         if let Some(flush) = &mut self.flush {
-            begins_release = flush.in_order_left == 1;
+            begins_relaxation = flush.in_order_left == 1;
             flush.in_order_left = flush.in_order_left.saturating_sub(1);
         }
-        let Some(line) = self.lines.get_mut(&line_id) else { return };
-        line.trying += 1;
-        line.owed = line.owed.saturating_sub(1);
-        self.trying += 1;
-        self.trying_in_order += usize::from(matches!(line_id, LineId::Key(_)));
-        self.refresh(line_id);
-        if begins_release {
-            let lines: Vec<LineId> = self.lines.keys().copied().collect();
-            lines.into_iter().for_each(|line| self.refresh(line));
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        queue.in_progress += 1;
+        queue.owed = queue.owed.saturating_sub(1);
+        self.in_progress += 1;
+        self.keyed_in_progress += usize::from(matches!(id, QueueId::Key(_)));
+        self.refresh(id);
+        if begins_relaxation {
+            let queues: Vec<QueueId> = self.queues.keys().copied().collect();
+            queues.into_iter().for_each(|queue| self.refresh(queue));
         }
     }
 
-    /// Gives the place of a request that is being tried to another line, because it waits for its client, or for its
+    /// Gives the place of a request in progress to another queue, because it waits for its client, or for its
     /// pod. Returns whether it held a place.
-    pub fn give_way(&mut self, place: QueuePosition) -> bool {
-        let Some(line) = self.lines.get_mut(&place.line).filter(|line| line.slow < line.trying) else { return false };
-        if !self.slow.insert(place) {
+    pub fn give_way(&mut self, position: QueuePosition) -> bool {
+        let Some(queue) = self.queues.get_mut(&position.queue).filter(|queue| queue.slow < queue.in_progress) else {
+            return false;
+        };
+        if !self.slow.insert(position) {
             return false;
         }
-        line.slow += 1;
-        self.refresh(place.line);
+        queue.slow += 1;
+        self.refresh(position.queue);
         true
     }
 
     /// Records that the outcome of a started request is definite, or that it has been inserted again: the next of its
-    /// line may start.
-    pub fn done(&mut self, place: QueuePosition) {
-        let Some(line) = self.lines.get_mut(&place.line) else {
+    /// queue may start.
+    pub fn done(&mut self, position: QueuePosition) {
+        let Some(queue) = self.queues.get_mut(&position.queue) else {
             return;
         };
-        line.trying -= 1;
-        line.slow -= usize::from(self.slow.remove(&place));
-        self.trying -= 1;
-        self.trying_in_order -= usize::from(matches!(place.line, LineId::Key(_)));
-        self.refresh(place.line);
+        queue.in_progress -= 1;
+        queue.slow -= usize::from(self.slow.remove(&position));
+        self.in_progress -= 1;
+        self.keyed_in_progress -= usize::from(matches!(position.queue, QueueId::Key(_)));
+        self.refresh(position.queue);
     }
 
     /// Returns whether newcomers may pass by without overtaking a request.
     pub fn is_flushed(&self) -> bool {
         let keeps_order = match self.flush {
-            Some(flush) if flush.in_order_left == 0 => self.due_lines + self.slow_lines > 0,
-            _ => self.trying_in_order > 0,
+            Some(flush) if flush.in_order_left == 0 => self.due_queues + self.slow_queues > 0,
+            _ => self.keyed_in_progress > 0,
         };
         self.waiting == 0 && !keeps_order
     }
@@ -297,12 +303,12 @@ impl<W> Stash<W> {
     /// Returns whether no request that was there when the flush began holds it up any more: each one without a key has
     /// been started, and those of each key are done or wait for one of them that has given its place away.
     pub fn is_under_way(&self) -> bool {
-        self.flush.is_some() && self.due_lines == 0
+        self.flush.is_some() && self.due_queues == 0
     }
 
-    /// Returns whether no request waits or is being tried.
+    /// Returns whether no request waits or is in progress.
     pub fn is_idle(&self) -> bool {
-        self.waiting == 0 && self.trying == 0
+        self.waiting == 0 && self.in_progress == 0
     }
 
     /// Takes out all waiting requests, in order of arrival.
@@ -311,36 +317,36 @@ impl<W> Stash<W> {
         self.waiting = 0;
         self.ranked = 0;
         self.bytes = 0;
-        let mut entries: Vec<Entry<W>> = self.lines.values_mut().flat_map(|line| line.queue.drain(..)).collect();
-        self.lines.retain(|_, line| line.trying > 0);
-        self.owe(|line| line.owed);
+        let mut entries: Vec<Entry<W>> = self.queues.values_mut().flat_map(|queue| queue.entries.drain(..)).collect();
+        self.queues.retain(|_, queue| queue.in_progress > 0);
+        self.owe(|queue| queue.owed);
         entries.sort_unstable_by_key(|entry| entry.arrival);
         entries.into_iter().map(|entry| entry.waiter).collect()
     }
 
-    /// Returns whether requests of this line start without waiting for each other's outcome.
-    fn is_released(&self, line_id: LineId) -> bool {
-        let owes_nothing = self.lines.get(&line_id).is_none_or(|line| line.owed == 0);
+    /// Returns whether requests of this queue start without waiting for each other's outcome.
+    fn is_relaxed(&self, id: QueueId) -> bool {
+        let owes_nothing = self.queues.get(&id).is_none_or(|queue| queue.owed == 0);
         owes_nothing && self.flush.is_some_and(|flush| flush.in_order_left == 0)
     }
 
-    /// Updates `ready` and the counts for a line, and removes a line that is empty.
-    fn refresh(&mut self, line_id: LineId) {
-        let released = self.is_released(line_id);
-        let Some(line) = self.lines.get_mut(&line_id) else { return };
-        let is_empty = line.queue.is_empty() && line.trying == 0;
-        let stands = if is_empty { Standing::Free } else { line.stands(line_id) };
-        let stood = std::mem::replace(&mut line.standing, stands);
-        match line.queue.front() {
-            Some(head) if line.trying == 0 || released => drop(self.ready.insert(head.turn(), line_id)),
-            Some(head) => drop(self.ready.remove(&head.turn())),
-            None if is_empty => drop(self.lines.remove(&line_id)),
+    /// Updates `ready` and the counts for a queue, and removes a queue that is empty.
+    fn refresh(&mut self, id: QueueId) {
+        let relaxed = self.is_relaxed(id);
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        let is_empty = queue.entries.is_empty() && queue.in_progress == 0;
+        let stands = if is_empty { FlushClaim::Free } else { queue.claim_now(id) };
+        let stood = std::mem::replace(&mut queue.claim, stands);
+        match queue.entries.front() {
+            Some(head) if queue.in_progress == 0 || relaxed => drop(self.ready.insert(head.start_order(), id)),
+            Some(head) => drop(self.ready.remove(&head.start_order())),
+            None if is_empty => drop(self.queues.remove(&id)),
             None => {}
         }
-        self.due_lines -= usize::from(stood == Standing::Due);
-        self.due_lines += usize::from(stands == Standing::Due);
-        self.slow_lines -= usize::from(stood == Standing::Slow);
-        self.slow_lines += usize::from(stands == Standing::Slow);
+        self.due_queues -= usize::from(stood == FlushClaim::Due);
+        self.due_queues += usize::from(stands == FlushClaim::Due);
+        self.slow_queues -= usize::from(stood == FlushClaim::Slow);
+        self.slow_queues += usize::from(stands == FlushClaim::Slow);
     }
 }
 
@@ -348,8 +354,8 @@ impl<W> Stash<W> {
 mod tests {
     use super::*;
 
-    /// Returns the place of the `number`-th request.
-    fn place(order: Option<u64>, number: u64) -> QueuePosition {
+    /// Returns the position of the `number`-th request.
+    fn position(order: Option<u64>, number: u64) -> QueuePosition {
         QueuePosition::new(order, Arrival { at: number, worker: 0 })
     }
 
@@ -365,7 +371,7 @@ mod tests {
     fn requests_of_one_key_leave_one_at_a_time_and_keys_do_not_wait_for_each_other() {
         let mut stash = Stash::default();
         for (order, name) in [(7, 1), (7, 2), (9, 3), (7, 4)] {
-            stash.insert(place(Some(order), name.into()), 1, name);
+            stash.insert(position(Some(order), name.into()), 1, name);
         }
         stash.begin_flush(64);
         let first = started(&mut stash);
@@ -384,7 +390,7 @@ mod tests {
     fn requests_without_a_key_start_in_order_of_arrival_and_do_not_wait() {
         let mut stash = Stash::default();
         for name in 0..5 {
-            stash.insert(place(None, name.into()), 1, name);
+            stash.insert(position(None, name.into()), 1, name);
         }
         stash.begin_flush(64);
         assert_eq!(names(&started(&mut stash)), [0, 1, 2, 3, 4]);
@@ -395,7 +401,7 @@ mod tests {
     fn concurrency_bounds_a_flush() {
         let mut stash = Stash::default();
         for name in 0..10 {
-            stash.insert(place(None, name.into()), 1, name);
+            stash.insert(position(None, name.into()), 1, name);
         }
         stash.begin_flush(3);
         let first = started(&mut stash);
@@ -406,9 +412,9 @@ mod tests {
 
     fn drained(stash: &mut Stash<u32>) -> Vec<u32> {
         let mut order = Vec::new();
-        while let Some((place, name)) = stash.start_next() {
+        while let Some((position, name)) = stash.start_next() {
             order.push(name);
-            stash.done(place);
+            stash.done(position);
         }
         order
     }
@@ -416,53 +422,53 @@ mod tests {
     #[test]
     fn a_request_that_comes_back_stands_where_its_arrival_puts_it() {
         let mut stash = Stash::default();
-        stash.insert(place(Some(7), 3), 1, 3);
-        stash.insert(place(Some(7), 4), 1, 4);
+        stash.insert(position(Some(7), 3), 1, 3);
+        stash.insert(position(Some(7), 4), 1, 4);
         stash.begin_flush(64);
         let (third, name) = stash.start_next().unwrap();
         stash.end_flush();
         stash.insert(third, 1, name);
         stash.done(third);
         // These two had passed the open gate before, and were refused in the other order.
-        stash.insert(place(Some(7), 2), 1, 2);
-        stash.insert(place(Some(7), 1), 1, 1);
+        stash.insert(position(Some(7), 2), 1, 2);
+        stash.insert(position(Some(7), 1), 1, 1);
         stash.begin_flush(64);
         assert_eq!(drained(&mut stash), [1, 2, 3, 4]);
-        assert!(stash.is_flushed() && stash.lines.is_empty() && stash.bytes() == 0);
+        assert!(stash.is_flushed() && stash.queues.is_empty() && stash.bytes() == 0);
     }
 
     #[test]
     fn a_released_request_that_comes_back_stands_before_one_that_passed_the_gate_after_it() {
         let mut stash = Stash::default();
-        (1..=3).for_each(|name| stash.insert(place(Some(7), name.into()), 1, name));
+        (1..=3).for_each(|name| stash.insert(position(Some(7), name.into()), 1, name));
         stash.begin_flush(1);
         let (mut tried, mut number) = (Vec::new(), 3);
         while stash.waiting() > 0 {
-            // Arrivals keep the key busy until the rest is released.
-            let Some((place_of, name)) = stash.start_next() else { break };
-            tried.push((place_of, name));
+            // Arrivals keep the key busy until the rest is relaxed.
+            let Some((position_of, name)) = stash.start_next() else { break };
+            tried.push((position_of, name));
             if tried.len() < 7 {
-                stash.done(place_of);
+                stash.done(position_of);
                 number += 1;
-                stash.insert(place(Some(7), number), 1, number as u32);
+                stash.insert(position(Some(7), number), 1, number as u32);
             }
         }
-        assert!(stash.is_flushed(), "the gate opens while the released ones are in flight");
-        let &(released, name) = tried.last().unwrap();
+        assert!(stash.is_flushed(), "the gate opens while the relaxed ones are in flight");
+        let &(relaxed, name) = tried.last().unwrap();
         stash.end_flush();
-        stash.insert(place(Some(7), 100), 1, 100);
-        stash.insert(released, 1, name);
-        stash.done(released);
+        stash.insert(position(Some(7), 100), 1, 100);
+        stash.insert(relaxed, 1, name);
+        stash.done(relaxed);
         stash.begin_flush(64);
         assert_eq!(stash.start_next().map(|(_, first)| first), None, "others of its key are still being tried");
-        tried.iter().rev().skip(1).take(tried.len() - 7).for_each(|(place, _)| stash.done(*place));
+        tried.iter().rev().skip(1).take(tried.len() - 7).for_each(|(position, _)| stash.done(*position));
         assert_eq!(drained(&mut stash), [name, 100]);
     }
 
     #[test]
     fn a_key_that_never_rests_is_released_in_order_after_a_bounded_number() {
         let mut stash = Stash::default();
-        stash.insert(place(Some(7), 0), 1, 0);
+        stash.insert(position(Some(7), 0), 1, 0);
         stash.begin_flush(1);
         let mut name = 0;
         // Another request arrives whenever one is done.
@@ -470,7 +476,7 @@ mod tests {
             let Some((started, _)) = stash.start_next() else { break };
             for _ in 0..2 {
                 name += 1;
-                stash.insert(place(Some(7), name.into()), 1, name);
+                stash.insert(position(Some(7), name.into()), 1, name);
             }
             stash.done(started);
         }
@@ -482,12 +488,12 @@ mod tests {
     #[test]
     fn looking_for_somebody_who_may_start_does_not_bring_the_release_nearer() {
         let mut stash = Stash::default();
-        stash.insert(place(Some(7), 0), 1, 0);
-        stash.insert(place(Some(7), 1), 1, 1);
+        stash.insert(position(Some(7), 0), 1, 0);
+        stash.insert(position(Some(7), 1), 1, 1);
         stash.begin_flush(64);
         let first = started(&mut stash);
         for _ in 0..200 {
-            assert!(stash.start_next().is_none(), "the first of the line is still being tried");
+            assert!(stash.start_next().is_none(), "the first of the queue is still being tried");
         }
         stash.done(first[0].0);
         assert_eq!(names(&started(&mut stash)), [1]);
@@ -496,22 +502,22 @@ mod tests {
     #[test]
     fn what_has_grown_is_taken_out_with_all_that_it_weighs() {
         let mut stash = Stash::default();
-        (1..=2).for_each(|name| stash.insert(place(Some(7), name.into()), 10, name));
-        assert!(stash.grow(place(Some(7), 2), 5) && !stash.grow(place(Some(7), 3), 5));
+        (1..=2).for_each(|name| stash.insert(position(Some(7), name.into()), 10, name));
+        assert!(stash.grow(position(Some(7), 2), 5) && !stash.grow(position(Some(7), 3), 5));
         assert_eq!(stash.bytes(), 25);
         stash.begin_flush(64);
         let first = started(&mut stash);
         assert_eq!((names(&first), stash.bytes()), (vec![1], 15));
         assert!(!stash.grow(first[0].0, 5), "it has been started");
-        assert_eq!((stash.remove(place(Some(7), 2)), stash.bytes()), (Some(2), 0));
+        assert_eq!((stash.remove(position(Some(7), 2)), stash.bytes()), (Some(2), 0));
     }
 
     #[test]
     fn one_that_gives_up_leaves_no_trace() {
         let mut stash = Stash::default();
-        let first = place(Some(7), 1);
+        let first = position(Some(7), 1);
         stash.insert(first, 10, 1);
-        stash.insert(place(Some(7), 2), 20, 2);
+        stash.insert(position(Some(7), 2), 20, 2);
         assert_eq!(stash.remove(first), Some(1));
         assert_eq!(stash.remove(first), None);
         assert_eq!((stash.waiting(), stash.bytes()), (1, 20));

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use segue_coordination::participant::boottime;
+use segue_coordination::session::boottime;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use tokio_util::sync::CancellationToken;
@@ -21,10 +21,10 @@ use crate::routing::sync::oneshot;
 
 /// What becomes of a request that did not pass at once.
 #[derive(Debug)]
-pub(crate) enum Turn {
+pub(crate) enum WaitOutcome {
     /// It is inside now: the gate has opened meanwhile.
     Now(Route),
-    /// It is inside now, and its line waits for its outcome: the gate is not open yet, but nobody is before it.
+    /// It is inside now, and its queue waits for its outcome: the gate is not open yet, but nobody is before it.
     First(Route),
     /// It waits for this.
     Later(oneshot::Receiver<Route>),
@@ -32,10 +32,10 @@ pub(crate) enum Turn {
 
 /// A request that is inside and that no pod has acted on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ComesBack {
+pub(crate) struct Requeue {
     pub(crate) worker: usize,
-    pub(crate) place: QueuePosition,
-    /// Its line waits for its outcome.
+    pub(crate) position: QueuePosition,
+    /// Its queue waits for its outcome.
     pub(crate) is_tried: bool,
     pub(crate) bytes: usize,
     pub(crate) refusals: Option<Refusals>,
@@ -48,9 +48,9 @@ impl Table {
         let cell = self.cell(partition);
         let inside = self.inside(worker, partition);
         if let Some(severs) = cell.gate.enter(inside) {
-            let way = cell.way(severs);
-            if self.may_pass(way.slot, now) {
-                return Some(way);
+            let route = cell.route(severs);
+            if self.may_pass(route.slot, now) {
+                return Some(route);
             }
             self.leave(worker, partition);
             // The control side sees the same clock; this closes the gap until it has acted.
@@ -62,7 +62,7 @@ impl Table {
         None
     }
 
-    /// Whether the router's lease may be trusted at `now`, or need not be towards that pod.
+    /// Returns whether the router's lease may be trusted at `now`, or need not be towards that pod.
     #[inline]
     pub(crate) fn may_pass(&self, slot: u32, now: u64) -> bool {
         self.pod(slot).serves_without_lease || self.is_trusted(now)
@@ -91,15 +91,15 @@ impl Table {
         &self,
         worker: usize,
         partition: PartitionId,
-        place: QueuePosition,
+        position: QueuePosition,
         bytes: usize,
         now: u64,
-    ) -> Result<Turn, Refusal> {
+    ) -> Result<WaitOutcome, Refusal> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if cell.gate.position() == GateState::Open && self.may_pass(cell.slot.load(Relaxed), now) {
             cell.gate.admit(self.inside(worker, partition));
-            return Ok(Turn::Now(cell.way(cell.gate.severs())));
+            return Ok(WaitOutcome::Now(cell.route(cell.gate.severs())));
         }
         if self.shutting_down.load(Relaxed) {
             return Err(Refusal::Shutdown);
@@ -108,16 +108,16 @@ impl Table {
             self.close(partition, cell, &mut guard, HoldCause::Fenced);
         }
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
-        let position = cell.gate.position();
-        if position == GateState::Flushing
+        let gate = cell.gate.position();
+        if gate == GateState::Flushing
             && self.may_pass(cell.slot.load(Relaxed), now)
-            && closed.state.start_at_once(position, place)
+            && closed.state.start_at_once(gate, position)
         {
             cell.gate.admit(self.inside(worker, partition));
-            let way = cell.way(cell.gate.severs());
-            // Its start may have released lines, whose requests were there before the next newcomer.
+            let route = cell.route(cell.gate.severs());
+            // Its start may have relaxed the order of queues, whose requests were there before the next newcomer.
             self.flush(partition, cell, closed);
-            return Ok(Turn::First(way));
+            return Ok(WaitOutcome::First(route));
         }
         let limits = &self.limits;
         if closed.state.stash().waiting() >= limits.max_requests
@@ -130,18 +130,18 @@ impl Table {
             return Err(Refusal::Full);
         }
         let (granted, grant) = oneshot::channel();
-        closed.state.stash_mut().insert(place, bytes, Waiter { worker, refusals: None, granted });
+        closed.state.wait(position, bytes, Waiter { worker, refusals: None, granted });
         closed.stashed += 1;
         self.flush(partition, cell, closed);
-        Ok(Turn::Later(grant))
+        Ok(WaitOutcome::Later(grant))
     }
 
-    /// A request that waits has come to take up so much more. One that was let in meanwhile no longer counts.
-    pub(crate) fn grow(&self, partition: PartitionId, place: QueuePosition, bytes: usize) -> Result<(), Refusal> {
+    /// Adds to the memory of a waiting request. A request that was admitted meanwhile no longer counts.
+    pub(crate) fn grow(&self, partition: PartitionId, position: QueuePosition, bytes: usize) -> Result<(), Refusal> {
         let mut guard = Self::lock(self.cell(partition));
         let Some(closed) = guard.as_mut() else { return Ok(()) };
         let before = closed.state.stash().bytes();
-        if !closed.state.stash_mut().grow(place, bytes) {
+        if !closed.state.grow(position, bytes) {
             return Ok(());
         }
         // Counted also where it is refused: it is taken out with all that it weighs.
@@ -150,17 +150,17 @@ impl Table {
         if fits { Ok(()) } else { Err(Refusal::Full) }
     }
 
-    /// Puts a request back that is inside and that no pod has acted on, and holds the partition: other requests
-    /// would be refused as well, or overtake this one. `returned`: by whom; `None`: the router's lease is not to be
-    /// trusted. Also says what its refusals have come to.
+    /// Puts back a request in flight that no pod has acted on, and holds the partition: other requests would be refused
+    /// as well, or overtake this one. `returned` is the cause, or `None` if the router's lease is not to be trusted.
+    /// Returns the request's grant and its refusals so far.
     pub(crate) fn put_back(
         &self,
         partition: PartitionId,
-        request: ComesBack,
-        way: Route,
+        request: Requeue,
+        route: Route,
         returned: Option<Returned>,
     ) -> (oneshot::Receiver<Route>, Option<Refusals>) {
-        let ComesBack { worker, place, is_tried, bytes, mut refusals } = request;
+        let Requeue { worker, position, is_tried, bytes, mut refusals } = request;
         let cause = returned.map_or(Some(HoldCause::Fenced), |_| None);
         let cell = self.cell(partition);
         let (granted, grant) = oneshot::channel();
@@ -169,7 +169,7 @@ impl Table {
         self.close(partition, cell, &mut guard, cause.unwrap_or(HoldCause::NoOwner));
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
         if let Some(returned) = returned {
-            refusals = Refusals::after(refusals, way, returned, closed.taken);
+            refusals = Refusals::after(refusals, route, returned, closed.taken);
             if was_passing {
                 closed.back_off();
             }
@@ -181,19 +181,19 @@ impl Table {
             // Limits do not apply: the request was admitted before.
             self.stashed_bytes.fetch_add(bytes, Relaxed);
         }
-        closed.state.put_back(place, rank, bytes, waiter, is_tried);
+        closed.state.put_back(position, rank, bytes, waiter, is_tried);
         drop(guard);
         self.leave(worker, partition);
         self.notify(partition);
         (grant, refusals)
     }
 
-    /// The outcome of a request that had waited is definite. `taken`: its pod has acted on it.
-    pub(crate) fn done(&self, partition: PartitionId, place: QueuePosition, taken: bool) {
+    /// Records that the outcome of a held request is definite. `taken` states that its pod has acted on it.
+    pub(crate) fn done(&self, partition: PartitionId, position: QueuePosition, taken: bool) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut() {
-            closed.state.finish(place);
+            closed.state.finish(position);
             if taken {
                 closed.took(self.limits.flush_concurrency);
             }
@@ -202,26 +202,26 @@ impl Table {
         Self::forget(cell, &mut guard);
     }
 
-    /// A request that had waited waits again, for its client or its pod: its place in the flush goes to another.
+    /// Gives the place of a request in the flush to another one, because it waits again: for its client or its pod.
     #[cold]
-    pub(crate) fn give_way(&self, partition: PartitionId, place: QueuePosition) {
+    pub(crate) fn give_way(&self, partition: PartitionId, position: QueuePosition) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if let Some(closed) = guard.as_mut()
-            && closed.state.stash_mut().give_way(place)
+            && closed.state.give_way(position)
         {
             closed.was_not_refused_at_once(self.limits.flush_concurrency);
             self.flush(partition, cell, closed);
         }
     }
 
-    /// Takes a request out that waits no longer; why it was held. `None`: it has been let in.
-    pub(crate) fn give_up(&self, partition: PartitionId, place: QueuePosition) -> Option<HoldCause> {
+    /// Takes out a request that no longer waits. Returns why it was held, or `None` if it has been admitted.
+    pub(crate) fn give_up(&self, partition: PartitionId, position: QueuePosition) -> Option<HoldCause> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         let closed = guard.as_mut()?;
         let before = closed.state.stash().bytes();
-        closed.state.stash_mut().remove(place)?;
+        closed.state.give_up(position)?;
         self.stashed_bytes.fetch_sub(before - closed.state.stash().bytes(), Relaxed);
         let cause = closed.cause;
         self.flush(partition, cell, closed);
@@ -240,7 +240,7 @@ impl Table {
         self.shutting_down.load(Relaxed)
     }
 
-    /// Cancelled when the partition's exchanges are severed, or since `began` were.
+    /// Returns the token that is cancelled when the partition's exchanges are severed, or have been since `began`.
     pub(crate) fn sever_token(
         &self,
         worker: usize,

@@ -76,8 +76,8 @@ impl Table {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         let leads_there = cell.slot.load(Relaxed) == slot && cell.epoch.load(Relaxed) == epoch.get();
-        let position = cell.gate.position();
-        if position.switched(leads_there).is_none() {
+        let gate = cell.gate.position();
+        if gate.switched(leads_there).is_none() {
             return;
         }
         cell.slot.store(slot, Relaxed);
@@ -90,7 +90,7 @@ impl Table {
         if !leads_there {
             closed.forgive();
         }
-        if let Some(switched) = closed.state.switch(position, leads_there, self.limits.flush_concurrency) {
+        if let Some(switched) = closed.state.switch(gate, leads_there, self.limits.flush_concurrency) {
             closed.try_pod();
             cell.gate.set(switched);
         }
@@ -99,21 +99,21 @@ impl Table {
 
     /// Starts the requests that may start, and opens the gate once none waits.
     pub(super) fn flush(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
-        let position = cell.gate.position();
-        if position != GateState::Flushing {
+        let gate = cell.gate.position();
+        if gate != GateState::Flushing {
             return;
         }
         let before = closed.state.stash().bytes();
-        let mut way = cell.way(cell.gate.severs());
-        while let Some((place, waiter)) = closed.state.start_next(position) {
+        let mut route = cell.route(cell.gate.severs());
+        while let Some((position, waiter)) = closed.state.start_next(gate) {
             let inside = self.inside(waiter.worker, partition);
             cell.gate.admit(inside);
-            way.last_try =
-                waiter.refusals.is_some_and(|refusals| refusals.leave_one_try(way.slot, way.epoch, closed.taken));
-            if waiter.granted.send(way).is_err() {
+            route.last_try =
+                waiter.refusals.is_some_and(|refusals| refusals.leave_one_try(route.slot, route.epoch, closed.taken));
+            if waiter.granted.send(route).is_err() {
                 // The request has just given up. The gate is not draining, so leaving cannot empty it.
                 let _ = cell.gate.leave(inside);
-                closed.state.finish(place);
+                closed.state.finish(position);
             }
         }
         self.stashed_bytes.fetch_sub(before - closed.state.stash().bytes(), Relaxed);
@@ -121,7 +121,7 @@ impl Table {
             closed.forgive();
         }
         let begins_to_flow = closed.begins_to_flow();
-        let opens = closed.state.open(position);
+        let opens = closed.state.open(gate);
         if let Some(open) = opens {
             cell.gate.set(open);
         }
@@ -147,7 +147,7 @@ impl Table {
         }
     }
 
-    /// Whether nothing of the last cutover is kept.
+    /// Returns whether nothing of the last cutover is kept.
     #[cfg(all(test, segue_loom))]
     pub(crate) fn is_forgotten(&self, partition: PartitionId) -> bool {
         Self::lock(self.cell(partition)).is_none()
@@ -177,7 +177,7 @@ impl Table {
             if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
                 self.stashed_bytes.fetch_sub(closed.state.stash().bytes(), Relaxed);
                 // A request that waits sees that its sender is gone.
-                drop(closed.state.stash_mut().take_all());
+                drop(closed.state.give_up_all());
             }
         }
     }

@@ -10,7 +10,7 @@ use segue_protocol::back_off::BackOff;
 use segue_protocol::handoff::router::HoldCause;
 use tokio::time::Instant;
 
-use super::refusals::{Refusals, TRIES};
+use super::refusals::{Refusals, TRIES_IN_A_ROW};
 use super::route::Route;
 use crate::routing::partition_state::PartitionState;
 use crate::routing::sync::oneshot;
@@ -90,17 +90,17 @@ impl Closed {
         self.taken = self.taken.saturating_add(1);
         if self.is_refused() {
             self.forgive();
-            self.state.stash_mut().limit_flush(flush_concurrency);
+            self.state.limit_flush(flush_concurrency);
         }
     }
 
-    /// Bounds the flush that begins now. A pod that has refused gets one request, and more once it has accepted
-    /// one. After [`TRIES`], every other probe takes the newest request, so that requests which are refused for
+    /// Bounds the flush that begins now. A pod that has refused gets one request, and more once it has accepted one.
+    /// After [`TRIES_IN_A_ROW`], every other probe takes the newest request, so that requests which are refused for
     /// what they are cannot keep the others from being tried.
     pub(super) fn try_pod(&mut self) {
         self.places = 1;
         if self.is_refused() {
-            self.state.stash_mut().probe(self.bounces >= TRIES && self.bounces % 2 == 1);
+            self.state.probe(self.bounces >= TRIES_IN_A_ROW && self.bounces % 2 == 1);
         }
     }
 
@@ -109,7 +109,7 @@ impl Closed {
     pub(super) fn was_not_refused_at_once(&mut self, flush_concurrency: usize) {
         if self.is_refused() {
             self.places = (4 * self.places).min(flush_concurrency);
-            self.state.stash_mut().limit_flush(self.places);
+            self.state.limit_flush(self.places);
         }
     }
 

@@ -23,7 +23,7 @@ mod refusals;
 mod route;
 mod state;
 
-pub(crate) use self::admission::{ComesBack, Turn};
+pub(crate) use self::admission::{Requeue, WaitOutcome};
 pub(crate) use self::hold::POD_RETRY;
 pub use self::limits::{Refusal, StashLimits};
 pub use self::pod_health::{Health, Refused};

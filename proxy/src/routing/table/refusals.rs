@@ -10,7 +10,7 @@ use segue_protocol::ids::Epoch;
 use super::route::Route;
 
 /// Tries of a request with one owner before another key's request is tried in its place.
-pub(super) const TRIES: u32 = 3;
+pub(super) const TRIES_IN_A_ROW: u32 = 3;
 
 /// Why a request came back although no pod acted on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,13 +38,14 @@ pub(crate) struct Refusals {
 
 impl Refusals {
     /// Returns the refusals after one more return of a request that was admitted by `way`.
-    pub(super) fn after(before: Option<Self>, way: Route, returned: Returned, taken: u32) -> Option<Self> {
-        let before = before.filter(|before| before.are_of(way.slot, way.epoch));
+    pub(super) fn after(before: Option<Self>, route: Route, returned: Returned, taken: u32) -> Option<Self> {
+        let before = before.filter(|before| before.are_of(route.slot, route.epoch));
         let tried = returned != Returned::Spared;
         if before.is_none() && !tried {
             return None;
         }
-        let mut now = before.unwrap_or(Refusals { slot: way.slot, epoch: way.epoch, returns: 0, refused: 0, taken });
+        let mut now =
+            before.unwrap_or(Refusals { slot: route.slot, epoch: route.epoch, returns: 0, refused: 0, taken });
         now.returns = now.returns.saturating_add(1);
         now.refused = now.refused.saturating_add(u16::from(returned == Returned::Refused));
         now.taken = taken;
@@ -58,13 +59,13 @@ impl Refusals {
     /// Returns the rank that lets others go first: see
     /// [`Stash::insert_ranked`](crate::routing::stash::Stash::insert_ranked).
     pub(super) fn rank(&self) -> u32 {
-        u32::from(self.returns) / TRIES
+        u32::from(self.returns) / TRIES_IN_A_ROW
     }
 
     /// Returns whether the next try is the last one: the owner has refused the request often enough, and has accepted
     /// another since.
     pub(super) fn leave_one_try(&self, slot: u32, epoch: Epoch, taken: u32) -> bool {
-        self.are_of(slot, epoch) && u32::from(self.refused) >= TRIES && taken != self.taken
+        self.are_of(slot, epoch) && u32::from(self.refused) >= TRIES_IN_A_ROW && taken != self.taken
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use segue_coordination::participant::{boottime, lease_now};
+use segue_coordination::session::{boottime, lease_now};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -40,7 +40,7 @@ pub(super) struct Cell {
 impl Cell {
     /// Returns where the gate leads. The caller is inside or holds the lock, so that this does not change meanwhile.
     #[inline]
-    pub(super) fn way(&self, severs: AbortGeneration) -> Route {
+    pub(super) fn route(&self, severs: AbortGeneration) -> Route {
         Route { slot: self.slot.load(Relaxed), epoch: Epoch::new(self.epoch.load(Relaxed)), severs, last_try: false }
     }
 }

@@ -15,7 +15,7 @@ use crate::upstream::pool::Idle;
 pub(super) const READ_BYTES: usize = 8 << 10;
 /// A connection that was idle for longer is examined before it is used: its pod may have closed it, and the event may not have
 /// been seen yet.
-const FRESH: Duration = Duration::from_secs(1);
+const MAX_UNCHECKED_IDLE: Duration = Duration::from_secs(1);
 /// Idle connections older than this are closed, unless the pod has named a time. Services close theirs after a minute or more,
 /// and a request that is on its way at that moment is lost.
 pub(in crate::upstream) const MAX_IDLE_AGE: Duration = Duration::from_secs(50);
@@ -53,7 +53,7 @@ impl Idle for Connection {
     /// to close it.
     fn is_open(&mut self, now: Instant) -> bool {
         let idle = now.saturating_duration_since(self.idle_since);
-        let trusted = idle < FRESH && !self.is_doubtful;
+        let trusted = idle < MAX_UNCHECKED_IDLE && !self.is_doubtful;
         idle < self.keep_for && self.stream.is_quiet() && (trusted || self.stream.is_silent())
     }
 }

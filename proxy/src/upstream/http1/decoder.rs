@@ -9,7 +9,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::answer_head::AnswerFraming;
+use super::response_head::ResponseFraming;
 
 /// Longest line of a chunk's size with its extensions, and longest block of trailers.
 const MAX_CHUNK_LINE_BYTES: usize = 16 << 10;
@@ -41,16 +41,16 @@ pub(super) enum Decoded {
 
 /// The body does not match its framing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the body of the pod's answer is broken")]
+#[error("the body of the pod's response is broken")]
 pub(super) struct Garbled;
 
 impl Decoder {
-    pub(super) fn new(framing: AnswerFraming) -> Self {
+    pub(super) fn new(framing: ResponseFraming) -> Self {
         match framing {
-            AnswerFraming::Length(0) => Decoder::Done,
-            AnswerFraming::Length(bytes) => Decoder::Length(bytes),
-            AnswerFraming::Chunked => Decoder::ChunkSize,
-            AnswerFraming::UntilClose => Decoder::UntilClose,
+            ResponseFraming::Length(0) => Decoder::Done,
+            ResponseFraming::Length(bytes) => Decoder::Length(bytes),
+            ResponseFraming::Chunked => Decoder::ChunkSize,
+            ResponseFraming::UntilClose => Decoder::UntilClose,
         }
     }
 
@@ -176,7 +176,7 @@ mod tests {
 
     /// Decodes a chunked body that arrives in pieces. Returns the data, the trailers, and what is left over.
     fn chunked(pieces: &[&[u8]]) -> Result<(Vec<u8>, HeaderMap, Vec<u8>), Garbled> {
-        let mut decoder = Decoder::new(AnswerFraming::Chunked);
+        let mut decoder = Decoder::new(ResponseFraming::Chunked);
         let (mut buffer, mut data, mut trailers) = (BytesMut::new(), Vec::new(), HeaderMap::new());
         for piece in pieces {
             buffer.extend_from_slice(piece);
@@ -246,19 +246,19 @@ mod tests {
 
     #[test]
     fn a_body_of_known_length_leaves_what_is_behind_it() {
-        let mut decoder = Decoder::new(AnswerFraming::Length(5));
+        let mut decoder = Decoder::new(ResponseFraming::Length(5));
         let mut buffer = BytesMut::from("helloHTTP");
         assert_eq!(decoder.decode(&mut buffer), Ok(Decoded::Data(Bytes::from("hello"))));
         assert!(decoder.is_done());
         assert_eq!(&buffer[..], b"HTTP");
-        let mut decoder = Decoder::new(AnswerFraming::Length(5));
+        let mut decoder = Decoder::new(ResponseFraming::Length(5));
         assert_eq!(decoder.decode(&mut BytesMut::from("hel")), Ok(Decoded::Data(Bytes::from("hel"))));
         assert_eq!(decoder.end_of_input(), Err(Garbled));
     }
 
     #[test]
     fn a_body_without_length_ends_with_its_connection() {
-        let mut decoder = Decoder::new(AnswerFraming::UntilClose);
+        let mut decoder = Decoder::new(ResponseFraming::UntilClose);
         assert_eq!(decoder.decode(&mut BytesMut::from("hel")), Ok(Decoded::Data(Bytes::from("hel"))));
         assert_eq!(decoder.end_of_input(), Ok(()));
         assert!(decoder.is_done());

@@ -3,18 +3,18 @@
 //!
 //! # Invariants
 //!
-//! * The steps are those of [`Exchange::poll_answer`](super::Exchange) and of [`Reader`](super::Reader), so that what
+//! * The steps are those of [`Exchange::poll_response`](super::Exchange) and of [`Reader`](super::Reader), so that what
 //!   holds here holds there.
 
 use bytes::BytesMut;
 use http::{HeaderMap, Method};
 
-use super::answer_head::parse_answer;
 use super::decoder::{Decoded, Decoder};
+use super::response_head::parse_response_head;
 
 /// A response whose head was accepted.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ParsedResponse {
     /// The status of the final head.
     pub status: u16,
     /// The headers of the final head, without what its framing overrides.
@@ -44,7 +44,7 @@ pub enum End {
 
 /// Why there is no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoAnswer {
+pub enum NoResponse {
     /// The head was refused.
     Refused,
     /// The connection ended before the head did.
@@ -52,15 +52,15 @@ pub enum NoAnswer {
 }
 
 /// Reads the response to a request of this method from a connection on which these pieces arrive and that then closes.
-pub fn read_answer(pieces: &[&[u8]], method: &Method) -> Result<Answer, NoAnswer> {
+pub fn read_response(pieces: &[&[u8]], method: &Method) -> Result<ParsedResponse, NoResponse> {
     let mut pieces = pieces.iter();
     let mut buffer = BytesMut::new();
     let head = loop {
-        match parse_answer(&mut buffer, *method == Method::HEAD) {
+        match parse_response_head(&mut buffer, *method == Method::HEAD) {
             Ok(Some(head)) if head.status.is_informational() && head.status.as_u16() != 101 => {}
             Ok(Some(head)) => break head,
-            Ok(None) => buffer.extend_from_slice(pieces.next().ok_or(NoAnswer::Unfinished)?),
-            Err(_) => return Err(NoAnswer::Refused),
+            Ok(None) => buffer.extend_from_slice(pieces.next().ok_or(NoResponse::Unfinished)?),
+            Err(_) => return Err(NoResponse::Refused),
         }
     };
     let mut decoder = Decoder::new(head.framing);
@@ -81,5 +81,5 @@ pub fn read_answer(pieces: &[&[u8]], method: &Method) -> Result<Answer, NoAnswer
     pieces.for_each(|piece| buffer.extend_from_slice(piece));
     let left = buffer.to_vec();
     let reusable = end == End::Whole && head.keep_alive && left.is_empty();
-    Ok(Answer { status: head.status.as_u16(), headers: head.headers, body, trailers, end, left, reusable })
+    Ok(ParsedResponse { status: head.status.as_u16(), headers: head.headers, body, trailers, end, left, reusable })
 }

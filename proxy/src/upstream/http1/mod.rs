@@ -11,13 +11,13 @@
 //! * A connection goes back to its pool only between two exchanges, with nothing unread.
 //! * [`SendError::NotSent`] is returned only if nothing was written.
 
-mod answer_head;
 mod connection;
 mod decoder;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod reader;
 mod request_head;
+mod response_head;
 mod rest;
 mod upload;
 
@@ -31,13 +31,13 @@ use http::request::Parts;
 use http::{Method, StatusCode};
 use tokio::time::Sleep;
 
-use answer_head::parse_answer;
-pub(crate) use answer_head::{MAX_HEAD_BYTES, ResponseHead};
 pub(crate) use connection::Connection;
 pub(super) use connection::MAX_IDLE_AGE;
 use connection::READ_BYTES;
 pub(crate) use reader::Reader;
 use request_head::{Framing, encode_request};
+use response_head::parse_response_head;
+pub(crate) use response_head::{MAX_HEAD_BYTES, ResponseHead};
 use rest::RestOfRequest;
 use upload::{Upload, UploadError};
 
@@ -51,7 +51,7 @@ use crate::message::request_body::Attempt;
 use crate::tls::{self, Stream};
 
 /// A pod's response.
-pub(crate) enum Answer {
+pub(crate) enum PodResponse {
     /// A head, a body to be read, and the rest of the request if it is still being sent.
     Response(ResponseHead, Reader, Option<Box<dyn Remaining>>),
     /// The pod switched protocols: the bare connection, and what had been read of it.
@@ -128,11 +128,11 @@ impl Exchange {
 
     /// Sends the request and waits for the head of the response. `interim` gets the informational responses, except
     /// those about the request's body.
-    pub(crate) fn poll_answer(
+    pub(crate) fn poll_response(
         &mut self,
         context: &mut Context<'_>,
         interim: &mut dyn FnMut(&ResponseHead),
-    ) -> Poll<Result<Answer, SendError>> {
+    ) -> Poll<Result<PodResponse, SendError>> {
         let Some(live) = &mut self.live else {
             return Poll::Ready(Err(SendError::Failed(Broken::Closed)));
         };
@@ -177,11 +177,11 @@ impl Exchange {
         Poll::Ready(match self.live.take() {
             None => Err(SendError::Failed(Broken::Closed)),
             Some(live) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                Ok(Answer::Switched(head, live.stream, live.read))
+                Ok(PodResponse::Switched(head, live.stream, live.read))
             }
             Some(live) => {
                 let (reader, rest) = live.into_reader(&head, self.pool.clone());
-                Ok(Answer::Response(head, reader, rest))
+                Ok(PodResponse::Response(head, reader, rest))
             }
         })
     }
@@ -214,7 +214,7 @@ impl Live {
     fn poll_head(&mut self, context: &mut Context<'_>, to_head: bool) -> Poll<Result<ResponseHead, SendError>> {
         loop {
             if !self.read.is_empty() {
-                match parse_answer(&mut self.read, to_head) {
+                match parse_response_head(&mut self.read, to_head) {
                     Ok(Some(head)) => return Poll::Ready(Ok(head)),
                     Ok(None) => {}
                     Err(_) => return Poll::Ready(Err(SendError::Failed(Broken::Garbled))),

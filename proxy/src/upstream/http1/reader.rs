@@ -15,9 +15,9 @@ use bytes::{Bytes, BytesMut};
 use http_body::Frame;
 use tokio::io::AsyncRead;
 
-use super::answer_head::ResponseHead;
 use super::connection::{Connection, MAX_IDLE_AGE, READ_BYTES};
 use super::decoder::{Decoded, Decoder};
+use super::response_head::ResponseHead;
 use crate::tls::{ReadHalf, Stream};
 use crate::upstream::error::Broken;
 use crate::upstream::pool::Pool;

@@ -60,7 +60,7 @@ impl Remaining for RestOfRequest {
         self.upload.due()
     }
 
-    fn answered(&mut self, read: ReadHalf) {
+    fn response_read(&mut self, read: ReadHalf) {
         self.read = Some(read);
     }
 

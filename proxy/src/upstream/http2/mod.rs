@@ -36,7 +36,7 @@ use crate::message::headers::RoutingHeaders;
 use crate::message::local_reply::LocalReply;
 use crate::message::request_body::Attempt;
 pub(crate) use reader::Reader;
-pub(crate) use session::{CONNECTION_WINDOW, Lease};
+pub(crate) use session::{CONNECTION_WINDOW_BYTES, Lease};
 pub(super) use sessions::{Agreed, Leased, Sessions, UPLOADING, WHOLE};
 use upload::{End, Upload};
 
@@ -55,7 +55,7 @@ struct Live {
 }
 
 /// A pod's response, and the upload if it goes on.
-pub(crate) type Answer = (Response<Reader>, Option<Box<dyn Remaining>>);
+pub(crate) type PodResponse = (Response<Reader>, Option<Box<dyn Remaining>>);
 
 impl Exchange {
     /// Begins to send, unless the head is larger than `most`, or than the pod has announced to accept, as HTTP/2
@@ -85,7 +85,7 @@ impl Exchange {
         })
     }
 
-    pub(crate) fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Answer, SendError>> {
+    pub(crate) fn poll_response(&mut self, context: &mut Context<'_>) -> Poll<Result<PodResponse, SendError>> {
         let Some(live) = &mut self.live else {
             let refused = self.refused.take();
             return Poll::Ready(Err(refused.map_or(SendError::Failed(Broken::Closed), SendError::NotSent)));
@@ -104,12 +104,12 @@ impl Exchange {
                 return Poll::Ready(Err(SendError::Failed(broken)));
             }
         }
-        let answered = ready!(Pin::new(&mut live.response).poll(context));
+        let result = ready!(Pin::new(&mut live.response).poll(context));
         let Some(live) = self.live.take() else {
             return Poll::Ready(Err(SendError::Failed(Broken::Closed)));
         };
-        Poll::Ready(match answered {
-            Ok(answer) => Ok(live.answered(answer)),
+        Poll::Ready(match result {
+            Ok(response) => Ok(live.into_response(response)),
             Err(error) if live.upload.lease.is_refused() => Err(SendError::NotSent(io::Error::other(error))),
             Err(error) => Err(why(error)),
         })
@@ -125,8 +125,8 @@ impl Drop for Exchange {
 }
 
 impl Live {
-    fn answered(self, answer: Response<h2::RecvStream>) -> Answer {
-        let (head, stream) = answer.into_parts();
+    fn into_response(self, response: Response<h2::RecvStream>) -> PodResponse {
+        let (head, stream) = response.into_parts();
         // `h2` has checked that there is only one.
         let length = head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let lease = self.upload.lease.clone();

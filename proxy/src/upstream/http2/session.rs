@@ -27,14 +27,15 @@ use crate::upstream::http1::MAX_HEAD_BYTES;
 
 /// Window of a stream: 64 MB/s at a round trip of 1 ms. A client that does not read costs as much memory for each of its
 /// streams.
-const STREAM_WINDOW: u32 = 64 << 10;
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// Window of a connection, much larger than those of its streams together, so that clients that do not read never use up what
 /// others on the connection need. It is that large because `h2` also derives from it how many small frames may lie unread
 /// before it closes the connection: each costs 256 bytes, less its length, of half of this.
-pub(crate) const CONNECTION_WINDOW: u32 = 128 << 20;
+pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 128 << 20;
 /// Most bytes of one upload that lie inside `h2`, once the pod's window allows them.
-const SEND_BUFFER: usize = 64 << 10;
-/// A pod that leaves a ping unanswered for [`PING_TIMEOUT`] while responses are due, and sends nothing else, is taken for gone.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// A pod that leaves a ping unacknowledged for [`PING_TIMEOUT`] while responses are due, and sends nothing else, is
+/// taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -147,10 +148,10 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
     let secure = stream.is_secure();
     let state = Rc::<State>::default();
     let (sender, mut connection) = client::Builder::new()
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(MAX_HEAD_BYTES as u32)
-        .max_send_buffer_size(SEND_BUFFER)
+        .max_send_buffer_size(SEND_BUFFER_BYTES)
         .enable_push(false)
         .handshake::<_, Bytes>(Heard { stream, state: state.clone(), announced: Announced::default() })
         .await
@@ -161,14 +162,14 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
             ended = connection => if let Err(error) = ended {
                 tracing::debug!(%error, "a connection to a pod has ended");
             },
-            () = silence(pings, &driven) => tracing::debug!("a pod does not answer pings; its connection is closed"),
+            () = silence(pings, &driven) => tracing::debug!("a pod does not acknowledge pings; its connection is closed"),
         }
         driven.closed.set(true);
     });
     Ok(Session { sender, secure, load: Cell::new(0), resets: Cell::new(0), used: Cell::new(Instant::now()), state })
 }
 
-/// Returns once responses are due and the pod sends nothing, not even an answer to a ping.
+/// Returns once responses are due and the pod sends nothing, not even a ping acknowledgement.
 async fn silence(pings: Option<PingPong>, state: &State) {
     let Some(mut pings) = pings else { return std::future::pending().await };
     loop {

@@ -25,7 +25,7 @@ use crate::upstream::error::{Spared, was_spared};
 use crate::upstream::wanted::Which;
 
 /// For requests that have all arrived. Few servers allow fewer than 100 streams (RFC 9113 asks for no less). Their resets
-/// are of answers that have begun or were waited for long; 116 of them are within what Jetty (128 in a second) and
+/// are of responses that have begun or were waited for long; 116 of them are within what Jetty (128 in a second) and
 /// Netty allow.
 pub(in crate::upstream) const WHOLE: Bounds = Bounds { streams: 100, resets: 16 };
 /// For requests whose bodies are still arriving, which a client can break off at once: together within the twenty of `h2`.
@@ -44,7 +44,7 @@ pub(in crate::upstream) struct Sessions {
     declined: Cell<bool>,
 }
 
-/// The error of a connection that could not be made, as those learn of it who waited for it. Errors cannot be copied.
+/// The error of a failed connection for all requests that waited for it, because errors cannot be copied.
 #[derive(Debug, Clone, Copy, Default)]
 enum Failure {
     /// The system's number.
@@ -81,7 +81,7 @@ pub(in crate::upstream) enum Agreed {
     Http2(Stream),
 }
 
-/// The outcome of asking for a place.
+/// The outcome of a request for a lease.
 pub(in crate::upstream) enum Leased {
     Lease(Lease),
     /// The pod has chosen HTTP/1.1: the connection on which it did, if this request is the one that made it.
@@ -101,20 +101,20 @@ impl Sessions {
         }
     }
 
-    /// A place on a connection that is open.
+    /// Returns a lease of a stream on an open connection.
     pub(in crate::upstream) fn open(&self) -> Option<Lease> {
         let mut open = self.open.borrow_mut();
         open.retain(|session| session.is_usable(self.bounds));
         open.iter().rev().find(|session| session.has_room(self.bounds)).map(|session| Lease::of(session, false))
     }
 
-    /// Whether the pod has chosen HTTP/1.1.
+    /// Returns whether the pod has chosen HTTP/1.1.
     pub(in crate::upstream) fn is_declined(&self) -> bool {
         self.declined.get()
     }
 
-    /// A place on an open connection, or on a new one. One connection is made at a time; those who wait for it share its
-    /// fate, except for those that want one of their own.
+    /// Returns a lease of a stream on an open connection, or on a new one. One connection is made at a time. Requests that
+    /// wait for it share its outcome, except for those that want a connection of their own.
     pub(in crate::upstream) async fn lease(
         &self,
         connect: impl AsyncFn() -> io::Result<Agreed>,
@@ -171,12 +171,12 @@ impl Sessions {
         }
     }
 
-    /// Lets go of connections that nobody has used for `age`.
+    /// Drops connections that have been idle for `age`.
     pub(in crate::upstream) fn sweep(&self, now: Instant, age: Duration) {
         self.open.borrow_mut().retain(|session| session.is_usable(self.bounds) && !session.is_idle(now, age));
     }
 
-    /// The pod has to be asked again what it speaks.
+    /// Forgets the pod's choice of version, which the next connection negotiates again.
     pub(in crate::upstream) fn forget_choice(&self) {
         self.declined.set(false);
     }

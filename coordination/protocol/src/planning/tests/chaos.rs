@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::world::{World, policy};
 use crate::ids::{Epoch, Incarnation, PartitionId};
-use crate::planning::flight::past_no_return;
+use crate::planning::phase_timeouts::past_no_return;
 use crate::planning::{Action, CancelReason, MoveCause, Plan, Policy, Strategy as Name};
 use crate::records::{Mode, PodStatus};
 use crate::view::View;
@@ -155,12 +155,12 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
                 assert!(!handoff.reason.is_empty());
                 if cause.is_urgent() { urgent += 1 } else { planned += 1 }
             }
-            Action::Cancel { standing, reason } => {
-                assert!(!past_no_return(&standing.handoff.value));
+            Action::Cancel { observed, reason } => {
+                assert!(!past_no_return(&observed.handoff.value));
                 assert!(CancelReason::NAMES.contains(&reason.as_str()), "{reason:?}");
             }
-            Action::Abandon { standing } => {
-                let handoff = &standing.handoff.value;
+            Action::Abandon { observed } => {
+                let handoff = &observed.handoff.value;
                 assert!(past_no_return(handoff) && view.live_new_owner(handoff).is_none());
             }
             Action::WriteConfig { .. } | Action::Delete { .. } | Action::Sweep { .. } => {}

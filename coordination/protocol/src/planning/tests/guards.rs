@@ -159,13 +159,13 @@ fn what_the_death_of_the_new_owner_justifies_fails_while_its_key_stands() {
         if !matches!(name, "cancel" | "abandon") {
             continue;
         }
-        let (Action::Cancel { standing, .. } | Action::Abandon { standing }) = &action else { unreachable!() };
+        let (Action::Cancel { observed, .. } | Action::Abandon { observed }) = &action else { unreachable!() };
         let mut stands = world.clone();
         let key = stands.keys.pod("w-1");
         stands.join_pod("w-1");
         assert!(stands.clone().carry_out(&action), "{name}: another life of it is no obstacle");
         let entry = stands.store.entries.get_mut(&key).unwrap();
-        entry.create_revision = standing.handoff.value.new_incarnation.revision();
+        entry.create_revision = observed.handoff.value.new_incarnation.revision();
         assert!(!stands.carry_out(&action), "{name}");
     }
 }

@@ -1,8 +1,8 @@
 //! Planning as a whole, against a simple, obviously correct store and participants ([`world`]).
 
 mod chaos;
-mod flights;
 mod guards;
+mod phase_timeouts;
 mod placement;
 mod rounds;
 mod world;

@@ -4,41 +4,42 @@ use proptest::prelude::*;
 
 use crate::ids::{Incarnation, Revision};
 use crate::planning::Strategy as Name;
-use crate::planning::placement::{Hold, Intake, Layout, Member, Slot};
+use crate::planning::placement::{Eligibility, Layout, Member, Mobility, Slot};
 use crate::records::Thousandths;
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 const ZONES: [Option<&str>; 3] = [None, Some("x"), Some("y")];
 
 fn layouts(members: usize, slots: usize, weights: &'static [u32]) -> impl Strategy<Value = Layout<'static>> {
-    let intake = prop_oneof![4 => Just(Intake::Open), 1 => Just(Intake::Leaving)];
-    layouts_with(members, slots, weights, intake)
+    let eligibility = prop_oneof![4 => Just(Eligibility::Open), 1 => Just(Eligibility::Leaving)];
+    layouts_with(members, slots, weights, eligibility)
 }
 
 fn layouts_with(
     members: usize,
     slots: usize,
     weights: &'static [u32],
-    intake: impl Strategy<Value = Intake> + Clone,
+    eligibility: impl Strategy<Value = Eligibility> + Clone,
 ) -> impl Strategy<Value = Layout<'static>> {
-    let member = (prop::sample::select(weights), prop::sample::select(&ZONES[..]), intake);
+    let member = (prop::sample::select(weights), prop::sample::select(&ZONES[..]), eligibility);
     let members = prop::collection::vec(member, 0..=members);
-    let hold = prop_oneof![3 => Just(Hold::Free), 1 => Just(Hold::Reluctant), 1 => Just(Hold::Pinned)];
-    let slot = (prop::option::of(any::<prop::sample::Index>()), prop::option::of(any::<prop::sample::Index>()), hold);
+    let mobility = prop_oneof![3 => Just(Mobility::Free), 1 => Just(Mobility::Reluctant), 1 => Just(Mobility::Pinned)];
+    let slot =
+        (prop::option::of(any::<prop::sample::Index>()), prop::option::of(any::<prop::sample::Index>()), mobility);
     (members, prop::collection::vec(slot, 0..=slots)).prop_map(|(members, slots)| {
         let count = members.len();
         let pick = |index: Option<prop::sample::Index>| index.filter(|_| count > 0).map(|index| index.index(count));
-        let slot = |(owner, home, hold)| {
+        let slot = |(owner, home, mobility)| {
             let owner = pick(owner);
             let home = pick(home).filter(|_| owner.is_none());
-            Slot { owner, home, hold }
+            Slot { owner, home, mobility }
         };
-        let member = |(index, (weight, zone, intake)): (usize, (u32, _, _))| Member {
+        let member = |(index, (weight, zone, eligibility)): (usize, (u32, _, _))| Member {
             name: NAMES[index],
             incarnation: Incarnation::registered_at(Revision::new(1 + index as u64)),
             weight: Thousandths(weight),
             zone,
-            intake,
+            eligibility,
         };
         Layout {
             members: members.into_iter().enumerate().map(member).collect(),
@@ -60,7 +61,7 @@ fn moves(layout: &Layout<'_>, places: &[Option<usize>]) -> usize {
 /// Returns whether every partition is with a member that accepts some, and each of those has its share rounded down or
 /// up.
 fn is_balanced(layout: &Layout<'_>, places: &[Option<usize>]) -> bool {
-    let takes = |member: &Member<'_>| member.intake != Intake::Leaving;
+    let takes = |member: &Member<'_>| member.eligibility != Eligibility::Leaving;
     let equal = layout.members.iter().filter(|member| takes(member)).all(|member| member.weight.0 == 0);
     let weight = |member: &Member<'_>| if equal { 1 } else { u64::from(member.weight.0) };
     let sum: u64 = layout.members.iter().filter(|member| takes(member)).map(weight).sum();
@@ -89,7 +90,7 @@ fn fewest_moves(layout: &Layout<'_>) -> usize {
 }
 
 fn has_takers(layout: &Layout<'_>) -> bool {
-    layout.members.iter().any(|member| member.intake != Intake::Leaving)
+    layout.members.iter().any(|member| member.eligibility != Eligibility::Leaving)
 }
 
 /// Returns the layout once every partition is in its place.
@@ -130,7 +131,7 @@ proptest! {
         for (slot, place) in layout.slots.iter().zip(&places) {
             let Some(owner) = slot.owner.filter(|owner| *place != Some(*owner)) else { continue };
             let stays_freer = |(other, place): (&Slot, &Option<usize>)| {
-                other.owner == Some(owner) && *place == Some(owner) && other.hold > slot.hold
+                other.owner == Some(owner) && *place == Some(owner) && other.mobility > slot.mobility
             };
             prop_assert!(!layout.slots.iter().zip(&places).any(stays_freer));
         }
@@ -139,7 +140,7 @@ proptest! {
     #[test]
     fn placing_again_what_was_placed_moves_nothing(
         layout in layouts_with(6, 40, &[0, 1000, 1500], prop_oneof![
-            4 => Just(Intake::Open), 1 => Just(Intake::Leaving), 1 => Just(Intake::Shunned),
+            4 => Just(Eligibility::Open), 1 => Just(Eligibility::Leaving), 1 => Just(Eligibility::Shunned),
         ]),
         jump in any::<bool>(),
     ) {
@@ -152,7 +153,7 @@ proptest! {
     #[test]
     fn pods_that_leave_get_nothing_and_shunned_ones_no_more(
         layout in layouts_with(6, 40, &[0, 1000, 1500], prop_oneof![
-            3 => Just(Intake::Open), 1 => Just(Intake::Leaving), 1 => Just(Intake::Shunned),
+            3 => Just(Eligibility::Open), 1 => Just(Eligibility::Leaving), 1 => Just(Eligibility::Shunned),
         ]),
         jump in any::<bool>(),
     ) {
@@ -160,19 +161,19 @@ proptest! {
         let places = strategy.placement().place(&layout);
         prop_assert_eq!(places.iter().all(Option::is_some), has_takers(&layout) || layout.slots.is_empty());
         for (slot, place) in layout.slots.iter().zip(&places) {
-            let intake = place.map(|member| layout.members[member].intake);
-            prop_assert_ne!(intake, Some(Intake::Leaving));
-            if intake == Some(Intake::Shunned) && *place != slot.owner {
+            let eligibility = place.map(|member| layout.members[member].eligibility);
+            prop_assert_ne!(eligibility, Some(Eligibility::Leaving));
+            if eligibility == Some(Eligibility::Shunned) && *place != slot.owner {
                 prop_assert!(layout.has_no_other_choice());
             }
         }
     }
 }
 
-/// Returns the layout with this intake of the member at `index`.
-fn with_intake<'a>(layout: &Layout<'a>, index: usize, intake: Intake) -> Layout<'a> {
+/// Returns the layout with this eligibility of the member at `index`.
+fn with_eligibility<'a>(layout: &Layout<'a>, index: usize, eligibility: Eligibility) -> Layout<'a> {
     let mut changed = layout.clone();
-    changed.members[index].intake = intake;
+    changed.members[index].eligibility = eligibility;
     changed
 }
 
@@ -186,20 +187,20 @@ proptest! {
     fn a_pod_that_joins_only_gets_and_one_that_leaves_only_gives(
         // A single weight: with several, the largest remainders may pass an odd partition between two other members
         // (the paradox of every such apportionment).
-        layout in layouts_with(6, 40, &[1000], Just(Intake::Open)),
+        layout in layouts_with(6, 40, &[1000], Just(Eligibility::Open)),
         who: prop::sample::Index,
     ) {
         prop_assume!(layout.members.len() > 1);
         let who = who.index(layout.members.len());
-        let without = settled(&with_intake(&layout, who, Intake::Leaving));
+        let without = settled(&with_eligibility(&layout, who, Eligibility::Leaving));
         // Shares depend on the total, so another pod may be due one partition more or less. Each such move is to or
         // from the pod that came or went.
-        let with = with_intake(&without, who, Intake::Open);
+        let with = with_eligibility(&without, who, Eligibility::Open);
         for (slot, place) in with.slots.iter().zip(Name::Sticky.placement().place(&with)) {
             prop_assert!(place == slot.owner || place == Some(who), "{:?} went to {place:?}", slot.owner);
         }
         let there = settled(&with);
-        let leaving = with_intake(&there, who, Intake::Leaving);
+        let leaving = with_eligibility(&there, who, Eligibility::Leaving);
         for (slot, place) in leaving.slots.iter().zip(Name::Sticky.placement().place(&leaving)) {
             prop_assert!(place == slot.owner || slot.owner == Some(who), "{:?} went to {place:?}", slot.owner);
             prop_assert_ne!(place, Some(who));
@@ -235,9 +236,9 @@ fn even(members: usize, slots: usize) -> Layout<'static> {
         incarnation: Incarnation::registered_at(Revision::new(1)),
         weight: Thousandths(1000),
         zone: None,
-        intake: Intake::Open,
+        eligibility: Eligibility::Open,
     };
-    let slot = Slot { owner: None, home: None, hold: Hold::Free };
+    let slot = Slot { owner: None, home: None, mobility: Mobility::Free };
     Layout { members: (0..members).map(member).collect(), slots: vec![slot; slots] }
 }
 
@@ -283,7 +284,7 @@ fn under_jump_a_partition_whose_pod_is_shunned_stays_where_it_is() {
         slot.owner = Some(1 + partition % 4);
     }
     let meant = Name::Jump.placement().place(&layout);
-    layout.members[0].intake = Intake::Shunned;
+    layout.members[0].eligibility = Eligibility::Shunned;
     let places = Name::Jump.placement().place(&layout);
     for (slot, (meant, place)) in layout.slots.iter().zip(meant.iter().zip(places)) {
         assert_eq!(place, if *meant == Some(0) { slot.owner } else { *meant });

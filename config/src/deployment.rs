@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 
 use segue_proxy::routing::partition_key::PartitionSource;
 
+use crate::error::Problem;
+use crate::located::Located;
 use crate::units::show_duration;
 use crate::validated::{Coordinator, Pod, Router};
-use crate::{Located, Problem};
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub fn compare(files: &[Located]) -> Findings {
     let mut found = Findings::default();
     for (i, one) in files.iter().enumerate() {
         for (j, other) in files.iter().enumerate() {
-            if !are_one_site(one, other) {
+            if !are_one_deployment(one, other) {
                 continue;
             }
             if let (Some(router), Some(coordinator)) = (&one.config.router, &other.config.coordinator) {
@@ -44,7 +45,7 @@ pub fn compare(files: &[Located]) -> Findings {
     found
 }
 
-fn are_one_site(one: &Located, other: &Located) -> bool {
+fn are_one_deployment(one: &Located, other: &Located) -> bool {
     let (one, other) = (&one.config, &other.config);
     one.keyspace == other.keyspace && one.store.prefix == other.store.prefix
 }

@@ -4,7 +4,7 @@
 //!
 //! New work is accepted until two thirds of the TTL, and accepted work is stopped at five sixths. That leaves a sixth
 //! for clocks that run at different speeds: by a clock that is a tenth too slow, five sixths of the TTL have passed
-//! after 93 % of it, and 7 % remain for stopping. A term that is over never returns; regained trust is a new term.
+//! after 93 % of it, and 7 % remain for stopping. A window that is over never returns; regained trust opens a new one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -15,44 +15,44 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tracing::warn;
 
 use super::sync::AtomicU64;
-use crate::participant::{LeaseState, lease_now, wakes_at};
+use crate::session::{LeaseState, lease_now, wakes_at};
 
-/// Longest time between two checks whether a term is over.
+/// Longest time between two checks whether a window is over.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
-pub(super) struct Term {
+pub(super) struct LeaseWindow {
     base: Instant,
-    /// Microseconds after `base`, on the clock of [`lease_now`]. 0 once the term is over.
+    /// Microseconds after `base`, on the clock of [`lease_now`]. 0 once the window is over.
     trusted_until: AtomicU64,
-    /// When accepted work is stopped. 0 once the term is over.
+    /// When accepted work is stopped. 0 once the window is over.
     ends_at: AtomicU64,
     ended: CancellationToken,
 }
 
-impl Term {
-    /// Returns the term of a pod that is not registered.
+impl LeaseWindow {
+    /// Returns the window of a pod that is not registered.
     pub(super) fn over() -> Arc<Self> {
         let ended = CancellationToken::new();
         ended.cancel();
-        Arc::new(Term { base: lease_now(), trusted_until: AtomicU64::new(0), ends_at: AtomicU64::new(0), ended })
+        Arc::new(LeaseWindow { base: lease_now(), trusted_until: AtomicU64::new(0), ends_at: AtomicU64::new(0), ended })
     }
 
-    /// Returns a term of this lease, with a task that ends it when its time is over. `None` if the lease is not to be
+    /// Returns a window of this lease, with a task that ends it when its time is over. `None` if the lease is not to be
     /// trusted.
     pub(super) fn begin(state: LeaseState) -> Option<Arc<Self>> {
-        let term = Arc::new(Term::new(state)?);
-        tokio::spawn(term.clone().run());
-        Some(term)
+        let window = Arc::new(LeaseWindow::new(state)?);
+        tokio::spawn(window.clone().run());
+        Some(window)
     }
 
-    /// Returns a term of this lease without a task that ends it.
+    /// Returns a window of this lease without a task that ends it.
     pub(super) fn new(state: LeaseState) -> Option<Self> {
         let now = lease_now();
         if state.lost || now >= state.trusted_until {
             return None;
         }
-        Some(Term {
+        Some(LeaseWindow {
             base: now,
             trusted_until: AtomicU64::new(micros(now, state.trusted_until)),
             ends_at: AtomicU64::new(micros(now, ends_at(state))),
@@ -60,7 +60,7 @@ impl Term {
         })
     }
 
-    /// Extends the term to the confirmed lease. Returns `false` if the term is over.
+    /// Extends the window to the confirmed lease. Returns `false` if the window is over.
     pub(super) fn extend(&self, state: LeaseState) -> bool {
         let extend = |at: &AtomicU64, until| {
             let later = micros(self.base, until);
@@ -79,12 +79,12 @@ impl Term {
         micros(self.base, now) >= self.ends_at.load(SeqCst)
     }
 
-    /// Returns when the term is over.
+    /// Returns when the window is over.
     pub(super) fn ended(&self) -> WaitForCancellationFutureOwned {
         self.ended.clone().cancelled_owned()
     }
 
-    /// Ends the term now, for good.
+    /// Ends the window now, for good.
     pub(super) fn end(&self) {
         // Swaps, so that loom too orders them with the updates of `extend`.
         self.trusted_until.swap(0, SeqCst);
@@ -102,9 +102,9 @@ impl Term {
                 () = self.ended.cancelled() => return,
                 () = sleep_until(wakes_at(until).min(look_again)) => {}
             }
-            // The term may have been extended meanwhile.
+            // The window may have been extended meanwhile.
             if self.is_over(lease_now()) {
-                warn!("the lease may end any moment and the store has not confirmed it: stopping all work");
+                warn!("pod lease not confirmed in time; stopping all work");
                 return self.end();
             }
         }
@@ -124,7 +124,7 @@ fn micros(base: Instant, at: Instant) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::participant::{count_by_tokio, suspend};
+    use crate::session::{count_by_tokio, suspend};
 
     const TTL: Duration = Duration::from_secs(12);
 
@@ -137,8 +137,8 @@ mod tests {
     async fn work_has_stopped_before_a_lease_can_end_even_if_the_local_clock_is_slow_by_a_tenth() {
         count_by_tokio();
         let (state, sent) = (confirmed(), Instant::now());
-        let term = Term::begin(state).unwrap();
-        term.ended().await;
+        let window = LeaseWindow::begin(state).unwrap();
+        window.ended().await;
         let by_the_stores_clock = sent.elapsed() * 10 / 9;
         assert!(by_the_stores_clock + TTL / 24 < TTL, "{by_the_stores_clock:?} of {TTL:?}");
         assert!(sent.elapsed() > TTL * 4 / 5, "and not much earlier: {:?}", sent.elapsed());
@@ -147,12 +147,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_suspension_that_outlasts_the_lease_ends_work_at_the_first_look() {
         count_by_tokio();
-        let term = Term::begin(confirmed()).unwrap();
+        let window = LeaseWindow::begin(confirmed()).unwrap();
         tokio::task::yield_now().await;
         let resumed = Instant::now();
         suspend(TTL);
-        assert!(!term.is_trusted(lease_now()) && term.is_over(lease_now()), "before any timer has fired");
-        term.ended().await;
+        assert!(!window.is_trusted(lease_now()) && window.is_over(lease_now()), "before any timer has fired");
+        window.ended().await;
         assert!(resumed.elapsed() <= CHECK_INTERVAL, "{:?}", resumed.elapsed());
     }
 }

@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{HandlerError, HandoffHandler, Move};
+use super::{HandlerError, HandoffContext, HandoffHandler};
 
 /// The longest call of each hook: `warm` copies state, `sync` reads a short tail while requests are held, `release`
 /// frees the state.
@@ -43,7 +43,7 @@ pub enum HookError {
     #[error("{0} is no hook: it has to begin with http:// and a host")]
     Url(Uri),
     /// The service did not respond in time.
-    #[error("{url} did not answer within {limit:?}")]
+    #[error("{url} did not respond within {limit:?}")]
     Timeout {
         /// The hook's URL.
         url: Uri,
@@ -59,7 +59,7 @@ pub enum HookError {
         source: std::io::Error,
     },
     /// The exchange broke.
-    #[error("{url} did not answer: {source}")]
+    #[error("{url} did not respond: {source}")]
     Exchange {
         /// The hook's URL.
         url: Uri,
@@ -67,8 +67,8 @@ pub enum HookError {
         source: hyper::Error,
     },
     /// The service responded with a failure.
-    #[error("{url} answered {status}")]
-    Answer {
+    #[error("{url} responded {status}")]
+    Status {
         /// The hook's URL.
         url: Uri,
         /// The status of the response.
@@ -96,22 +96,22 @@ impl Hooks {
 
 #[async_trait]
 impl HandoffHandler for Hooks {
-    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
-        call(self.warm.as_ref(), part, WARM_TIMEOUT).await
+    async fn warm(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        call(self.warm.as_ref(), context, WARM_TIMEOUT).await
     }
 
-    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
-        call(self.sync.as_ref(), part, SYNC_TIMEOUT).await
+    async fn sync(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        call(self.sync.as_ref(), context, SYNC_TIMEOUT).await
     }
 
-    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
-        call(self.release.as_ref(), part, RELEASE_TIMEOUT).await
+    async fn release(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        call(self.release.as_ref(), context, RELEASE_TIMEOUT).await
     }
 }
 
-async fn call(url: Option<&Uri>, part: &Move, limit: Duration) -> Result<(), HandlerError> {
+async fn call(url: Option<&Uri>, context: &HandoffContext, limit: Duration) -> Result<(), HandlerError> {
     let Some(url) = url else { return Ok(()) };
-    let Move { keyspace, partition, epoch, handoff } = part;
+    let HandoffContext { keyspace, partition, epoch, handoff } = context;
     let body = serde_json::json!({
         "keyspace": keyspace, "partition": partition, "epoch": epoch, "handoff": handoff,
     });
@@ -123,7 +123,7 @@ pub(super) async fn post(url: &Uri, body: &serde_json::Value, limit: Duration) -
     let status = timeout(limit, exchange(url, body)).await;
     let status = status.map_err(|_| HookError::Timeout { url: url.clone(), limit })??;
     if !status.is_success() {
-        return Err(HookError::Answer { url: url.clone(), status });
+        return Err(HookError::Status { url: url.clone(), status });
     }
     Ok(())
 }

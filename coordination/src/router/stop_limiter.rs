@@ -22,12 +22,12 @@ const MAX_STOP_TIME: Duration = Duration::from_millis(8);
 
 /// The stopped partitions, and those that wait.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct StopLimiter {
     taken: HashMap<PartitionId, Instant>,
     waiting: BTreeSet<(Revision, PartitionId)>,
 }
 
-impl Turns {
+impl StopLimiter {
     /// Returns whether this partition, whose stop has been due since `since`, may be stopped now. Otherwise it is
     /// queued.
     pub(super) fn take(&mut self, partition: PartitionId, since: Revision, now: Instant) -> bool {
@@ -82,32 +82,32 @@ mod tests {
 
     #[test]
     fn partitions_take_their_turns_in_the_order_in_which_they_got_ready() {
-        let (mut turns, now) = (Turns::default(), Instant::now());
+        let (mut stop_limiter, now) = (StopLimiter::default(), Instant::now());
         let (few, many) = (MAX_STOPPED as u32, MAX_STOPPED as u32 + 3);
-        assert!(PartitionId::all(few).all(|partition| turns.take(partition, since(100), now)));
-        assert!((few..many).rev().all(|partition| !turns.take(
+        assert!(PartitionId::all(few).all(|partition| stop_limiter.take(partition, since(100), now)));
+        assert!((few..many).rev().all(|partition| !stop_limiter.take(
             PartitionId::new(partition),
             since(200 - partition),
             now
         )));
-        assert!(turns.take(PartitionId::new(few - 1), since(100), now), "it has its turn");
-        assert_eq!(turns.next(now), None);
-        turns.over(P0);
-        assert!(!turns.take(PartitionId::new(many), since(300), now), "others have waited for longer");
-        let next = turns.next(now).unwrap();
+        assert!(stop_limiter.take(PartitionId::new(few - 1), since(100), now), "it has its turn");
+        assert_eq!(stop_limiter.next(now), None);
+        stop_limiter.over(P0);
+        assert!(!stop_limiter.take(PartitionId::new(many), since(300), now), "others have waited for longer");
+        let next = stop_limiter.next(now).unwrap();
         assert_eq!(next, PartitionId::new(many - 1));
-        assert!(turns.take(next, since(200 - next.get()), now));
-        assert_eq!(turns.next(now), None);
+        assert!(stop_limiter.take(next, since(200 - next.get()), now));
+        assert_eq!(stop_limiter.next(now), None);
     }
 
     #[test]
     fn a_partition_that_stays_stopped_keeps_nobody_waiting_for_long() {
-        let (mut turns, now) = (Turns::default(), Instant::now());
-        assert!(PartitionId::all(MAX_STOPPED as u32).all(|partition| turns.take(partition, since(100), now)));
-        assert!(!turns.take(P77, since(200), now));
-        assert_eq!(turns.due(), Some(now + MAX_STOP_TIME));
-        assert_eq!(turns.next(now + MAX_STOP_TIME), Some(P77));
-        assert!(turns.take(P77, since(200), now + MAX_STOP_TIME));
-        assert_eq!(turns.due(), None, "nobody waits");
+        let (mut stop_limiter, now) = (StopLimiter::default(), Instant::now());
+        assert!(PartitionId::all(MAX_STOPPED as u32).all(|partition| stop_limiter.take(partition, since(100), now)));
+        assert!(!stop_limiter.take(P77, since(200), now));
+        assert_eq!(stop_limiter.due(), Some(now + MAX_STOP_TIME));
+        assert_eq!(stop_limiter.next(now + MAX_STOP_TIME), Some(P77));
+        assert!(stop_limiter.take(P77, since(200), now + MAX_STOP_TIME));
+        assert_eq!(stop_limiter.due(), None, "nobody waits");
     }
 }

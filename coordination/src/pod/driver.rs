@@ -14,18 +14,18 @@ use std::sync::Arc;
 use segue_protocol::ids::{Incarnation, LeaseId, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::PodStatus;
-use segue_protocol::view::{Touched, View};
+use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::watch;
 use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
+use super::lease_window::ends_at;
 use super::ownership::Ownership;
+use super::partition_work::{PartitionWork, PendingWrite, WRITE_RETRY_PAUSE};
 use super::service::Service;
-use super::term::ends_at;
-use super::work::{Said, WRITE_RETRY_PAUSE, Work};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
-use crate::participant::{Follow, LeaseState, Outbox, OwnKey, Registration, Update, lease_now, wakes_at};
+use crate::session::{LeaseState, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, wakes_at};
 use crate::store::{Store, StoreError};
 
 /// The reason why an unregistered pod accepts nothing.
@@ -33,7 +33,7 @@ pub(super) const NOT_REGISTERED: &str = "not registered";
 
 /// The service's request to its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum Intent {
     Serve,
     Drain,
     End { hand_over_until: Instant, until: Instant },
@@ -66,10 +66,10 @@ enum News {
     #[default]
     None,
     Snapshot,
-    Batch(Touched),
+    Batch(ViewDelta),
 }
 
-pub(super) struct Shell {
+pub(super) struct Driver {
     pub(super) store: Arc<dyn Store>,
     pub(super) keys: Keyspace,
     pub(super) settings: PodSettings,
@@ -77,7 +77,7 @@ pub(super) struct Shell {
     pub(super) service: Arc<dyn Service>,
     pub(super) ownership: Arc<Ownership>,
     pub(super) state: watch::Sender<PodState>,
-    pub(super) wish: watch::Receiver<Wish>,
+    pub(super) intent: watch::Receiver<Intent>,
     pub(super) view: View,
     /// 0 while the pod is not registered; the view is empty then.
     pub(super) incarnation: Incarnation,
@@ -90,15 +90,15 @@ pub(super) struct Shell {
     pub(super) refusing: bool,
     /// The own record is `Draining` only because the service is down.
     pub(super) drains_for_service: bool,
-    pub(super) work: HashMap<PartitionId, Work>,
+    pub(super) work: HashMap<PartitionId, PartitionWork>,
     pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
     pub(super) running: HashMap<task::Id, PartitionId>,
-    pub(super) said: Outbox<Said>,
+    pub(super) writes: WriteQueue<PendingWrite>,
     /// When to reconsider a partition or, without one, the own record.
     pub(super) timers: BTreeSet<(Instant, Option<PartitionId>)>,
 }
 
-impl Shell {
+impl Driver {
     pub(super) fn new(
         store: Arc<dyn Store>,
         keys: Keyspace,
@@ -106,11 +106,11 @@ impl Shell {
         (handler, service): (Arc<dyn HandoffHandler>, Arc<dyn Service>),
         ownership: Arc<Ownership>,
         state: watch::Sender<PodState>,
-        wish: watch::Receiver<Wish>,
+        intent: watch::Receiver<Intent>,
     ) -> Self {
-        Shell {
+        Driver {
             view: View::empty(keys.clone()),
-            said: Outbox::new(store.clone(), WRITE_RETRY_PAUSE),
+            writes: WriteQueue::new(store.clone(), WRITE_RETRY_PAUSE),
             store,
             keys,
             settings,
@@ -118,7 +118,7 @@ impl Shell {
             service,
             ownership,
             state,
-            wish,
+            intent,
             incarnation: Incarnation::NONE,
             lease: None,
             synced: false,
@@ -161,7 +161,7 @@ impl Shell {
     async fn live(&mut self, registration: &Registration) -> End {
         let mut lease_state = registration.lease.state();
         (self.incarnation, self.lease) = (registration.incarnation, Some(registration.lease.id()));
-        let mut follow = Follow::start(self.store.clone(), self.keys.clone());
+        let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
         let mut own_key = OwnKey::of(self.store.clone(), registration);
         let mut sighted = true;
         let service = self.service.clone();
@@ -176,7 +176,7 @@ impl Shell {
             }
             let state = *lease_state.borrow_and_update();
             if state.lost {
-                return self.registration_gone("the lease is gone");
+                return self.registration_gone("pod lease lost");
             }
             self.lend(&mut lent, ends_at(state));
             if self.synced {
@@ -187,7 +187,7 @@ impl Shell {
                 self.react(std::mem::take(&mut news));
             }
             self.publish(Some(state));
-            self.send_said();
+            self.send_writes();
             let now = Instant::now();
             let ends_at = self.may_end(now);
             if ends_at.is_some_and(|until| until <= now) && watched != Watched::Parting {
@@ -196,13 +196,13 @@ impl Shell {
             let wake = self.wakes_at(now, ends_at, state);
             tokio::select! {
                 biased;
-                update = follow.next() => match update {
+                update = watcher.next() => match update {
                     Update::Snapshot(view) => {
                         (self.view, self.synced, sighted) = (*view, true, true);
                         news = News::Snapshot;
                     }
                     Update::Batch(batch) if self.synced => {
-                        news = News::Batch(follow.apply(&mut self.view, batch));
+                        news = News::Batch(watcher.apply(&mut self.view, batch));
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
@@ -217,9 +217,9 @@ impl Shell {
                     Ok(next) => (watched, turn) = (next, service.settle(now)),
                     Err(end) => return end,
                 },
-                answers = self.said.answered() => self.written(answers),
+                results = self.writes.next_results() => self.written(results),
                 () = own_key.written() => {}
-                changed = self.wish.changed() => match changed {
+                changed = self.intent.changed() => match changed {
                     Ok(()) => self.keep_record(),
                     Err(_) => return End::Shutdown,
                 },
@@ -239,7 +239,7 @@ impl Shell {
     }
 
     fn lost_sight(&self, error: &StoreError) {
-        warn!(%error, "lost sight of the store");
+        warn!(%error, "store watch lost; resyncing");
         self.state.send_modify(|state| state.resyncs += 1);
     }
 
@@ -258,19 +258,19 @@ impl Shell {
     fn service_turned(&mut self, watched: Watched) -> Result<Watched, End> {
         match watched {
             Watched::Up if self.settings.capabilities.fence => {
-                self.refuse(true, "the service is down: giving the registration up once its work has ended");
+                self.refuse(true, "service is down; deregistering once its work has ended");
                 Ok(Watched::Settling)
             }
             Watched::Up => {
-                self.refuse(true, "the service is down: handing over");
+                self.refuse(true, "service is down; handing partitions over");
                 Ok(Watched::Sick)
             }
             Watched::Sick => {
-                self.refuse(false, "the service is up again");
+                self.refuse(false, "service is up again");
                 Ok(Watched::Up)
             }
             Watched::Settling => {
-                self.registration_gone("the service is down");
+                self.registration_gone("service is down");
                 Err(End::ServiceDown)
             }
             Watched::Parting => Err(End::Shutdown),
@@ -280,7 +280,7 @@ impl Shell {
     /// Returns when this pod may end, if it was told to. Once it is emptied or its time for handing over is up, the
     /// remaining partitions are refused.
     fn may_end(&mut self, now: Instant) -> Option<Instant> {
-        let Wish::End { hand_over_until, until } = *self.wish.borrow() else {
+        let Intent::End { hand_over_until, until } = *self.intent.borrow() else {
             return None;
         };
         if !self.ending && now < hand_over_until && !self.is_emptied() {
@@ -289,12 +289,12 @@ impl Shell {
         if !std::mem::replace(&mut self.ending, true) {
             let left = self.state.borrow().owned.len();
             match left {
-                0 => info!("nothing is left here: deregistering"),
-                _ => warn!(left, "could not hand over in time: refusing what is left"),
+                0 => info!("no partition left; deregistering"),
+                _ => warn!(left, "partitions not handed over in time; refusing them"),
             }
             self.reconcile_all();
         }
-        let is_done = self.work.is_empty() && self.said.is_empty();
+        let is_done = self.work.is_empty() && self.writes.is_empty();
         Some(if is_done { now } else { until })
     }
 
@@ -307,21 +307,21 @@ impl Shell {
 
     /// Returns until when the remaining work may end by itself.
     fn ends_by(&self) -> Instant {
-        match *self.wish.borrow() {
-            Wish::End { until, .. } => until,
-            Wish::Serve | Wish::Drain => Instant::now(),
+        match *self.intent.borrow() {
+            Intent::End { until, .. } => until,
+            Intent::Serve | Intent::Drain => Instant::now(),
         }
     }
 
     fn registration_gone(&mut self, why: &str) -> End {
-        warn!(why, "fencing, and registering again");
+        warn!(why, "pod fenced; registering again");
         // The order matters: nothing may be accepted or acknowledged once the registration is given up.
         self.ownership.fence();
         (self.incarnation, self.lease, self.synced) = (Incarnation::NONE, None, false);
         self.view = View::empty(self.keys.clone());
-        self.said.clear();
+        self.writes.clear();
         for work in self.work.values_mut() {
-            work.leave();
+            work.invalidate();
         }
         self.reconcile_all();
         self.publish(None);
@@ -332,11 +332,11 @@ impl Shell {
         match news {
             News::None => {}
             News::Snapshot => {
-                self.said.forget(|_| true);
+                self.writes.forget(|_| true);
                 self.reconcile_all();
             }
-            News::Batch(touched) if touched.membership => self.reconcile_all(),
-            News::Batch(touched) => touched.partitions.into_iter().for_each(|partition| self.reconcile(partition)),
+            News::Batch(delta) if delta.membership => self.reconcile_all(),
+            News::Batch(delta) => delta.partitions.into_iter().for_each(|partition| self.reconcile(partition)),
         }
     }
 

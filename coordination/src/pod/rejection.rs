@@ -30,9 +30,9 @@ pub(super) fn refused(why: Refusal, partition: Option<PartitionId>, grpc: bool) 
     // 9 is FAILED_PRECONDITION.
     let status = StatusCode::MISDIRECTED_REQUEST;
     let cause = Cause { status, grpc_status: "9", reason: why.as_str(), error: message };
-    let mut answer = cause.response(partition, grpc);
-    answer.headers_mut().insert(MISDIRECTED, HeaderValue::from_static("1"));
-    answer
+    let mut response = cause.response(partition, grpc);
+    response.headers_mut().insert(MISDIRECTED, HeaderValue::from_static("1"));
+    response
 }
 
 /// Marks a `421` of the service's own, which is meant for its client: to the router it must not look like an

@@ -12,14 +12,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::actions::{Action, CancelReason, Standing};
+use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backoff::BackOffs;
 use super::notice::Notice;
 use super::{Policy, is_dead};
-use crate::handoff::advance::{Waiting, pending_bound, waiting_for};
+use crate::handoff::advance::{PendingOn, pending_bound, waiting_for};
 use crate::ids::{HandoffId, PartitionId, Revision};
 use crate::records::{Handoff, Mode, Phase, PodStatus};
-use crate::view::{Stamped, View};
+use crate::view::{Versioned, View};
 
 /// Returns whether requests may have reached the new owner, so that there is no way back to the old one.
 pub fn past_no_return(handoff: &Handoff) -> bool {
@@ -40,11 +40,11 @@ struct Seen {
 
 /// The handoffs in flight, and since when each has been in its phase.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub(super) struct Flights {
+pub(super) struct PhaseTimeouts {
     seen: BTreeMap<PartitionId, Seen>,
 }
 
-impl Flights {
+impl PhaseTimeouts {
     /// Records the handoffs in flight. Returns whether one has ended since the last call.
     pub(super) fn observe(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) -> bool {
         let before = self.seen.len();
@@ -111,10 +111,10 @@ fn limit(policy: &Policy, phase: Phase) -> Duration {
 }
 
 /// Returns whether the handoff waits for nothing but the bound of its dead old owner.
-pub(super) fn waits_for_bound(view: &View, handoff: &Stamped<Handoff>) -> bool {
+pub(super) fn waits_for_bound(view: &View, handoff: &Versioned<Handoff>) -> bool {
     let partition = handoff.value.partition;
     pending_bound(view, partition).is_some()
-        && waiting_for(view, partition).iter().all(|wait| matches!(wait, Waiting::WorkEnds(_)))
+        && waiting_for(view, partition).iter().all(|wait| matches!(wait, PendingOn::WorkEnds(_)))
 }
 
 /// What to do about a handoff.
@@ -131,33 +131,34 @@ pub(super) fn verdict(
     view: &View,
     policy: &Policy,
     partitions: Option<u32>,
-    handoff: &Stamped<Handoff>,
+    handoff: &Versioned<Handoff>,
     age: Duration,
 ) -> Option<Verdict> {
     let record = &handoff.value;
-    let standing = || Standing { handoff: handoff.clone(), assignment: view.assignment_revision(record.partition) };
+    let observed =
+        || ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(record.partition) };
     let overdue = age >= limit(policy, record.phase);
     if past_no_return(record) {
         // An unreadable assignment has an owner that this version cannot know, so it is not overwritten.
         let may_end = !view.is_malformed(record.partition);
         if may_end && is_dead(view, &record.new_owner, record.new_incarnation) {
-            return Some(Verdict::End(Action::Abandon { standing: standing() }));
+            return Some(Verdict::End(Action::Abandon { observed: observed() }));
         }
         let waiting = if overdue { waiting_for(view, record.partition) } else { Vec::new() };
         return match record.phase {
             _ if waiting.is_empty() => None,
-            Phase::Complete if may_end => Some(Verdict::End(Action::Delete { standing: standing(), waiting })),
+            Phase::Complete if may_end => Some(Verdict::End(Action::Delete { observed: observed(), waiting })),
             phase => Some(Verdict::Overdue(Notice::Overdue { partition: record.partition, phase, waiting })),
         };
     }
     cancel_reason(view, partitions, handoff, overdue)
-        .map(|reason| Verdict::End(Action::Cancel { standing: standing(), reason }))
+        .map(|reason| Verdict::End(Action::Cancel { observed: observed(), reason }))
 }
 
 fn cancel_reason(
     view: &View,
     partitions: Option<u32>,
-    handoff: &Stamped<Handoff>,
+    handoff: &Versioned<Handoff>,
     overdue: bool,
 ) -> Option<CancelReason> {
     let record = &handoff.value;
@@ -207,7 +208,7 @@ fn belies(view: &View, handoff: &Handoff) -> bool {
 }
 
 /// Returns a registered router whose ack for this handoff says that it cannot drain.
-fn gave_up(view: &View, handoff: &Stamped<Handoff>) -> Option<String> {
+fn gave_up(view: &View, handoff: &Versioned<Handoff>) -> Option<String> {
     let acks = &view.acks.get(&handoff.value.partition)?.drained;
     let said = |(router, ack): &(&String, &crate::records::RouterDrainedAck)| {
         ack.gave_up && ack.handoff == handoff.id() && view.routers.contains_key(*router)

@@ -110,7 +110,7 @@ async fn keep(
                 Err(_) => debug!("keepalive unanswered"),
             }
         } else {
-            warn!(lease = id.get(), "this participant makes no progress: its lease is not kept alive");
+            warn!(lease = id.get(), "control loop makes no progress; lease not renewed");
         }
         if known.lost {
             state.send_replace(known);
@@ -143,7 +143,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::participant::{count_by_tokio, suspend};
+    use crate::session::{count_by_tokio, suspend};
     use crate::store::{MemoryStore, Watch};
 
     /// A store with slow lease responses.

@@ -1,7 +1,7 @@
 //! Which handoffs are cancelled, when, and what follows.
 
 use super::world::{World, policy, secs};
-use crate::handoff::advance::{Waiting, advance_past_bound};
+use crate::handoff::advance::{PendingOn, advance_past_bound};
 use crate::ids::{HandoffId, PartitionId, Revision};
 use crate::planning::{Action, CancelReason, FIRST_BACK_OFF, Notice, Plan, Policy};
 use crate::records::{Assignment, Mode, Phase, RouterDrainedAck, encode};
@@ -25,7 +25,7 @@ fn moving(mode: Mode, phase: Phase) -> World {
 fn cancels(plans: &[Plan]) -> Vec<(PartitionId, &CancelReason)> {
     let actions = plans.iter().flat_map(|plan| &plan.actions);
     let cancels = actions.filter_map(|action| match action {
-        Action::Cancel { standing, reason } => Some((standing.partition(), reason)),
+        Action::Cancel { observed, reason } => Some((observed.partition(), reason)),
         _ => None,
     });
     cancels.collect()
@@ -86,7 +86,7 @@ fn in_independent_ready_is_the_point_of_no_return() {
     let plans = world.wait(secs(200));
     assert!(cancels(&plans).is_empty());
     let overdue =
-        Notice::Overdue { partition: P0, phase: Phase::Ready, waiting: vec![Waiting::RouterCutover("r-0".into())] };
+        Notice::Overdue { partition: P0, phase: Phase::Ready, waiting: vec![PendingOn::RouterCutover("r-0".into())] };
     assert!(plans.last().unwrap().notices.contains(&overdue));
 
     world.kill_pod("w-1");
@@ -248,7 +248,7 @@ fn a_phase_that_lasts_too_long_is_cancelled_and_names_who_was_waited_for() {
     assert!(cancels(&world.wait(secs(59))).is_empty());
     let plans = world.wait(secs(2));
     let reason =
-        CancelReason::PhaseTimeout { phase: Phase::Ready, waiting: vec![Waiting::RouterDrained("r-0".into())] };
+        CancelReason::PhaseTimeout { phase: Phase::Ready, waiting: vec![PendingOn::RouterDrained("r-0".into())] };
     assert_eq!(cancels(&plans), [(P0, &reason)]);
     assert_eq!(reason.to_string(), "Ready lasted too long, waiting for router r-0 to drain");
     assert!(world.wait(FIRST_BACK_OFF - secs(2)).iter().all(|plan| plan.actions.is_empty()));
@@ -309,7 +309,7 @@ fn a_move_whose_old_owner_cannot_be_read_stays_in_its_phase_and_is_cancelled_in_
         while world.participate(P0) {}
         assert_eq!(world.handoff(P0).phase, Phase::Ready, "also when it only lacks its lease");
         let plans = world.wait(secs(61));
-        let waiting = vec![Waiting::Repair(world.keys.pod("w-0"))];
+        let waiting = vec![PendingOn::Repair(world.keys.pod("w-0"))];
         assert_eq!(cancels(&plans), [(P0, &CancelReason::PhaseTimeout { phase: Phase::Ready, waiting })]);
         let named = |notice: &Notice| notice.to_string().ends_with("segue forget pod w-0");
         assert!(plans.last().unwrap().notices.iter().any(named));
@@ -475,8 +475,11 @@ fn past_the_flip_nothing_is_cancelled_and_the_silent_one_is_named() {
     world.silent.insert("r-0".into());
     let plans = world.wait(secs(3600));
     assert!(plans.iter().all(|plan| plan.actions.is_empty()));
-    let notice =
-        Notice::Overdue { partition: P0, phase: Phase::Switching, waiting: vec![Waiting::RouterCutover("r-0".into())] };
+    let notice = Notice::Overdue {
+        partition: P0,
+        phase: Phase::Switching,
+        waiting: vec![PendingOn::RouterCutover("r-0".into())],
+    };
     assert!(plans.last().unwrap().notices.contains(&notice));
 }
 

@@ -25,7 +25,7 @@ pub(crate) const MAX_HEAD_BYTES: usize = 256 << 10;
 
 /// How the body of a response is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AnswerFraming {
+pub(crate) enum ResponseFraming {
     Length(u64),
     Chunked,
     UntilClose,
@@ -38,7 +38,7 @@ pub(crate) struct ResponseHead {
     /// The headers that go on to the client. Of those that concern the connection only `Upgrade`, if it switches
     /// protocols.
     pub(crate) headers: HeaderMap,
-    pub(crate) framing: AnswerFraming,
+    pub(crate) framing: ResponseFraming,
     /// Whether the connection may serve another request after this one.
     pub(crate) keep_alive: bool,
     /// How long the connection may be idle before that, if the pod states it.
@@ -51,23 +51,24 @@ pub(crate) struct ResponseHead {
 /// Why bytes are not a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HeadError {
-    #[error("the pod's answer is not HTTP/1")]
+    #[error("the pod's response is not HTTP/1")]
     Syntax,
-    #[error("the head of the pod's answer is too large")]
+    #[error("the head of the pod's response is too large")]
     TooLarge,
-    #[error("the pod's answer has no definite length")]
+    #[error("the pod's response has no definite length")]
     Length,
-    #[error("the pod's answer has a transfer coding other than chunked")]
+    #[error("the pod's response has a transfer coding other than chunked")]
     Coding,
 }
 
 /// Takes the head of a response off the front of `buffer`. Returns `None` if it has not all arrived. Informational
 /// responses are returned like any other. `to_head`: the request was a HEAD.
-pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Option<ResponseHead>, HeadError> {
+pub(crate) fn parse_response_head(buffer: &mut BytesMut, to_head: bool) -> Result<Option<ResponseHead>, HeadError> {
     let mut slots = [const { std::mem::MaybeUninit::uninit() }; MAX_HEADERS];
     let mut places = [(0u32, 0u32, 0u32, 0u32); MAX_HEADERS];
-    let mut answer = httparse::Response::new(&mut []);
-    let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut answer, buffer, &mut slots);
+    let mut response = httparse::Response::new(&mut []);
+    let parsed =
+        httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut response, buffer, &mut slots);
     let length = match parsed {
         Ok(httparse::Status::Complete(length)) if length <= MAX_HEAD_BYTES => length,
         // Also if it came in one piece: what a bound refuses must not depend on how bytes arrive.
@@ -77,17 +78,17 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Optio
         Err(httparse::Error::TooManyHeaders) => return Err(HeadError::TooLarge),
         Err(_) => return Err(HeadError::Syntax),
     };
-    let version = match answer.version {
+    let version = match response.version {
         Some(0) => Version::HTTP_10,
         _ => Version::HTTP_11,
     };
-    let status = StatusCode::from_u16(answer.code.unwrap_or_default()).map_err(|_| HeadError::Syntax)?;
-    let reason = answer.reason.unwrap_or_default();
+    let status = StatusCode::from_u16(response.code.unwrap_or_default()).map_err(|_| HeadError::Syntax)?;
+    let reason = response.reason.unwrap_or_default();
     let reason = (!reason.is_empty() && status.canonical_reason() != Some(reason))
         .then(|| Bytes::copy_from_slice(reason.as_bytes()));
     let base = buffer.as_ptr() as usize;
-    let count = answer.headers.len();
-    for (place, header) in places.iter_mut().zip(answer.headers.iter()) {
+    let count = response.headers.len();
+    for (place, header) in places.iter_mut().zip(response.headers.iter()) {
         let name = header.name.as_ptr() as usize - base;
         let value = header.value.as_ptr() as usize - base;
         *place = (name as u32, (name + header.name.len()) as u32, value as u32, (value + header.value.len()) as u32);
@@ -106,7 +107,7 @@ pub(crate) fn parse_answer(buffer: &mut BytesMut, to_head: bool) -> Result<Optio
     }
     said.clean(&mut headers);
     let (framing, trusted) = said.framing(&mut headers, status, to_head);
-    let keep_alive = trusted && framing != AnswerFraming::UntilClose && said.keeps_alive(version);
+    let keep_alive = trusted && framing != ResponseFraming::UntilClose && said.keeps_alive(version);
     let is_bodiless = to_head || status == StatusCode::NOT_MODIFIED || status == StatusCode::NO_CONTENT;
     Ok(Some(ResponseHead { status, headers, framing, keep_alive, keep_for: said.keep_for, is_bodiless, reason }))
 }
@@ -187,27 +188,27 @@ impl Said {
     }
 
     /// Returns how the body is delimited, and whether the connection can still be trusted.
-    fn framing(&self, headers: &mut HeaderMap, status: StatusCode, to_head: bool) -> (AnswerFraming, bool) {
+    fn framing(&self, headers: &mut HeaderMap, status: StatusCode, to_head: bool) -> (ResponseFraming, bool) {
         // In the response to a HEAD, and in a 304, length and coding describe what is not sent.
         if to_head {
-            return (AnswerFraming::Length(0), true);
+            return (ResponseFraming::Length(0), true);
         }
         if status == StatusCode::NOT_MODIFIED {
             // hyper's server would drop it as well.
             headers.remove(CONTENT_LENGTH);
-            return (AnswerFraming::Length(0), true);
+            return (ResponseFraming::Length(0), true);
         }
         if status.is_informational() || status == StatusCode::NO_CONTENT {
             headers.remove(CONTENT_LENGTH);
             // A pod that declares a body here may well send it.
-            return (AnswerFraming::Length(0), !self.chunked && self.length.unwrap_or(0) == 0);
+            return (ResponseFraming::Length(0), !self.chunked && self.length.unwrap_or(0) == 0);
         }
         if self.chunked {
             // Both at once: the coding counts, the length is wrong, and so may be what follows on this connection.
             headers.remove(CONTENT_LENGTH);
-            return (AnswerFraming::Chunked, self.length.is_none());
+            return (ResponseFraming::Chunked, self.length.is_none());
         }
-        (self.length.map_or(AnswerFraming::UntilClose, AnswerFraming::Length), true)
+        (self.length.map_or(ResponseFraming::UntilClose, ResponseFraming::Length), true)
     }
 
     fn keeps_alive(&self, version: Version) -> bool {
@@ -238,19 +239,19 @@ mod tests {
 
     use super::*;
 
-    fn answer(text: &str, method: Method) -> Result<Option<ResponseHead>, HeadError> {
-        parse_answer(&mut BytesMut::from(text), method == Method::HEAD)
+    fn parsed(text: &str, method: Method) -> Result<Option<ResponseHead>, HeadError> {
+        parse_response_head(&mut BytesMut::from(text), method == Method::HEAD)
     }
 
-    fn framing(text: &str) -> (AnswerFraming, bool) {
-        let head = answer(text, Method::GET).unwrap().unwrap();
+    fn framing(text: &str) -> (ResponseFraming, bool) {
+        let head = parsed(text, Method::GET).unwrap().unwrap();
         (head.framing, head.keep_alive)
     }
 
     #[test]
     fn how_long_a_connection_may_be_idle_is_what_its_pod_says_less_a_margin() {
         let said = |text: &str| {
-            let head = answer(&format!("HTTP/1.1 200 OK\r\nkeep-alive: {text}\r\n\r\n"), Method::GET).unwrap().unwrap();
+            let head = parsed(&format!("HTTP/1.1 200 OK\r\nkeep-alive: {text}\r\n\r\n"), Method::GET).unwrap().unwrap();
             assert!(!head.headers.contains_key("keep-alive"));
             head.keep_for.map(|keep_for| keep_for.as_millis())
         };
@@ -264,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_framing_of_an_answer_is_what_the_standard_says() {
-        use AnswerFraming::*;
+        use ResponseFraming::*;
         assert_eq!(framing("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"), (Length(5), true));
         assert_eq!(framing("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nconnection: Close\r\n\r\n"), (Length(5), false));
         assert_eq!(framing("HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n"), (Chunked, true));
@@ -276,22 +277,22 @@ mod tests {
             framing("HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n"),
             (Length(0), true)
         );
-        let head = answer("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", Method::HEAD).unwrap().unwrap();
+        let head = parsed("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", Method::HEAD).unwrap().unwrap();
         assert_eq!((head.framing, &head.headers[CONTENT_LENGTH]), (Length(0), &HeaderValue::from(5)));
     }
 
     #[test]
     fn an_answer_with_a_length_and_a_coding_ends_its_connection() {
         let text = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n";
-        assert_eq!(framing(text), (AnswerFraming::Chunked, false));
-        assert!(!answer(text, Method::GET).unwrap().unwrap().headers.contains_key(CONTENT_LENGTH));
+        assert_eq!(framing(text), (ResponseFraming::Chunked, false));
+        assert!(!parsed(text, Method::GET).unwrap().unwrap().headers.contains_key(CONTENT_LENGTH));
     }
 
     #[test]
     fn an_answer_that_has_no_body_and_declares_one_ends_its_connection() {
         for field in ["content-length: 5", "transfer-encoding: chunked"] {
             let text = format!("HTTP/1.1 204 No Content\r\n{field}\r\n\r\n");
-            assert_eq!(framing(&text), (AnswerFraming::Length(0), false));
+            assert_eq!(framing(&text), (ResponseFraming::Length(0), false));
         }
     }
 
@@ -299,21 +300,21 @@ mod tests {
     fn a_coding_that_the_client_would_not_be_told_of_is_refused() {
         for coding in ["gzip, chunked", "gzip", "chunked, chunked", "identity", "xchunked", "chunked;q=1", ""] {
             let text = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: {coding}\r\n\r\n");
-            assert_eq!(answer(&text, Method::GET).unwrap_err(), HeadError::Coding, "{coding:?}");
+            assert_eq!(parsed(&text, Method::GET).unwrap_err(), HeadError::Coding, "{coding:?}");
         }
         let twice = "HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n";
-        assert_eq!(answer(twice, Method::GET).unwrap_err(), HeadError::Coding);
+        assert_eq!(parsed(twice, Method::GET).unwrap_err(), HeadError::Coding);
         let old = "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n";
-        assert_eq!(answer(old, Method::GET).unwrap_err(), HeadError::Coding);
+        assert_eq!(parsed(old, Method::GET).unwrap_err(), HeadError::Coding);
     }
 
     #[test]
     fn an_answer_with_contradicting_lengths_is_refused() {
         for lengths in ["content-length: 5\r\ncontent-length: 6", "content-length: 5, 5", "content-length: +5"] {
             let text = format!("HTTP/1.1 200 OK\r\n{lengths}\r\n\r\n");
-            assert_eq!(answer(&text, Method::GET).unwrap_err(), HeadError::Length);
+            assert_eq!(parsed(&text, Method::GET).unwrap_err(), HeadError::Length);
             // Nothing follows the response to a HEAD, but its client would get the contradiction.
-            assert_eq!(answer(&text, Method::HEAD).unwrap_err(), HeadError::Length);
+            assert_eq!(parsed(&text, Method::HEAD).unwrap_err(), HeadError::Length);
         }
     }
 
@@ -322,7 +323,7 @@ mod tests {
         let text = "x-hop: 1\r\nconnection: keep-alive, X-Hop\r\nkeep-alive: timeout=5\r\nte: trailers\r\n\
                     upgrade: h2c\r\nproxy-authenticate: Basic\r\nsegue-reason: fenced\r\ncontent-length: 0\r\nx-end: 1";
         let names = |status: &str| {
-            let head = answer(&format!("HTTP/1.1 {status}\r\n{text}\r\n\r\n"), Method::GET).unwrap().unwrap();
+            let head = parsed(&format!("HTTP/1.1 {status}\r\n{text}\r\n\r\n"), Method::GET).unwrap().unwrap();
             head.headers.keys().map(HeaderName::to_string).collect::<BTreeSet<_>>()
         };
         let names_of = |names: &[&str]| names.iter().map(ToString::to_string).collect();
@@ -334,17 +335,17 @@ mod tests {
     #[test]
     fn a_length_that_is_said_twice_goes_on_once() {
         let text = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 05\r\n\r\n";
-        let head = answer(text, Method::GET).unwrap().unwrap();
+        let head = parsed(text, Method::GET).unwrap().unwrap();
         assert_eq!(head.headers.get_all(CONTENT_LENGTH).iter().collect::<Vec<_>>(), [&HeaderValue::from(5)]);
     }
 
     #[test]
     fn a_partial_head_is_left_where_it_is() {
         let mut buffer = BytesMut::from("HTTP/1.1 200 OK\r\ncontent-len");
-        assert!(parse_answer(&mut buffer, false).unwrap().is_none());
+        assert!(parse_response_head(&mut buffer, false).unwrap().is_none());
         assert_eq!(buffer.len(), 28);
         buffer.extend_from_slice(b"gth: 2\r\n\r\nhi");
-        assert!(parse_answer(&mut buffer, false).unwrap().is_some());
+        assert!(parse_response_head(&mut buffer, false).unwrap().is_some());
         assert_eq!(&buffer[..], b"hi");
     }
 
@@ -352,8 +353,8 @@ mod tests {
     fn a_head_without_end_is_refused_at_its_bound() {
         let mut buffer = BytesMut::from("HTTP/1.1 200 OK\r\nx: ");
         buffer.resize(MAX_HEAD_BYTES + 1, b'x');
-        assert_eq!(parse_answer(&mut buffer, false).unwrap_err(), HeadError::TooLarge);
+        assert_eq!(parse_response_head(&mut buffer, false).unwrap_err(), HeadError::TooLarge);
         buffer.extend_from_slice(b"\r\n\r\n");
-        assert_eq!(parse_answer(&mut buffer, false).unwrap_err(), HeadError::TooLarge, "in one piece");
+        assert_eq!(parse_response_head(&mut buffer, false).unwrap_err(), HeadError::TooLarge, "in one piece");
     }
 }

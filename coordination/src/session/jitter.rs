@@ -19,7 +19,7 @@ pub fn seed_jitter(seed: u64) {
 }
 
 /// Returns `full`, shortened by up to a half.
-pub(super) fn shortened(full: Duration) -> Duration {
+pub(super) fn jittered(full: Duration) -> Duration {
     let part = SEEDED.with_borrow_mut(|seeded| match seeded {
         Some(seeded) => seeded.random_range(0.5..=1.0),
         None => rand::rng().random_range(0.5..=1.0),
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     fn waits() -> Vec<Duration> {
-        (0..20).map(|_| shortened(Duration::from_secs(1))).collect()
+        (0..20).map(|_| jittered(Duration::from_secs(1))).collect()
     }
 
     #[test]

@@ -3,20 +3,20 @@
 //! Shells only: [`lease`](segue_protocol::lease) decides how long a lease may be trusted.
 
 mod clock;
-mod follow;
 mod jitter;
 mod lease;
-mod outbox;
 mod own_key;
-mod register;
+mod registration;
+mod watcher;
+mod write_queue;
 
 pub use clock::{boottime, count_by_tokio, lease_now, suspend, wakes_at};
-pub use follow::{Follow, Update};
 pub use jitter::seed_jitter;
 pub use lease::{KeptLease, LeaseState};
-pub(crate) use outbox::{Answers, Outbox};
 pub(crate) use own_key::OwnKey;
-pub use register::{Claim, Registration, register};
+pub use registration::{Claim, Registration, register};
+pub use watcher::{Update, Watcher};
+pub(crate) use write_queue::{WriteQueue, WriteResults};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -39,7 +39,7 @@ impl StoreRetry {
 
     pub(crate) fn next(&mut self) -> Duration {
         self.failures = self.failures.saturating_add(1);
-        jitter::shortened(Self::BACK_OFF.after(self.failures))
+        jitter::jittered(Self::BACK_OFF.after(self.failures))
     }
 
     pub(crate) fn reset(&mut self) {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use segue_protocol::ids::{Incarnation, LeaseId, Revision};
 use segue_protocol::registration::{Attachment, attachment, put_back};
-use segue_protocol::view::Stamped;
+use segue_protocol::view::Versioned;
 use tracing::{info, warn};
 
-use super::{Outbox, Registration};
+use super::{Registration, WriteQueue};
 use crate::store::Store;
 
 /// How long a write rests after it was refused or failed.
@@ -23,7 +23,7 @@ pub(crate) struct OwnKey {
     incarnation: Incarnation,
     lease: LeaseId,
     /// The pending writes, by the revision of the put that each undoes.
-    writes: Outbox<Revision>,
+    writes: WriteQueue<Revision>,
 }
 
 impl OwnKey {
@@ -32,7 +32,7 @@ impl OwnKey {
             key: registration.key.clone(),
             incarnation: registration.incarnation,
             lease: registration.lease.id(),
-            writes: Outbox::new(store, WRITE_RETRY_PAUSE),
+            writes: WriteQueue::new(store, WRITE_RETRY_PAUSE),
         }
     }
 
@@ -40,7 +40,7 @@ impl OwnKey {
     /// participant's. Returns `false` if the key is gone or another life's: the participant must fence.
     pub(crate) fn keep<T>(
         &mut self,
-        seen: Option<&Stamped<T>>,
+        seen: Option<&Versioned<T>>,
         intact: bool,
         revision: Revision,
         value: impl FnOnce() -> Vec<u8>,
@@ -56,7 +56,7 @@ impl OwnKey {
         self.writes.want(written_at, revision);
         let due = self.writes.take_due();
         if let Some(seen) = due.last() {
-            warn!(key = self.key, "this registration was written by another hand: putting it back");
+            warn!(key = self.key, "registration overwritten by another writer; restoring it");
             let txn = put_back(&self.key, self.incarnation, *seen, value(), self.lease);
             self.writes.send([(*seen, Some(txn))]);
         }
@@ -65,11 +65,11 @@ impl OwnKey {
 
     /// Returns after each completed write. Pending while none is in flight. Cancel-safe.
     pub(crate) async fn written(&mut self) {
-        for (_, result) in self.writes.answered().await {
+        for (_, result) in self.writes.next_results().await {
             match result {
-                Ok(outcome) if outcome.committed() => info!(key = self.key, "the registration stands again"),
-                Ok(_) => info!(key = self.key, "the registration has changed once more"),
-                Err(error) => warn!(key = self.key, %error, "cannot put the registration back; trying again"),
+                Ok(outcome) if outcome.committed() => info!(key = self.key, "registration restored"),
+                Ok(_) => info!(key = self.key, "registration changed again"),
+                Err(error) => warn!(key = self.key, %error, "registration cannot be restored; retrying"),
             }
         }
     }

@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use super::sidecar::{HookError, post};
-use crate::participant::{boottime, lease_now, wakes_at};
+use super::http_hooks::{HookError, post};
+use crate::session::{boottime, lease_now, wakes_at};
 
 /// How long the service may take to confirm a lease.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -29,14 +29,14 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// A lease lent to a service. The service is told for as long as this exists.
 #[derive(Debug)]
 pub struct LentLease {
-    wish: Arc<watch::Sender<Wish>>,
-    told: watch::Receiver<Told>,
+    target: Arc<watch::Sender<TargetLease>>,
+    told: watch::Receiver<ToldLease>,
     _task: AbortOnDropHandle<()>,
 }
 
 /// The lease that the service should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
+enum TargetLease {
     Until(Instant),
     /// The service must not write.
     Nothing,
@@ -46,7 +46,7 @@ enum Wish {
 
 /// The lease that the service was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Told {
+struct ToldLease {
     /// The latest moment that the service may have been told.
     until: Option<Instant>,
     /// The latest moment that the service has confirmed.
@@ -58,29 +58,29 @@ struct Told {
 impl LentLease {
     /// Returns a lease that the service is told by `POST` to `url`.
     pub fn new(url: Uri) -> Self {
-        let (wish, wishes) = watch::channel(Wish::Ended);
-        let (sender, told) = watch::channel(Told::default());
-        let task = AbortOnDropHandle::new(tokio::spawn(tell(url, wishes, sender)));
-        LentLease { wish: Arc::new(wish), told, _task: task }
+        let (target, targets) = watch::channel(TargetLease::Ended);
+        let (sender, told) = watch::channel(ToldLease::default());
+        let task = AbortOnDropHandle::new(tokio::spawn(tell(url, targets, sender)));
+        LentLease { target: Arc::new(target), told, _task: task }
     }
 
     /// Returns once the service has confirmed that it does not write. A service that was lent time by an earlier
     /// sidecar stops.
     pub async fn ready(&self) {
-        self.wish.send_replace(Wish::Nothing);
+        self.target.send_replace(TargetLease::Nothing);
         self.until(|told| told.stopped).await;
     }
 
     /// Lets the service write until this moment. Has no effect after [`end`](Self::end).
     pub fn lend(&self, until: Instant) {
-        self.wish.send_if_modified(|wish| {
-            let later = match wish {
-                Wish::Ended => false,
-                Wish::Nothing => true,
-                Wish::Until(known) => *known < until,
+        self.target.send_if_modified(|target| {
+            let later = match target {
+                TargetLease::Ended => false,
+                TargetLease::Nothing => true,
+                TargetLease::Until(known) => *known < until,
             };
             if later {
-                *wish = Wish::Until(until);
+                *target = TargetLease::Until(until);
             }
             later
         });
@@ -117,7 +117,7 @@ impl LentLease {
     /// Lends no more. Returns once the service has confirmed that and has responded to all earlier calls, or once what
     /// it was told has run out.
     pub async fn end(&self) {
-        self.wish.send_replace(Wish::Ended);
+        self.target.send_replace(TargetLease::Ended);
         loop {
             let told = *self.told.borrow();
             let Some(over) = told.until.filter(|over| *over > lease_now()) else { return };
@@ -128,36 +128,38 @@ impl LentLease {
         }
     }
 
-    async fn until(&self, condition: impl Fn(&Told) -> bool + Send) {
+    async fn until(&self, condition: impl Fn(&ToldLease) -> bool + Send) {
         if self.told.clone().wait_for(|told| condition(told)).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 }
 
-async fn tell(url: Uri, mut wishes: watch::Receiver<Wish>, told: watch::Sender<Told>) {
+async fn tell(url: Uri, mut targets: watch::Receiver<TargetLease>, told: watch::Sender<ToldLease>) {
     let mut failing = false;
     // The latest moment sent without a response: the service may read it after a later call.
     let mut unanswered: Option<Instant> = None;
     loop {
-        let wish = {
-            let wish = wishes.borrow_and_update();
+        let target = {
+            let target = targets.borrow_and_update();
             // Recorded before the wish can change: `end` must not miss what is about to be sent.
-            if let Wish::Until(until) = *wish {
-                told.send_modify(|told| *told = Told { until: told.until.max(Some(until)), stopped: false, ..*told });
+            if let TargetLease::Until(until) = *target {
+                told.send_modify(|told| {
+                    *told = ToldLease { until: told.until.max(Some(until)), stopped: false, ..*told }
+                });
             }
-            *wish
+            *target
         };
-        let lent = match wish {
-            Wish::Until(until) => Some(until),
+        let lent = match target {
+            TargetLease::Until(until) => Some(until),
             // Nothing was lent, so the service need not be told.
-            Wish::Ended if told.borrow().until.is_none() => {
-                if wishes.changed().await.is_err() {
+            TargetLease::Ended if told.borrow().until.is_none() => {
+                if targets.changed().await.is_err() {
                     return;
                 }
                 continue;
             }
-            Wish::Nothing | Wish::Ended => None,
+            TargetLease::Nothing | TargetLease::Ended => None,
         };
         let left = lent.map_or(Duration::ZERO, |until| until.saturating_duration_since(lease_now()));
         let body = serde_json::json!({
@@ -167,13 +169,15 @@ async fn tell(url: Uri, mut wishes: watch::Receiver<Wish>, told: watch::Sender<T
         match post(&url, &body, RESPONSE_TIMEOUT).await {
             Ok(()) => {
                 if std::mem::take(&mut failing) {
-                    info!(%url, "the service confirms its lease again");
+                    info!(%url, "service confirms its lease again");
                 }
                 told.send_modify(|told| match lent {
                     Some(_) => told.confirmed = lent,
-                    None => *told = Told { until: unanswered.filter(is_ahead), stopped: true, ..Told::default() },
+                    None => {
+                        *told = ToldLease { until: unanswered.filter(is_ahead), stopped: true, ..ToldLease::default() }
+                    }
                 });
-                if wishes.changed().await.is_err() {
+                if targets.changed().await.is_err() {
                     return;
                 }
             }
@@ -182,11 +186,11 @@ async fn tell(url: Uri, mut wishes: watch::Receiver<Wish>, told: watch::Sender<T
                     unanswered = unanswered.max(lent);
                 }
                 if !std::mem::replace(&mut failing, true) {
-                    warn!(%error, "cannot tell the service its lease; trying again");
+                    warn!(%error, "service cannot be told its lease; retrying");
                 }
                 sleep(RETRY_PAUSE).await;
-                if wish == Wish::Ended && told.borrow().until.is_some_and(|until| until <= lease_now()) {
-                    told.send_replace(Told::default());
+                if target == TargetLease::Ended && told.borrow().until.is_some_and(|until| until <= lease_now()) {
+                    told.send_replace(ToldLease::default());
                 }
             }
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use segue_protocol::ids::Revision;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Batch, Keys};
-use segue_protocol::view::{Touched, View};
+use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
@@ -38,25 +38,25 @@ pub enum Update {
     Snapshot(Box<View>),
     /// The changes after what was known.
     Batch(Batch),
-    /// The watch was lost. A snapshot follows once the store answers.
+    /// The watch was lost. A snapshot follows once the store responds.
     Lost(StoreError),
 }
 
 /// A followed keyspace. Dropping it ends the watch.
 #[derive(Debug)]
-pub struct Follow {
+pub struct Watcher {
     updates: mpsc::Receiver<Update>,
     /// An update that [`try_next_batch`](Self::try_next_batch) has received and that is no batch.
     next: Option<Update>,
     _task: AbortOnDropHandle<()>,
 }
 
-impl Follow {
+impl Watcher {
     /// Begins with a snapshot that is taken after this call.
     pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         // If the reader is slow the store's own watch buffers, and compaction bounds that.
         let (sender, updates) = mpsc::channel(256);
-        Follow { updates, next: None, _task: AbortOnDropHandle::new(tokio::spawn(follow(store, keys, sender))) }
+        Watcher { updates, next: None, _task: AbortOnDropHandle::new(tokio::spawn(run(store, keys, sender))) }
     }
 
     /// Returns the next update. Cancel-safe.
@@ -72,14 +72,14 @@ impl Follow {
     }
 
     /// Applies a batch to the view, and with it every batch that has arrived since. Returns what they touched.
-    pub(crate) fn apply(&mut self, view: &mut View, batch: Batch) -> Touched {
-        let mut touched = view.apply(batch);
+    pub(crate) fn apply(&mut self, view: &mut View, batch: Batch) -> ViewDelta {
+        let mut delta = view.apply(batch);
         while let Some(batch) = self.try_next_batch() {
             let more = view.apply(batch);
-            touched.partitions.extend(more.partitions);
-            touched.membership |= more.membership;
+            delta.partitions.extend(more.partitions);
+            delta.membership |= more.membership;
         }
-        touched
+        delta
     }
 
     /// Returns the next update if it has already arrived and is a batch. Any other update is left for
@@ -98,23 +98,23 @@ impl Follow {
     }
 }
 
-async fn follow(store: Arc<dyn Store>, keys: Keyspace, updates: mpsc::Sender<Update>) {
-    let mut following =
-        Following { store, keys, updates, back_off: StoreRetry::default(), patience: SILENCE_TIMEOUT, doubt: None };
+async fn run(store: Arc<dyn Store>, keys: Keyspace, updates: mpsc::Sender<Update>) {
+    let mut task =
+        WatcherTask { store, keys, updates, back_off: StoreRetry::default(), patience: SILENCE_TIMEOUT, doubt: None };
     loop {
-        let error = match following.once().await {
+        let error = match task.once().await {
             Ok(()) => continue,
             Err(Some(error)) => error,
             Err(None) => return,
         };
-        if following.updates.send(Update::Lost(error)).await.is_err() {
+        if task.updates.send(Update::Lost(error)).await.is_err() {
             return;
         }
-        sleep(following.back_off.next()).await;
+        sleep(task.back_off.next()).await;
     }
 }
 
-struct Following {
+struct WatcherTask {
     store: Arc<dyn Store>,
     keys: Keyspace,
     updates: mpsc::Sender<Update>,
@@ -126,7 +126,7 @@ struct Following {
     doubt: Option<(Revision, Revision)>,
 }
 
-impl Following {
+impl WatcherTask {
     /// Takes one snapshot and follows the watch after it. Returns `Ok` when a fresh snapshot is due, and `Err(None)`
     /// when the receiver is gone.
     async fn once(&mut self) -> Result<(), Option<StoreError>> {
@@ -179,7 +179,7 @@ impl Following {
                     return now.revision;
                 }
                 Ok(_) => {}
-                // A store that does not answer is not asked for a snapshot as well. The lease limits how long that may
+                // A store that does not respond is not asked for a snapshot as well. The lease limits how long that may
                 // last.
                 Err(error) => debug!(%error, "cannot ask for the store's revision"),
             }
@@ -257,8 +257,8 @@ mod tests {
         Keyspace::new("/segue/", "test")
     }
 
-    async fn snapshot(follow: &mut Follow) -> Revision {
-        match follow.next().await {
+    async fn snapshot(watcher: &mut Watcher) -> Revision {
+        match watcher.next().await {
             Update::Snapshot(view) => view.revision,
             other => panic!("{other:?}"),
         }
@@ -267,15 +267,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn changes_that_a_silent_watch_keeps_to_itself_are_seen_within_seconds_again_and_again() {
         let store = Arc::new(Silent { on: true.into(), ..Silent::default() });
-        let mut follow = Follow::start(store.clone(), keyspace());
-        snapshot(&mut follow).await;
+        let mut watcher = Watcher::start(store.clone(), keyspace());
+        snapshot(&mut watcher).await;
         for _ in 0..5 {
             // A quiet keyspace must not make the checks rarer.
-            assert!(timeout(Duration::from_secs(34), follow.next()).await.is_err());
+            assert!(timeout(Duration::from_secs(34), watcher.next()).await.is_err());
             let put = store.put(keyspace().config()).await;
             let seen = timeout(Duration::from_secs(7), async {
-                assert!(matches!(follow.next().await, Update::Lost(_)), "it is counted, and logged");
-                snapshot(&mut follow).await
+                assert!(matches!(watcher.next().await, Update::Lost(_)), "it is counted, and logged");
+                snapshot(&mut watcher).await
             });
             assert_eq!(seen.await.expect("the change is seen"), put);
         }
@@ -284,7 +284,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_writes_of_other_keyspaces_cost_no_storm_of_snapshots() {
         let store = Arc::new(Silent::default());
-        let mut follow = Follow::start(store.clone(), keyspace());
+        let mut watcher = Watcher::start(store.clone(), keyspace());
         let hour = async {
             for second in 0..3600 {
                 store.put("/another/key".to_owned()).await;
@@ -296,7 +296,7 @@ mod tests {
         };
         let nothing_lost = async {
             loop {
-                assert!(!matches!(follow.next().await, Update::Lost(_)), "the watch is well");
+                assert!(!matches!(watcher.next().await, Update::Lost(_)), "the watch is well");
             }
         };
         tokio::select! {
@@ -312,17 +312,17 @@ mod tests {
     async fn looking_for_batches_takes_nothing_else_away() {
         let (sender, updates) = mpsc::channel(8);
         let idle = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
-        let mut follow = Follow { updates, next: None, _task: idle };
+        let mut watcher = Watcher { updates, next: None, _task: idle };
         let batch = |revision: u64| Update::Batch(Batch { revision: revision.into(), events: Vec::new() });
         let view = || Box::new(View::empty(keyspace()));
         for update in [batch(1), Update::Snapshot(view()), batch(2)] {
             sender.send(update).await.unwrap();
         }
-        assert_eq!(follow.try_next_batch().unwrap().revision, Revision::new(1));
-        assert!(follow.try_next_batch().is_none());
-        assert!(follow.try_next_batch().is_none());
-        assert!(matches!(follow.next().await, Update::Snapshot(_)));
-        assert_eq!(follow.try_next_batch().unwrap().revision, Revision::new(2));
-        assert!(follow.try_next_batch().is_none());
+        assert_eq!(watcher.try_next_batch().unwrap().revision, Revision::new(1));
+        assert!(watcher.try_next_batch().is_none());
+        assert!(watcher.try_next_batch().is_none());
+        assert!(matches!(watcher.next().await, Update::Snapshot(_)));
+        assert_eq!(watcher.try_next_batch().unwrap().revision, Revision::new(2));
+        assert!(watcher.try_next_batch().is_none());
     }
 }

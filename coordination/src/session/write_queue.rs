@@ -26,17 +26,17 @@ use crate::store::{Store, StoreError};
 const MAX_REQUESTS: usize = 4;
 
 /// The pending writes of one participant.
-pub(crate) struct Outbox<W> {
+pub(crate) struct WriteQueue<W> {
     store: Arc<dyn Store>,
     /// How long an item rests after its write was refused or failed.
     rest: Duration,
     states: HashMap<W, State>,
     due: Vec<W>,
-    requests: JoinSet<Answers<W>>,
+    requests: JoinSet<WriteResults<W>>,
 }
 
 /// The results of the items of a request.
-pub(crate) type Answers<W> = Vec<(W, Result<TxnOutcome, StoreError>)>;
+pub(crate) type WriteResults<W> = Vec<(W, Result<TxnOutcome, StoreError>)>;
 
 /// The state of an item.
 #[derive(Debug, Clone, Copy)]
@@ -49,9 +49,9 @@ enum State {
     RetryAt(Instant),
 }
 
-impl<W: Copy + Eq + Hash + Send + 'static> Outbox<W> {
+impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
     pub(crate) fn new(store: Arc<dyn Store>, rest: Duration) -> Self {
-        Outbox { store, rest, states: HashMap::new(), due: Vec::new(), requests: JoinSet::new() }
+        WriteQueue { store, rest, states: HashMap::new(), due: Vec::new(), requests: JoinSet::new() }
     }
 
     /// Queues an item that is due according to a view of revision `seen`. Returns when to call again, if no result will
@@ -92,13 +92,13 @@ impl<W: Copy + Eq + Hash + Send + 'static> Outbox<W> {
     }
 
     /// Returns the results of the next request that completes. Pending while none is in flight. Cancel-safe.
-    pub(crate) async fn answered(&mut self) -> Answers<W> {
-        let Some(answers) = self.requests.join_next().await else {
+    pub(crate) async fn next_results(&mut self) -> WriteResults<W> {
+        let Some(results) = self.requests.join_next().await else {
             return std::future::pending().await;
         };
-        let answers = answers.unwrap_or_default();
+        let results = results.unwrap_or_default();
         let again = Instant::now() + self.rest;
-        for (item, result) in &answers {
+        for (item, result) in &results {
             let state = match result {
                 Ok(outcome) if outcome.committed() => State::SeenAt(outcome.revision),
                 // The revision of a refusal may come from another keyspace's write, so this view may never reach it.
@@ -106,7 +106,7 @@ impl<W: Copy + Eq + Hash + Send + 'static> Outbox<W> {
             };
             self.states.insert(*item, state);
         }
-        answers
+        results
     }
 
     /// Forgets the items for which `is_over` holds, unless they are due: their handoffs have ended.

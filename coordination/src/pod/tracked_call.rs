@@ -1,6 +1,6 @@
 //! One request inside the service: its future, and the guard that counts it until it has ended.
 //!
-//! An exchange that is dropped before its end, because the client disconnected, continues in a task of its own. Its
+//! A call that is dropped before its end, because the client disconnected, continues in a task of its own. Its
 //! work may take effect without a client to read the response, and only its end shows that it has. It is dropped for
 //! good when the lease is over.
 
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::ownership::InFlight;
 
 #[derive(Debug)]
-pub(super) struct Exchange<F: Future + Send + 'static> {
+pub(super) struct TrackedCall<F: Future + Send + 'static> {
     // Boxed, so that it can move to a task of its own.
     future: Option<Pin<Box<F>>>,
     in_flight: Option<InFlight>,
@@ -22,9 +22,9 @@ pub(super) struct Exchange<F: Future + Send + 'static> {
     abandoned: CancellationToken,
 }
 
-impl<F: Future + Send + 'static> Exchange<F> {
+impl<F: Future + Send + 'static> TrackedCall<F> {
     pub(super) fn new(future: F, in_flight: InFlight, abandoned: CancellationToken) -> Self {
-        Exchange { future: Some(Box::pin(future)), in_flight: Some(in_flight), abandoned }
+        TrackedCall { future: Some(Box::pin(future)), in_flight: Some(in_flight), abandoned }
     }
 
     pub(super) fn is_lost(&self) -> bool {
@@ -33,22 +33,22 @@ impl<F: Future + Send + 'static> Exchange<F> {
 
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<F::Output> {
         let Some(mut future) = self.future.take() else { return Poll::Pending };
-        let answer = future.as_mut().poll(context);
+        let response = future.as_mut().poll(context);
         // A future that panicked is not put back: it has ended.
-        if answer.is_pending() {
+        if response.is_pending() {
             self.future = Some(future);
         }
-        answer
+        response
     }
 
-    /// Ends the exchange for good, with or without a response.
+    /// Ends the call for good, with or without a response.
     pub(super) fn end(&mut self) -> Option<InFlight> {
         self.future = None;
         self.in_flight.take()
     }
 }
 
-impl<F: Future + Send + 'static> Drop for Exchange<F> {
+impl<F: Future + Send + 'static> Drop for TrackedCall<F> {
     fn drop(&mut self) {
         let (Some(future), Some(in_flight)) = (self.future.take(), self.in_flight.take()) else { return };
         self.abandoned.cancel();

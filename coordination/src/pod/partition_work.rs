@@ -14,7 +14,7 @@ use std::time::Duration;
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::epoch_fence::known_epoch;
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
-use segue_protocol::handoff::pod_reconcile::{Act, Callback, Done, Next, Task, Word, next};
+use segue_protocol::handoff::pod_reconcile::{Callback, Decision, LocalState, PodAction, PodReport, Task, decide};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::records::{PodAck, PodAckKind, PodRecord, PodStatus, encode};
 use segue_protocol::txn::{Compare, Op, Txn};
@@ -22,17 +22,17 @@ use tokio::task::{self, AbortHandle, JoinError};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::shell::{Shell, Wish};
-use super::{HandlerError, Move};
-use crate::participant::{Answers, StoreRetry, unix_millis};
+use super::driver::{Driver, Intent};
+use super::{HandlerError, HandoffContext};
+use crate::session::{StoreRetry, WriteResults, unix_millis};
 
 /// How long a write rests after it was refused or failed.
 pub(super) const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The state of the work on a partition.
 #[derive(Debug, Default)]
-pub(super) struct Work {
-    done: Done,
+pub(super) struct PartitionWork {
+    local: LocalState,
     running: Option<Running>,
     /// The task that failed last, and when it is retried.
     failed: Option<(Task, Instant)>,
@@ -46,52 +46,52 @@ struct Running {
     abort: AbortHandle,
 }
 
-impl Work {
+impl PartitionWork {
     /// Records that the ownership the state was for is lost.
-    pub(super) fn leave(&mut self) {
-        self.done.leave();
+    pub(super) fn invalidate(&mut self) {
+        self.local.invalidate();
     }
 }
 
 /// A write of the pod to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Said {
-    Word(PartitionId, HandoffId, Word),
+pub(super) enum PendingWrite {
+    Report(PartitionId, HandoffId, PodReport),
     Status,
 }
 
-impl Said {
+impl PendingWrite {
     fn partition(self) -> Option<PartitionId> {
         match self {
-            Said::Word(partition, ..) => Some(partition),
-            Said::Status => None,
+            PendingWrite::Report(partition, ..) => Some(partition),
+            PendingWrite::Status => None,
         }
     }
 }
 
-impl Shell {
+impl Driver {
     /// Makes the work on a partition agree with the pod's duty.
     pub(super) fn reconcile(&mut self, partition: PartitionId) {
         let duty = self.duty(partition);
         let work = self.work.entry(partition).or_default();
-        let Next { accept, act } = next(duty, &work.done, self.settings.capabilities.sync);
+        let Decision { accept, action } = decide(duty, &work.local, self.settings.capabilities.sync);
         let accept = accept.filter(|_| !self.refusing);
         self.accept(partition, duty, accept);
         let work = self.work.entry(partition).or_default();
         if accept.is_some() {
-            work.done.reopen();
+            work.local.reopen();
         }
         if let Some(running) = &work.running {
             // The next callback begins when this one has ended.
-            if act != Some(Act::Run(running.task)) {
+            if action != Some(PodAction::Run(running.task)) {
                 running.abort.abort();
             }
             return;
         }
-        match act {
-            Some(Act::Run(task)) => self.start(partition, task),
-            Some(Act::Say(word, handoff)) => self.say(partition, handoff, word),
-            None if work.done.held.is_none() => drop(self.work.remove(&partition)),
+        match action {
+            Some(PodAction::Run(task)) => self.start(partition, task),
+            Some(PodAction::Report(report, handoff)) => self.report(partition, handoff, report),
+            None if work.local.loaded.is_none() => drop(self.work.remove(&partition)),
             None => {}
         }
     }
@@ -140,9 +140,9 @@ impl Shell {
             _ => work.back_off.reset(),
         }
         let Task { callback, handoff, epoch } = task;
-        work.done.begin(task, has_tail);
+        work.local.begin(task, has_tail);
         let (handler, ownership) = (self.handler.clone(), self.ownership.clone());
-        let part = Move { keyspace: ownership.keyspace().to_owned(), partition, epoch, handoff };
+        let part = HandoffContext { keyspace: ownership.keyspace().to_owned(), partition, epoch, handoff };
         let abort = self.callbacks.spawn(async move {
             match callback {
                 Callback::Warm => handler.warm(&part).await,
@@ -179,14 +179,14 @@ impl Shell {
                     epoch = task.epoch.get(),
                     handoff = task.handoff.get(),
                     ?took,
-                    "{callback}: done"
+                    "{callback} done"
                 );
                 work.failed = None;
-                work.done.end(task);
+                work.local.end(task);
             }
             Some(Err(error)) => {
                 let again = work.back_off.next();
-                warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, ?again, "{callback}: failed");
+                warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, ?again, "{callback} failed; retrying");
                 work.failed = Some((task, Instant::now() + again));
             }
             None => info!(
@@ -194,20 +194,20 @@ impl Shell {
                 epoch = task.epoch.get(),
                 handoff = task.handoff.get(),
                 ?took,
-                "{callback}: not due any more"
+                "{callback} cancelled"
             ),
         }
         self.reconcile(partition);
     }
 
-    fn say(&mut self, partition: PartitionId, handoff: HandoffId, word: Word) {
-        let said = word.ack().is_some_and(|kind| self.has_said(partition, kind, handoff));
-        if !said {
-            self.write(Said::Word(partition, handoff, word));
+    fn report(&mut self, partition: PartitionId, handoff: HandoffId, report: PodReport) {
+        let is_written = report.ack().is_some_and(|kind| self.has_acknowledged(partition, kind, handoff));
+        if !is_written {
+            self.write(PendingWrite::Report(partition, handoff, report));
         }
     }
 
-    fn has_said(&self, partition: PartitionId, kind: PodAckKind, handoff: HandoffId) -> bool {
+    fn has_acknowledged(&self, partition: PartitionId, kind: PodAckKind, handoff: HandoffId) -> bool {
         self.view.pod_ack(partition, &self.settings.name, kind, handoff).is_some()
     }
 
@@ -219,7 +219,7 @@ impl Shell {
             self.drains_for_service = self.is_sick();
         }
         if self.status_change().is_some() {
-            self.write(Said::Status);
+            self.write(PendingWrite::Status);
         }
     }
 
@@ -228,8 +228,10 @@ impl Shell {
         let own = self.view.pods.get(&self.settings.name).filter(|own| own.incarnation() == self.incarnation)?;
         // An operator's drain is not undone.
         let status = match own.value.status {
-            PodStatus::Ready if *self.wish.borrow() != Wish::Serve || self.is_sick() => PodStatus::Draining,
-            PodStatus::Draining if self.drains_for_service && *self.wish.borrow() == Wish::Serve && !self.is_sick() => {
+            PodStatus::Ready if *self.intent.borrow() != Intent::Serve || self.is_sick() => PodStatus::Draining,
+            PodStatus::Draining
+                if self.drains_for_service && *self.intent.borrow() == Intent::Serve && !self.is_sick() =>
+            {
                 PodStatus::Ready
             }
             _ => return None,
@@ -249,49 +251,49 @@ impl Shell {
         self.refusing && !self.settings.capabilities.fence
     }
 
-    fn word(&self, partition: PartitionId, handoff: HandoffId, word: Word) -> Option<Txn> {
+    fn report_txn(&self, partition: PartitionId, handoff: HandoffId, report: PodReport) -> Option<Txn> {
         let (me, now) = (&self.settings.name, unix_millis());
-        let Some(ack) = word.ack() else {
+        let Some(ack) = report.ack() else {
             return warmed(&self.view, me, self.incarnation, handoff, partition, now);
         };
         let ack = Ack::Pod(PodAck { pod_name: me.clone(), partition, handoff, ack, acked_at: now });
         Some(acknowledge(&self.view, &ack, self.keys.pod(me), self.incarnation, now))
     }
 
-    fn write(&mut self, what: Said) {
-        if let Some(again) = self.said.want(what, self.view.revision) {
+    fn write(&mut self, what: PendingWrite) {
+        if let Some(again) = self.writes.want(what, self.view.revision) {
             self.timers.insert((again, what.partition()));
         }
     }
 
-    pub(super) fn send_said(&mut self) {
-        let due = self.said.take_due();
+    pub(super) fn send_writes(&mut self) {
+        let due = self.writes.take_due();
         let txns: Vec<Option<Txn>> = due
             .iter()
             .map(|what| match *what {
-                Said::Word(partition, handoff, word) => self.word(partition, handoff, word),
-                Said::Status => self.status_change(),
+                PendingWrite::Report(partition, handoff, report) => self.report_txn(partition, handoff, report),
+                PendingWrite::Status => self.status_change(),
             })
             .collect();
-        self.said.send(due.into_iter().zip(txns));
+        self.writes.send(due.into_iter().zip(txns));
     }
 
-    pub(super) fn written(&mut self, answers: Answers<Said>) {
-        for (what, result) in &answers {
+    pub(super) fn written(&mut self, results: WriteResults<PendingWrite>) {
+        for (what, result) in &results {
             match result {
                 Ok(outcome) if outcome.committed() => info!(?what, "said"),
                 Ok(_) => {}
-                Err(error) => warn!(?what, %error, "could not write; trying again"),
+                Err(error) => warn!(?what, %error, "pod report cannot be written; retrying"),
             }
         }
         let view = &self.view;
-        self.said.forget(|said| match said {
-            Said::Word(partition, handoff, _) => {
+        self.writes.forget(|write| match write {
+            PendingWrite::Report(partition, handoff, _) => {
                 view.handoffs.get(partition).is_none_or(|record| record.id() != *handoff)
             }
-            Said::Status => false,
+            PendingWrite::Status => false,
         });
-        for (what, _) in answers {
+        for (what, _) in results {
             match what.partition() {
                 Some(partition) => self.reconcile(partition),
                 None => self.keep_record(),

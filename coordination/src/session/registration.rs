@@ -67,8 +67,8 @@ impl Registration {
             let deleted = self.lease.store().commit(withdraw(&self.key, self.incarnation)).await;
             self.lease.revoke().await.and(deleted.map(drop))
         };
-        let no_answer = || StoreError::Unavailable(format!("no answer within {WITHDRAW_TIMEOUT:?}"));
-        timeout(WITHDRAW_TIMEOUT, withdrawn).await.unwrap_or_else(|_| Err(no_answer()))
+        let no_response = || StoreError::Unavailable(format!("no response within {WITHDRAW_TIMEOUT:?}"));
+        timeout(WITHDRAW_TIMEOUT, withdrawn).await.unwrap_or_else(|_| Err(no_response()))
     }
 }
 
@@ -89,22 +89,22 @@ pub async fn register(store: &Arc<dyn Store>, claim: &Claim, value: impl Fn(Leas
                 if !std::mem::replace(&mut told, true) {
                     match lease {
                         Some(_) => {
-                            info!(key, "an earlier life's registration still stands: waiting until its lease ends")
+                            info!(key, "registration of an earlier incarnation exists; waiting until its lease ends")
                         }
                         None => warn!(
                             key,
-                            "a registration stands that never ends by itself: another hand has detached it from its \
+                            "the registration of an earlier incarnation never ends by itself: another writer has detached it from its \
                              lease. If its process is gone, delete it with `segue forget`"
                         ),
                     }
                 }
                 if let Err(error) = vanished(store, key, claim.ttl).await {
-                    warn!(key, %error, "cannot watch the earlier registration; trying again");
+                    warn!(key, %error, "earlier registration cannot be watched; retrying");
                     sleep(back_off.next()).await;
                 }
             }
             Err(error) => {
-                warn!(key, %error, "cannot register; trying again");
+                warn!(key, %error, "cannot register; retrying");
                 sleep(back_off.next()).await;
             }
         }
