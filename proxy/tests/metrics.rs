@@ -33,7 +33,7 @@ async fn the_time_with_a_pod_leaves_out_the_time_in_the_stash() {
     fixture.held(P0, 1).await;
     let held = Instant::now();
     until(|| held.elapsed() >= Duration::from_millis(200), "some time in the stash").await;
-    fixture.lead(P0, pod.address, 7);
+    fixture.route(P0, pod.address, 7);
     assert_eq!(client.answer().await.text(), "ok");
     until(|| value(&fixture, "segue_upstream_duration_seconds_count") == 1.0, "the exchange to be over").await;
     let in_all = value(&fixture, "segue_request_duration_seconds_sum");

@@ -18,7 +18,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
-use segue_coordination::participant::lease_now;
+use segue_coordination::session::lease_now;
 use segue_coordination::store::StoreError;
 use tokio::time::Instant;
 

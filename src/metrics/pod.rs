@@ -12,7 +12,7 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use segue_coordination::pod::{HandlerError, HandoffHandler, Move, Ownership, PodHandle, PodState, Refusal};
+use segue_coordination::pod::{HandlerError, HandoffContext, HandoffHandler, Ownership, PodHandle, PodState, Refusal};
 use segue_proxy::sidecar::Traffic;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -143,19 +143,19 @@ impl Drop for HookTimer<'_> {
 
 #[async_trait]
 impl<H: HandoffHandler> HandoffHandler for MeteredHooks<H> {
-    async fn warm(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.timed("warm", self.hooks.warm(part)).await
     }
 
-    async fn sync(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.timed("sync", self.hooks.sync(part)).await
     }
 
-    async fn drain(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn drain(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.hooks.drain(part).await
     }
 
-    async fn release(&self, part: &Move) -> Result<(), HandlerError> {
+    async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.timed("release", self.hooks.release(part)).await
     }
 }
@@ -267,11 +267,11 @@ mod tests {
 
     #[async_trait]
     impl HandoffHandler for Stubborn {
-        async fn warm(&self, _: &Move) -> Result<(), HandlerError> {
+        async fn warm(&self, _: &HandoffContext) -> Result<(), HandlerError> {
             Err("not now".into())
         }
 
-        async fn release(&self, _: &Move) -> Result<(), HandlerError> {
+        async fn release(&self, _: &HandoffContext) -> Result<(), HandlerError> {
             std::future::pending().await
         }
     }
@@ -281,7 +281,7 @@ mod tests {
         let mut registry = Registry::with_prefix("segue");
         let hooks = MeteredHooks::new(Stubborn, vec!["warm", "release"], &mut registry);
         let (keyspace, partition) = ("default".to_owned(), PartitionId::new(0));
-        let part = Move { keyspace, partition, epoch: 7.into(), handoff: HandoffId::NONE };
+        let part = HandoffContext { keyspace, partition, epoch: 7.into(), handoff: HandoffId::NONE };
         hooks.warm(&part).await.unwrap_err();
         hooks.sync(&part).await.unwrap();
         tokio::time::timeout(Duration::from_secs(2), hooks.release(&part)).await.unwrap_err();
