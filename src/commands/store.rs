@@ -31,10 +31,10 @@ pub(super) struct StoreArgs {
     #[arg(long, value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
     /// Keyspace, with --etcd.
-    #[arg(long, value_name = "NAME", default_value = "default")]
+    #[arg(long, value_name = "NAME", default_value = "default", conflicts_with = "config")]
     keyspace: String,
     /// Key prefix of all keyspaces, with --etcd.
-    #[arg(long, value_name = "PREFIX", default_value = "/segue/")]
+    #[arg(long, value_name = "PREFIX", default_value = "/segue/", conflicts_with = "config")]
     prefix: String,
 }
 

@@ -261,6 +261,19 @@ fn a_listen_address_in_use_is_an_error_that_names_it_and_its_key() {
 }
 
 #[test]
+fn a_command_that_needs_a_store_is_not_content_with_a_keyspace() {
+    for command in [vec!["status"], vec!["forget", "pod", "writer-0"]] {
+        let output = run(&[&command[..], &["--keyspace", "orders"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains("--config <FILE>|--etcd <URL>"), "{}", stderr(&output));
+        // The file names the keyspace.
+        let output = run(&[&command[..], &["--config", "segue.toml", "--keyspace", "orders"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains("cannot be used with"), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn an_etcd_that_cannot_be_reached_is_named_by_commands_that_need_it() {
     let nowhere = free_address();
     let output = run(&["status", "--etcd", &format!("http://{nowhere}")]);
