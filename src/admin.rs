@@ -1,6 +1,6 @@
 //! The admin endpoint: `/health`, `/ready`, `/metrics`, `/status`.
 //!
-//! The endpoint shows what the process's parts report and decides nothing. It has a thread of its own, so that requests
+//! The endpoint shows what the process's status sources report and decides nothing. It has a thread of its own, so that requests
 //! to it take nothing from the threads that renew leases.
 //!
 //! # Invariants
@@ -43,25 +43,25 @@ const IO_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_LIFETIME: Duration = Duration::from_secs(60);
 /// Pause of the accept loop after an error, such as no file descriptors left.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// Age, in multiples of the time it took to make, at which a page is made again, but at the latest after [`OLDEST`].
+/// Age, in multiples of the time it took to make, at which a page is made again, but at the latest after [`MAX_PAGE_AGE`].
 /// Making pages takes at most a twentieth of the thread's time.
 const PAGE_AGE_FACTOR: u32 = 20;
-const OLDEST: Duration = Duration::from_secs(1);
+const MAX_PAGE_AGE: Duration = Duration::from_secs(1);
 
 /// A role of this process, as the admin endpoint sees it.
-pub trait Part: Send + Sync + 'static {
-    /// Returns the part's name in `/status`: the name of its section of the file.
+pub trait StatusSource: Send + Sync + 'static {
+    /// Returns the source's name in `/status`: the name of its section of the file.
     fn name(&self) -> &'static str;
-    /// Returns whether the part can do its work; otherwise the reason in words.
+    /// Returns whether the role can do its work; otherwise the reason in words.
     fn ready(&self) -> Result<(), String>;
-    /// Returns the part's present state.
+    /// Returns the present state.
     fn status(&self) -> Value;
     /// Updates gauges that nothing else updates.
     fn refresh(&self) {}
 }
 
 struct Shared {
-    parts: Vec<Arc<dyn Part>>,
+    sources: Vec<Arc<dyn StatusSource>>,
     registries: [Registry; 2],
     classic: Page,
     open_metrics: Page,
@@ -97,12 +97,12 @@ impl Admin {
     /// Serves, on a thread of its own, until `shutdown` or until this is dropped.
     pub async fn serve(
         self,
-        parts: Vec<Arc<dyn Part>>,
+        sources: Vec<Arc<dyn StatusSource>>,
         registry: Registry,
         shutdown: CancellationToken,
     ) -> io::Result<()> {
         let shared = Shared {
-            parts,
+            sources,
             registries: [registry, process_registry()],
             classic: Page::default(),
             open_metrics: Page::default(),
@@ -147,7 +147,7 @@ async fn accept(listener: StdListener, routes: Router, end: CancellationToken) -
             });
         } else if let Ok(place) = turned_away.clone().try_acquire_owned() {
             tokio::spawn(async move {
-                let _ = tokio::time::timeout(OLDEST, turn_away(stream)).await;
+                let _ = tokio::time::timeout(MAX_PAGE_AGE, turn_away(stream)).await;
                 drop(place);
             });
         }
@@ -202,7 +202,9 @@ struct Made {
 impl Page {
     fn get(&self, make: impl FnOnce() -> Vec<u8>) -> Bytes {
         let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(made) = made.as_ref().filter(|made| made.at.elapsed() < (made.took * PAGE_AGE_FACTOR).min(OLDEST)) {
+        if let Some(made) =
+            made.as_ref().filter(|made| made.at.elapsed() < (made.took * PAGE_AGE_FACTOR).min(MAX_PAGE_AGE))
+        {
             return made.body.clone();
         }
         let began = Instant::now();
@@ -214,9 +216,9 @@ impl Page {
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     let reasons: Vec<String> = shared
-        .parts
+        .sources
         .iter()
-        .filter_map(|part| part.ready().err().map(|reason| format!("{}: {reason}\n", part.name())))
+        .filter_map(|source| source.ready().err().map(|reason| format!("{}: {reason}\n", source.name())))
         .collect();
     match reasons.is_empty() {
         true => "ready\n".into_response(),
@@ -231,7 +233,7 @@ async fn metrics(State(shared): State<Arc<Shared>>, request: HeaderMap) -> Respo
         Format::OpenMetrics => &shared.open_metrics,
     };
     let body = page.get(|| {
-        shared.parts.iter().for_each(|part| part.refresh());
+        shared.sources.iter().for_each(|source| source.refresh());
         let [own, process] = &shared.registries;
         format.page(&[own, process]).into_bytes()
     });
@@ -240,8 +242,8 @@ async fn metrics(State(shared): State<Arc<Shared>>, request: HeaderMap) -> Respo
 
 async fn status(State(shared): State<Arc<Shared>>) -> Response {
     let body = shared.status.get(|| {
-        let parts = shared.parts.iter().map(|part| (part.name().to_owned(), part.status()));
-        Value::Object(parts.collect::<Map<String, Value>>()).to_string().into_bytes()
+        let sources = shared.sources.iter().map(|source| (source.name().to_owned(), source.status()));
+        Value::Object(sources.collect::<Map<String, Value>>()).to_string().into_bytes()
     });
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
@@ -254,14 +256,14 @@ mod tests {
 
     use super::*;
 
-    /// A part whose status takes long to make.
+    /// A source whose status takes long to make.
     #[derive(Default)]
     struct Slow {
         made: AtomicUsize,
         elsewhere: AtomicUsize,
     }
 
-    impl Part for Slow {
+    impl StatusSource for Slow {
         fn name(&self) -> &'static str {
             "slow"
         }
@@ -280,9 +282,9 @@ mod tests {
 
     fn start() -> (SocketAddr, Arc<Slow>, tokio::task::JoinHandle<io::Result<()>>, CancellationToken) {
         let admin = Admin::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).unwrap();
-        let (address, part, end) = (admin.local_addr().unwrap(), Arc::<Slow>::default(), CancellationToken::new());
-        let serving = tokio::spawn(admin.serve(vec![part.clone()], Registry::default(), end.clone()));
-        (address, part, serving, end)
+        let (address, source, end) = (admin.local_addr().unwrap(), Arc::<Slow>::default(), CancellationToken::new());
+        let serving = tokio::spawn(admin.serve(vec![source.clone()], Registry::default(), end.clone()));
+        (address, source, serving, end)
     }
 
     async fn ask(address: SocketAddr, path: &str) -> io::Result<String> {
@@ -295,7 +297,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_crowd_of_readers_shares_a_page_and_takes_nothing_from_other_threads() {
-        let (address, part, _serving, _end) = start();
+        let (address, source, _serving, _end) = start();
         let mut readers = JoinSet::new();
         let began = Instant::now();
         for _ in 0..1000 {
@@ -303,10 +305,10 @@ mod tests {
         }
         let answers = readers.join_all().await;
         let served = answers.iter().filter(|answer| answer.starts_with("HTTP/1.1 200")).count();
-        let made = part.made.load(SeqCst);
+        let made = source.made.load(SeqCst);
         assert!(served >= MAX_CONNECTIONS, "{served} were served");
         assert!(made <= 1 + began.elapsed().as_secs() as usize, "{made} pages were made for {served} readers");
-        assert_eq!(part.elsewhere.load(SeqCst), 0);
+        assert_eq!(source.elsewhere.load(SeqCst), 0);
     }
 
     #[tokio::test]

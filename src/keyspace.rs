@@ -11,17 +11,17 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::admin::Part;
-use crate::overview::Overview;
+use crate::admin::StatusSource;
+use crate::status::KeyspaceStatus;
 
 /// A followed keyspace.
 #[derive(Debug)]
-pub struct KeyspacePart {
+pub struct KeyspaceStatusSource {
     view: Arc<Mutex<View>>,
     _task: AbortOnDropHandle<()>,
 }
 
-impl KeyspacePart {
+impl KeyspaceStatusSource {
     /// Starts to follow a keyspace.
     pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         let view = Arc::new(Mutex::new(View::empty(keys.clone())));
@@ -38,11 +38,11 @@ impl KeyspacePart {
                 }
             }
         });
-        KeyspacePart { view, _task: AbortOnDropHandle::new(task) }
+        KeyspaceStatusSource { view, _task: AbortOnDropHandle::new(task) }
     }
 }
 
-impl Part for KeyspacePart {
+impl StatusSource for KeyspaceStatusSource {
     fn name(&self) -> &'static str {
         "keyspace"
     }
@@ -53,6 +53,6 @@ impl Part for KeyspacePart {
 
     fn status(&self) -> Value {
         let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        json!(Overview::of(&view, unix_millis()))
+        json!(KeyspaceStatus::of(&view, unix_millis()))
     }
 }

@@ -13,6 +13,6 @@ pub mod files;
 pub mod hot_restart;
 pub mod keyspace;
 pub mod metrics;
-pub mod overview;
 pub mod roles;
+pub mod status;
 pub mod supervise;

@@ -26,6 +26,6 @@ fn main() -> ExitCode {
             ExitCode::from(3)
         }
         Err(Failure::Exit(code)) => code,
-        Err(Failure::Told) => ExitCode::from(1),
+        Err(Failure::AlreadyReported) => ExitCode::from(1),
     }
 }

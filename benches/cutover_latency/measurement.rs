@@ -16,7 +16,7 @@ use segue_demo::cluster::Cluster;
 use segue_demo::load::{Load, LoadSettings};
 use segue_demo::measure::{Distribution, Latencies, latencies};
 use segue_demo::record::Outcome;
-use segue_demo::story::{Story, windows};
+use segue_demo::timeline::{Timeline, windows};
 use segue_demo::writer::names;
 use segue_demo::{Options, clock};
 use segue_protocol::ids::{Epoch, PartitionId, Revision};
@@ -68,14 +68,14 @@ pub(crate) struct Measured {
 
 /// Starts a cluster, measures the moves and stops the cluster.
 pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyhow::Result<Measured> {
-    let story = Arc::new(Story::default());
+    let timeline = Arc::new(Timeline::default());
     let options = Options { etcd: Some(etcd.endpoint()), pods: 2, ..options };
-    let mut cluster = Cluster::start(&options, story.clone()).await?;
-    ensure!(cluster.settled(PATIENCE).await, "the cluster did not get ready: {:?}", cluster.places());
+    let mut cluster = Cluster::start(&options, timeline.clone()).await?;
+    ensure!(cluster.settled(PATIENCE).await, "the cluster did not get ready: {:?}", cluster.snapshot());
     let load = Load::start(load_settings(&options, &cluster));
     tokio::time::sleep(STEADY).await;
 
-    story.told().holds.clear();
+    timeline.events().holds.clear();
     let mut bystander = Bystander::start(&cluster).await?;
     let before = Count::now(etcd, &bystander).await?;
     let mut moved_in = Duration::ZERO;
@@ -93,12 +93,12 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
                 let pod = cluster.pods()[0].clone();
                 let begun = Instant::now();
                 cluster.remove_pod(&pod).await;
-                ensure!(cluster.settled(PATIENCE).await, "{pod} has left something: {:?}", cluster.places());
+                ensure!(cluster.settled(PATIENCE).await, "{pod} has left something: {:?}", cluster.snapshot());
                 moved_in = moved_in.max(begun.elapsed());
                 tokio::time::sleep(STEADY).await;
                 let begun = Instant::now();
                 cluster.add_pod(&pod).await?;
-                ensure!(cluster.settled(PATIENCE).await, "{pod} has not got its share: {:?}", cluster.places());
+                ensure!(cluster.settled(PATIENCE).await, "{pod} has not got its share: {:?}", cluster.snapshot());
                 moved_in = moved_in.max(begun.elapsed());
                 tokio::time::sleep(STEADY).await;
             }
@@ -109,7 +109,7 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
 
     tokio::time::sleep(STEADY).await;
     let exchanges = load.finish().await;
-    let (log, owners) = (cluster.log().read_all()?, cluster.witness().seen().owners.clone());
+    let (log, owners) = (cluster.log().read_all()?, cluster.history().seen().owners.clone());
     let evidence = Evidence { exchanges, log: Some(log), owners: Some(owners) };
     let (evidence, harm) = tokio::task::spawn_blocking(move || {
         let harm = check(&evidence);
@@ -118,10 +118,10 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
     .await?;
     cluster.stop().await;
 
-    let told = story.told();
+    let events = timeline.events();
     // The cutovers of all routers, by move: a partition and an epoch.
     let mut cutovers: HashMap<(PartitionId, Epoch), Vec<_>> = HashMap::new();
-    for hold in &told.holds {
+    for hold in &events.holds {
         cutovers.entry((hold.partition, hold.epoch)).or_default().push(hold.times);
     }
     let moves = cutovers.len() as u64;
@@ -133,13 +133,13 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
     let refused = |outcome: &Outcome| matches!(outcome, Outcome::Refused { .. });
     Ok(Measured {
         pause: Distribution::of(beyond),
-        whole: Distribution::of(told.holds.iter().map(|hold| clock::nanos(hold.times.pause))),
-        latency: latencies(&evidence.exchanges, windows(&told)),
+        whole: Distribution::of(events.holds.iter().map(|hold| clock::nanos(hold.times.pause))),
+        latency: latencies(&evidence.exchanges, windows(&events)),
         moved_in,
         moves,
         transactions: (after.revision.get() - before.revision.get()) as f64 / moves.max(1) as f64,
         puts: (after.puts - before.puts) / moves.max(1) as f64,
-        stashed: told.holds.iter().map(|hold| hold.times.stashed).max().unwrap_or(0),
+        stashed: events.holds.iter().map(|hold| hold.times.stashed).max().unwrap_or(0),
         refused: evidence.exchanges.iter().filter(|exchange| refused(&exchange.outcome)).count() as u64,
         requests: evidence.exchanges.len() as u64,
         harm,
@@ -156,7 +156,7 @@ fn load_settings(options: &Options, cluster: &Cluster) -> LoadSettings {
         patience: PATIENCE,
         seed: options.seed,
         partition_header: Some(names::PARTITION),
-        places: Some(cluster.watch_places()),
+        snapshot: Some(cluster.watch_snapshot()),
     }
 }
 
@@ -184,7 +184,7 @@ struct Bystander {
 
 impl Bystander {
     async fn start(cluster: &Cluster) -> anyhow::Result<Self> {
-        let store: Arc<dyn Store> = Arc::new(cluster.witness().clone());
+        let store: Arc<dyn Store> = Arc::new(cluster.history().clone());
         let mut watcher = Watcher::start(store.clone(), cluster.keys().clone());
         let Update::Snapshot(view) = watcher.next().await else { anyhow::bail!("etcd cannot be read") };
         Ok(Bystander { store, watcher, view: *view })

@@ -87,7 +87,7 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
         patience: options.patience,
         seed: options.seed,
         partition_header: options.partition_header,
-        places: None,
+        snapshot: None,
     });
     let began = Instant::now();
     watch(load.gauge(), options.duration, options.progress).await;

@@ -3,7 +3,7 @@
 //!
 //! [`run`] does all of it. Clients and pods record what they see ([`record`]); nothing is judged during the run.
 //! Afterwards [`check`](mod@check) compares the clients' responses with the logs and with the owners according to the
-//! store's transactions ([`witness`]), and counts harm in five kinds. `tests/demo_harm` breaks the protocol on purpose
+//! store's transactions ([`history`]), and counts harm in five kinds. `tests/demo_harm` breaks the protocol on purpose
 //! and shows that each kind is detected.
 //!
 //! The pods are [`writer`]s; `examples/writer.rs` is a separate program that does the same in one file. [`mod@bench`]
@@ -16,6 +16,7 @@ pub mod bench;
 pub mod check;
 pub mod clock;
 pub mod cluster;
+pub mod history;
 pub mod instruments;
 pub mod load;
 pub mod log;
@@ -25,9 +26,8 @@ pub mod progress;
 pub mod record;
 pub mod report;
 mod scenario;
-pub mod story;
+pub mod timeline;
 pub mod wiring;
-pub mod witness;
 pub mod writer;
 
 use std::sync::Arc;
@@ -43,7 +43,7 @@ use self::load::{Load, LoadSettings};
 use self::measure::Distribution;
 pub use self::options::{Options, Progress, Scenario};
 pub use self::report::Report;
-use self::story::{Change, Story, changes, windows};
+use self::timeline::{Change, Timeline, changes, windows};
 use self::writer::names;
 
 /// How long a client waits for a response: longer than a router's hold and a pod's work together.
@@ -53,41 +53,41 @@ const MARGIN: Duration = Duration::from_secs(5);
 pub async fn run(options: Options) -> anyhow::Result<Report> {
     ensure!(options.partitions > 0, "a demo needs at least one partition");
     ensure!(options.clients > 0, "a demo needs at least one client");
-    let story = Arc::new(Story::default());
+    let timeline = Arc::new(Timeline::default());
     let mut random = StdRng::seed_from_u64(options.seed);
     progress::Progress::announce(options.progress, &announcement(&options));
 
-    let mut cluster = Cluster::start(&options, story.clone()).await?;
-    story.begin("start", format!("{} partitions find their first owners", options.partitions));
+    let mut cluster = Cluster::start(&options, timeline.clone()).await?;
+    timeline.begin("start", format!("{} partitions find their first owners", options.partitions));
     ensure!(
         cluster.settled(scenario::PATIENCE).await,
         "the cluster did not get ready within {:?}: {:?}",
         scenario::PATIENCE,
-        cluster.places()
+        cluster.snapshot()
     );
-    story.end(true, &cluster.witness().seen());
+    timeline.end(true, &cluster.history().seen());
 
     let load = Load::start(load_settings(&options, &cluster, &mut random));
     let shown = progress::Progress::start(
         options.progress,
-        story.clone(),
-        cluster.witness().clone(),
+        timeline.clone(),
+        cluster.history().clone(),
         load.gauge().clone(),
         options.duration,
     );
     let began = Instant::now();
     let pods = options.pods.max(1) as usize;
-    let mut stage = scenario::Stage { cluster: &mut cluster, story: &story, random, pods };
+    let mut stage = scenario::Stage { cluster: &mut cluster, timeline: &timeline, random, pods };
     stage.play(options.scenario, options.duration).await?;
     let lasted = began.elapsed();
 
-    shown.say(&story, "the load ends; reading every key once more");
+    shown.say(&timeline, "the load ends; reading every key once more");
     let settled = cluster.settled(scenario::PATIENCE).await;
-    let places = cluster.places();
+    let snapshot = cluster.snapshot();
     let exchanges = load.finish().await;
-    shown.say(&story, "checking");
+    shown.say(&timeline, "checking");
     let log = cluster.log().read_all()?;
-    let owners = cluster.witness().seen().owners.clone();
+    let owners = cluster.history().seen().owners.clone();
     let log_records = log.len() as u64;
     let evidence = Evidence { exchanges, log: Some(log), owners: Some(owners) };
     let (evidence, harm) = tokio::task::spawn_blocking(move || {
@@ -99,11 +99,11 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
 
     let mut report = Report::of_load(options.seed, lasted, &evidence.exchanges, &harm);
     report.scenario = options.scenario.as_str();
-    report.unsettled = if settled { 0 } else { u64::from(places.unowned) + (places.in_flight as u64).max(1) };
+    report.unsettled = if settled { 0 } else { u64::from(snapshot.unowned) + (snapshot.in_flight as u64).max(1) };
     report.sound &= settled;
     report.checked.log_records = Some(log_records);
     report.checked.owners = true;
-    tell(&mut report, &story, &cluster, &evidence);
+    tell(&mut report, &timeline, &cluster, &evidence);
     report.cluster = report::Cluster {
         store: options.etcd.clone().unwrap_or_else(|| "embedded".to_owned()),
         routers: options.routers.max(1),
@@ -133,22 +133,22 @@ fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> L
         patience: cluster::MAX_WAIT + cluster::REQUEST_TIMEOUT + MARGIN,
         seed: rand::RngExt::random(random),
         partition_header: Some(names::PARTITION),
-        places: Some(cluster.watch_places()),
+        snapshot: Some(cluster.watch_snapshot()),
     }
 }
 
-/// Returns the story's part of the report.
-fn tell(report: &mut Report, story: &Story, cluster: &Cluster, evidence: &Evidence) {
-    let (seen, told) = (cluster.witness().seen(), story.told());
+/// Returns the timeline's part of the report.
+fn tell(report: &mut Report, timeline: &Timeline, cluster: &Cluster, evidence: &Evidence) {
+    let (seen, events) = (cluster.history().seen(), timeline.events());
     let pauses = |wanted: Change| {
-        let pauses = changes(&told, &seen).filter(move |(_, change, _)| *change == wanted);
+        let pauses = changes(&events, &seen).filter(move |(_, change, _)| *change == wanted);
         Distribution::of(pauses.map(|(_, _, pause)| clock::nanos(pause)))
     };
     report.cutover_pause_us = pauses(Change::Cutover);
     report.failover_pause_us = pauses(Change::Failover);
     report.cutovers = report.cutover_pause_us.count + report.failover_pause_us.count;
     report.handoffs = seen.moved;
-    report.handoffs_cancelled = told.cancelled;
-    report.latency_us = measure::latencies(&evidence.exchanges, windows(&told));
-    report.steps = told.steps.clone();
+    report.handoffs_cancelled = events.cancelled;
+    report.latency_us = measure::latencies(&evidence.exchanges, windows(&events));
+    report.steps = events.steps.clone();
 }

@@ -1,7 +1,7 @@
 //! The demo's progress on stderr: live on a terminal, line by line elsewhere.
 //!
 //! The live form has three lines at the bottom (time, load, and the current step with the pause of each cutover as a
-//! bar). Each finished step leaves a line above them. This module only reads the story and the load's gauge.
+//! bar). Each finished step leaves a line above them. This module only reads the timeline and the load's gauge.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::clock;
+use super::history::History;
 use super::load::Gauge;
 use super::options;
 use super::report::{micros, thousands};
-use super::story::{Step, Story, changes};
-use super::witness::Witness;
+use super::timeline::{Step, Timeline, changes};
 
 const FRAME: Duration = Duration::from_millis(100);
 /// Frames between two lines about the load without a terminal.
@@ -47,8 +47,8 @@ struct Bars {
 }
 
 struct Watched {
-    story: Arc<Story>,
-    witness: Witness,
+    timeline: Arc<Timeline>,
+    history: History,
     gauge: Arc<Gauge>,
     duration: Duration,
 }
@@ -61,11 +61,11 @@ impl Progress {
         }
     }
 
-    /// Shows the progress of this story and load.
+    /// Shows the progress of this timeline and load.
     pub fn start(
         wanted: options::Progress,
-        story: Arc<Story>,
-        witness: Witness,
+        timeline: Arc<Timeline>,
+        history: History,
         gauge: Arc<Gauge>,
         duration: Duration,
     ) -> Self {
@@ -74,7 +74,7 @@ impl Progress {
             options::Progress::Stderr if std::io::stderr().is_terminal() => Screen::Live(bars(duration)),
             options::Progress::Stderr => Screen::Lines,
         };
-        let watched = Watched { story, witness, gauge, duration };
+        let watched = Watched { timeline, history, gauge, duration };
         let task = match screen {
             Screen::Quiet => None,
             _ => Some(AbortOnDropHandle::new(tokio::spawn(show(screen.clone(), watched)))),
@@ -83,8 +83,8 @@ impl Progress {
     }
 
     /// Announces the work after the load.
-    pub fn say(&self, story: &Story, text: &'static str) {
-        story.told().closing = Some(text);
+    pub fn say(&self, timeline: &Timeline, text: &'static str) {
+        timeline.events().closing = Some(text);
         if matches!(self.screen, Screen::Lines) {
             line(&format!("  {text}"));
         }
@@ -125,8 +125,8 @@ async fn show(screen: Screen, watched: Watched) {
             (before, at) = (ok, Instant::now());
         }
         let (steps, closing) = {
-            let told = watched.story.told();
-            (told.steps.clone(), told.closing)
+            let events = watched.timeline.events();
+            (events.steps.clone(), events.closing)
         };
         let done = |step: &&Step| step.took_ms.is_some();
         for step in steps.iter().skip(finished).take_while(done) {
@@ -139,7 +139,7 @@ async fn show(screen: Screen, watched: Watched) {
         }
         match &screen {
             Screen::Live(bars) => {
-                let elapsed = watched.story.elapsed();
+                let elapsed = watched.timeline.elapsed();
                 bars.time.set_position(elapsed.min(watched.duration).as_millis() as u64);
                 let scenario = steps.last().map_or("", |step| step.scenario);
                 bars.time.set_message(format!(
@@ -157,7 +157,7 @@ async fn show(screen: Screen, watched: Watched) {
                 let between = if step.is_empty() { "" } else { "; now: " };
                 line(&format!(
                     "  {:>5.1} s  {}{between}{step}",
-                    watched.story.elapsed().as_secs_f64(),
+                    watched.timeline.elapsed().as_secs_f64(),
                     load_line(&watched, rate)
                 ));
             }
@@ -167,25 +167,25 @@ async fn show(screen: Screen, watched: Watched) {
 }
 
 fn load_line(watched: &Watched, rate: u64) -> String {
-    let told = watched.story.told();
-    let (in_flight, leader) = (told.in_flight, told.leader.clone().unwrap_or_else(|| "nobody".to_owned()));
-    drop(told);
+    let events = watched.timeline.events();
+    let (in_flight, leader) = (events.in_flight, events.leader.clone().unwrap_or_else(|| "nobody".to_owned()));
+    drop(events);
     let errors = watched.gauge.errors();
     let mut text =
         format!("{} req/s, {} done, {leader} leads", thousands(rate), thousands(watched.gauge.ok.load(Relaxed)));
     if in_flight > 0 {
         text += &format!(", {in_flight} handoffs in flight");
     }
-    let told: Vec<String> = errors
+    let counts: Vec<String> = errors
         .iter()
         .map(|((code, reason), count)| match code {
             0 => format!("{count} × {reason}"),
             _ => format!("{count} × {code} {reason}"),
         })
         .collect();
-    match told.is_empty() {
+    match counts.is_empty() {
         true => text + ", no errors",
-        false => text + ", errors: " + &told.join(", "),
+        false => text + ", errors: " + &counts.join(", "),
     }
 }
 
@@ -194,12 +194,12 @@ fn current_step(step: &Step, watched: &Watched) -> String {
     if step.took_ms.is_some() {
         return "steady".to_owned();
     }
-    let seen = watched.witness.seen();
-    let told = watched.story.told();
+    let seen = watched.history.seen();
+    let events = watched.timeline.events();
     let began =
-        clock::nanos(Duration::from_millis(step.at_ms)) + (clock::now() - clock::nanos(watched.story.elapsed()));
+        clock::nanos(Duration::from_millis(step.at_ms)) + (clock::now() - clock::nanos(watched.timeline.elapsed()));
     let cutovers: Vec<_> =
-        changes(&told, &seen).filter(|(hold, change, _)| hold.at >= began && change.moved()).collect();
+        changes(&events, &seen).filter(|(hold, change, _)| hold.at >= began && change.moved()).collect();
     let pauses: Vec<Duration> = cutovers.iter().map(|(.., pause)| *pause).collect();
     let last = cutovers.last().map_or(String::new(), |(hold, _, pause)| {
         let pause = micros(pause.as_micros() as u64);

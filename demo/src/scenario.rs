@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 
 use super::cluster::Cluster;
 use super::options::Scenario;
-use super::story::Story;
+use super::timeline::Timeline;
 
 /// How long a step may take until every partition has its owner.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -18,7 +18,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Plays scenarios on a cluster.
 pub(super) struct Stage<'a> {
     pub(super) cluster: &'a mut Cluster,
-    pub(super) story: &'a Story,
+    pub(super) timeline: &'a Timeline,
     pub(super) random: StdRng,
     /// The number of pods at the start.
     pub(super) pods: usize,
@@ -67,14 +67,14 @@ impl Stage<'_> {
 
     async fn settle(&mut self) {
         let settled = self.cluster.settled(PATIENCE).await;
-        self.story.end(settled, &self.cluster.witness().seen());
+        self.timeline.end(settled, &self.cluster.history().seen());
     }
 
     async fn scale_up(&mut self) -> anyhow::Result<()> {
         // As many pods as there were join; then all of those leave at once, and it begins again.
         if self.cluster.pods().len() >= 2 * self.pods {
             let extra = self.cluster.pods().split_off(self.pods);
-            self.story.begin("scale-up", format!("{} leave, to begin again", extra.join(", ")));
+            self.timeline.begin("scale-up", format!("{} leave, to begin again", extra.join(", ")));
             for pod in extra {
                 self.cluster.remove_pod(&pod).await;
             }
@@ -82,7 +82,7 @@ impl Stage<'_> {
             return Ok(());
         }
         let pod = self.cluster.next_pod();
-        self.story.begin("scale-up", format!("{pod} joins"));
+        self.timeline.begin("scale-up", format!("{pod} joins"));
         self.cluster.add_pod(&pod).await?;
         self.settle().await;
         Ok(())
@@ -92,7 +92,7 @@ impl Stage<'_> {
         let pods = self.cluster.pods();
         if pods.len() <= 1 || pods.len() < self.pods {
             let pod = self.cluster.next_pod();
-            self.story.begin("scale-down", format!("{pod} joins, to begin again"));
+            self.timeline.begin("scale-down", format!("{pod} joins, to begin again"));
             self.cluster.add_pod(&pod).await?;
         } else {
             let pod = self.any_pod();
@@ -106,16 +106,16 @@ impl Stage<'_> {
     async fn crash(&mut self, until: Instant) -> anyhow::Result<()> {
         if self.cluster.pods().len() < 2 {
             let pod = self.cluster.next_pod();
-            self.story.begin("crash", format!("{pod} joins, so that one can crash"));
+            self.timeline.begin("crash", format!("{pod} joins, so that one can crash"));
             self.cluster.add_pod(&pod).await?;
             self.settle().await;
         }
         let pod = self.any_pod();
-        self.story.begin("crash", format!("{pod} crashes"));
+        self.timeline.begin("crash", format!("{pod} crashes"));
         self.cluster.crash_pod(&pod).await;
         self.settle().await;
         self.rest(until).await;
-        self.story.begin("crash", format!("{pod} comes back"));
+        self.timeline.begin("crash", format!("{pod} comes back"));
         self.cluster.add_pod(&pod).await?;
         self.settle().await;
         Ok(())
@@ -126,18 +126,18 @@ impl Stage<'_> {
         // Another pod has to own the partitions meanwhile.
         let spare = (pods.len() == 1).then(|| self.cluster.next_pod());
         if let Some(spare) = &spare {
-            self.story.begin("rolling", format!("{spare} joins, as a spare"));
+            self.timeline.begin("rolling", format!("{spare} joins, as a spare"));
             self.cluster.add_pod(spare).await?;
             self.settle().await;
         }
         for (number, pod) in pods.iter().enumerate() {
             if number == pods.len() / 2 {
-                self.story.begin("rolling", "the leading coordinator resigns".to_owned());
+                self.timeline.begin("rolling", "the leading coordinator resigns".to_owned());
                 self.cluster.resign_leader().await;
                 self.settle().await;
             }
             self.leave("rolling", pod).await;
-            self.story.begin("rolling", format!("{pod} comes back"));
+            self.timeline.begin("rolling", format!("{pod} comes back"));
             self.cluster.add_pod(pod).await?;
             self.settle().await;
         }
@@ -148,7 +148,7 @@ impl Stage<'_> {
     }
 
     async fn leave(&mut self, scenario: &'static str, pod: &str) {
-        self.story.begin(scenario, format!("{pod} hands over and leaves"));
+        self.timeline.begin(scenario, format!("{pod} hands over and leaves"));
         self.cluster.remove_pod(pod).await;
         self.settle().await;
     }

@@ -18,13 +18,13 @@ use segue_proxy::routing::table::Table;
 use tower::util::BoxCloneService;
 use tower::{BoxError, Layer as _, Service};
 
-use super::witness::Witness;
+use super::history::History;
 use super::writer::{Writer, WriterService};
 
 /// Joins the parts of a cluster. The default methods join them as production does.
 pub trait Wiring: Debug + Send + Sync {
     /// Returns the data plane that a router's control side stops and switches: the router's `table`.
-    fn data_plane(&self, _router: u32, table: Arc<Table>, _witness: &Witness) -> Arc<dyn DataPlane> {
+    fn data_plane(&self, _router: u32, table: Arc<Table>, _history: &History) -> Arc<dyn DataPlane> {
         table
     }
 

@@ -79,5 +79,5 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = if args.json { report.to_json() } else { report.to_string() };
     writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
     // The report has already said what went wrong.
-    if report.sound { Ok(()) } else { Err(Failure::Told) }
+    if report.sound { Ok(()) } else { Err(Failure::AlreadyReported) }
 }

@@ -86,7 +86,7 @@ pub enum Failure {
     /// No process that could have done the work was reached.
     Unreachable(anyhow::Error),
     /// The work failed, and the command has already reported it.
-    Told,
+    AlreadyReported,
     /// The process exits with this code, and the reason has already been reported.
     Exit(ExitCode),
 }

@@ -20,11 +20,11 @@ use tracing_subscriber::{Layer as _, reload};
 
 use super::store::open;
 use super::{Failure, load_with_certificates, runtime};
-use crate::admin::{Admin, Part};
+use crate::admin::{Admin, StatusSource};
 use crate::certificates::{Certificates, Watching};
 use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
-use crate::keyspace::KeyspacePart;
+use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
 use crate::roles::coordinator::CoordinatorRole;
 use crate::roles::pod::{BoundPod, PodRole};
@@ -176,12 +176,12 @@ async fn serve(
     let pod =
         pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
 
-    let mut parts: Vec<Arc<dyn Part>> = vec![Arc::new(KeyspacePart::start(store, keys))];
-    parts.extend(router.as_ref().map(|role| role.part()));
-    parts.extend(coordinator.as_ref().map(|role| role.part()));
-    parts.extend(pod.as_ref().map(|role| role.part()));
+    let mut sources: Vec<Arc<dyn StatusSource>> = vec![Arc::new(KeyspaceStatusSource::start(store, keys))];
+    sources.extend(router.as_ref().map(|role| role.status_source()));
+    sources.extend(coordinator.as_ref().map(|role| role.status_source()));
+    sources.extend(pod.as_ref().map(|role| role.status_source()));
     let end_admin = CancellationToken::new();
-    let admin = admin.map(|admin| tokio::spawn(admin.serve(parts, registry, end_admin.clone())));
+    let admin = admin.map(|admin| tokio::spawn(admin.serve(sources, registry, end_admin.clone())));
     let mut hot_restart = startup.serving(sockets, hot_restarts).await;
     info!(keyspace, "running");
 

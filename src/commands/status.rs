@@ -10,7 +10,7 @@ use segue_protocol::view::View;
 
 use super::store::StoreArgs;
 use super::{Failure, runtime};
-use crate::overview::Overview;
+use crate::status::KeyspaceStatus;
 
 /// The keyspace, and the form of the output.
 #[derive(Debug, clap::Args)]
@@ -57,14 +57,14 @@ async fn show(args: &Args) -> Result<(), Failure> {
 }
 
 fn print(view: &View, args: &Args, repaint: bool) -> anyhow::Result<()> {
-    let overview = Overview::of(view, unix_millis());
+    let status = KeyspaceStatus::of(view, unix_millis());
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&overview)?)?;
+        writeln!(out, "{}", serde_json::to_string(&status)?)?;
     } else {
         // Clears the screen and moves the cursor to its top.
         let clear = if repaint { "\x1b[2J\x1b[H" } else { "" };
-        write!(out, "{clear}{overview}")?;
+        write!(out, "{clear}{status}")?;
     }
     Ok(out.flush()?)
 }

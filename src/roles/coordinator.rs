@@ -12,13 +12,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::Part;
+use crate::admin::StatusSource;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics};
 
 /// A running coordinator.
 #[derive(Debug)]
 pub struct CoordinatorRole {
-    part: Arc<CoordinatorPart>,
+    source: Arc<CoordinatorStatusSource>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -41,12 +41,12 @@ impl CoordinatorRole {
             policy: section.policy.clone(),
         };
         let task = tokio::spawn(run_coordinator(store, keys, settings, metrics.clone(), sender, shutdown.clone()));
-        CoordinatorRole { part: Arc::new(CoordinatorPart { status, metrics }), shutdown, task }
+        CoordinatorRole { source: Arc::new(CoordinatorStatusSource { status, metrics }), shutdown, task }
     }
 
     /// Returns the coordinator's part of the admin endpoint.
-    pub fn part(&self) -> Arc<dyn Part> {
-        self.part.clone()
+    pub fn status_source(&self) -> Arc<dyn StatusSource> {
+        self.source.clone()
     }
 
     /// Resigns and ends.
@@ -58,12 +58,12 @@ impl CoordinatorRole {
 }
 
 #[derive(Debug)]
-struct CoordinatorPart {
+struct CoordinatorStatusSource {
     status: watch::Receiver<CoordinatorStatus>,
     metrics: Arc<CoordinatorMetrics>,
 }
 
-impl Part for CoordinatorPart {
+impl StatusSource for CoordinatorStatusSource {
     fn name(&self) -> &'static str {
         "coordinator"
     }

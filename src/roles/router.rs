@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::admin::Part;
+use crate::admin::StatusSource;
 use crate::certificates::Certificates;
 use crate::metrics::{ParticipantMetrics, RouterMetrics};
 
@@ -38,7 +38,7 @@ pub struct BoundRouterRole {
 pub struct JoiningRouterRole {
     router: JoiningRouter,
     forward: ForwardSettings,
-    part: Arc<RouterPart>,
+    source: Arc<RouterStatusSource>,
     drain_timeout: Duration,
 }
 
@@ -46,7 +46,7 @@ pub struct JoiningRouterRole {
 #[derive(Debug)]
 pub struct RouterRole {
     router: Router,
-    part: Arc<RouterPart>,
+    source: Arc<RouterStatusSource>,
     drain_timeout: Duration,
 }
 
@@ -94,7 +94,7 @@ impl BoundRouterRole {
         let forward = section.forward_settings(keyspace, self.pods);
         let settings = section.control_settings(self.admin);
         let router = self.router.join(store, keys, settings, metrics.clone());
-        let part = Arc::new(RouterPart {
+        let source = Arc::new(RouterStatusSource {
             name: section.name,
             state: router.state().clone(),
             metrics,
@@ -103,7 +103,7 @@ impl BoundRouterRole {
             outliers,
             hot_restart,
         });
-        JoiningRouterRole { router, forward, part, drain_timeout: section.drain.timeout }
+        JoiningRouterRole { router, forward, source, drain_timeout: section.drain.timeout }
     }
 }
 
@@ -121,7 +121,7 @@ impl JoiningRouterRole {
     /// Accepts clients. Requests that arrive before the router is ready wait.
     pub async fn accept(self) -> anyhow::Result<RouterRole> {
         let router = self.router.accept(&self.forward).await?;
-        Ok(RouterRole { router, part: self.part, drain_timeout: self.drain_timeout })
+        Ok(RouterRole { router, source: self.source, drain_timeout: self.drain_timeout })
     }
 
     /// Ends without having served.
@@ -141,8 +141,8 @@ pub enum Leaving {
 
 impl RouterRole {
     /// Returns the router's part of the admin endpoint.
-    pub fn part(&self) -> Arc<dyn Part> {
-        self.part.clone()
+    pub fn status_source(&self) -> Arc<dyn StatusSource> {
+        self.source.clone()
     }
 
     /// Stops accepting, finishes the requests in progress, refuses those that are still held, and only then
@@ -157,7 +157,7 @@ impl RouterRole {
 }
 
 #[derive(Debug)]
-struct RouterPart {
+struct RouterStatusSource {
     name: String,
     hot_restart: watch::Receiver<Option<String>>,
     state: RouterState,
@@ -167,7 +167,7 @@ struct RouterPart {
     outliers: Gauge,
 }
 
-impl Part for RouterPart {
+impl StatusSource for RouterStatusSource {
     fn name(&self) -> &'static str {
         "router"
     }

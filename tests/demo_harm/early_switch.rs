@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use segue_coordination::router::{CutoverTimes, DataPlane};
-use segue_demo::witness::Witness;
+use segue_demo::history::History;
 use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::{Phase, PodRecord};
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 /// protocol. The other routers still send to the old owner, which has not ended, and the new one has not read the tail.
 pub(crate) struct EarlySwitch {
     table: Arc<Table>,
-    witness: Witness,
+    history: History,
     early: Mutex<HashMap<PartitionId, Early>>,
 }
 
@@ -25,13 +25,13 @@ struct Early {
     new: Target,
     pod: PodRecord,
     switched: bool,
-    /// The control side was told that the partition is held.
+    /// The control side was events that the partition is held.
     held: bool,
 }
 
 impl EarlySwitch {
-    pub(crate) fn new(table: Arc<Table>, witness: Witness) -> Self {
-        EarlySwitch { table, witness, early: Mutex::default() }
+    pub(crate) fn new(table: Arc<Table>, history: History) -> Self {
+        EarlySwitch { table, history, early: Mutex::default() }
     }
 
     fn early(&self) -> MutexGuard<'_, HashMap<PartitionId, Early>> {
@@ -40,7 +40,7 @@ impl EarlySwitch {
 
     /// Returns the planned move of a partition.
     fn planned(&self, partition: PartitionId, old: &Target) -> Option<Early> {
-        let seen = self.witness.seen();
+        let seen = self.history.seen();
         let handoff = seen.handoffs.get(&partition).filter(|handoff| handoff.phase < Phase::Switching)?;
         let pod = seen.pods.get(&handoff.new_owner)?.clone();
         let (name, incarnation) = (handoff.new_owner.clone(), handoff.new_incarnation);

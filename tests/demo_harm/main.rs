@@ -13,8 +13,8 @@ use early_switch::EarlySwitch;
 use mishap::Mishap;
 use segue_coordination::pod::PodHandle;
 use segue_coordination::router::DataPlane;
+use segue_demo::history::History;
 use segue_demo::wiring::{PodService, Wiring, boxed};
-use segue_demo::witness::Witness;
 use segue_demo::writer::{Writer, WriterService};
 use segue_demo::{Options, Report, Scenario, run};
 use segue_proxy::routing::table::Table;
@@ -43,10 +43,10 @@ enum Sabotage {
 }
 
 impl Wiring for Sabotage {
-    fn data_plane(&self, router: u32, table: Arc<Table>, witness: &Witness) -> Arc<dyn DataPlane> {
+    fn data_plane(&self, router: u32, table: Arc<Table>, history: &History) -> Arc<dyn DataPlane> {
         match self {
             Sabotage::SwitchesEarly | Sabotage::SwitchesEarlyTowardsGuardedPods if router == 0 => {
-                Arc::new(EarlySwitch::new(table, witness.clone()))
+                Arc::new(EarlySwitch::new(table, history.clone()))
             }
             _ => table,
         }

@@ -226,7 +226,7 @@ async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
         patience: Duration::from_secs(60),
         seed: 7,
         partition_header: Some("x-partition".parse().unwrap()),
-        places: None,
+        snapshot: None,
     });
     let askers = Askers::start(router.listen, 3, 12);
     let running = tokio::task::block_in_place(|| {

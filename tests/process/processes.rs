@@ -40,7 +40,7 @@ async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
         patience: Duration::from_secs(60),
         seed: 7,
         partition_header: Some("x-partition".parse().unwrap()),
-        places: None,
+        snapshot: None,
     });
     let done = || load.gauge().ok.load(Relaxed);
     let started = Instant::now();

@@ -10,7 +10,7 @@
 //!   that meet an open gate may overtake each other.
 //! * After a 502, a 504 or a broken connection a write may have been applied, may be applied later, or may never be.
 //!   Such a write is examined only for `duplicated`, `misrouted` and `dual_writer_overlaps`.
-//! * The store's own transactions ([`witness`](super::witness)) show the owner of a partition at an epoch, and the
+//! * The store's own transactions ([`history`](super::history)) show the owner of a partition at an epoch, and the
 //!   moment before which the ownership cannot have begun. Without them (`segue bench`) this part is not checked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

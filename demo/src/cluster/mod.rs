@@ -2,9 +2,9 @@
 //! routers and pods serve on loopback sockets.
 
 mod coordinator;
-mod places;
+mod observers;
 mod router;
-mod tellers;
+mod snapshot;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,14 +21,14 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use places::Places;
+pub use snapshot::ClusterSnapshot;
 
 use self::coordinator::Coordinator;
 use self::router::Router;
+use super::history::History;
 use super::log::Log;
 use super::options::Options;
-use super::story::Story;
-use super::witness::Witness;
+use super::timeline::Timeline;
 use super::writer::pod::{Membership, Pod};
 use super::writer::{Writer, WriterSettings};
 
@@ -47,22 +47,22 @@ pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// A running cluster.
 #[expect(missing_debug_implementations, reason = "observers have none")]
 pub struct Cluster {
-    witness: Witness,
+    history: History,
     member: Membership,
     log: Log,
-    story: Arc<Story>,
+    timeline: Arc<Timeline>,
     options: Options,
     coordinators: Vec<(Coordinator, Arc<dyn CoordinatorObserver>)>,
     routers: Vec<Router>,
     pods: BTreeMap<String, Pod>,
-    places: watch::Receiver<Places>,
+    snapshot: watch::Receiver<ClusterSnapshot>,
     _follower: AbortOnDropHandle<()>,
     _shown: Option<AbortOnDropHandle<()>>,
 }
 
 impl Cluster {
     /// Starts the cluster. Returns before it is ready; [`settled`](Self::settled) waits for that.
-    pub async fn start(options: &Options, story: Arc<Story>) -> anyhow::Result<Self> {
+    pub async fn start(options: &Options, timeline: Arc<Timeline>) -> anyhow::Result<Self> {
         let keyspace = match &options.etcd {
             None => "demo".to_owned(),
             // A keyspace of its own, whatever earlier runs have left in the store.
@@ -78,38 +78,38 @@ impl Cluster {
                 Arc::new(etcd)
             }
         };
-        let witness = Witness::new(store, keys.clone());
-        let store: Arc<dyn Store> = Arc::new(witness.clone());
-        let (places, follower) = places::follow(store.clone(), keys.clone());
+        let history = History::new(store, keys.clone());
+        let store: Arc<dyn Store> = Arc::new(history.clone());
+        let (snapshot, follower) = snapshot::follow(store.clone(), keys.clone());
         let member = Membership { store, keyspace, keys, lease_ttl: POD_LEASE };
         let mut cluster = Cluster {
-            witness,
+            history,
             member,
             log: Log::in_memory(),
-            story,
+            timeline,
             options: options.clone(),
             coordinators: Vec::new(),
             routers: Vec::new(),
             pods: BTreeMap::new(),
-            places,
+            snapshot,
             _follower: follower,
             _shown: None,
         };
         for number in 0..options.routers.max(1) {
-            let Cluster { member, witness, story, .. } = &cluster;
-            let router = Router::start(number, member, witness, story, options).await?;
+            let Cluster { member, history, timeline, .. } = &cluster;
+            let router = Router::start(number, member, history, timeline, options).await?;
             cluster.routers.push(router);
         }
         for number in 0..options.pods.max(1) {
             cluster.add_pod(&pod_name(number)).await?;
         }
         for name in ["coordinator-0", "coordinator-1"] {
-            let observer = tellers::coordinator(name, &cluster.story, options);
+            let observer = observers::coordinator(name, &cluster.timeline, options);
             cluster.add_coordinator(name.to_owned(), observer);
         }
         if let Some(instruments) = &options.instruments {
             let (store, keys) = (cluster.member.store.clone(), cluster.member.keys.clone());
-            cluster._shown = Some(instruments.serve(store, keys, tellers::status(&cluster.story))?);
+            cluster._shown = Some(instruments.serve(store, keys, observers::status(&cluster.timeline))?);
         }
         Ok(cluster)
     }
@@ -135,18 +135,18 @@ impl Cluster {
     }
 
     /// Returns the record of what was written to the store.
-    pub fn witness(&self) -> &Witness {
-        &self.witness
+    pub fn history(&self) -> &History {
+        &self.history
     }
 
     /// Returns a receiver of the cluster's placement.
-    pub fn watch_places(&self) -> watch::Receiver<Places> {
-        self.places.clone()
+    pub fn watch_snapshot(&self) -> watch::Receiver<ClusterSnapshot> {
+        self.snapshot.clone()
     }
 
     /// Returns the current placement.
-    pub fn places(&self) -> Places {
-        self.places.borrow().clone()
+    pub fn snapshot(&self) -> ClusterSnapshot {
+        self.snapshot.borrow().clone()
     }
 
     /// Returns the names of the running pods.
@@ -186,22 +186,22 @@ impl Cluster {
     pub async fn crash_pod(&mut self, name: &str) {
         let Some(pod) = self.pods.remove(name) else { return };
         let PodState { incarnation, .. } = pod.status().borrow().clone();
-        self.story.told().crashed.insert((name.to_owned(), incarnation), super::clock::now());
+        self.timeline.events().crashed.insert((name.to_owned(), incarnation), super::clock::now());
         pod.crash().await;
     }
 
     /// Makes the leading coordinator resign and starts it again as a standby. Returns once another one leads, or after
     /// twice the coordinators' lease.
     pub async fn resign_leader(&mut self) {
-        let leader = self.places().leader;
+        let leader = self.snapshot().leader;
         let Some(at) = self.coordinators.iter().position(|(one, _)| leader.as_ref() == Some(one.name())) else {
             return;
         };
         let (resigned, observer) = self.coordinators.remove(at);
         let name = resigned.name().clone();
         resigned.stop().await;
-        let mut places = self.places.clone();
-        let other = places.wait_for(|places| places.leader.is_some() && places.leader != leader);
+        let mut snapshot = self.snapshot.clone();
+        let other = snapshot.wait_for(|snapshot| snapshot.leader.is_some() && snapshot.leader != leader);
         let _ = tokio::time::timeout(2 * COORDINATOR_LEASE, other).await;
         self.add_coordinator(name, observer);
     }
@@ -209,8 +209,8 @@ impl Cluster {
     /// Waits until every partition has a living owner, nothing moves, the running pods have equal shares and all
     /// routers are ready. Returns whether that was so within `patience`.
     pub async fn settled(&self, patience: Duration) -> bool {
-        let (pods, mut places) = (self.pods(), self.places.clone());
-        let settled = places.wait_for(|places| places.are_settled(self.options.partitions, &pods));
+        let (pods, mut snapshot) = (self.pods(), self.snapshot.clone());
+        let settled = snapshot.wait_for(|snapshot| snapshot.are_settled(self.options.partitions, &pods));
         let settled = matches!(tokio::time::timeout(patience, settled).await, Ok(Ok(_)));
         settled && self.routers_ready(patience).await
     }

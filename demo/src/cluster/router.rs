@@ -12,12 +12,12 @@ use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use tokio::time::Instant;
 
+use super::super::history::History;
 use super::super::options::Options;
-use super::super::story::Story;
-use super::super::witness::Witness;
+use super::super::timeline::Timeline;
 use super::super::writer::names;
 use super::super::writer::pod::Membership;
-use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE, tellers};
+use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE, observers};
 
 /// A running router.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ impl Router {
     pub(super) async fn start(
         number: u32,
         member: &Membership,
-        witness: &Witness,
-        story: &Arc<Story>,
+        history: &History,
+        timeline: &Arc<Timeline>,
         options: &Options,
     ) -> anyhow::Result<Self> {
         let name = format!("router-{number}");
@@ -40,7 +40,7 @@ impl Router {
         let table = router.table().clone();
         let plane: Arc<dyn DataPlane> = match &options.wiring {
             None => table,
-            Some(wiring) => wiring.data_plane(number, table, witness),
+            Some(wiring) => wiring.data_plane(number, table, history),
         };
         let forward = forward(&name, member);
         let settings = RouterSettings {
@@ -52,7 +52,7 @@ impl Router {
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,
         };
-        let observer = tellers::router(number, story, options);
+        let observer = observers::router(number, timeline, options);
         let (store, keys) = (member.store.clone(), member.keys.clone());
         let router = router.join_through(plane, store, keys, settings, observer);
         Ok(Router(router.accept(&forward).await?))

@@ -48,7 +48,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
             continue;
         };
         id += 1;
-        let moving = settings.places.as_ref().and_then(|places| places.borrow().any_moving(&mut random));
+        let moving = settings.snapshot.as_ref().and_then(|snapshot| snapshot.borrow().any_moving(&mut random));
         let partition = moving.unwrap_or_else(|| PartitionId::new(random.random_range(0..partitions)));
         let key = settings.clients * KEYS + number * partitions + partition.get();
         let sequence = &mut sequences[partition.index()];

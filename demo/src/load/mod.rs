@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::clock::{self, Nanos};
-use super::cluster::Places;
+use super::cluster::ClusterSnapshot;
 use super::record::{Exchange, Key, Kind, Outcome, RequestId};
 use super::writer::names;
 
@@ -60,8 +60,8 @@ pub struct LoadSettings {
     pub seed: u64,
     /// The header that names the partition. Otherwise only the path `/keys/{key}` names the key.
     pub partition_header: Option<HeaderName>,
-    /// The places of everything, so that bursts target a moving partition. With `None` they go anywhere.
-    pub places: Option<watch::Receiver<Places>>,
+    /// The snapshot of everything, so that bursts target a moving partition. With `None` they go anywhere.
+    pub snapshot: Option<watch::Receiver<ClusterSnapshot>>,
 }
 
 /// A router, and the way to reach it.

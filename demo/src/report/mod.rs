@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::check::Harm;
 use super::measure::{Distribution, Latencies};
 use super::record::{Exchange, Outcome};
-use super::story::Step;
+use super::timeline::Step;
 pub(super) use text::{micros, thousands};
 
 /// The findings of a run.
@@ -111,7 +111,7 @@ impl Report {
             };
             *errors.entry(code).or_default().entry(reason).or_default() += 1;
         }
-        let told = harm.counts().into_iter().filter(|(_, count)| count.count > 0);
+        let events = harm.counts().into_iter().filter(|(_, count)| count.count > 0);
         Report {
             sound: harm.none(),
             seed,
@@ -125,7 +125,7 @@ impl Report {
             misrouted: harm.misrouted.count,
             reordered: harm.reordered.count,
             dual_writer_overlaps: harm.dual_writer_overlaps.count,
-            harm: told.map(|(name, count)| (name, count.examples.clone())).collect(),
+            harm: events.map(|(name, count)| (name, count.examples.clone())).collect(),
             errors,
             handoffs: 0,
             handoffs_cancelled: 0,

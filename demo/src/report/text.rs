@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::super::measure::Distribution;
-use super::super::story::Step;
+use super::super::timeline::Step;
 use super::Report;
 
 impl Display for Report {

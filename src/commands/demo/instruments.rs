@@ -13,8 +13,8 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::admin::{Admin, Part};
-use crate::keyspace::KeyspacePart;
+use crate::admin::{Admin, StatusSource};
+use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, RouterMetrics};
 use segue_demo::instruments::{Instruments, Status};
 
@@ -57,10 +57,11 @@ impl Instruments for AdminInstruments {
 
     fn serve(&self, store: Arc<dyn Store>, keys: Keyspace, status: Status) -> anyhow::Result<AbortOnDropHandle<()>> {
         let admin = Admin::bind(self.address, None)?;
-        let parts: Vec<Arc<dyn Part>> = vec![Arc::new(KeyspacePart::start(store, keys)), Arc::new(DemoPart { status })];
+        let sources: Vec<Arc<dyn StatusSource>> =
+            vec![Arc::new(KeyspaceStatusSource::start(store, keys)), Arc::new(DemoStatusSource { status })];
         let registry = std::mem::take(&mut *self.registry());
         let serving = async move {
-            if let Err(error) = admin.serve(parts, registry, CancellationToken::new()).await {
+            if let Err(error) = admin.serve(sources, registry, CancellationToken::new()).await {
                 tracing::warn!(%error, "admin endpoint stopped");
             }
         };
@@ -68,11 +69,11 @@ impl Instruments for AdminInstruments {
     }
 }
 
-struct DemoPart {
+struct DemoStatusSource {
     status: Status,
 }
 
-impl Part for DemoPart {
+impl StatusSource for DemoStatusSource {
     fn name(&self) -> &'static str {
         "demo"
     }

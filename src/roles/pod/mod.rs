@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::behind::Behind;
-use crate::admin::Part;
+use crate::admin::StatusSource;
 use crate::certificates::Certificates;
 use crate::metrics::{MeteredHooks, ParticipantMetrics, PodMetrics};
 use crate::supervise::Ended;
@@ -116,10 +116,10 @@ impl BoundPod {
 
 impl PodRole {
     /// Returns the sidecar's part of the admin endpoint.
-    pub fn part(&self) -> Arc<dyn Part> {
+    pub fn status_source(&self) -> Arc<dyn StatusSource> {
         let (handle, state) = (self.handle.clone(), self.handle.status());
         let (metrics, behind) = (self.metrics.clone(), self.behind.clone());
-        Arc::new(PodPart { handle, metrics, behind, vouches: self.vouches, state })
+        Arc::new(PodStatusSource { handle, metrics, behind, vouches: self.vouches, state })
     }
 
     /// Returns once a supervised service has ended by itself.
@@ -148,7 +148,7 @@ const MAX_FILES: usize = 1 << 20;
 /// File descriptors reserved for everything but routers.
 const RESERVED_FILES: usize = 64;
 
-struct PodPart {
+struct PodStatusSource {
     handle: PodHandle,
     metrics: Arc<PodMetrics>,
     behind: Arc<Behind>,
@@ -156,7 +156,7 @@ struct PodPart {
     state: watch::Receiver<PodState>,
 }
 
-impl Part for PodPart {
+impl StatusSource for PodStatusSource {
     fn name(&self) -> &'static str {
         "pod"
     }

@@ -159,7 +159,7 @@ fn one(
             patience: MAX_WAIT + REQUEST_TIMEOUT + LONGEST_STOP + Duration::from_secs(5),
             seed: random.random(),
             partition_header: Some(names::PARTITION),
-            places: None,
+            snapshot: None,
         })
     };
     let gauge = load.gauge().clone();

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 /// The keyspace at one revision.
 #[derive(Debug, Clone, Serialize)]
-pub struct Overview {
+pub struct KeyspaceStatus {
     /// The revision of the store.
     pub revision: Revision,
     /// The leading coordinator.
@@ -39,7 +39,7 @@ pub struct Overview {
     pub repairs: Vec<String>,
 }
 
-/// A pod in an [`Overview`].
+/// A pod in an [`KeyspaceStatus`].
 #[derive(Debug, Clone, Serialize)]
 pub struct PodLine {
     /// The pod's name.
@@ -56,7 +56,7 @@ pub struct PodLine {
     pub capabilities: Vec<String>,
 }
 
-/// A handoff in an [`Overview`].
+/// A handoff in an [`KeyspaceStatus`].
 #[derive(Debug, Clone, Serialize)]
 pub struct HandoffLine {
     /// The partition.
@@ -77,8 +77,8 @@ pub struct HandoffLine {
     pub reason: String,
 }
 
-impl Overview {
-    /// Returns the overview of `view`. `now` is in Unix milliseconds.
+impl KeyspaceStatus {
+    /// Returns the status of `view`. `now` is in Unix milliseconds.
     pub fn of(view: &View, now: u64) -> Self {
         let owned = |pod: &str, incarnation| {
             let is_owner = |at: &&_| {
@@ -91,7 +91,7 @@ impl Overview {
         let leaseless: Vec<String> = view.leaseless().filter(|key| !view.malformed.contains_key(key)).collect();
         let broken: BTreeSet<&String> = view.malformed.keys().chain(&leaseless).collect();
         let repairs = broken.into_iter().filter_map(|key| repair(view, key)).collect();
-        Overview {
+        KeyspaceStatus {
             revision: view.revision,
             leader: view.leader.as_ref().map(|leader| leader.value.holder.clone()),
             partitions: view.partitions(),
@@ -133,7 +133,7 @@ impl Overview {
     }
 }
 
-impl fmt::Display for Overview {
+impl fmt::Display for KeyspaceStatus {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let leader = self.leader.as_deref().unwrap_or("none (is a coordinator running?)");
         writeln!(out, "leader      {leader}")?;

@@ -1,4 +1,4 @@
-//! The story of a demo: the steps of the scenario, the cutovers with their pauses, and the leader.
+//! The timeline of a demo: the steps of the scenario, the cutovers with their pauses, and the leader.
 //!
 //! The parts of the cluster write it; the progress display and the report read it.
 
@@ -11,19 +11,19 @@ use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use serde::Serialize;
 
 use super::clock::{self, Nanos};
+use super::history::Seen;
 use super::measure::{Distribution, Windows};
-use super::witness::Seen;
 
-/// The story so far.
+/// The timeline so far.
 #[derive(Debug)]
-pub struct Story {
+pub struct Timeline {
     began: Nanos,
-    told: Mutex<Told>,
+    events: Mutex<Events>,
 }
 
 /// The events so far.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct Events {
     /// The steps. The last one may still be in progress.
     pub steps: Vec<Step>,
     /// Every end of a hold.
@@ -90,16 +90,16 @@ pub enum Change {
     None,
 }
 
-impl Default for Story {
+impl Default for Timeline {
     fn default() -> Self {
-        Story { began: clock::now(), told: Mutex::default() }
+        Timeline { began: clock::now(), events: Mutex::default() }
     }
 }
 
-impl Story {
+impl Timeline {
     /// Returns the events so far.
-    pub fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn events(&self) -> MutexGuard<'_, Events> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the time since the beginning.
@@ -111,7 +111,7 @@ impl Story {
     pub fn begin(&self, scenario: &'static str, what: String) {
         let at_ms = self.elapsed().as_millis() as u64;
         let pause_us = Distribution::default();
-        self.told().steps.push(Step {
+        self.events().steps.push(Step {
             scenario,
             what,
             at_ms,
@@ -125,15 +125,15 @@ impl Story {
     /// Records the end of the last step. `settled` states that every partition has its owner.
     pub fn end(&self, settled: bool, seen: &Seen) {
         let now = self.elapsed().as_millis() as u64;
-        let mut told = self.told();
-        let Some(began) = told.steps.last().map(|step| self.began + step.at_ms * 1_000_000) else { return };
+        let mut events = self.events();
+        let Some(began) = events.steps.last().map(|step| self.began + step.at_ms * 1_000_000) else { return };
         let changes: Vec<_> =
-            changes(&told, seen).filter(|(hold, change, _)| hold.at >= began && change.moved()).collect();
+            changes(&events, seen).filter(|(hold, change, _)| hold.at >= began && change.moved()).collect();
         let moved: HashSet<(PartitionId, Epoch)> =
             changes.iter().map(|(hold, ..)| (hold.partition, hold.epoch)).collect();
         let pauses: Vec<Duration> = changes.iter().map(|(.., pause)| *pause).collect();
         let handoffs = moved.len() as u64;
-        if let Some(step) = told.steps.last_mut() {
+        if let Some(step) = events.steps.last_mut() {
             step.took_ms = settled.then(|| now.saturating_sub(step.at_ms));
             step.handoffs = handoffs;
             step.pause_us = Distribution::of(pauses.iter().map(|pause| clock::nanos(*pause)));
@@ -152,9 +152,12 @@ impl Change {
 /// Returns the kind of each hold, and how long it held the partition's requests. A router's first hold under an epoch
 /// is the change of owner; later ones are not. After a crash a router tries the dead pod repeatedly, so the pause lasts
 /// from the crash until no request waits.
-pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Item = (&'told Hold, Change, Duration)> {
+pub fn changes<'events>(
+    events: &'events Events,
+    seen: &'events Seen,
+) -> impl Iterator<Item = (&'events Hold, Change, Duration)> {
     let mut newest = HashMap::new();
-    told.holds.iter().map(move |hold| {
+    events.holds.iter().map(move |hold| {
         let known: &mut Epoch = newest.entry((hold.router, hold.partition)).or_default();
         let is_new = hold.epoch > *known;
         *known = hold.epoch.max(*known);
@@ -162,7 +165,7 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
         match seen.before.get(&(hold.partition, hold.epoch)) {
             _ if !is_new => (hold, Change::None, pause),
             None => (hold, Change::First, pause),
-            Some(before) => match told.crashed.get(before) {
+            Some(before) => match events.crashed.get(before) {
                 // The pod may have been cut off later, when it no longer owned the partition.
                 Some(crashed) if *crashed < hold.at => {
                     (hold, Change::Failover, Duration::from_nanos(hold.at - crashed))
@@ -174,9 +177,9 @@ pub fn changes<'told>(told: &'told Told, seen: &'told Seen) -> impl Iterator<Ite
 }
 
 /// Returns when partitions were held.
-pub fn windows(told: &Told) -> Windows {
+pub fn windows(events: &Events) -> Windows {
     let mut windows = Windows::new();
-    for hold in &told.holds {
+    for hold in &events.holds {
         let lasted = clock::nanos(hold.times.pause + hold.times.flush);
         windows.entry(hold.partition).or_default().push((hold.at.saturating_sub(lasted), hold.at));
     }
@@ -201,14 +204,14 @@ mod tests {
 
     #[test]
     fn a_cutover_stays_one_when_its_old_owner_is_cut_off_later() {
-        let (mut told, mut seen) = (Told::default(), Seen::default());
+        let (mut events, mut seen) = (Events::default(), Seen::default());
         seen.before.insert((P1, Epoch::new(2)), ("a".into(), I7));
         seen.before.insert((P1, Epoch::new(3)), ("b".into(), I8));
-        told.crashed.insert(("a".into(), I7), 250);
-        told.crashed.insert(("b".into(), I8), 260);
-        told.holds = vec![hold(0, 1, 100), hold(0, 2, 200), hold(1, 2, 201), hold(0, 2, 210), hold(0, 3, 300)];
+        events.crashed.insert(("a".into(), I7), 250);
+        events.crashed.insert(("b".into(), I8), 260);
+        events.holds = vec![hold(0, 1, 100), hold(0, 2, 200), hold(1, 2, 201), hold(0, 2, 210), hold(0, 3, 300)];
         let found: Vec<(Change, u128)> =
-            changes(&told, &seen).map(|(_, change, pause)| (change, pause.as_nanos())).collect();
+            changes(&events, &seen).map(|(_, change, pause)| (change, pause.as_nanos())).collect();
         let expected =
             [(Change::First, 5), (Change::Cutover, 5), (Change::Cutover, 5), (Change::None, 5), (Change::Failover, 40)];
         assert_eq!(found, expected);

@@ -1,4 +1,4 @@
-//! Observers of the cluster's routers and coordinators. They write the story and call the observers of the instruments.
+//! Observers of the cluster's routers and coordinators. They write the timeline and call the observers of the instruments.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,44 +15,44 @@ use serde_json::json;
 use super::super::clock;
 use super::super::instruments::Status;
 use super::super::options::Options;
-use super::super::story::{Hold, Story};
+use super::super::timeline::{Hold, Timeline};
 
 /// Returns the demo's own status for the instruments.
-pub(super) fn status(story: &Arc<Story>) -> Status {
-    let story = story.clone();
+pub(super) fn status(timeline: &Arc<Timeline>) -> Status {
+    let timeline = timeline.clone();
     Arc::new(move || {
-        let elapsed = story.elapsed().as_secs_f64();
-        let told = story.told();
-        json!({ "seconds": elapsed, "steps": told.steps, "leader": told.leader, "handoffs_in_flight": told.in_flight })
+        let elapsed = timeline.elapsed().as_secs_f64();
+        let events = timeline.events();
+        json!({ "seconds": elapsed, "steps": events.steps, "leader": events.leader, "handoffs_in_flight": events.in_flight })
     })
 }
 
 /// Returns the observer of a router.
-pub(super) fn router(number: u32, story: &Arc<Story>, options: &Options) -> Arc<dyn RouterObserver> {
+pub(super) fn router(number: u32, timeline: &Arc<Timeline>, options: &Options) -> Arc<dyn RouterObserver> {
     let counts = options.instruments.as_ref().map(|instruments| instruments.router());
-    Arc::new(RouterTeller { number, story: story.clone(), counts })
+    Arc::new(RouterRecorder { number, timeline: timeline.clone(), counts })
 }
 
 /// Returns the observer of a coordinator.
-pub(super) fn coordinator(name: &str, story: &Arc<Story>, options: &Options) -> Arc<dyn CoordinatorObserver> {
+pub(super) fn coordinator(name: &str, timeline: &Arc<Timeline>, options: &Options) -> Arc<dyn CoordinatorObserver> {
     let counts = options.instruments.as_ref().map(|instruments| instruments.coordinator());
-    Arc::new(CoordinatorTeller { name: name.to_owned(), story: story.clone(), counts })
+    Arc::new(CoordinatorRecorder { name: name.to_owned(), timeline: timeline.clone(), counts })
 }
 
-struct RouterTeller {
+struct RouterRecorder {
     number: u32,
-    story: Arc<Story>,
+    timeline: Arc<Timeline>,
     counts: Option<Arc<dyn RouterObserver>>,
 }
 
-impl RouterObserver for RouterTeller {
+impl RouterObserver for RouterRecorder {
     fn cutover(&self, cutover: &Cutover) {
         if let Some(counts) = &self.counts {
             counts.cutover(cutover);
         }
         let Cutover { partition, target, times, .. } = cutover.clone();
         let (router, at) = (self.number, clock::now());
-        self.story.told().holds.push(Hold { router, partition, pod: target.pod, epoch: target.epoch, times, at });
+        self.timeline.events().holds.push(Hold { router, partition, pod: target.pod, epoch: target.epoch, times, at });
     }
 
     fn resync(&self, cause: &StoreError) {
@@ -62,19 +62,19 @@ impl RouterObserver for RouterTeller {
     }
 }
 
-struct CoordinatorTeller {
+struct CoordinatorRecorder {
     name: String,
-    story: Arc<Story>,
+    timeline: Arc<Timeline>,
     counts: Option<Arc<dyn CoordinatorObserver>>,
 }
 
-impl CoordinatorObserver for CoordinatorTeller {
+impl CoordinatorObserver for CoordinatorRecorder {
     fn leads(&self, leads: bool) {
-        let mut told = self.story.told();
-        let led = told.leader.as_ref() == Some(&self.name);
+        let mut events = self.timeline.events();
+        let led = events.leader.as_ref() == Some(&self.name);
         // The coordinators share a gauge, so a standby must not reset it.
         if leads || led {
-            told.leader = leads.then(|| self.name.clone());
+            events.leader = leads.then(|| self.name.clone());
             if let Some(counts) = &self.counts {
                 counts.leads(leads);
             }
@@ -98,7 +98,7 @@ impl CoordinatorObserver for CoordinatorTeller {
             counts.handoff_ended(partition, result);
         }
         if matches!(result, HandoffResult::Cancelled(_)) {
-            self.story.told().cancelled += 1;
+            self.timeline.events().cancelled += 1;
         }
     }
 
@@ -106,7 +106,7 @@ impl CoordinatorObserver for CoordinatorTeller {
         if let Some(counts) = &self.counts {
             counts.view_changed(view);
         }
-        self.story.told().in_flight = view.handoffs.len();
+        self.timeline.events().in_flight = view.handoffs.len();
     }
 
     fn resync(&self, cause: &StoreError) {

@@ -21,7 +21,7 @@ use super::clock::{self, Nanos};
 
 /// The observed store. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Witness {
+pub struct History {
     store: Arc<dyn Store>,
     keys: Keyspace,
     seen: Arc<Mutex<Seen>>,
@@ -44,10 +44,10 @@ pub struct Seen {
     pub before: HashMap<(PartitionId, Epoch), (String, Incarnation)>,
 }
 
-impl Witness {
+impl History {
     /// Observes the writes to `store` below `keys`.
     pub fn new(store: Arc<dyn Store>, keys: Keyspace) -> Self {
-        Witness { store, keys, seen: Arc::default() }
+        History { store, keys, seen: Arc::default() }
     }
 
     /// Returns what was observed.
@@ -125,7 +125,7 @@ fn branch(txn: &Txn, mut branch: usize) -> &[Op] {
 }
 
 #[async_trait]
-impl Store for Witness {
+impl Store for History {
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
         self.store.snapshot(keys).await
     }
@@ -188,16 +188,16 @@ mod tests {
     #[tokio::test]
     async fn only_flips_that_took_place_are_owners() {
         let keys = Keyspace::new("/segue/", "default");
-        let witness = Witness::new(Arc::new(MemoryStore::new()), keys.clone());
+        let history = History::new(Arc::new(MemoryStore::new()), keys.clone());
         let absent = || Compare::created_at(keys.assignment(P4), Revision::ZERO);
         let present = || Compare::not_created_at(keys.assignment(P4), Revision::ZERO);
-        witness.commit(flip(&keys, "a", 1, absent())).await.unwrap();
-        witness.commit(flip(&keys, "never", 2, absent())).await.unwrap();
+        history.commit(flip(&keys, "a", 1, absent())).await.unwrap();
+        history.commit(flip(&keys, "never", 2, absent())).await.unwrap();
         let fallback =
             Txn { otherwise: Some(Box::new(flip(&keys, "b", 2, present()))), ..flip(&keys, "x", 3, absent()) };
-        witness.commit(fallback).await.unwrap();
+        history.commit(fallback).await.unwrap();
 
-        let seen = witness.seen();
+        let seen = history.seen();
         assert_eq!(seen.assignments[&P4].owner, "b");
         assert_eq!(seen.before[&(P4, Epoch::new(2))], ("a".to_owned(), I10));
         assert_eq!(seen.moved, 1);

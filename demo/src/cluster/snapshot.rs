@@ -19,7 +19,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The placement of all partitions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Places {
+pub struct ClusterSnapshot {
     /// Number of partitions that each registered pod owns.
     pub owned: BTreeMap<String, u32>,
     /// Number of partitions without a living owner.
@@ -34,7 +34,7 @@ pub struct Places {
     draining: bool,
 }
 
-impl Places {
+impl ClusterSnapshot {
     fn of(view: &View) -> Self {
         let mut owned: BTreeMap<String, u32> = view.pods.keys().map(|pod| (pod.clone(), 0)).collect();
         let (partitions, mut unowned) = (view.partitions(), 0);
@@ -44,7 +44,7 @@ impl Places {
                 None => unowned += 1,
             }
         }
-        Places {
+        ClusterSnapshot {
             owned,
             unowned,
             in_flight: view.handoffs.len(),
@@ -75,8 +75,11 @@ impl Places {
 }
 
 /// Follows the store. Returns a receiver of the placement, and a handle that ends the task when it is dropped.
-pub(super) fn follow(store: Arc<dyn Store>, keys: Keyspace) -> (watch::Receiver<Places>, AbortOnDropHandle<()>) {
-    let (sender, places) = watch::channel(Places::default());
+pub(super) fn follow(
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+) -> (watch::Receiver<ClusterSnapshot>, AbortOnDropHandle<()>) {
+    let (sender, snapshot) = watch::channel(ClusterSnapshot::default());
     let task = tokio::spawn(async move {
         let mut view = View::empty(keys.clone());
         let mut watcher = Watcher::start(store, keys);
@@ -89,11 +92,11 @@ pub(super) fn follow(store: Arc<dyn Store>, keys: Keyspace) -> (watch::Receiver<
             while let Some(batch) = watcher.try_next_batch() {
                 view.apply(batch);
             }
-            let places = Places::of(&view);
-            sender.send_if_modified(|known| std::mem::replace(known, places.clone()) != places);
+            let snapshot = ClusterSnapshot::of(&view);
+            sender.send_if_modified(|known| std::mem::replace(known, snapshot.clone()) != snapshot);
             // Computing the placement after every change would slow the cluster down.
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     });
-    (places, AbortOnDropHandle::new(task))
+    (snapshot, AbortOnDropHandle::new(task))
 }
