@@ -269,6 +269,11 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
 
     let cut_off = tokio::spawn(ask(listen, "/slow"));
     until("begin of the slow request", async || a_seen.has("slow begins")).await;
+    let in_flight = || {
+        let (_, status) = tokio::task::block_in_place(|| http::get(admin, "/status")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&status).unwrap()["pod"]["in_flight"].clone()
+    };
+    assert_eq!(in_flight(), 1);
     tokio::task::spawn_blocking(|| dies.kill()).await.unwrap();
     assert!(cut_off.await.unwrap().is_none(), "its router is dead");
     let other = free_address();
@@ -276,10 +281,8 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     let _b = cluster.run("b", &pod("b", b_address));
     let leaving = tokio::task::spawn_blocking(move || a.terminate());
     // No router has anything in flight, and still b has to wait: only a's sidecar knows that a works on.
-    let status = || http::get(admin, "/status").unwrap().1;
     until("drain of a", async || cluster.status().contains("pod a to drain")).await;
-    let status = tokio::task::block_in_place(status);
-    assert!(status.contains("in_flight") && !status.contains("\"in_flight\":0"), "{status}");
+    assert_eq!(in_flight(), 1);
     assert!(!b_seen.has("sync"));
     a_seen.gate.notify_one();
     until("answer of b", async || epoch_of("b", other).await.is_some_and(|second| second > first)).await;

@@ -47,6 +47,7 @@ pub struct BoundPod {
 pub struct PodRole {
     handle: PodHandle,
     metrics: Arc<PodMetrics>,
+    traffic: Arc<Traffic>,
     behind: Arc<Behind>,
     vouches: Option<&'static str>,
     shutdown: CancellationToken,
@@ -107,19 +108,28 @@ impl BoundPod {
         };
         let hooks = Arc::new(MeteredHooks::new(hooks, present, registry));
         let handle = PodHandle::start_before(store, keyspace, keys, settings, hooks, behind.clone());
-        let metrics = Arc::new(PodMetrics::new(registry, participants, &handle, traffic));
+        let metrics = Arc::new(PodMetrics::new(registry, participants, &handle, traffic.clone()));
         let shutdown = CancellationToken::new();
         let server = tokio::spawn(self.sidecar.serve(handle.layer(), upstream, shutdown.clone(), GRACE));
-        Ok(PodRole { handle, metrics, behind, vouches, shutdown, shutdown_timeout: section.shutdown_timeout, server })
+        Ok(PodRole {
+            handle,
+            metrics,
+            traffic,
+            behind,
+            vouches,
+            shutdown,
+            shutdown_timeout: section.shutdown_timeout,
+            server,
+        })
     }
 }
 
 impl PodRole {
     /// Returns the sidecar's part of the admin endpoint.
     pub fn status_source(&self) -> Arc<dyn StatusSource> {
-        let (handle, state) = (self.handle.clone(), self.handle.status());
-        let (metrics, behind) = (self.metrics.clone(), self.behind.clone());
-        Arc::new(PodStatusSource { handle, metrics, behind, vouches: self.vouches, state })
+        let (metrics, traffic, behind) = (self.metrics.clone(), self.traffic.clone(), self.behind.clone());
+        // Without the handle, which would keep the pod running.
+        Arc::new(PodStatusSource { metrics, traffic, behind, vouches: self.vouches, state: self.handle.status() })
     }
 
     /// Returns once a supervised service has ended by itself.
@@ -149,8 +159,8 @@ const MAX_FILES: usize = 1 << 20;
 const RESERVED_FILES: usize = 64;
 
 struct PodStatusSource {
-    handle: PodHandle,
     metrics: Arc<PodMetrics>,
+    traffic: Arc<Traffic>,
     behind: Arc<Behind>,
     vouches: Option<&'static str>,
     state: watch::Receiver<PodState>,
@@ -175,11 +185,12 @@ impl StatusSource for PodStatusSource {
             "incarnation": state.incarnation,
             "draining": state.draining,
             "owned": state.owned.iter().map(|(partition, epoch)| json!({ "partition": partition, "epoch": epoch })).collect::<Vec<_>>(),
-            "in_flight": self.handle.ownership().total_in_flight(),
+            "in_flight": self.traffic.under_way(),
             "lease_remaining_ms": state.lease_remaining().as_millis() as u64,
             "resyncs": state.resyncs,
         })
     }
+
     fn refresh(&self) {
         self.metrics.refresh();
     }
