@@ -177,14 +177,6 @@ fn names_of_headers_and_cookies_are_checked() {
 }
 
 #[test]
-fn the_ring_is_refused_as_not_available_yet() {
-    assert_refused(
-        "[coordinator]\nstrategy = \"ring\"\n",
-        &["segue.toml:2:12: coordinator.strategy: \"ring\" is not available yet; use sticky or jump"],
-    );
-}
-
-#[test]
 fn a_lease_is_whole_seconds_and_at_least_two() {
     for section in ["router", "coordinator", "pod"] {
         assert_refused(

@@ -204,7 +204,7 @@ fn policy(r: &mut Reader<'_>) -> Policy {
     let default = Policy::default();
     let policy = Policy {
         partitions: r.integer("coordinator.partitions", 1..=65536, default.partitions),
-        strategy: r.read("coordinator.strategy", strategy).unwrap_or(default.strategy),
+        strategy: r.choice("coordinator.strategy", Strategy::NAMES, default.strategy),
         mode: r.choice("coordinator.mode", Mode::NAMES, default.mode),
         settle: r.duration_or_zero("coordinator.settle", default.settle),
         settle_max: r.duration_or_zero("coordinator.settle_max", default.settle_max),
@@ -221,14 +221,6 @@ fn policy(r: &mut Reader<'_>) -> Policy {
     let settle = ("coordinator.settle", policy.settle);
     r.ordered(settle, ("coordinator.settle_max", policy.settle_max), false, show_duration);
     policy
-}
-
-fn strategy(value: &Value) -> Result<Strategy, Wrong> {
-    if matches!(value, Value::Text(name) | Value::Variable(name) if name == "ring") {
-        let names: Vec<_> = Strategy::NAMES.iter().map(|(name, _)| *name).collect();
-        return Err(Wrong::new("\"ring\" is not available yet", format!("use {}", names.join(" or "))));
-    }
-    reader::choice(value, Strategy::NAMES)
 }
 
 const POD_KEYS: &[&str] = &[

@@ -30,7 +30,7 @@ const ROUTERS: [&str; 2] = ["r-0", "r-1"];
 #[derive(Debug, Arbitrary)]
 struct Input<'a> {
     changes: Vec<Change<'a>>,
-    jump: bool,
+    strategy: u8,
     independent: bool,
     /// Time from the first plan to the second, in seconds.
     later: u16,
@@ -308,7 +308,7 @@ fn change(record: &mut Value, edit: &Edit<'_>) {
 fn policy(input: &Input<'_>) -> Policy {
     Policy {
         partitions: PARTITIONS,
-        strategy: if input.jump { Strategy::Jump } else { Strategy::Sticky },
+        strategy: Strategy::NAMES[usize::from(input.strategy) % Strategy::NAMES.len()].1,
         mode: if input.independent { Mode::Independent } else { Mode::Barrier },
         phase_timeout: Duration::from_secs(60),
         max_concurrent_handoffs: 2,

@@ -28,7 +28,11 @@ impl Rng {
 
     /// Comes true so often out of a hundred times.
     pub(crate) fn percent(&self, chance: u32) -> bool {
-        self.with(|rng| rng.random_range(0..100) < chance)
+        self.below_100() < chance
+    }
+
+    pub(crate) fn below_100(&self) -> u32 {
+        self.with(|rng| rng.random_range(0..100))
     }
 
     pub(crate) fn among(&self, range: RangeInclusive<u64>) -> u64 {

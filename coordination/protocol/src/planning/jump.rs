@@ -56,7 +56,7 @@ pub fn bucket(mut key: u64, buckets: u32) -> u32 {
 
 /// Spreads consecutive numbers over all of u64, as the paper requires of its keys. This is the finaliser of SplitMix64
 /// (G. Steele, D. Lea, C. Flood: *Fast Splittable Pseudorandom Number Generators*, 2014).
-fn mix(number: u64) -> u64 {
+pub(super) fn mix(number: u64) -> u64 {
     let mut key = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     key = (key ^ (key >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -2,7 +2,7 @@
 //!
 //! [`plan`] takes a view of the keyspace and returns [`Action`]s, each with its reason, and the moment of the next
 //! call. [`txn`] turns an action into a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
-//! moves are planned, strategies ([`placement`], [`sticky`], [`jump`]) *where to*, [`budget`] *how many* at a time,
+//! moves are planned, strategies ([`placement`], [`sticky`], [`jump`], [`ring`]) *where to*, [`budget`] *how many* at a time,
 //! [`phase_timeouts`] which handoffs are cancelled. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
 //!
 //! Pure: no clock, no randomness, no I/O, no log. The same view, policy, memory and moment give the same plan.
@@ -36,6 +36,7 @@ mod moves;
 mod notice;
 pub mod phase_timeouts;
 pub mod placement;
+pub mod ring;
 pub mod round;
 pub mod sticky;
 
@@ -104,17 +105,21 @@ pub enum Strategy {
     Sticky,
     /// [`jump`]: jump consistent hash; ignores weights.
     Jump,
+    /// [`ring`]: consistent hash ring with bounded loads; ignores zones.
+    Ring,
 }
 
 impl Strategy {
     /// All strategies, by their names in the configuration file.
-    pub const NAMES: &[(&str, Self)] = &[("sticky", Strategy::Sticky), ("jump", Strategy::Jump)];
+    pub const NAMES: &[(&str, Self)] =
+        &[("sticky", Strategy::Sticky), ("jump", Strategy::Jump), ("ring", Strategy::Ring)];
 
     /// Returns the strategy with this name.
     pub fn placement(self) -> &'static dyn placement::Placement {
         match self {
             Strategy::Sticky => &sticky::Sticky,
             Strategy::Jump => &jump::Jump,
+            Strategy::Ring => &ring::Ring,
         }
     }
 }

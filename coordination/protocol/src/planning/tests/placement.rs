@@ -142,9 +142,8 @@ proptest! {
         layout in layouts_with(6, 40, &[0, 1000, 1500], prop_oneof![
             4 => Just(Eligibility::Open), 1 => Just(Eligibility::Leaving), 1 => Just(Eligibility::Shunned),
         ]),
-        jump in any::<bool>(),
+        (_, strategy) in prop::sample::select(Name::NAMES),
     ) {
-        let strategy = if jump { Name::Jump } else { Name::Sticky };
         let places = strategy.placement().place(&layout);
         let again = strategy.placement().place(&placed(&layout, &places));
         prop_assert_eq!(again, places);
@@ -155,9 +154,8 @@ proptest! {
         layout in layouts_with(6, 40, &[0, 1000, 1500], prop_oneof![
             3 => Just(Eligibility::Open), 1 => Just(Eligibility::Leaving), 1 => Just(Eligibility::Shunned),
         ]),
-        jump in any::<bool>(),
+        (_, strategy) in prop::sample::select(Name::NAMES),
     ) {
-        let strategy = if jump { Name::Jump } else { Name::Sticky };
         let places = strategy.placement().place(&layout);
         prop_assert_eq!(places.iter().all(Option::is_some), has_takers(&layout) || layout.slots.is_empty());
         for (slot, place) in layout.slots.iter().zip(&places) {
