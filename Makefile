@@ -85,6 +85,10 @@ fuzz: setup-build ## Coverage-guided fuzzing of everything that reads bytes from
 bench: setup-build ## criterion: cutover pause, gate, routing decision
 	$(CARGO) bench --locked $(ARGS)
 
+.PHONY: strategies
+strategies: setup-build ## Placement strategies: balance, moves when a pod joins or leaves, time of a plan
+	@$(CARGO) bench --locked --bench strategies
+
 .PHONY: peers
 peers: setup-build setup-etcd setup-peers ## CPU time a request beside HAProxy, nginx, Envoy and Pingora (ARGS="--long --plot FILE": more sizes and connections, a picture)
 	@$(CARGO) build --release --locked --bin segue
