@@ -23,7 +23,8 @@ test: setup-build setup-etcd lint ## Format, lints and every test, against a rea
 .PHONY: lint
 lint: setup-build ## Formatting, clippy, documentation, and that the decisions build without everything else
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@# Benches that are built only when asked for by name are no part of all targets.
+	$(CARGO) clippy --workspace --all-targets --bench cutover_latency --bench strategies --locked -- -D warnings
 	$(CARGO) clippy -p segue-protocol --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
 
@@ -133,5 +134,5 @@ setup-fresh: # debootstrap
 	@scripts/setup fresh
 
 .PHONY: setup-peers
-setup-peers: # HAProxy, nginx and h2load, and cmake for Pingora's C parts
+setup-peers: # The proxies, h2load, and cmake for C parts of Pingora
 	@scripts/setup peers

@@ -20,7 +20,7 @@ use segue_demo::timeline::{Timeline, windows};
 use segue_demo::writer::names;
 use segue_demo::{Options, clock};
 use segue_protocol::ids::{Epoch, PartitionId, Revision};
-use segue_protocol::records::{Handoff, Mode, Phase, encode};
+use segue_protocol::records::{Handoff, encode};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use segue_protocol::view::View;
 use segue_tests::etcd::Etcd;
