@@ -93,7 +93,7 @@ strategies: setup-build ## Placement strategies: balance, moves when a pod joins
 .PHONY: peers
 peers: setup-build setup-etcd setup-peers ## CPU time a request beside HAProxy, nginx, Envoy and Pingora (ARGS="--long --plot FILE": more sizes and connections, a picture)
 	@$(CARGO) build --release --locked --bin segue
-	@PATH=$$PATH:/usr/sbin python3 benches/comparison/run.py $(ARGS)
+	@python3 benches/comparison/run.py $(ARGS)
 
 .PHONY: pause
 pause: setup-build setup-etcd ## How long clients wait when partitions move, against a real etcd on disk (ARGS=--long, ARGS="--plot FILE")

@@ -13,6 +13,7 @@ the partition up among 64 and passes its gate.
 
 import argparse
 import json
+import os
 import resource
 import signal
 import statistics
@@ -89,6 +90,8 @@ def parse_arguments():
 
 def main():
     arguments = parse_arguments()
+    # Debian installs servers in a directory that is only on root's path.
+    os.environ["PATH"] += ":/usr/sbin"
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     names = [name for name in arguments.only.split(",") if name]
