@@ -28,11 +28,7 @@ impl Rng {
 
     /// Comes true so often out of a hundred times.
     pub(crate) fn percent(&self, chance: u32) -> bool {
-        self.below_100() < chance
-    }
-
-    pub(crate) fn below_100(&self) -> u32 {
-        self.with(|rng| rng.random_range(0..100))
+        self.with(|rng| rng.random_range(0..100) < chance)
     }
 
     pub(crate) fn among(&self, range: RangeInclusive<u64>) -> u64 {

@@ -116,11 +116,7 @@ impl Setting {
             lease_ttl,
             policy: Policy {
                 partitions: 0,
-                strategy: match rng.below_100() {
-                    0..70 => Strategy::Sticky,
-                    70..85 => Strategy::Jump,
-                    _ => Strategy::Ring,
-                },
+                strategy: if rng.percent(70) { Strategy::Sticky } else { Strategy::Jump },
                 mode: if independent { Mode::Independent } else { Mode::Barrier },
                 settle: rng.millis(50..=500),
                 settle_max: Duration::from_secs(2),
