@@ -1,5 +1,5 @@
 //! Compares the placement strategies, and rendezvous hashing beside them: how even they are, how many partitions move
-//! when a pod joins and when one leaves, and how long a plan takes.
+//! when a pod joins and when one leaves, and how long the placement takes.
 //!
 //! The last line has the moves of `sticky` beyond the fewest that any balanced placement needs, over all cases, and its
 //! time for 65,536 partitions on 100 pods. Run by `cargo test` it leaves out the large cases.
@@ -119,7 +119,7 @@ fn main() {
     let is_test = !std::env::args().any(|argument| argument == "--bench");
     let strategies = Strategy::NAMES.iter().map(|(name, strategy)| (*name, strategy.placement()));
     let strategies: Vec<(&str, &dyn Placement)> = strategies.chain([("rendezvous", &Rendezvous as _)]).collect();
-    println!("| pods | partitions | strategy | partitions per pod | moves on join | on leave | plan ms |");
+    println!("| pods | partitions | strategy | partitions per pod | moves on join | on leave | placement ms |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     let (mut excess, mut largest_ms) = (0, 0.0);
     for (pods, partitions) in CASES.into_iter().filter(|(pods, _)| !is_test || *pods <= 10) {
