@@ -87,7 +87,7 @@ bench: setup-build ## criterion: cutover pause, gate, routing decision
 	$(CARGO) bench --locked $(ARGS)
 
 .PHONY: strategies
-strategies: setup-build ## Placement strategies: balance, moves when a pod joins or leaves, time of a plan
+strategies: setup-build ## Placement strategies: balance, moves when a pod joins or leaves, time of the placement
 	@$(CARGO) bench --locked --bench strategies
 
 .PHONY: peers

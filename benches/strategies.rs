@@ -74,7 +74,7 @@ fn fewest_moves(layout: &Layout<'_>) -> usize {
     given_up + surplus
 }
 
-/// What a strategy does in a case.
+/// Result of a strategy in a case.
 struct Outcome {
     /// The least and the most partitions of a pod.
     loads: (u32, u32),

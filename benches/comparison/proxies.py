@@ -34,8 +34,7 @@ class Proxy:
         self.name, self.processes, self.ports = name, processes, ports
 
     def cpu(self):
-        used = [process.cpu() for process in self.processes]
-        return sum(user for user, _ in used), sum(system for _, system in used)
+        return [sum(kind) for kind in zip(*(process.cpu() for process in self.processes))]
 
 
 class Site:

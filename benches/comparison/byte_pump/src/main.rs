@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 /// Bytes that one read takes at most.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// What epoll calls the listener.
+/// Event data of the listener. Sockets have their index.
 const LISTENER: u64 = u64::MAX;
 
 fn main() -> std::io::Result<()> {
