@@ -271,7 +271,7 @@ async fn a_stop_may_wait_only_while_a_living_old_owner_serves_what_this_router_h
     let since = view.handoffs[&P0].mod_revision;
     assert_eq!(may_stop_later(&view, P0, Trust::Held, &open), Some(since));
     let elsewhere =
-        [Stage::Held, Stage::Flushing(at("a", a, 4)), Stage::Open(at("a", a, 3)), Stage::Open(at("b", b, 5))];
+        [Stage::Closed, Stage::Flushing(at("a", a, 4)), Stage::Open(at("a", a, 3)), Stage::Open(at("b", b, 5))];
     for stage in elsewhere {
         assert_eq!(may_stop_later(&view, P0, Trust::Held, &stage), None, "{stage:?}");
     }
@@ -396,7 +396,7 @@ async fn the_very_first_placement_needs_no_acks_and_routers_hold_meanwhile() {
     fixture.put(fixture.keys.handoff(P0), encode(&record)).await;
     let view = fixture.view().await;
     assert!(is_held(&view));
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), None);
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, false), None);
     assert!(fixture.advance_seen(&view).await);
     assert_eq!(route(&fixture.view().await, P0, Trust::Held), Route::To(at("b", b, 1)));
 }
@@ -409,7 +409,7 @@ async fn independent_mode_lets_a_router_switch_by_itself_and_flips_with_its_ack(
     let b = view.incarnation_of("b");
     assert_eq!(duty(&view, "b", b, P0), Duty::Serve { epoch: E5 });
     let to = at("b", b, 5);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to.clone())));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, false), Some(Step::Switch(to.clone())));
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Open(to), false), Some(Step::AckCutover(id)));
     assert!(fixture.ack(&cut_over("r", id)).await);
     let view = fixture.view().await;
@@ -425,11 +425,11 @@ async fn a_router_stops_drains_acknowledges_and_reopens_when_the_handoff_is_canc
     let step = |view: &View, stage: &Stage| next_step(view, "r", P0, Trust::Held, stage, false);
     assert_eq!(step(&view, &Stage::Open(old.clone())), Some(Step::Stop));
     assert_eq!(step(&view, &Stage::Draining(old.clone())), None, "not before the last exchange has ended");
-    assert_eq!(step(&view, &Stage::Held), Some(Step::AckDrained(id)));
+    assert_eq!(step(&view, &Stage::Closed), Some(Step::AckDrained(id)));
     fixture.delete(fixture.keys.handoff(P0)).await;
     let view = fixture.view().await;
     assert_eq!(step(&view, &Stage::Draining(old.clone())), Some(Step::Switch(old.clone())), "a stuck drain is no bar");
-    assert_eq!(step(&view, &Stage::Held), Some(Step::Switch(old)));
+    assert_eq!(step(&view, &Stage::Closed), Some(Step::Switch(old)));
 }
 
 #[tokio::test]
@@ -448,8 +448,8 @@ async fn a_refusing_pod_is_left_alone_until_the_back_off_is_over() {
     let fixture = Fixture::new(NONE, NONE, &["r"]).await;
     let view = fixture.view().await;
     let to = at("a", view.incarnation_of("a"), 4);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, true), None);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::Switch(to)));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, true), None);
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, false), Some(Step::Switch(to)));
 }
 
 #[tokio::test]
@@ -559,7 +559,7 @@ async fn an_ack_that_cannot_be_read_was_not_given_and_is_written_again() {
     fixture.put(fixture.keys.router_drained(P0, "r"), b"{".to_vec()).await;
     let view = fixture.view().await;
     assert_eq!(waiting_for(&view, P0), [PendingOn::RouterDrained("r".into())]);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Held, false), Some(Step::AckDrained(id)));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, false), Some(Step::AckDrained(id)));
     assert!(fixture.ack(&drained("r", id)).await);
     assert_eq!(fixture.phase().await, Some(Phase::Switching));
 }

@@ -32,13 +32,13 @@ const CODES: usize = 500;
 
 /// Why a request came back from a pod unprocessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bounce {
+pub enum BounceCause {
     /// The pod responded that the partition is not its own.
     Misdirected,
     /// The pod could not be reached.
-    Refused,
+    ConnectFailed,
     /// The pod had just refused others, so this request was not sent.
-    Spared,
+    BackingOff,
 }
 
 /// The counters of all workers.
@@ -129,7 +129,7 @@ impl WorkerMetrics {
         add(&self.aborted, 1);
     }
 
-    pub(crate) fn bounced(&self, cause: Bounce) {
+    pub(crate) fn bounced(&self, cause: BounceCause) {
         add(&self.requests_bounced[cause as usize], 1);
     }
 
@@ -216,7 +216,7 @@ impl Metrics {
     }
 
     /// Returns how often a request came back unprocessed for this cause.
-    pub fn requests_bounced(&self, cause: Bounce) -> u64 {
+    pub fn requests_bounced(&self, cause: BounceCause) -> u64 {
         self.sum(|worker| &worker.requests_bounced[cause as usize])
     }
 }
@@ -301,7 +301,11 @@ impl Collector for Metrics {
 
         let help = "Requests that came back undone and were put back, by cause";
         let mut bounced = encoder.encode_descriptor("requests_bounced", help, None, Counter)?;
-        let causes = [(Bounce::Misdirected, "misdirected"), (Bounce::Refused, "refused"), (Bounce::Spared, "spared")];
+        let causes = [
+            (BounceCause::Misdirected, "misdirected"),
+            (BounceCause::ConnectFailed, "refused"),
+            (BounceCause::BackingOff, "spared"),
+        ];
         for (cause, name) in causes {
             bounced.encode_family(&[("cause", name)])?.encode_counter(&self.requests_bounced(cause), none)?;
         }

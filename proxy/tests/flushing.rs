@@ -194,7 +194,7 @@ async fn a_flush_is_over_for_the_handoff_once_nothing_but_what_is_slow_holds_its
     assert!(matches!(fixture.table_stage(), Stage::Draining(_)));
     service.polls.add_permits(2);
     fixture.in_flight(P0, 0).await;
-    assert!(matches!(fixture.table_stage(), Stage::Held));
+    assert!(matches!(fixture.table_stage(), Stage::Closed));
     fixture.route(P0, service.pod.address, 2);
     for mut poll in polls {
         assert_eq!(soon(poll.answer()).await.status, 200);

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use h2::server::{Connection, SendResponse};
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use segue_proxy::metrics::Bounce;
+use segue_proxy::metrics::BounceCause;
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
 use support::client::{RawHttp1Client, data, empty, stream};
 use support::pod::start_h2_pod;
@@ -129,7 +129,7 @@ async fn a_head_too_large_for_a_pod_is_refused_before_anything_is_sent_and_costs
         assert_eq!(attacker.ask(head + "\r\n\r\n").await.reason(), (431, "limit"), "{lines} lines of {length}");
     }
     pod.nobody_comes().await;
-    assert_eq!(fixture.metrics.requests_bounced(Bounce::Refused), 0);
+    assert_eq!(fixture.metrics.requests_bounced(BounceCause::ConnectFailed), 0);
     ok(&mut slow);
     assert_eq!(bystander.answer().await.status, 200);
     // A head that fits is passed on.
@@ -145,7 +145,7 @@ async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
     drop(listener);
     fixture.route(P0, address, 1);
     let mut client = fixture.send(POST_THAT_EXPECTS).await;
-    until(|| fixture.metrics.requests_bounced(Bounce::Refused) > 0, "a connection to fail").await;
+    until(|| fixture.metrics.requests_bounced(BounceCause::ConnectFailed) > 0, "a connection to fail").await;
     let early = tokio::time::timeout(Duration::from_millis(200), client.stream.readable()).await;
     assert!(early.is_err(), "told to go on although nobody could be reached");
     let pod = ScriptedHttp2Pod { listener: TcpListener::bind(address).await.unwrap(), address };
@@ -343,7 +343,8 @@ async fn a_pod_that_refuses_all_streams_gets_no_more_of_them_for_those_who_share
     fixture.held(P0, REQUESTS).await;
     // All are sent at once, and wait for one connection.
     fixture.route(P0, address, 1);
-    until(|| fixture.metrics.requests_bounced(Bounce::Refused) >= REQUESTS as u64, "all to be refused").await;
+    until(|| fixture.metrics.requests_bounced(BounceCause::ConnectFailed) >= REQUESTS as u64, "all to be refused")
+        .await;
     let streams = streams.load(SeqCst);
     // Two attempts for each request, and the retry budget of a hundred and ten a second.
     assert!(streams < 10 * REQUESTS, "{streams} streams");
@@ -427,7 +428,7 @@ async fn a_request_that_has_ended_a_connection_gets_its_own_although_the_next_ca
     let mut stream = soon(listener.accept()).await.unwrap().0;
     drop(listener);
     kill(&mut stream).await;
-    until(|| fixture.metrics.requests_bounced(Bounce::Refused) > 0, "the second connection to fail").await;
+    until(|| fixture.metrics.requests_bounced(BounceCause::ConnectFailed) > 0, "the second connection to fail").await;
     let pod = ScriptedHttp2Pod { listener: TcpListener::bind(address).await.unwrap(), address };
     kill(&mut soon(pod.listener.accept()).await.unwrap().0).await;
     assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));

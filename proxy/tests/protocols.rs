@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
-use segue_proxy::metrics::Bounce;
+use segue_proxy::metrics::BounceCause;
 use support::client::{Body, Http2Client, data, empty, stream};
 use support::pod::{Pod, Speaks, echo_body};
 use support::{Fixture, GET, P0, P1, Settings, get_at, post, soon, until};
@@ -148,7 +148,7 @@ async fn a_421_that_is_marked_as_the_services_own_reaches_the_client() {
         .await;
     let answer = fixture.ask(GET).await;
     assert_eq!((answer.status, answer.header("segue-misdirected")), (421, ""));
-    assert_eq!(fixture.metrics.requests_bounced(Bounce::Misdirected), 0);
+    assert_eq!(fixture.metrics.requests_bounced(BounceCause::Misdirected), 0);
 }
 
 #[tokio::test]

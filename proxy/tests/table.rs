@@ -11,7 +11,7 @@ use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId, Revision};
 use segue_protocol::records::PodRecord;
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
-use segue_proxy::routing::table::{Refusal, StashLimits, Table};
+use segue_proxy::routing::table::{AdmissionError, StashLimits, Table};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
@@ -117,7 +117,7 @@ async fn a_stopped_partition_is_empty_only_when_the_last_exchange_has_ended() {
     assert_eq!(stage(&table, P0), Stage::Draining(target("a", 1)), "it must not lead elsewhere before it is empty");
     assert!(is_pending(&mut held).await);
     drop(second);
-    assert_eq!(stage(&table, P0), Stage::Held);
+    assert_eq!(stage(&table, P0), Stage::Closed);
     assert_eq!(notices.try_recv(), Ok(P0), "the control side is told");
     switch(&table, P0, "b", 2);
     assert_eq!(held.await.unwrap().pod().name, "b");
@@ -162,7 +162,7 @@ async fn a_refused_request_goes_first_again_and_the_pod_is_left_alone_for_a_whil
     switch(&table, P0, "a", 1);
     let refused = passes(&worker, Some(7)).put_back();
     let (at, retry_at) = DataPlane::stage(&*table, P0);
-    assert_eq!(at, Stage::Held);
+    assert_eq!(at, Stage::Closed);
     assert_eq!(retry_at, Some(Instant::now() + Duration::from_millis(5)));
     let mut later = waits(&worker, Some(7));
     while notices.try_recv().is_ok() {}
@@ -220,7 +220,7 @@ async fn a_request_that_comes_back_while_the_router_ends_is_refused() {
     switch(&table, P0, "a", 1);
     let permit = passes(&worker, Some(7));
     table.shut_down();
-    assert_eq!(permit.put_back().await.unwrap_err(), Refusal::Shutdown);
+    assert_eq!(permit.put_back().await.unwrap_err(), AdmissionError::Shutdown);
     assert_eq!((table.in_flight(P0), table.stashed(P0)), (0, (0, 0)));
 }
 
@@ -306,7 +306,7 @@ async fn each_held_request_has_its_own_timer_and_is_told_what_held_it() {
     let held = waits(&worker, None);
     DataPlane::name_cause(&*table, P0, HoldCause::NoOwner);
     let begin = Instant::now();
-    assert_eq!(held.await.unwrap_err(), Refusal::Waited(HoldCause::NoOwner));
+    assert_eq!(held.await.unwrap_err(), AdmissionError::Waited(HoldCause::NoOwner));
     assert_eq!(begin.elapsed().as_secs(), 30);
     assert_eq!(table.stashed(P0), (0, 0));
 }
@@ -331,10 +331,10 @@ async fn the_stash_is_bounded_by_count_by_bytes_and_in_total() {
     let worker = table.worker(0);
     let enter = |partition, bytes| worker.enter(partition, None, bytes, Instant::now());
     let held: Vec<_> = (0..100).map(|_| enter(P0, 10).unwrap()).collect();
-    assert_eq!(enter(P0, 10).unwrap_err(), Refusal::Full);
+    assert_eq!(enter(P0, 10).unwrap_err(), AdmissionError::Full);
     let large = enter(P1, 10_000).unwrap();
-    assert_eq!(enter(P1, 1).unwrap_err(), Refusal::Full);
-    assert_eq!(enter(P2, 5_000).unwrap_err(), Refusal::Full, "over the total");
+    assert_eq!(enter(P1, 1).unwrap_err(), AdmissionError::Full);
+    assert_eq!(enter(P2, 5_000).unwrap_err(), AdmissionError::Full, "over the total");
     drop((held, large));
     enter(P2, 5_000).unwrap();
 }
@@ -345,8 +345,8 @@ async fn ending_refuses_those_who_wait() {
     let worker = table.worker(0);
     let held = waits(&worker, None);
     table.shut_down();
-    assert_eq!(held.await.unwrap_err(), Refusal::Shutdown);
-    assert_eq!(worker.enter(P0, None, 1, Instant::now()).unwrap_err(), Refusal::Shutdown);
+    assert_eq!(held.await.unwrap_err(), AdmissionError::Shutdown);
+    assert_eq!(worker.enter(P0, None, 1, Instant::now()).unwrap_err(), AdmissionError::Shutdown);
 }
 
 #[tokio::test(start_paused = true)]
@@ -555,7 +555,7 @@ fn requests_of_two_owners_are_never_in_flight_together() {
             std::thread::yield_now();
         }
         table.stop(P0, HoldCause::Handoff);
-        while stage(&table, P0) != Stage::Held {
+        while stage(&table, P0) != Stage::Closed {
             std::thread::yield_now();
         }
         switch(&table, P0, "pod", epoch);

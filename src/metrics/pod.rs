@@ -12,7 +12,9 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use segue_coordination::pod::{HandlerError, HandoffContext, HandoffHandler, Ownership, PodHandle, PodState, Refusal};
+use segue_coordination::pod::{
+    HandlerError, HandoffContext, HandoffHandler, Ownership, PodHandle, PodState, Rejection,
+};
 use segue_proxy::sidecar::Traffic;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -75,7 +77,7 @@ impl Collector for Requests {
         }
         let help = "Requests that the pod refused unprocessed, which their router sends again";
         let mut refused = encoder.encode_descriptor("pod_refused", help, None, Counter)?;
-        for why in Refusal::ALL {
+        for why in Rejection::ALL {
             let reason = why.as_str().replace('-', "_");
             refused
                 .encode_family(&[("reason", reason.as_str())])?

@@ -185,7 +185,7 @@ impl StatusSource for RouterStatusSource {
                 Stage::Open(target) => ("open", Some(target)),
                 Stage::Draining(target) => ("draining", Some(target)),
                 Stage::Flushing(target) => ("flushing", Some(target)),
-                Stage::Held => ("held", None),
+                Stage::Closed => ("held", None),
             };
             json!({
                 "partition": partition,

@@ -65,11 +65,11 @@ impl DataPlane for EarlySwitch {
             Table::stop(&self.table, partition, HoldCause::Handoff);
         }
         let Some(early) = all.get_mut(&partition) else { return self.table.stage(partition) };
-        if !early.switched && self.table.stage(partition).0 == Stage::Held {
+        if !early.switched && self.table.stage(partition).0 == Stage::Closed {
             early.switched = true;
             DataPlane::switch(&*self.table, partition, &early.new, &early.pod, false);
         }
-        (if early.held { Stage::Held } else { Stage::Open(early.old.clone()) }, None)
+        (if early.held { Stage::Closed } else { Stage::Open(early.old.clone()) }, None)
     }
 
     fn stop(&self, partition: PartitionId, cause: HoldCause) {

@@ -31,7 +31,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::body::OwnedBody;
-use super::ownership::{Entry, InFlight, Ownership, Refusal};
+use super::ownership::{Entry, InFlight, Ownership, Rejection};
 use super::rejection;
 use super::tracked_call::TrackedCall;
 use crate::session::lease_now;
@@ -86,8 +86,8 @@ where
         let now = Instant::now();
         let grpc = rejection::is_grpc(request.headers());
         let Some((partition, epoch)) = stamps(request.headers(), self.ownership.keyspace()) else {
-            self.ownership.count_refused(Refusal::Unstamped);
-            return OwnershipFuture { state: State::Refused(Refusal::Unstamped), partition: None, grpc };
+            self.ownership.count_refused(Rejection::Unstamped);
+            return OwnershipFuture { state: State::Refused(Rejection::Unstamped), partition: None, grpc };
         };
         let state = match self.ownership.try_enter(partition, epoch, lease_now()) {
             Entry::In(in_flight) => State::running(&mut self.inner, request, partition, in_flight),
@@ -123,7 +123,7 @@ where
     grpc: bool,
 }
 
-type Entering = Pin<Box<dyn Future<Output = Result<InFlight, Refusal>> + Send>>;
+type Entering = Pin<Box<dyn Future<Output = Result<InFlight, Rejection>> + Send>>;
 
 #[pin_project(project = StateProjection)]
 enum State<S, B>
@@ -143,7 +143,7 @@ where
         #[pin]
         lost: WaitForCancellationFutureOwned,
     },
-    Refused(Refusal),
+    Refused(Rejection),
     Answered,
 }
 

@@ -33,7 +33,7 @@ pub use handle::PodHandle;
 pub use http_hooks::{HookError, Hooks};
 pub use layer::{OwnershipFuture, OwnershipLayer, OwnershipService};
 pub use lent_lease::{LentLease, boottime_millis};
-pub use ownership::{InFlight, Owned, Ownership, Refusal};
+pub use ownership::{InFlight, Owned, Ownership, Rejection};
 pub use service::Service;
 
 use std::collections::BTreeMap;

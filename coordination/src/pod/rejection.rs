@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use segue_protocol::headers;
 use segue_protocol::ids::PartitionId;
 
-use super::ownership::Refusal;
+use super::ownership::Rejection;
 use crate::local_reply::Cause;
 
 const MISDIRECTED: HeaderName = HeaderName::from_static(headers::SEGUE_MISDIRECTED);
@@ -18,14 +18,14 @@ pub(super) fn is_grpc(request: &HeaderMap) -> bool {
 }
 
 /// Returns the `421` of a request that was not processed.
-pub(super) fn refused(why: Refusal, partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
+pub(super) fn refused(why: Rejection, partition: Option<PartitionId>, grpc: bool) -> Response<Bytes> {
     let message = match why {
-        Refusal::Unstamped => {
+        Rejection::Unstamped => {
             "the request names no partition and epoch of this keyspace: it must come through a router"
         }
-        Refusal::Fenced => "this pod has no registration that it may trust",
-        Refusal::Stale => "the epoch of the request is over",
-        Refusal::NotOwner => "this pod does not own the partition at the epoch of the request",
+        Rejection::Fenced => "this pod has no registration that it may trust",
+        Rejection::Stale => "the epoch of the request is over",
+        Rejection::NotOwner => "this pod does not own the partition at the epoch of the request",
     };
     // 9 is FAILED_PRECONDITION.
     let status = StatusCode::MISDIRECTED_REQUEST;

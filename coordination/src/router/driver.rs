@@ -210,7 +210,7 @@ impl Router {
     }
 
     fn is_drained(&self) -> bool {
-        PartitionId::all(self.partitions).all(|partition| matches!(self.plane.stage(partition), (Stage::Held, _)))
+        PartitionId::all(self.partitions).all(|partition| matches!(self.plane.stage(partition), (Stage::Closed, _)))
     }
 
     /// Holds all requests. The order matters: no request may pass once the registration is given up.

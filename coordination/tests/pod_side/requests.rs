@@ -7,7 +7,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
-use segue_coordination::pod::{Owned, Refusal};
+use segue_coordination::pod::{Owned, Rejection};
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::records::{Phase, PodAckKind};
 use tokio::time::{Instant, sleep};
@@ -31,7 +31,7 @@ async fn a_request_of_an_earlier_epoch_is_refused_at_once() {
     let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
     assert_eq!((body["reason"].as_str(), body["partition"].as_u64()), (Some("stale-epoch"), Some(0)));
     assert!(pod.arrived.try_recv().is_err(), "the service has not seen it");
-    assert_eq!(pod.handle.ownership().refused(Refusal::Stale), 1);
+    assert_eq!(pod.handle.ownership().refused(Rejection::Stale), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -49,7 +49,7 @@ async fn a_request_ahead_of_the_view_waits_for_it_and_is_served() {
     assert_eq!((arrival.owned.partition, arrival.owned.epoch), (P0, E1));
     assert!(arrival.answer.send(whole("done")).is_ok());
     assert_eq!(early.await.unwrap().status(), 200);
-    assert_eq!(pod.handle.ownership().refused(Refusal::NotOwner), 0);
+    assert_eq!(pod.handle.ownership().refused(Rejection::NotOwner), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -84,7 +84,7 @@ async fn a_request_without_readable_stamps_or_of_another_keyspace_is_refused() {
         let response = pod.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
         assert_eq!(response.status(), 421, "{stamps:?}");
     }
-    assert_eq!(pod.handle.ownership().refused(Refusal::Unstamped), 8);
+    assert_eq!(pod.handle.ownership().refused(Rejection::Unstamped), 8);
 }
 
 #[tokio::test(start_paused = true)]

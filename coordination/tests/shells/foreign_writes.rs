@@ -77,7 +77,7 @@ impl DataPlane for Gates {
     fn set_partitions(&self, _: u32) {}
     fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
         let (open, in_flight) = (self.open.lock().unwrap(), self.in_flight.lock().unwrap());
-        let shut = || in_flight.clone().map_or(Stage::Held, Stage::Draining);
+        let shut = || in_flight.clone().map_or(Stage::Closed, Stage::Draining);
         (open.get(&partition).cloned().map_or_else(shut, Stage::Open), None)
     }
     fn stop(&self, partition: PartitionId, _: HoldCause) {

@@ -37,7 +37,9 @@ use crate::routing::table::Pod;
 use crate::runtime::exchange_timeout::Ended;
 use crate::runtime::shortage::is_shortage;
 use crate::tls::Stream;
-use crate::upstream::{Broken, Checkout, Counted, PodResponse, ResponseStream, SendError, Wanted, Which, was_spared};
+use crate::upstream::{
+    Broken, Checkout, Counted, PodResponse, ResponseStream, SendError, Wanted, Which, is_backing_off,
+};
 
 /// Why there is no response to pass on.
 pub(crate) enum AttemptError {
@@ -60,7 +62,7 @@ pub(crate) enum NotProcessed {
     /// No connection could be made.
     Unreachable,
     /// No connection was tried, because the pod is backed off from.
-    Spared,
+    BackingOff,
     /// The request's partition was severed before there was a connection.
     Severed,
 }
@@ -86,56 +88,56 @@ fn note_acceptance(shared: &WorkerContext, pod: &Pod) {
 /// Sends a request to the pod of its permit.
 pub(crate) async fn send(
     shared: &WorkerContext,
-    asked: &mut ForwardRequest,
-    mut flight: Box<InFlight>,
+    request: &mut ForwardRequest,
+    mut in_flight: Box<InFlight>,
 ) -> Result<Response<ResponseBody>, AttemptError> {
-    let by_http2 = asked.switch.is_none() && shared.upstream.by_http2(asked.head.version);
-    let mut which = if asked.was_rejected { Which::Exclusive } else { Which::Any };
+    let by_http2 = request.switch.is_none() && shared.upstream.by_http2(request.head.version);
+    let mut which = if request.was_rejected { Which::Exclusive } else { Which::Any };
     loop {
         let wanted = if !by_http2 {
             Wanted::Http1
-        } else if asked.scan.expect {
+        } else if request.scan.expect {
             // Reading makes hyper send `100 Continue`, but the request may still be put back.
             Wanted::Http2Uploading
-        } else if asked.body.is_here().await? {
+        } else if request.body.is_here().await? {
             Wanted::Http2Whole
         } else {
             Wanted::Http2Uploading
         };
         // Bound to a name: the temporaries of `?` would be kept across the `await`.
-        let begun = begin_at_once(shared, asked, flight, wanted, which)?;
+        let begun = begin_at_once(shared, request, in_flight, wanted, which)?;
         let outcome;
-        (outcome, flight) = begun.await?;
+        (outcome, in_flight) = begun.await?;
         return match outcome {
-            Ok(outcome) => responded(shared, asked, outcome, flight),
+            Ok(outcome) => responded(shared, request, outcome, in_flight),
             // The second attempt used a new connection that another request had made, so the close may have been a
             // refusal.
             Err(NoResponse::Stale)
-                if which == Which::Any || shared.budgets.may_try_again(flight.pod().slot, Instant::now()) =>
+                if which == Which::Any || shared.budgets.may_try_again(in_flight.pod().slot, Instant::now()) =>
             {
-                asked.body.take_back();
+                request.body.take_back();
                 which = Which::New;
                 continue;
             }
             // The request may be the cause, so the one further attempt uses a connection that no other request shares.
-            Err(NoResponse::Send(SendError::Rejected(error))) if !asked.was_rejected => {
-                tracing::debug!(pod = flight.pod().name, %error, "a pod ended a connection with an error; sending once more");
-                asked.body.take_back();
-                asked.was_rejected = true;
+            Err(NoResponse::Send(SendError::Rejected(error))) if !request.was_rejected => {
+                tracing::debug!(pod = in_flight.pod().name, %error, "a pod ended a connection with an error; sending once more");
+                request.body.take_back();
+                request.was_rejected = true;
                 which = Which::Exclusive;
                 continue;
             }
-            Err(why) => Err(failure(asked, why, flight)),
+            Err(why) => Err(failure(request, why, in_flight)),
         };
     }
 }
 
 /// An exchange, or the wait for what it needs before it may begin.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one; a box would be one more allocation")]
-enum Begun<'asked> {
-    AwaitResponse(AwaitResponse<'asked>),
+enum Begun<'request> {
+    AwaitResponse(AwaitResponse<'request>),
     /// Boxed: otherwise every request would reserve room for it, even while its response is read.
-    AwaitConnection(Pin<Box<dyn Future<Output = Result<Outcome, AttemptError>> + 'asked>>),
+    AwaitConnection(Pin<Box<dyn Future<Output = Result<Outcome, AttemptError>> + 'request>>),
 }
 
 type Outcome = (Result<PodResponse, NoResponse>, Box<InFlight>);
@@ -152,76 +154,81 @@ impl Future for Begun<'_> {
 }
 
 /// Begins to send at once if a connection is open and the request need not check for its client first.
-fn begin_at_once<'asked>(
-    shared: &'asked WorkerContext,
-    asked: &'asked ForwardRequest,
-    flight: Box<InFlight>,
+fn begin_at_once<'request>(
+    shared: &'request WorkerContext,
+    request: &'request ForwardRequest,
+    in_flight: Box<InFlight>,
     wanted: Wanted,
     which: Which,
-) -> Result<Begun<'asked>, AttemptError> {
+) -> Result<Begun<'request>, AttemptError> {
     if which == Which::Any
-        && !flight.was_held()
-        && let Some(checkout) = shared.upstream.take_open(flight.pod(), wanted)
+        && !in_flight.was_held()
+        && let Some(checkout) = shared.upstream.take_open(in_flight.pod(), wanted)
     {
-        return begin(shared, asked, flight, checkout).map(Begun::AwaitResponse);
+        return begin(shared, request, in_flight, checkout).map(Begun::AwaitResponse);
     }
     Ok(Begun::AwaitConnection(Box::pin(async move {
-        Ok(begin_after_waiting(shared, asked, flight, wanted, which).await?.await)
+        Ok(begin_after_waiting(shared, request, in_flight, wanted, which).await?.await)
     })))
 }
 
 /// Begins to send once there is a connection, if the request may still be sent then.
-async fn begin_after_waiting<'asked>(
+async fn begin_after_waiting<'request>(
     shared: &WorkerContext,
-    asked: &'asked ForwardRequest,
-    flight: Box<InFlight>,
+    request: &'request ForwardRequest,
+    in_flight: Box<InFlight>,
     wanted: Wanted,
     which: Which,
-) -> Result<AwaitResponse<'asked>, AttemptError> {
+) -> Result<AwaitResponse<'request>, AttemptError> {
     // Connections to one pod are made a few at a time, so waiting for one may take long.
-    let severed = flight.sever_token();
+    let severed = in_flight.sever_token();
     let connected = tokio::select! {
         biased;
-        () = severed.cancelled() => return Err(AttemptError::NotProcessed(flight.undo(), NotProcessed::Severed)),
-        connected = connection(shared, &flight, wanted, which) => connected,
+        () = severed.cancelled() => return Err(AttemptError::NotProcessed(in_flight.undo(), NotProcessed::Severed)),
+        connected = connection(shared, &in_flight, wanted, which) => connected,
     };
     let checkout = match connected {
         Ok(checkout) => checkout,
         Err(error) => {
-            tracing::debug!(pod = flight.pod().name, %error, "a pod cannot be reached");
+            tracing::debug!(pod = in_flight.pod().name, %error, "a pod cannot be reached");
             if is_shortage(&error) {
                 return Err(AttemptError::LocalReply(LocalReply::Overload));
             }
-            let cause = if was_spared(&error) { NotProcessed::Spared } else { NotProcessed::Unreachable };
-            return Err(AttemptError::NotProcessed(flight.undo(), cause));
+            let cause = if is_backing_off(&error) { NotProcessed::BackingOff } else { NotProcessed::Unreachable };
+            return Err(AttemptError::NotProcessed(in_flight.undo(), cause));
         }
     };
     // The last check before sending: a held request may have lost its client.
-    if flight.was_held() && asked.peer.presence.is_lost().await {
-        tracing::debug!(partition = flight.partition().get(), "the client of a held request is gone");
+    if in_flight.was_held() && request.peer.presence.is_lost().await {
+        tracing::debug!(partition = in_flight.partition().get(), "the client of a held request is gone");
         return Err(AttemptError::ClientGone);
     }
     // The lease may have expired while this request made a connection, waited for another request's, or asked its
     // client's connection whether the client is still there.
-    if !flight.may_still_go() {
-        return Err(AttemptError::Fenced(flight.undo()));
+    if !in_flight.may_still_go() {
+        return Err(AttemptError::Fenced(in_flight.undo()));
     }
-    begin(shared, asked, flight, checkout)
+    begin(shared, request, in_flight, checkout)
 }
 
 /// Returns a connection to the permit's pod. A request that holds a place in a flush gives it up if connecting takes
 /// long.
-async fn connection(shared: &WorkerContext, flight: &InFlight, wanted: Wanted, which: Which) -> io::Result<Checkout> {
-    if !flight.holds_place() {
-        return shared.upstream.checkout(flight.pod(), wanted, which).await;
+async fn connection(
+    shared: &WorkerContext,
+    in_flight: &InFlight,
+    wanted: Wanted,
+    which: Which,
+) -> io::Result<Checkout> {
+    if !in_flight.holds_place() {
+        return shared.upstream.checkout(in_flight.pod(), wanted, which).await;
     }
     // Boxed: otherwise every request would reserve room for it.
     Box::pin(async {
-        let mut checkout = pin!(shared.upstream.checkout(flight.pod(), wanted, which));
+        let mut checkout = pin!(shared.upstream.checkout(in_flight.pod(), wanted, which));
         tokio::select! {
             biased;
             checkout = &mut checkout => return checkout,
-            () = tokio::time::sleep_until(flight.gives_way_at()) => flight.give_way(),
+            () = tokio::time::sleep_until(in_flight.gives_way_at()) => in_flight.give_way(),
         }
         checkout.await
     })
@@ -229,86 +236,86 @@ async fn connection(shared: &WorkerContext, flight: &InFlight, wanted: Wanted, w
 }
 
 /// Begins to send, unless the deadline has passed or the body can no longer be sent from its beginning.
-fn begin<'asked>(
+fn begin<'request>(
     shared: &WorkerContext,
-    asked: &'asked ForwardRequest,
-    flight: Box<InFlight>,
+    request: &'request ForwardRequest,
+    in_flight: Box<InFlight>,
     checkout: Checkout,
-) -> Result<AwaitResponse<'asked>, AttemptError> {
-    if flight.is_late() {
+) -> Result<AwaitResponse<'request>, AttemptError> {
+    if in_flight.is_late() {
         return Err(AttemptError::LocalReply(LocalReply::Deadline));
     }
-    let Some(attempt) = asked.body.attempt() else {
+    let Some(attempt) = request.body.attempt() else {
         return Err(AttemptError::LocalReply(LocalReply::NoOwner));
     };
-    let left = flight.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let left = in_flight.deadline().map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let left = left.map(grpc_timeout::header);
     let routing = RoutingHeaders {
         reserved: &shared.reserved,
-        partition: flight.partition(),
-        epoch: flight.epoch(),
+        partition: in_flight.partition(),
+        epoch: in_flight.epoch(),
         identity: &shared.identity,
-        peer: &asked.peer.address,
+        peer: &request.peer.address,
         grpc_timeout: left.as_ref(),
-        scheme: if asked.peer.secure { "https" } else { "http" },
+        scheme: if request.peer.secure { "https" } else { "http" },
     };
     let made_for_this = checkout.is_fresh();
     let most = shared.max_header_bytes_http2;
-    let exchange = checkout.begin(&asked.head, asked.scan, &routing, attempt, asked.switch.is_some(), most);
+    let exchange = checkout.begin(&request.head, request.scan, &routing, attempt, request.switch.is_some(), most);
     let exchange = exchange.map_err(AttemptError::LocalReply)?;
-    Ok(AwaitResponse::new(exchange, made_for_this, flight, asked))
+    Ok(AwaitResponse::new(exchange, made_for_this, in_flight, request))
 }
 
 fn responded(
     shared: &WorkerContext,
-    asked: &mut ForwardRequest,
+    request: &mut ForwardRequest,
     outcome: PodResponse,
-    flight: Box<InFlight>,
+    in_flight: Box<InFlight>,
 ) -> Result<Response<ResponseBody>, AttemptError> {
-    let body = &asked.body;
+    let body = &request.body;
     match outcome {
         PodResponse::Response(mut response) => {
             if !headers::take_misdirected(response.status(), response.headers_mut()) {
-                note_acceptance(shared, flight.pod());
+                note_acceptance(shared, in_flight.pod());
                 body.settle();
-                return Ok(pass_on(shared, response, flight, body.clone()));
+                return Ok(pass_on(shared, response, in_flight, body.clone()));
             }
             // Reading the rest of a complete body lets its connection be used again.
             drop(response.body_mut().take_whole());
             drop(response);
             body.take_back();
             if body.is_whole() {
-                Err(AttemptError::NotProcessed(flight.undo(), NotProcessed::Misdirected))
+                Err(AttemptError::NotProcessed(in_flight.undo(), NotProcessed::Misdirected))
             } else {
                 // The pod did nothing, so the client may send the request again. The router cannot: it no longer has
                 // all of the body.
                 Err(AttemptError::LocalReply(LocalReply::NoOwner))
             }
         }
-        PodResponse::Switched(response, stream, read) => match asked.switch.take() {
+        PodResponse::Switched(response, stream, read) => match request.switch.take() {
             Some(client) => {
-                let seat = asked.peer.seat.upgrade();
-                Ok(switched(shared, response, (client, seat), stream, read, flight))
+                let seat = request.peer.seat.upgrade();
+                Ok(switched(shared, response, (client, seat), stream, read, in_flight))
             }
             None => Err(AttemptError::LocalReply(LocalReply::UpstreamFailed)),
         },
     }
 }
 
-fn failure(asked: &ForwardRequest, why: NoResponse, flight: Box<InFlight>) -> AttemptError {
-    let body = &asked.body;
+fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) -> AttemptError {
+    let body = &request.body;
     match why {
         NoResponse::Stale => {
             body.take_back();
-            AttemptError::NotProcessed(flight.undo(), NotProcessed::Refused)
+            AttemptError::NotProcessed(in_flight.undo(), NotProcessed::Refused)
         }
         NoResponse::Send(SendError::NotSent(error)) => {
             body.take_back();
-            tracing::debug!(pod = flight.pod().name, %error, "a pod takes no request");
-            AttemptError::NotProcessed(flight.undo(), NotProcessed::Refused)
+            tracing::debug!(pod = in_flight.pod().name, %error, "a pod takes no request");
+            AttemptError::NotProcessed(in_flight.undo(), NotProcessed::Refused)
         }
         NoResponse::Send(SendError::Rejected(error)) => {
-            tracing::debug!(pod = flight.pod().name, %error, "a pod ended two connections of a request; answering 502");
+            tracing::debug!(pod = in_flight.pod().name, %error, "a pod ended two connections of a request; answering 502");
             AttemptError::LocalReply(LocalReply::UpstreamFailed)
         }
         NoResponse::Send(SendError::Failed(Broken::TrailersTooLarge)) => {
@@ -319,11 +326,11 @@ fn failure(asked: &ForwardRequest, why: NoResponse, flight: Box<InFlight>) -> At
         }
         NoResponse::Send(SendError::Failed(Broken::CutOff)) => AttemptError::ClientGone,
         NoResponse::Send(SendError::Failed(error)) => {
-            tracing::debug!(pod = flight.pod().name, %error, "an exchange has failed");
+            tracing::debug!(pod = in_flight.pod().name, %error, "an exchange has failed");
             AttemptError::LocalReply(LocalReply::UpstreamFailed)
         }
         NoResponse::Ended(Ended::Severed) => AttemptError::LocalReply(LocalReply::Severed),
-        NoResponse::Ended(Ended::TimedOut) if flight.is_late() => AttemptError::LocalReply(LocalReply::Deadline),
+        NoResponse::Ended(Ended::TimedOut) if in_flight.is_late() => AttemptError::LocalReply(LocalReply::Deadline),
         NoResponse::Ended(Ended::TimedOut) => {
             let by_client = body.upload().is_some_and(|upload| upload.awaits_client);
             AttemptError::LocalReply(if by_client { LocalReply::TooSlow } else { LocalReply::UpstreamTimeout })
@@ -334,12 +341,12 @@ fn failure(asked: &ForwardRequest, why: NoResponse, flight: Box<InFlight>) -> At
 fn pass_on(
     shared: &WorkerContext,
     response: Response<ResponseStream>,
-    mut flight: Box<InFlight>,
+    mut in_flight: Box<InFlight>,
     request: RequestBody,
 ) -> Response<ResponseBody> {
-    flight.delivered();
+    in_flight.delivered();
     shared.metrics.passed(response.status());
-    response.map(|stream| ResponseBody::from_pod(stream, flight, request))
+    response.map(|stream| ResponseBody::from_pod(stream, in_flight, request))
 }
 
 fn switched(
@@ -348,11 +355,11 @@ fn switched(
     (client, seat): (OnUpgrade, Option<Rc<dyn Any>>),
     stream: Stream,
     read: BytesMut,
-    mut flight: Box<InFlight>,
+    mut in_flight: Box<InFlight>,
 ) -> Response<ResponseBody> {
-    flight.delivered();
+    in_flight.delivered();
     shared.metrics.passed(response.status());
-    tunnel::join(client, seat, stream, read, flight, response.headers().get(UPGRADE));
+    tunnel::join(client, seat, stream, read, in_flight, response.headers().get(UPGRADE));
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     response.map(|()| ResponseBody::whole(bytes::Bytes::new()))
 }

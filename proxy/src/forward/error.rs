@@ -1,7 +1,7 @@
 //! Reasons why a request gets no response, or none from a pod, and why a data path cannot be built.
 
 use crate::message::local_reply::LocalReply;
-use crate::routing::table::Refusal;
+use crate::routing::table::AdmissionError;
 
 /// The client has disconnected, or what it sends is not HTTP, so no response can be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -27,8 +27,8 @@ impl From<LocalReply> for RouteError {
     }
 }
 
-impl From<Refusal> for RouteError {
-    fn from(refusal: Refusal) -> Self {
+impl From<AdmissionError> for RouteError {
+    fn from(refusal: AdmissionError) -> Self {
         RouteError::LocalReply(refusal.into())
     }
 }

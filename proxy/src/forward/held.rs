@@ -21,23 +21,23 @@ use crate::routing::permit::{Permit, QueuedPermit, TableHandle};
 
 /// Waits for a request's turn, and reads its body ahead meanwhile. Reading shows when the client disconnects, and how
 /// much memory the request takes.
-pub(crate) struct HeldRequest<'asked> {
+pub(crate) struct HeldRequest<'request> {
     queued: QueuedPermit,
-    asked: &'asked ForwardRequest,
+    request: &'request ForwardRequest,
     reads: bool,
     late: Option<Pin<Box<Sleep>>>,
 }
 
-impl<'asked> HeldRequest<'asked> {
+impl<'request> HeldRequest<'request> {
     #[cold]
-    pub(crate) fn new(queued: QueuedPermit, asked: &'asked mut ForwardRequest) -> Self {
-        compact(&mut asked.head);
+    pub(crate) fn new(queued: QueuedPermit, request: &'request mut ForwardRequest) -> Self {
+        compact(&mut request.head);
         HeldRequest {
             queued,
             // Reading makes hyper send `100 Continue`.
-            reads: !asked.scan.expect,
-            late: asked.deadline.map(|deadline| Box::pin(sleep_until(deadline))),
-            asked,
+            reads: !request.scan.expect,
+            late: request.deadline.map(|deadline| Box::pin(sleep_until(deadline))),
+            request,
         }
     }
 }
@@ -55,13 +55,13 @@ impl Future for HeldRequest<'_> {
             return Poll::Ready(turn.map_err(RouteError::from));
         }
         if this.reads {
-            match this.asked.body.poll_read_ahead(context) {
+            match this.request.body.poll_read_ahead(context) {
                 Poll::Pending => {}
                 Poll::Ready(Ok(())) => this.reads = false,
                 Poll::Ready(Err(BodyError::TooLarge)) => return Poll::Ready(Err(LocalReply::BodyTooLarge.into())),
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(RouteError::ClientGone)),
             }
-            if let Err(refusal) = this.queued.weigh(this.asked.weight()) {
+            if let Err(refusal) = this.queued.weigh(this.request.weight()) {
                 return Poll::Ready(Err(refusal.into()));
             }
         }
@@ -71,23 +71,23 @@ impl Future for HeldRequest<'_> {
 
 /// Waits until the router has read the store for the first time, for no longer than any held request.
 #[cold]
-pub(crate) async fn table_is_there(worker: &TableHandle, asked: &ForwardRequest) -> Result<u32, RouteError> {
+pub(crate) async fn table_is_there(worker: &TableHandle, request: &ForwardRequest) -> Result<u32, RouteError> {
     let Some(_early) = worker.wait_early() else {
         return Err(LocalReply::StashFull.into());
     };
     // A request that waits here counts towards its client's limit as well.
-    let Some(_claim) = asked.peer.usage.claim() else {
+    let Some(_claim) = request.peer.usage.claim() else {
         return Err(LocalReply::Overload.into());
     };
     loop {
         if worker.shutting_down() {
             return Err(LocalReply::Shutdown.into());
         }
-        if asked.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        if request.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Err(LocalReply::Deadline.into());
         }
         match worker.partitions() {
-            0 if asked.arrived.elapsed() >= worker.max_wait() => return Err(LocalReply::NoOwner.into()),
+            0 if request.arrived.elapsed() >= worker.max_wait() => return Err(LocalReply::NoOwner.into()),
             // This happens once in the life of a router, so polling is good enough.
             0 => tokio::time::sleep(Duration::from_millis(10)).await,
             partitions => return Ok(partitions),

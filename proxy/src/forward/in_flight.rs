@@ -70,7 +70,7 @@ impl InFlight {
 
     fn permit(&self) -> &Permit {
         // Taken only by `undo`, which consumes the exchange.
-        self.permit.as_ref().expect("a flight that was not undone")
+        self.permit.as_ref().expect("an exchange that was not undone")
     }
 
     pub(crate) fn pod(&self) -> &Arc<Pod> {
@@ -128,7 +128,7 @@ impl InFlight {
     /// Uncounts an exchange that has not taken place, and returns its permit.
     #[expect(clippy::boxed_local, reason = "so that nobody takes it out of its box for this")]
     pub(crate) fn undo(mut self: Box<Self>) -> Permit {
-        let permit = self.permit.take().expect("a flight that was not undone");
+        let permit = self.permit.take().expect("an exchange that was not undone");
         self.shared.metrics.ends();
         self.shared.load.end(permit.pod().slot);
         permit
@@ -175,11 +175,11 @@ const MAX_READ_ON_BYTES: u64 = 1 << 20;
 const MAX_SAFE_READ_ON_BYTES: u64 = 64 << 10;
 
 /// Completes an exchange whose client has disconnected before the response began.
-pub(crate) fn see_through(mut exchange: Exchange, mut flight: Box<InFlight>) {
-    let shared = flight.shared.clone();
-    let limit = flight.deadline.unwrap_or(Instant::now() + shared.request_timeout);
+pub(crate) fn see_through(mut exchange: Exchange, mut in_flight: Box<InFlight>) {
+    let shared = in_flight.shared.clone();
+    let limit = in_flight.deadline.unwrap_or(Instant::now() + shared.request_timeout);
     let limit = limit.min(Instant::now() + shared.request_timeout);
-    let severed = flight.sever_token();
+    let severed = in_flight.sever_token();
     shared.background.run(async move {
         let response = tokio::select! {
             response = std::future::poll_fn(|context| exchange.poll_response(context, &mut |_| {})) => response.ok(),
@@ -191,34 +191,34 @@ pub(crate) fn see_through(mut exchange: Exchange, mut flight: Box<InFlight>) {
         match response {
             Some(PodResponse::Response(mut response)) => {
                 if !headers::take_misdirected(response.status(), response.headers_mut()) {
-                    flight.delivered();
+                    in_flight.delivered();
                 }
-                read_on(response.into_body(), flight, severed).await;
+                read_on(response.into_body(), in_flight, severed).await;
             }
             switched => {
                 drop(switched);
-                drop(flight);
+                drop(in_flight);
             }
         }
     });
 }
 
 /// Completes an exchange whose client has disconnected in the middle of the response.
-pub(crate) fn see_rest_through(stream: ResponseStream, flight: Box<InFlight>) {
-    let (shared, severed) = (flight.shared.clone(), flight.sever_token());
-    shared.background.run(read_on(stream, flight, severed));
+pub(crate) fn see_rest_through(stream: ResponseStream, in_flight: Box<InFlight>) {
+    let (shared, severed) = (in_flight.shared.clone(), in_flight.sever_token());
+    shared.background.run(read_on(stream, in_flight, severed));
 }
 
 /// Reads a response without a client, within bounds, then breaks it off. Only that tells the pod that the client has
 /// left.
-async fn read_on(mut stream: ResponseStream, flight: Box<InFlight>, severed: CancellationToken) {
-    if flight.is_safe && stream.left().is_none_or(|left| left > MAX_SAFE_READ_ON_BYTES) {
+async fn read_on(mut stream: ResponseStream, in_flight: Box<InFlight>, severed: CancellationToken) {
+    if in_flight.is_safe && stream.left().is_none_or(|left| left > MAX_SAFE_READ_ON_BYTES) {
         drop(stream);
-        drop(flight);
+        drop(in_flight);
         return;
     }
-    let limit = Instant::now() + READ_ON_TIMEOUT.min(flight.shared.request_timeout);
-    let limit = flight.deadline.map_or(limit, |deadline| deadline.min(limit));
+    let limit = Instant::now() + READ_ON_TIMEOUT.min(in_flight.shared.request_timeout);
+    let limit = in_flight.deadline.map_or(limit, |deadline| deadline.min(limit));
     let read = async {
         let mut read = 0;
         while read < MAX_READ_ON_BYTES {
@@ -236,9 +236,9 @@ async fn read_on(mut stream: ResponseStream, flight: Box<InFlight>, severed: Can
         () = severed.cancelled() => false,
     };
     if whole {
-        stream.finish(flight);
+        stream.finish(in_flight);
     } else {
         drop(stream);
-        drop(flight);
+        drop(in_flight);
     }
 }

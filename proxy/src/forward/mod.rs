@@ -47,7 +47,7 @@ use self::in_flight::{InFlight, Terms};
 use self::request::ForwardRequest;
 use self::response_body::ResponseBody;
 use crate::message::local_reply::LocalReply;
-use crate::metrics::{Bounce, WorkerMetrics};
+use crate::metrics::{BounceCause, WorkerMetrics};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use crate::routing::table::{Pod, Refused};
 use crate::settings::ForwardSettings;
@@ -121,23 +121,23 @@ impl Forward {
         peer: Rc<ClientInfo>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
         let shared = self.shared.clone();
-        let mut asked = ForwardRequest::new(&shared, request, peer);
+        let mut request = ForwardRequest::new(&shared, request, peer);
         async move {
             // In a block of its own, so that its state takes no room while the router's own response is made.
             let own = {
                 let mut open = Open(Some(&shared.metrics));
-                let response = route(&shared, &mut asked).await;
+                let response = route(&shared, &mut request).await;
                 open.0 = None;
                 match response {
                     Ok(mut response) => {
-                        asked.announce_close(&mut response);
+                        request.announce_close(&mut response);
                         return Ok(response);
                     }
                     Err(RouteError::ClientGone) => return Err(ClientGone),
                     Err(RouteError::LocalReply(own)) => own,
                 }
             };
-            Ok(asked.refuse(&shared, own).await)
+            Ok(request.refuse(&shared, own).await)
         }
     }
 }
@@ -156,28 +156,28 @@ impl Drop for Open<'_> {
 /// Returns the pod's response.
 ///
 /// This future is most of what a held request costs, so it keeps nothing across an `await` that it does not need.
-async fn route(shared: &Rc<WorkerContext>, asked: &mut ForwardRequest) -> Result<Response<ResponseBody>, RouteError> {
-    asked.check()?;
+async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Result<Response<ResponseBody>, RouteError> {
+    request.check()?;
     let partitions = match shared.worker.partitions() {
-        0 => Box::pin(table_is_there(&shared.worker, asked)).await?,
+        0 => Box::pin(table_is_there(&shared.worker, request)).await?,
         partitions => partitions,
     };
-    let mut admission = admit(shared, asked, partitions)?;
+    let mut admission = admit(shared, request, partitions)?;
     loop {
         let waits = matches!(admission, Admission::Queued(_));
-        let turn = turn(admission, asked);
+        let turn = turn(admission, request);
         let permit = turn.await?;
         if waits {
-            shared.metrics.waited(asked.arrived.elapsed());
+            shared.metrics.waited(request.arrived.elapsed());
         }
-        let flight = match depart(shared, asked, permit) {
-            Ok(flight) => flight,
+        let in_flight = match depart(shared, request, permit) {
+            Ok(in_flight) => in_flight,
             Err(spared) => {
                 admission = Admission::Queued(spared);
                 continue;
             }
         };
-        admission = Admission::Queued(match send(shared, asked, flight).await {
+        admission = Admission::Queued(match send(shared, request, in_flight).await {
             Ok(response) => return Ok(response),
             Err(AttemptError::LocalReply(own)) => return Err(own.into()),
             Err(AttemptError::ClientGone) => return Err(RouteError::ClientGone),
@@ -188,18 +188,18 @@ async fn route(shared: &Rc<WorkerContext>, asked: &mut ForwardRequest) -> Result
 }
 
 /// Resolves once the request may be sent.
-fn turn(admission: Admission, asked: &mut ForwardRequest) -> impl Future<Output = Result<Permit, RouteError>> {
+fn turn(admission: Admission, request: &mut ForwardRequest) -> impl Future<Output = Result<Permit, RouteError>> {
     match admission {
         Admission::Admitted(permit) => Either::Left(std::future::ready(Ok(permit))),
-        Admission::Queued(queued) => Either::Right(HeldRequest::new(queued, asked)),
+        Admission::Queued(queued) => Either::Right(HeldRequest::new(queued, request)),
     }
 }
 
-fn admit(shared: &WorkerContext, asked: &mut ForwardRequest, partitions: u32) -> Result<Admission, LocalReply> {
-    let located = shared.partition.locate(&asked.head, partitions)?;
-    asked.partition = Some(located.partition);
-    let claim = asked.peer.usage.claim().ok_or(LocalReply::Overload)?;
-    let mut admission = shared.worker.enter(located.partition, located.order, asked.weight(), asked.arrived)?;
+fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) -> Result<Admission, LocalReply> {
+    let located = shared.partition.locate(&request.head, partitions)?;
+    request.partition = Some(located.partition);
+    let claim = request.peer.usage.claim().ok_or(LocalReply::Overload)?;
+    let mut admission = shared.worker.enter(located.partition, located.order, request.weight(), request.arrived)?;
     admission.keep(claim);
     match &admission {
         Admission::Admitted(permit) if !shared.load.has_room(permit.pod().slot) => Err(LocalReply::Overload),
@@ -208,15 +208,15 @@ fn admit(shared: &WorkerContext, asked: &mut ForwardRequest, partitions: u32) ->
 }
 
 /// Begins the exchange. Puts the request back instead if it is a retry and the retry budget of its pod is spent.
-fn depart(shared: &Rc<WorkerContext>, asked: &ForwardRequest, permit: Permit) -> Result<Box<InFlight>, QueuedPermit> {
+fn depart(shared: &Rc<WorkerContext>, request: &ForwardRequest, permit: Permit) -> Result<Box<InFlight>, QueuedPermit> {
     let pod = permit.pod().slot;
     if !permit.was_refused_here() {
         shared.budgets.first_try(pod);
     } else if !shared.budgets.may_try_again(pod, Instant::now()) {
-        shared.metrics.bounced(Bounce::Spared);
-        return Err(permit.put_back_spared());
+        shared.metrics.bounced(BounceCause::BackingOff);
+        return Err(permit.put_back_untried());
     }
-    let terms = Terms { arrived: asked.arrived, deadline: asked.deadline, is_safe: asked.head.method.is_safe() };
+    let terms = Terms { arrived: request.arrived, deadline: request.deadline, is_safe: request.head.method.is_safe() };
     Ok(Box::new(InFlight::begin(permit, shared, terms)))
 }
 
@@ -224,9 +224,9 @@ fn depart(shared: &Rc<WorkerContext>, asked: &ForwardRequest, permit: Permit) ->
 fn not_processed(shared: &WorkerContext, permit: Permit, cause: NotProcessed) -> Result<QueuedPermit, LocalReply> {
     let pod = permit.pod().clone();
     let (bounce, refused) = match cause {
-        NotProcessed::Misdirected => (Bounce::Misdirected, Some(Refused::Misdirected)),
-        NotProcessed::Refused | NotProcessed::Unreachable => (Bounce::Refused, Some(Refused::Unreachable)),
-        NotProcessed::Spared | NotProcessed::Severed => (Bounce::Spared, None),
+        NotProcessed::Misdirected => (BounceCause::Misdirected, Some(Refused::Misdirected)),
+        NotProcessed::Refused | NotProcessed::Unreachable => (BounceCause::ConnectFailed, Some(Refused::Unreachable)),
+        NotProcessed::BackingOff | NotProcessed::Severed => (BounceCause::BackingOff, None),
     };
     shared.metrics.bounced(bounce);
     match refused {
@@ -243,7 +243,7 @@ fn not_processed(shared: &WorkerContext, permit: Permit, cause: NotProcessed) ->
             LocalReply::NoOwner
         }),
         NotProcessed::Unreachable => Ok(permit.put_back()),
-        NotProcessed::Spared | NotProcessed::Severed => Ok(permit.put_back_spared()),
+        NotProcessed::BackingOff | NotProcessed::Severed => Ok(permit.put_back_untried()),
     }
 }
 

@@ -108,15 +108,15 @@ impl ResponseBody {
     }
 
     /// Returns the body of a pod's response. If it has arrived in full, the exchange is over at once.
-    pub(crate) fn from_pod(mut stream: ResponseStream, flight: Box<InFlight>, request: RequestBody) -> Self {
+    pub(crate) fn from_pod(mut stream: ResponseStream, in_flight: Box<InFlight>, request: RequestBody) -> Self {
         if let Some(whole) = stream.take_whole() {
-            stream.finish(flight);
+            stream.finish(in_flight);
             return ResponseBody::whole(whole);
         }
-        let timer = flight.shared().timer.clone();
+        let timer = in_flight.shared().timer.clone();
         let streaming = Rc::new(Streaming {
             state: RefCell::new(State {
-                live: Some((stream, flight)),
+                live: Some((stream, in_flight)),
                 error: None,
                 progress: timer.now(),
                 request,
@@ -157,7 +157,7 @@ impl Streaming {
 
     fn poll_frame(&self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ResponseError>>> {
         let state = &mut *self.state.borrow_mut();
-        let Some((stream, flight)) = &mut state.live else {
+        let Some((stream, in_flight)) = &mut state.live else {
             return Poll::Ready(state.error.take().map(Err));
         };
         let polled = stream.poll_frame(context);
@@ -170,18 +170,18 @@ impl Streaming {
                 return Poll::Pending;
             }
             Poll::Ready(Some(Ok(_))) => {
-                state.progress = flight.shared().timer.now();
+                state.progress = in_flight.shared().timer.now();
                 (stream.is_done(), true)
             }
             Poll::Ready(Some(Err(_))) => (true, false),
             Poll::Ready(None) => (true, true),
         };
-        if over && let Some((stream, flight)) = self.close(state) {
+        if over && let Some((stream, in_flight)) = self.close(state) {
             if whole {
-                stream.finish(flight);
+                stream.finish(in_flight);
             } else {
                 drop(stream);
-                drop(flight);
+                drop(in_flight);
             }
         }
         polled.map(|frame| frame.map(|frame| frame.map_err(ResponseError::from)))
@@ -199,9 +199,9 @@ impl OnExpiry for Streaming {
     fn overdue(self: Rc<Self>) {
         tokio::task::spawn_local(async move {
             let (severed, idle, slack, deadline) = match &self.state.borrow().live {
-                Some((_, flight)) => {
-                    let shared = flight.shared();
-                    (flight.sever_token(), shared.idle_timeout, shared.timer.tick(), flight.deadline())
+                Some((_, in_flight)) => {
+                    let shared = in_flight.shared();
+                    (in_flight.sever_token(), shared.idle_timeout, shared.timer.tick(), in_flight.deadline())
                 }
                 None => return,
             };
@@ -265,8 +265,8 @@ impl Drop for ResponseBody {
     fn drop(&mut self) {
         if let Kind::Streaming(streaming) = &self.0 {
             let live = streaming.close(&mut streaming.state.borrow_mut());
-            if let Some((stream, flight)) = live {
-                see_rest_through(stream, flight);
+            if let Some((stream, in_flight)) = live {
+                see_rest_through(stream, in_flight);
             }
         }
     }

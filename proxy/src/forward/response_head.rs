@@ -30,7 +30,7 @@ pub(crate) struct AwaitResponse<'request> {
     under_way: Option<(Exchange, Box<InFlight>)>,
     /// Whether the connection was made for this exchange.
     made_for_this: bool,
-    asked: &'request ForwardRequest,
+    request: &'request ForwardRequest,
     timeout: ExchangeTimeout,
     begun: Instant,
 }
@@ -39,12 +39,12 @@ impl<'request> AwaitResponse<'request> {
     pub(crate) fn new(
         exchange: Exchange,
         made_for_this: bool,
-        flight: Box<InFlight>,
-        asked: &'request ForwardRequest,
+        in_flight: Box<InFlight>,
+        request: &'request ForwardRequest,
     ) -> Self {
-        let timer = &flight.shared().timer;
+        let timer = &in_flight.shared().timer;
         let (timeout, begun) = (ExchangeTimeout::new(timer.clone()), timer.now());
-        AwaitResponse { under_way: Some((exchange, flight)), made_for_this, asked, timeout, begun }
+        AwaitResponse { under_way: Some((exchange, in_flight)), made_for_this, request, timeout, begun }
     }
 }
 
@@ -53,35 +53,35 @@ impl Future for AwaitResponse<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let Some((exchange, flight)) = &mut this.under_way else {
+        let Some((exchange, in_flight)) = &mut this.under_way else {
             return Poll::Pending;
         };
-        let asked = this.asked;
-        let outcome = match exchange.poll_response(context, &mut |head| asked.send_interim(head)) {
+        let request = this.request;
+        let outcome = match exchange.poll_response(context, &mut |head| request.send_interim(head)) {
             Poll::Ready(Ok(outcome)) => Ok(outcome),
             Poll::Ready(Err(SendError::NotSent(_))) if !this.made_for_this => Err(NoResponse::Stale),
             Poll::Ready(Err(error)) => Err(NoResponse::Send(error)),
             Poll::Pending => {
-                if flight.holds_place() {
-                    give_way_if_due(flight, asked);
+                if in_flight.holds_place() {
+                    give_way_if_due(in_flight, request);
                 }
-                let shared = flight.shared();
+                let shared = in_flight.shared();
                 // The pod's time runs from the moment when it last had what it needs. While the client still has to
                 // send, only silence is bounded.
                 let deadline = || {
-                    let upload = this.asked.body.upload().filter(|upload| upload.progress > this.begun);
+                    let upload = this.request.body.upload().filter(|upload| upload.progress > this.begun);
                     let since = upload.map_or(this.begun, |upload| upload.progress);
-                    let patience = match this.asked.body.upload() {
+                    let patience = match this.request.body.upload() {
                         Some(upload) if upload.awaits_client => shared.idle_timeout,
                         _ => shared.request_timeout,
                     };
                     let due = since + patience;
-                    let due = this.asked.body.upload_due().map_or(due, |upload_due| due.min(upload_due));
+                    let due = this.request.body.upload_due().map_or(due, |upload_due| due.min(upload_due));
                     let due = due + shared.timer.tick();
-                    let due = if flight.holds_place() { due.min(flight.gives_way_at()) } else { due };
-                    flight.deadline().map_or(due, |deadline| deadline.min(due))
+                    let due = if in_flight.holds_place() { due.min(in_flight.gives_way_at()) } else { due };
+                    in_flight.deadline().map_or(due, |deadline| deadline.min(due))
                 };
-                match this.timeout.poll(context, || flight.sever_token(), deadline) {
+                match this.timeout.poll(context, || in_flight.sever_token(), deadline) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(ended) => Err(NoResponse::Ended(ended)),
                 }
@@ -89,7 +89,7 @@ impl Future for AwaitResponse<'_> {
         };
         match this.under_way.take() {
             // The exchange is dropped here, which breaks it off if it has not ended.
-            Some((_, flight)) => Poll::Ready((outcome, flight)),
+            Some((_, in_flight)) => Poll::Ready((outcome, in_flight)),
             None => Poll::Pending,
         }
     }
@@ -98,17 +98,17 @@ impl Future for AwaitResponse<'_> {
 /// Gives up the place in a flush of a request that waits for its client, or has waited for its pod for long. The
 /// exchange has just been polled, and its body with it, so it is known which of them it waits for.
 #[cold]
-fn give_way_if_due(flight: &InFlight, asked: &ForwardRequest) {
-    let awaits_client = asked.body.upload().is_some_and(|upload| upload.awaits_client);
-    if awaits_client || flight.gives_way_at() <= Instant::now() {
-        flight.give_way();
+fn give_way_if_due(in_flight: &InFlight, request: &ForwardRequest) {
+    let awaits_client = request.body.upload().is_some_and(|upload| upload.awaits_client);
+    if awaits_client || in_flight.gives_way_at() <= Instant::now() {
+        in_flight.give_way();
     }
 }
 
 impl Drop for AwaitResponse<'_> {
     fn drop(&mut self) {
-        if let Some((exchange, flight)) = self.under_way.take() {
-            see_through(exchange, flight);
+        if let Some((exchange, in_flight)) = self.under_way.take() {
+            see_through(exchange, in_flight);
         }
     }
 }

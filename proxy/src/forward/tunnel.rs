@@ -47,20 +47,20 @@ pub(crate) fn join(
     seat: Option<Rc<dyn Any>>,
     pod: Stream,
     read: BytesMut,
-    flight: Box<InFlight>,
+    in_flight: Box<InFlight>,
     to: Option<&HeaderValue>,
 ) {
-    let shared = flight.shared().clone();
-    let (severed, idle, timer) = (flight.sever_token(), shared.idle_timeout, shared.timer.clone());
+    let shared = in_flight.shared().clone();
+    let (severed, idle, timer) = (in_flight.sever_token(), shared.idle_timeout, shared.timer.clone());
     let websocket = to.is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"));
     let worker = shared.clone();
     worker.background.run(async move {
         let _seat = seat;
         let client = tokio::select! {
             client = client => client,
-            () = severed.cancelled() => return drop((pod, flight)),
+            () = severed.cancelled() => return drop((pod, in_flight)),
         };
-        let Ok(client) = client else { return drop((pod, flight)) };
+        let Ok(client) = client else { return drop((pod, in_flight)) };
         let mut tunnel = Tunnel {
             client: TokioIo::new(client),
             pod,
@@ -75,7 +75,7 @@ pub(crate) fn join(
                     if let Err(error) = over {
                         tracing::debug!(%error, "an upgraded connection has ended");
                     }
-                    return drop((tunnel, flight));
+                    return drop((tunnel, in_flight));
                 }
                 () = severed.cancelled() => break Cause::Severed,
                 () = shared.ending.cancelled(), if websocket => break Cause::Severed,
@@ -86,7 +86,7 @@ pub(crate) fn join(
             }
         };
         if websocket {
-            tunnel.close(cause, flight).await;
+            tunnel.close(cause, in_flight).await;
         }
     });
 }
@@ -109,7 +109,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
     }
 
     /// Closes a WebSocket towards both sides. The pod is done once it has closed too.
-    async fn close(self, cause: Cause, flight: Box<InFlight>) {
+    async fn close(self, cause: Cause, in_flight: Box<InFlight>) {
         let Tunnel { mut client, mut pod, mut up, mut down } = self;
         let (to_client, to_pod) = match cause {
             Cause::Severed => (SERVICE_RESTART, GOING_AWAY),
@@ -123,7 +123,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
         })
         .await;
         drop(pod);
-        drop(flight);
+        drop(in_flight);
         // If the connection were closed with unread bytes, the kernel would reset it and the client might lose what was
         // written.
         let _ = timeout(CLOSE_STEP_TIMEOUT, until_closed(&mut client)).await;

@@ -15,7 +15,7 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 
 use crate::routing::partition_key::Unlocated;
-use crate::routing::table::Refusal;
+use crate::routing::table::AdmissionError;
 
 /// Returns whether a response that a pod's layer or sidecar makes may pass this reason on to clients.
 pub(crate) fn is_pods_reason(reason: &HeaderValue) -> bool {
@@ -178,14 +178,14 @@ impl LocalReply {
     }
 }
 
-impl From<Refusal> for LocalReply {
-    fn from(refusal: Refusal) -> Self {
+impl From<AdmissionError> for LocalReply {
+    fn from(refusal: AdmissionError) -> Self {
         match refusal {
-            Refusal::Full => LocalReply::StashFull,
-            Refusal::Waited(HoldCause::Handoff) => LocalReply::StashTimeout,
-            Refusal::Waited(HoldCause::NoOwner) => LocalReply::NoOwner,
-            Refusal::Waited(HoldCause::Fenced) => LocalReply::Fenced,
-            Refusal::Shutdown => LocalReply::Shutdown,
+            AdmissionError::Full => LocalReply::StashFull,
+            AdmissionError::Waited(HoldCause::Handoff) => LocalReply::StashTimeout,
+            AdmissionError::Waited(HoldCause::NoOwner) => LocalReply::NoOwner,
+            AdmissionError::Waited(HoldCause::Fenced) => LocalReply::Fenced,
+            AdmissionError::Shutdown => LocalReply::Shutdown,
         }
     }
 }

@@ -28,7 +28,7 @@ impl DataPlane for Table {
             // Requests that still wait do so behind others of their own key. That may take long and is no part of the
             // cutover.
             GateState::Flushing if seen.flows => Stage::Open(target()),
-            GateState::Held => Stage::Held,
+            GateState::Closed => Stage::Closed,
             GateState::Open => Stage::Open(target()),
             GateState::Draining => Stage::Draining(target()),
             GateState::Flushing => Stage::Flushing(target()),

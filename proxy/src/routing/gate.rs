@@ -23,7 +23,7 @@ use crate::routing::sync::AtomicU32;
 pub enum GateState {
     /// Closed and empty.
     #[default]
-    Held = 0,
+    Closed = 0,
     /// All requests may enter.
     Open = 1,
     /// Closed, with requests still inside.
@@ -42,13 +42,13 @@ impl GateState {
 
     /// Returns the state once `inside` requests are left inside.
     pub fn settled(self, inside: u32) -> Option<Self> {
-        (self == GateState::Draining && inside == 0).then_some(GateState::Held)
+        (self == GateState::Draining && inside == 0).then_some(GateState::Closed)
     }
 
     /// Returns the state in which the gate leads somewhere and the waiting requests go first. Requests may be inside
     /// only if the gate `leads_there` already.
     pub fn switched(self, leads_there: bool) -> Option<Self> {
-        let may = self == GateState::Held || (self == GateState::Draining && leads_there);
+        let may = self == GateState::Closed || (self == GateState::Draining && leads_there);
         may.then_some(GateState::Flushing)
     }
 
@@ -114,7 +114,7 @@ impl Gate {
             1 => GateState::Open,
             2 => GateState::Draining,
             3 => GateState::Flushing,
-            _ => GateState::Held,
+            _ => GateState::Closed,
         }
     }
 

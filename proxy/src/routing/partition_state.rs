@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_request_that_comes_back_goes_before_the_next_of_its_key() {
         let mut state = holding_two();
-        let gate = state.switch(GateState::Held, false, 16).unwrap();
+        let gate = state.switch(GateState::Closed, false, 16).unwrap();
         let (position, first) = state.start_next(gate).unwrap();
         assert_eq!((first, state.start_next(gate)), (1, None), "one of a key at a time");
         state.put_back(position, 0, 1, Some(first), true);
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn nothing_starts_once_the_gate_has_been_stopped_in_the_middle_of_a_flush() {
         let mut state = holding_two();
-        let gate = state.switch(GateState::Held, false, 16).unwrap();
+        let gate = state.switch(GateState::Closed, false, 16).unwrap();
         let (position, _) = state.start_next(gate).unwrap();
         let gate = state.stop(gate).unwrap();
         state.finish(position);
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn the_gate_opens_when_the_last_waiting_request_has_its_outcome() {
         let mut state = holding_two();
-        let gate = state.switch(GateState::Held, false, 16).unwrap();
+        let gate = state.switch(GateState::Closed, false, 16).unwrap();
         for _ in 0..2 {
             let (position, _) = state.start_next(gate).unwrap();
             assert_eq!(state.open(gate), None);

@@ -21,7 +21,7 @@ use crate::routing::client_share::ShareGuard;
 use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
-use crate::routing::table::{Pod, Refusal, Refusals, Requeue, Returned, Route, Table, WaitOutcome};
+use crate::routing::table::{AdmissionError, Pod, Refusals, Requeue, Returned, Route, Table, WaitOutcome};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
@@ -139,7 +139,7 @@ impl TableHandle {
         order: Option<u64>,
         bytes: usize,
         now: Instant,
-    ) -> Result<Admission, Refusal> {
+    ) -> Result<Admission, AdmissionError> {
         let at = self.inner.table.nanos(now);
         let arrival = self.inner.arrival(at);
         let request = Request {
@@ -159,7 +159,7 @@ impl TableHandle {
     }
 
     #[cold]
-    fn wait(&self, mut request: Request, now: Instant, at: u64) -> Result<Admission, Refusal> {
+    fn wait(&self, mut request: Request, now: Instant, at: u64) -> Result<Admission, AdmissionError> {
         let table = &self.inner.table;
         Ok(match table.wait(self.inner.index, request.partition, request.position(), request.bytes, at)? {
             WaitOutcome::Now(route) => Admission::Admitted(Permit::new(request, route, false)),
@@ -215,7 +215,7 @@ impl QueuedPermit {
 
 impl QueuedPermit {
     /// Raises the memory that the request counts for. Fails if that is too much; then this must be dropped.
-    pub(crate) fn weigh(&mut self, bytes: usize) -> Result<(), Refusal> {
+    pub(crate) fn weigh(&mut self, bytes: usize) -> Result<(), AdmissionError> {
         let Some(request) = self.request.as_mut().filter(|request| request.bytes < bytes) else { return Ok(()) };
         let more = bytes - request.bytes;
         request.table().grow(request.partition, request.position(), more)?;
@@ -225,7 +225,7 @@ impl QueuedPermit {
 }
 
 impl Future for QueuedPermit {
-    type Output = Result<Permit, Refusal>;
+    type Output = Result<Permit, AdmissionError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match Pin::new(&mut self.grant).poll(context) {
@@ -243,7 +243,7 @@ impl Future for QueuedPermit {
             }
             Poll::Ready(Err(_)) => {
                 self.request = None;
-                return Poll::Ready(Err(Refusal::Shutdown));
+                return Poll::Ready(Err(AdmissionError::Shutdown));
             }
             Poll::Pending => {}
         }
@@ -254,7 +254,7 @@ impl Future for QueuedPermit {
         match request.table().give_up(request.partition, request.position()) {
             Some(cause) => {
                 self.request = None;
-                Poll::Ready(Err(Refusal::Waited(cause)))
+                Poll::Ready(Err(AdmissionError::Waited(cause)))
             }
             // The request was admitted at this very moment, so its grant is there.
             None => {
@@ -360,8 +360,8 @@ impl Permit {
     }
 
     /// As [`put_back`](Self::put_back), because its pod is backed off from.
-    pub(crate) fn put_back_spared(self) -> QueuedPermit {
-        self.back(Some(Returned::Spared))
+    pub(crate) fn put_back_untried(self) -> QueuedPermit {
+        self.back(Some(Returned::Untried))
     }
 
     /// Puts a request back that its pod has refused without acting on it. Fails if the refusal is for good.

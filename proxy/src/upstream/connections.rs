@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::connect_retry::ConnectRetry;
-use super::error::Spared;
+use super::error::BackingOff;
 use super::exchange::Exchange;
 use super::http1::{self, Connection};
 use super::http2::{self, Lease, Sessions};
@@ -71,7 +71,7 @@ impl PodConnections {
         let mut back_off = self.back_off.get();
         let may = back_off.may_try(Instant::now(), rand::random());
         self.back_off.set(back_off);
-        if may { Ok(()) } else { Err(Spared.into()) }
+        if may { Ok(()) } else { Err(BackingOff.into()) }
     }
 
     /// Records a failure. Returns whether it is the first since the last success.

@@ -40,15 +40,15 @@ pub(crate) enum Broken {
 /// No connection was attempted, because one has just failed.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("backing off after a failed connection")]
-pub(super) struct Spared;
+pub(super) struct BackingOff;
 
-impl From<Spared> for io::Error {
-    fn from(spared: Spared) -> Self {
-        io::Error::new(io::ErrorKind::ResourceBusy, spared)
+impl From<BackingOff> for io::Error {
+    fn from(backing_off: BackingOff) -> Self {
+        io::Error::new(io::ErrorKind::ResourceBusy, backing_off)
     }
 }
 
 /// Returns whether no connection was attempted.
-pub(crate) fn was_spared(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<Spared>())
+pub(crate) fn is_backing_off(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<BackingOff>())
 }

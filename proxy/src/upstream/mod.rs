@@ -32,7 +32,7 @@ use crate::tls::{Offer, Stream};
 use connect_retry::ConnectRetry;
 pub(crate) use connections::Checkout;
 use connections::PodConnections;
-pub(crate) use error::{Broken, SendError, was_spared};
+pub(crate) use error::{Broken, SendError, is_backing_off};
 pub(crate) use exchange::{Exchange, PodResponse, ResponseStream};
 #[cfg(fuzzing)]
 pub(crate) use http1::fuzzing;

@@ -336,7 +336,7 @@ async fn settle(table: Arc<Table>, targets: Targets, partition: PartitionId) {
             continue;
         }
         match stage {
-            Stage::Held => DataPlane::switch(&*table, partition, &target, &record, false),
+            Stage::Closed => DataPlane::switch(&*table, partition, &target, &record, false),
             Stage::Draining(at) if at == target => DataPlane::switch(&*table, partition, &target, &record, false),
             Stage::Open(at) | Stage::Flushing(at) if at != target => table.stop(partition, HoldCause::Handoff),
             _ => return,

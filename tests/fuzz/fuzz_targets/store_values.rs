@@ -365,14 +365,14 @@ fn steps(view: &View, router: &str, partition: PartitionId) {
             turns += 1;
             assert!(turns < 10, "a router that never rests");
             stage = match next_step(view, router, partition, trust, &stage, false) {
-                Some(Step::Stop) => Stage::Held,
+                Some(Step::Stop) => Stage::Closed,
                 Some(Step::Switch(target)) => Stage::Open(target),
                 Some(Step::AckDrained(_) | Step::AckCutover(_)) | None => break,
             };
         }
         match route(view, partition, trust) {
             Route::To(target) => assert_eq!(stage, Stage::Open(target)),
-            Route::Hold(HoldCause::NoOwner | HoldCause::Handoff | HoldCause::Fenced) => assert_eq!(stage, Stage::Held),
+            Route::Hold(HoldCause::NoOwner | HoldCause::Handoff | HoldCause::Fenced) => assert_eq!(stage, Stage::Closed),
         }
     }
 }

@@ -189,7 +189,7 @@ impl Cluster {
         for router in 0..state.routers.len() as u8 {
             for partition in 0..self.scenario.partitions {
                 let gate = &state.routers[usize::from(router)].gates[usize::from(partition)];
-                if gate.position == GateState::Held && gate.target.is_some() {
+                if gate.position == GateState::Closed && gate.target.is_some() {
                     state.gate(router, partition).target = None;
                 }
             }

@@ -81,7 +81,8 @@ impl Cluster {
     pub(crate) fn next_of_no_matter(&self, state: &mut State, router: u8) -> Option<StoreRef> {
         let it = &state.routers[usize::from(router)];
         let view = it.view.filter(|_| it.incarnation != Incarnation::NONE && it.assignments.is_none())?;
-        let is_settled = |gate: &Gate| matches!(gate.position, GateState::Open | GateState::Held) && !gate.backing_off;
+        let is_settled =
+            |gate: &Gate| matches!(gate.position, GateState::Open | GateState::Closed) && !gate.backing_off;
         let seen = state.history.iter().position(|at| *at == view)?;
         let next = *state.history.get(seen + 1)?;
         if !it.gates.iter().all(is_settled) || self.stands(next, Process::Router(router)) != it.incarnation {

@@ -25,7 +25,7 @@ const LAST: Arrival = Arrival { at: u64::MAX, worker: 0 };
 
 impl Gate {
     pub(crate) fn closed() -> Self {
-        Gate { position: GateState::Held, target: None, waiting: Arc::default(), backing_off: false }
+        Gate { position: GateState::Closed, target: None, waiting: Arc::default(), backing_off: false }
     }
 
     fn state(&mut self) -> &mut PartitionState<u8> {
@@ -84,7 +84,7 @@ impl Cluster {
         let ignores_drain = self.without(Rule::SnapshotIsCutover);
         let gate = state.gate(router, partition);
         if ignores_drain && gate.position == GateState::Draining {
-            gate.position = GateState::Held;
+            gate.position = GateState::Closed;
         }
         let (position, leads_there) = (gate.position, gate.target == Some(target));
         if let Some(switched) = gate.state().switch(position, leads_there, FLUSH_CONCURRENCY) {

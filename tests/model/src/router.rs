@@ -82,7 +82,7 @@ impl Cluster {
             (GateState::Open, Some(at)) => protocol::Stage::Open(at),
             (GateState::Draining, Some(at)) => protocol::Stage::Draining(at),
             (GateState::Flushing, Some(at)) => protocol::Stage::Flushing(at),
-            _ => protocol::Stage::Held,
+            _ => protocol::Stage::Closed,
         };
         if self.without(Rule::SnapshotIsCutover)
             && !view.handoffs.contains_key(&partition)

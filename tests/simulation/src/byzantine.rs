@@ -67,7 +67,7 @@ impl DataPlane for Hasty {
 
     fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
         match self.table.stage(partition) {
-            (Stage::Draining(_), None) if !self.caught().contains(&partition) => (Stage::Held, None),
+            (Stage::Draining(_), None) if !self.caught().contains(&partition) => (Stage::Closed, None),
             other => other,
         }
     }

@@ -17,7 +17,7 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Partitioner;
 use segue_proxy::router::Control;
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
-use segue_proxy::routing::table::{Refusal, StashLimits, Table};
+use segue_proxy::routing::table::{AdmissionError, StashLimits, Table};
 use tokio::sync::oneshot;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
@@ -296,7 +296,7 @@ impl Router {
         queued: QueuedPermit,
         id: RequestId,
         answer: &mut oneshot::Sender<Status>,
-    ) -> Option<Result<Permit, Refusal>> {
+    ) -> Option<Result<Permit, AdmissionError>> {
         self.world.history.held(id);
         self.world.trace.seen("a request was held");
         let turn = tokio::select! {
@@ -313,22 +313,22 @@ impl Router {
         Some(turn)
     }
 
-    fn refused(&self, refusal: Refusal) -> Status {
+    fn refused(&self, refusal: AdmissionError) -> Status {
         let trace = &self.world.trace;
         Status::Refused(match refusal {
-            Refusal::Full => {
+            AdmissionError::Full => {
                 trace.seen("a stash was full");
                 "stash-full"
             }
-            Refusal::Waited(HoldCause::Fenced) => {
+            AdmissionError::Waited(HoldCause::Fenced) => {
                 trace.seen("a request waited too long for a fenced router");
                 "fenced"
             }
-            Refusal::Waited(_) => {
+            AdmissionError::Waited(_) => {
                 trace.seen("a request waited too long");
                 "waited"
             }
-            Refusal::Shutdown => "shutdown",
+            AdmissionError::Shutdown => "shutdown",
         })
     }
 }

@@ -93,7 +93,7 @@ pub enum Stage {
     /// New requests are stashed; some are still in flight to this target.
     Draining(Target),
     /// New requests are stashed; none is in flight.
-    Held,
+    Closed,
     /// The stash is flushed to this target; new requests queue behind it.
     Flushing(Target),
 }
@@ -103,7 +103,7 @@ pub enum Stage {
 pub enum Step {
     /// Close the gate: new requests are stashed from here on. (`Open`, `Flushing` → `Draining`)
     Stop,
-    /// Route to this target and flush the stash there. (`Held`, or `Draining` from the same target → `Flushing`)
+    /// Route to this target and flush the stash there. (`Closed`, or `Draining` from the same target → `Flushing`)
     Switch(Target),
     /// Write the `RouterDrainedAck` for this handoff.
     AckDrained(HandoffId),
@@ -167,8 +167,8 @@ pub fn next_step(
         // handoff.
         (Route::To(to), Stage::Draining(from)) if to == *from => (!backing_off).then_some(Step::Switch(to)),
         (_, Stage::Draining(_)) => None,
-        (Route::To(to), Stage::Held) => (!backing_off).then_some(Step::Switch(to)),
-        (Route::Hold(_), Stage::Held) => drained_due(view, me, partition).map(Step::AckDrained),
+        (Route::To(to), Stage::Closed) => (!backing_off).then_some(Step::Switch(to)),
+        (Route::Hold(_), Stage::Closed) => drained_due(view, me, partition).map(Step::AckDrained),
     }
 }
 

@@ -31,7 +31,7 @@ const LOST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a request was refused. It was not processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Refusal {
+pub enum Rejection {
     /// The request has no readable partition or epoch, or names another keyspace: it did not come through a router.
     Unstamped,
     /// This pod has no registration that it may trust.
@@ -42,17 +42,17 @@ pub enum Refusal {
     NotOwner,
 }
 
-impl Refusal {
+impl Rejection {
     /// All reasons.
-    pub const ALL: [Refusal; 4] = [Refusal::Unstamped, Refusal::Fenced, Refusal::Stale, Refusal::NotOwner];
+    pub const ALL: [Rejection; 4] = [Rejection::Unstamped, Rejection::Fenced, Rejection::Stale, Rejection::NotOwner];
 
     /// Returns the reason's name in responses and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
-            Refusal::Unstamped => "unstamped",
-            Refusal::Fenced => "fenced",
-            Refusal::Stale => "stale-epoch",
-            Refusal::NotOwner => "not-owner",
+            Rejection::Unstamped => "unstamped",
+            Rejection::Fenced => "fenced",
+            Rejection::Stale => "stale-epoch",
+            Rejection::NotOwner => "not-owner",
         }
     }
 }
@@ -64,7 +64,7 @@ pub struct Ownership {
     table: RwLock<Table>,
     /// Notifies of a partition that was not known before.
     grown: Arc<Notify>,
-    refused: [AtomicU64; Refusal::ALL.len()],
+    refused: [AtomicU64; Rejection::ALL.len()],
 }
 
 #[derive(Debug)]
@@ -98,7 +98,7 @@ pub(super) enum Entry {
     /// To be retried after this notice.
     Wait(OwnedNotified),
     /// Refused.
-    Refused(Refusal),
+    Refused(Rejection),
 }
 
 impl Ownership {
@@ -133,11 +133,11 @@ impl Ownership {
     }
 
     /// Returns the number of requests refused for this reason.
-    pub fn refused(&self, why: Refusal) -> u64 {
+    pub fn refused(&self, why: Rejection) -> u64 {
         self.refused[why as usize].load(Relaxed)
     }
 
-    pub(super) fn count_refused(&self, why: Refusal) {
+    pub(super) fn count_refused(&self, why: Rejection) {
         self.refused[why as usize].fetch_add(1, Relaxed);
     }
 
@@ -148,13 +148,13 @@ impl Ownership {
             let Some(slot) = table.slots.get(&partition) else {
                 return match table.window.is_trusted(now) {
                     true => Entry::Wait(self.grown.clone().notified_owned()),
-                    false => Entry::Refused(Refusal::Fenced),
+                    false => Entry::Refused(Rejection::Fenced),
                 };
             };
             (table.window.clone(), slot.clone())
         };
         if !window.is_trusted(now) {
-            return Entry::Refused(Refusal::Fenced);
+            return Entry::Refused(Rejection::Fenced);
         }
         let mut state = slot.lock();
         match state.fence.check(epoch) {
@@ -165,8 +165,8 @@ impl Ownership {
             }
             // Created under the lock, so that no change between this check and the wait is missed.
             EpochCheck::Wait => Entry::Wait(slot.changed.clone().notified_owned()),
-            EpochCheck::Stale => Entry::Refused(Refusal::Stale),
-            EpochCheck::NotOwner => Entry::Refused(Refusal::NotOwner),
+            EpochCheck::Stale => Entry::Refused(Rejection::Stale),
+            EpochCheck::NotOwner => Entry::Refused(Rejection::NotOwner),
         }
     }
 
@@ -177,7 +177,7 @@ impl Ownership {
         epoch: Epoch,
         mut change: OwnedNotified,
         arrived: Instant,
-    ) -> Result<InFlight, Refusal> {
+    ) -> Result<InFlight, Rejection> {
         let deadline = arrived + CATCH_UP_TIMEOUT;
         while timeout_at(deadline, change).await.is_ok() {
             match self.try_enter(partition, epoch, lease_now()) {
@@ -186,7 +186,7 @@ impl Ownership {
                 Entry::Refused(why) => return Err(why),
             }
         }
-        Err(Refusal::NotOwner)
+        Err(Rejection::NotOwner)
     }
 
     /// Accepts one epoch of a partition, or none. `known` is the newest epoch that the view shows.

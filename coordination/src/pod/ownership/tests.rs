@@ -87,5 +87,5 @@ async fn an_ownership_that_was_closed_is_never_trusted_again() {
     ownership.close();
     ownership.trust(trusted());
     ownership.set(P0, Some(E1), E1);
-    assert!(matches!(ownership.try_enter(P0, E1, lease_now()), Entry::Refused(Refusal::Fenced)));
+    assert!(matches!(ownership.try_enter(P0, E1, lease_now()), Entry::Refused(Rejection::Fenced)));
 }

@@ -98,13 +98,13 @@ fn nobody_waits_once_the_router_ends() {
         let fixture = Fixture::open(2);
         let one = fixture.worker(0, |client| {
             if let Ok(Admission::Admitted(permit)) = client.enter(1) {
-                assert_eq!(block_on(permit.put_back()).unwrap_err(), Refusal::Shutdown);
+                assert_eq!(block_on(permit.put_back()).unwrap_err(), AdmissionError::Shutdown);
             }
         });
         let other = fixture.worker(1, |client| match client.enter(2) {
             Ok(Admission::Admitted(permit)) => drop(permit),
-            Ok(Admission::Queued(queued)) => assert_eq!(block_on(queued).unwrap_err(), Refusal::Shutdown),
-            Err(refusal) => assert_eq!(refusal, Refusal::Shutdown),
+            Ok(Admission::Queued(queued)) => assert_eq!(block_on(queued).unwrap_err(), AdmissionError::Shutdown),
+            Err(refusal) => assert_eq!(refusal, AdmissionError::Shutdown),
         });
         fixture.table.shut_down();
         one.join().unwrap();

@@ -50,7 +50,7 @@ use tokio::time::Instant;
 
 use crate::routing::gate::GateState;
 use crate::routing::permit::{Admission, Permit, TableHandle};
-use crate::routing::table::{Refusal, StashLimits, Table};
+use crate::routing::table::{AdmissionError, StashLimits, Table};
 
 /// The only partition.
 const PARTITION: PartitionId = PartitionId::new(0);
@@ -139,7 +139,7 @@ impl Fixture {
 
     /// Performs the rest of a handoff that has been stopped: drain, switch, flush.
     fn move_to(&mut self, epoch: u64) {
-        self.until(GateState::Held);
+        self.until(GateState::Closed);
         self.assert_empty();
         self.switch(epoch);
         self.until(GateState::Open);
@@ -150,7 +150,7 @@ impl Fixture {
     fn keep_open(&mut self, epoch: u64, workers: usize) {
         let mut ended = 0;
         while ended < workers || self.position() != GateState::Open {
-            if self.position() == GateState::Held {
+            if self.position() == GateState::Closed {
                 self.assert_empty();
                 self.switch(epoch);
                 continue;
@@ -201,7 +201,7 @@ struct Passed {
 
 impl Client {
     /// Takes the request with this number to the gate.
-    fn enter(&self, number: u32) -> Result<Admission, Refusal> {
+    fn enter(&self, number: u32) -> Result<Admission, AdmissionError> {
         self.worker.enter(PARTITION, KEY, 1, self.began + Duration::from_secs(number.into()))
     }
 

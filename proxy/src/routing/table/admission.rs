@@ -11,7 +11,7 @@ use segue_protocol::ids::PartitionId;
 use tokio_util::sync::CancellationToken;
 
 use super::hold::{Closed, Waiter};
-use super::limits::Refusal;
+use super::limits::AdmissionError;
 use super::refusals::{Refusals, Returned};
 use super::route::Route;
 use super::state::{Table, whole_nanos};
@@ -94,7 +94,7 @@ impl Table {
         position: QueuePosition,
         bytes: usize,
         now: u64,
-    ) -> Result<WaitOutcome, Refusal> {
+    ) -> Result<WaitOutcome, AdmissionError> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
         if cell.gate.position() == GateState::Open && self.may_pass(cell.slot.load(Relaxed), now) {
@@ -102,7 +102,7 @@ impl Table {
             return Ok(WaitOutcome::Now(cell.route(cell.gate.severs())));
         }
         if self.shutting_down.load(Relaxed) {
-            return Err(Refusal::Shutdown);
+            return Err(AdmissionError::Shutdown);
         }
         if cell.gate.position() == GateState::Open {
             self.close(partition, cell, &mut guard, HoldCause::Fenced);
@@ -123,11 +123,11 @@ impl Table {
         if closed.state.stash().waiting() >= limits.max_requests
             || closed.state.stash().bytes() + bytes > limits.max_bytes
         {
-            return Err(Refusal::Full);
+            return Err(AdmissionError::Full);
         }
         if self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes > limits.max_total_bytes {
             self.stashed_bytes.fetch_sub(bytes, Relaxed);
-            return Err(Refusal::Full);
+            return Err(AdmissionError::Full);
         }
         let (granted, grant) = oneshot::channel();
         closed.state.wait(position, bytes, Waiter { worker, refusals: None, granted });
@@ -137,7 +137,12 @@ impl Table {
     }
 
     /// Adds to the memory of a waiting request. A request that was admitted meanwhile no longer counts.
-    pub(crate) fn grow(&self, partition: PartitionId, position: QueuePosition, bytes: usize) -> Result<(), Refusal> {
+    pub(crate) fn grow(
+        &self,
+        partition: PartitionId,
+        position: QueuePosition,
+        bytes: usize,
+    ) -> Result<(), AdmissionError> {
         let mut guard = Self::lock(self.cell(partition));
         let Some(closed) = guard.as_mut() else { return Ok(()) };
         let before = closed.state.stash().bytes();
@@ -147,7 +152,7 @@ impl Table {
         // Counted also where it is refused: it is taken out with all that it weighs.
         let total = self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes;
         let fits = before + bytes <= self.limits.max_bytes && total <= self.limits.max_total_bytes;
-        if fits { Ok(()) } else { Err(Refusal::Full) }
+        if fits { Ok(()) } else { Err(AdmissionError::Full) }
     }
 
     /// Puts back a request in flight that no pod has acted on, and holds the partition: other requests would be refused

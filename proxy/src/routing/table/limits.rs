@@ -34,7 +34,7 @@ impl Default for StashLimits {
 
 /// Why a request is neither passed on nor held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum AdmissionError {
     /// The stash is full.
     #[error("too many requests wait for the partition")]
     Full,

@@ -20,7 +20,7 @@ pub(crate) enum Returned {
     /// The pod could not be reached.
     Unreachable,
     /// The request was not tried: its pod is backed off from.
-    Spared,
+    Untried,
 }
 
 /// How often one owner has refused a request.
@@ -40,7 +40,7 @@ impl Refusals {
     /// Returns the refusals after one more return of a request that was admitted by `way`.
     pub(super) fn after(before: Option<Self>, route: Route, returned: Returned, taken: u32) -> Option<Self> {
         let before = before.filter(|before| before.are_of(route.slot, route.epoch));
-        let tried = returned != Returned::Spared;
+        let tried = returned != Returned::Untried;
         if before.is_none() && !tried {
             return None;
         }
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn three_refusals_and_another_request_taken_since_leave_one_try() {
-        use Returned::{Refused, Spared, Unreachable};
+        use Returned::{Refused, Unreachable, Untried};
         let three = after(&[(Refused, 0), (Refused, 0), (Refused, 4)]).unwrap();
         assert!(!three.leave_one_try(1, Epoch::new(7), 4), "nothing was taken since");
         assert!(three.leave_one_try(1, Epoch::new(7), 5));
@@ -92,12 +92,12 @@ mod tests {
             !three.leave_one_try(1, Epoch::new(8), 5) && !three.leave_one_try(2, Epoch::new(7), 5),
             "another owner has not refused it"
         );
-        let unreachable = after(&[(Refused, 0), (Unreachable, 0), (Spared, 0), (Refused, 0)]).unwrap();
+        let unreachable = after(&[(Refused, 0), (Unreachable, 0), (Untried, 0), (Refused, 0)]).unwrap();
         assert!(
             !unreachable.leave_one_try(1, Epoch::new(7), 1),
             "a pod that cannot be reached says nothing about a request"
         );
-        assert!(after(&[(Spared, 0)]).is_none());
+        assert!(after(&[(Untried, 0)]).is_none());
     }
 
     #[test]

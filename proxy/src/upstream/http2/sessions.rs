@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::session::{Bounds, Lease, Session, open_session};
 use crate::tls::Stream;
-use crate::upstream::error::{Spared, was_spared};
+use crate::upstream::error::{BackingOff, is_backing_off};
 use crate::upstream::wanted::Which;
 
 /// For requests that have all arrived. Few servers allow fewer than 100 streams (RFC 9113 asks for no less). Their resets
@@ -50,7 +50,7 @@ enum Failure {
     /// The system's number.
     System(i32),
     /// It was not tried.
-    Spared,
+    BackingOff,
     #[default]
     Other,
 }
@@ -59,7 +59,7 @@ impl From<&io::Error> for Failure {
     fn from(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(number) => Failure::System(number),
-            None if was_spared(error) => Failure::Spared,
+            None if is_backing_off(error) => Failure::BackingOff,
             None => Failure::Other,
         }
     }
@@ -69,7 +69,7 @@ impl From<Failure> for io::Error {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::System(number) => io::Error::from_raw_os_error(number),
-            Failure::Spared => Spared.into(),
+            Failure::BackingOff => BackingOff.into(),
             Failure::Other => io::ErrorKind::ConnectionRefused.into(),
         }
     }
@@ -215,12 +215,13 @@ mod tests {
     #[tokio::test]
     async fn those_who_wait_for_a_connection_that_is_not_tried_are_told_so() {
         let sessions = Sessions::new(WHOLE);
-        let spared = async || {
+        let backing_off = async || {
             tokio::task::yield_now().await;
-            Err(Spared.into())
+            Err(BackingOff.into())
         };
-        let (makes, waits) = tokio::join!(sessions.lease(spared, Which::Any), sessions.lease(spared, Which::Any));
-        assert!(makes.is_err_and(|error| was_spared(&error)));
-        assert!(waits.is_err_and(|error| was_spared(&error)));
+        let (makes, waits) =
+            tokio::join!(sessions.lease(backing_off, Which::Any), sessions.lease(backing_off, Which::Any));
+        assert!(makes.is_err_and(|error| is_backing_off(&error)));
+        assert!(waits.is_err_and(|error| is_backing_off(&error)));
     }
 }
