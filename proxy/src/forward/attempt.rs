@@ -259,6 +259,7 @@ fn begin<'request>(
         grpc_timeout: left.as_ref(),
         scheme: if request.peer.secure { "https" } else { "http" },
     };
+    in_flight.sent();
     let made_for_this = checkout.is_fresh();
     let most = shared.max_header_bytes_http2;
     let exchange = checkout.begin(&request.head, request.scan, &routing, attempt, request.switch.is_some(), most);

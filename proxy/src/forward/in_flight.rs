@@ -105,6 +105,11 @@ impl InFlight {
         self.departed + GIVE_WAY_TIMEOUT
     }
 
+    /// Records that the request is being sent.
+    pub(crate) fn sent(&self) {
+        self.permit().sent();
+    }
+
     /// Gives the request's place in the flush to another key's request, because it waits.
     pub(crate) fn give_way(&self) {
         self.permit().give_way();

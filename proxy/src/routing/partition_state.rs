@@ -86,9 +86,15 @@ impl<W> PartitionState<W> {
         Some(switched)
     }
 
-    /// Starts the next waiting request that may start. Its key waits for its [`finish`](Self::finish).
+    /// Starts the next waiting request that may start. Its key waits for its [`finish`](Self::finish), or for it to be
+    /// [`sent`](Self::sent) if the flush has relaxed the order.
     pub fn start_next(&mut self, gate: GateState) -> Option<(QueuePosition, W)> {
         (gate == GateState::Flushing).then(|| self.stash.start_next()).flatten()
+    }
+
+    /// Notes that a started request has been sent. Returns whether newcomers of its key may have waited for that.
+    pub fn sent(&mut self, position: QueuePosition) -> bool {
+        self.stash.sent(position)
     }
 
     /// Starts a newcomer that need not wait although the gate is not open yet. Returns whether it did.

@@ -349,6 +349,14 @@ impl Permit {
         }
     }
 
+    /// Records that the request is being sent, so that later ones of its key can no longer overtake it.
+    pub fn sent(&self) {
+        let request = self.request();
+        if self.is_tried && request.order.is_some() && self.was_held() {
+            request.table().sent(request.partition, request.position());
+        }
+    }
+
     /// Returns whether the pod that the request goes to has refused it before.
     pub(crate) fn was_refused_here(&self) -> bool {
         self.request().refusals.as_ref().is_some_and(|refusals| refusals.are_of(self.route.slot, self.route.epoch))

@@ -63,6 +63,9 @@ enum Operation {
     },
     ForgetRanks,
     TakeAll,
+    Sent {
+        index: u8,
+    },
 }
 
 fuzz_target!(|operations: Vec<Operation>| run(&operations));
@@ -119,7 +122,12 @@ impl Both {
             Operation::GiveWay { index } => {
                 let Some(request) = self.tried(index) else { return };
                 assert_eq!(self.stash.give_way(request.place()), !request.is_slow, "gives way once");
-                self.twin.change(request.name, |request| request.is_slow = true);
+                self.twin.change(request.name, |request| (request.is_slow, request.is_unsent) = (true, false));
+            }
+            Operation::Sent { index } => {
+                let Some(request) = self.tried(index) else { return };
+                assert_eq!(self.stash.sent(request.place()), request.is_unsent, "whether others may have waited for it");
+                self.twin.change(request.name, |request| request.is_unsent = false);
             }
             Operation::Probe { newest } => {
                 self.stash.probe(newest);
@@ -157,14 +165,25 @@ impl Both {
         if self.twin.requests.iter().any(|request| request.arrival == arrival) {
             return;
         }
-        let request = self.newcomer(key, arrival, bytes.into());
+        let mut request = self.newcomer(key, arrival, bytes.into());
+        request.is_batched = self.twin.joins_batch(&request);
         self.stash.insert(request.place(), request.bytes, request.name);
         self.twin.requests.push(request);
     }
 
     fn newcomer(&mut self, key: Option<u64>, arrival: Arrival, bytes: usize) -> Request {
         self.inserted += 1;
-        Request { name: self.inserted, key, arrival, rank: 0, bytes, tried: false, is_slow: false }
+        Request {
+            name: self.inserted,
+            key,
+            arrival,
+            rank: 0,
+            bytes,
+            tried: false,
+            is_slow: false,
+            is_unsent: false,
+            is_batched: false,
+        }
     }
 
     fn start_at_once(&mut self, key: Option<u64>, arrival: Arrival) {
@@ -177,6 +196,7 @@ impl Both {
         if goes {
             self.twin.requests.push(request);
             self.twin.start(request.name);
+            self.twin.change(request.name, |request| request.is_unsent = false);
         }
     }
 
@@ -185,7 +205,9 @@ impl Both {
         self.stash.insert_ranked(request.place(), rank, bytes, request.name);
         self.stash.done(request.place());
         self.twin.requests.retain(|other| other.name != request.name);
-        self.twin.requests.push(Request { rank, bytes, tried: false, is_slow: false, ..request });
+        let mut again = Request { rank, bytes, tried: false, is_slow: false, is_unsent: false, ..request };
+        again.is_batched = self.twin.joins_batch(&again);
+        self.twin.requests.push(again);
     }
 
     fn begin_flush(&mut self, concurrency: usize) {
@@ -223,7 +245,7 @@ impl Both {
         assert_eq!((stash.waiting(), stash.bytes()), (twin.waiting().count(), bytes), "requests and bytes that wait");
         assert_eq!(stash.is_idle(), twin.requests.is_empty());
         let mut tried = twin.requests.iter().filter(|request| request.tried);
-        let keeps_order = tried.any(|request| request.key.is_some() && !twin.is_released(request));
+        let keeps_order = tried.any(|request| request.key.is_some() && (!twin.is_released(request) || request.is_unsent));
         assert_eq!(stash.is_flushed(), twin.waiting().count() == 0 && !keeps_order, "whether newcomers may pass");
         assert_eq!(stash.is_under_way(), twin.is_under_way(), "whether what was there is under way");
     }
@@ -297,6 +319,10 @@ struct Request {
     tried: bool,
     /// Whether the request has given its place away.
     is_slow: bool,
+    /// Whether the request waited, has been started, and has not been sent.
+    is_unsent: bool,
+    /// Whether the request waited when the first unsent one of its released line started: they start together.
+    is_batched: bool,
 }
 
 struct Flush {
@@ -376,7 +402,8 @@ impl Twin {
     /// Returns whether `it` must not start while `other` is there.
     fn stands_behind(&self, it: &Request, other: &Request) -> bool {
         let one_line = it.line() == other.line() && it.name != other.name;
-        one_line && if other.tried { !self.is_released(it) } else { other.arrival < it.arrival }
+        let goes_along = self.is_released(it) && (!other.is_unsent || (it.is_batched && !it.tried));
+        one_line && if other.tried { !goes_along } else { other.arrival < it.arrival }
     }
 
     /// Returns the requests that may start as soon as there is a place.
@@ -405,9 +432,22 @@ impl Twin {
         Some(first)
     }
 
+    /// Returns whether a request that is about to wait stands before one of a batch that starts together.
+    fn joins_batch(&self, it: &Request) -> bool {
+        self.waiting().any(|other| other.line() == it.line() && other.is_batched && other.arrival > it.arrival)
+    }
+
     fn start(&mut self, name: u32) {
-        let Some(line) = self.requests.iter().find(|request| request.name == name).map(Request::line) else { return };
-        self.change(name, |request| (request.tried, request.rank) = (true, 0));
+        let Some(request) = self.requests.iter().find(|request| request.name == name).copied() else { return };
+        let line = request.line();
+        if !self.requests.iter().any(|other| other.line() == line && other.is_unsent) {
+            let is_released = self.is_released(&request);
+            let waiting = self.requests.iter_mut().filter(|other| !other.tried && other.line() == line);
+            waiting.for_each(|other| other.is_batched = is_released);
+        }
+        self.change(name, |request| {
+            (request.tried, request.rank, request.is_unsent) = (true, 0, request.key.is_some());
+        });
         if let Some(flush) = &mut self.flush {
             flush.in_order = flush.in_order.saturating_sub(1);
         }

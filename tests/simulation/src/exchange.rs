@@ -58,6 +58,7 @@ pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, permit: &Pe
             return Outcome::Fenced;
         }
     }
+    permit.sent();
     world.history.sent(asked.id, &pod, permit.epoch());
     let job = Job { id: asked.id, partition: asked.partition, epoch: permit.epoch(), work: asked.work };
     let broken = CancellationToken::new();

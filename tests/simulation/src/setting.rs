@@ -116,7 +116,11 @@ impl Setting {
             lease_ttl,
             policy: Policy {
                 partitions: 0,
-                strategy: if rng.percent(70) { Strategy::Sticky } else { Strategy::Jump },
+                strategy: match rng.among(0..=99) {
+                    0..70 => Strategy::Sticky,
+                    70..85 => Strategy::Jump,
+                    _ => Strategy::Ring,
+                },
                 mode: if independent { Mode::Independent } else { Mode::Barrier },
                 settle: rng.millis(50..=500),
                 settle_max: Duration::from_secs(2),

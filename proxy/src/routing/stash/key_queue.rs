@@ -1,4 +1,4 @@
-//! The queue of one key: where a request claim_of in it, and what it means for the end of a flush.
+//! The queue of one key: where a request stands in it, and what it means for the end of a flush.
 //!
 //! Not here: how the queues of a partition take turns ([`stash`](super)).
 
@@ -63,6 +63,11 @@ pub(super) struct KeyQueue<W> {
     pub(super) in_progress: usize,
     /// How many of those have given their place away.
     pub(super) slow: usize,
+    /// How many of those waited, have a key and have not been sent yet.
+    pub(super) unsent: usize,
+    /// How many waiting requests of a relaxed queue start together, before any of those is sent: those that waited when
+    /// the first of them started. What comes later is the next batch.
+    pub(super) batch: usize,
     /// How many more requests of the queue leave one at a time, even if the flush has relaxed the order of others:
     /// those that were there when it began, and as many again.
     pub(super) owed: usize,
@@ -84,7 +89,15 @@ pub(super) enum FlushClaim {
 impl<W> KeyQueue<W> {
     pub(super) fn new() -> Self {
         // Most keys have one request waiting.
-        KeyQueue { in_progress: 0, slow: 0, owed: 0, claim: FlushClaim::Free, entries: VecDeque::with_capacity(1) }
+        KeyQueue {
+            in_progress: 0,
+            slow: 0,
+            unsent: 0,
+            batch: 0,
+            owed: 0,
+            claim: FlushClaim::Free,
+            entries: VecDeque::with_capacity(1),
+        }
     }
 
     pub(super) fn claim_now(&self, id: QueueId) -> FlushClaim {

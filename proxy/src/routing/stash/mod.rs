@@ -15,8 +15,9 @@
 //!
 //! * No request of a queue starts while an earlier one of it waits.
 //! * No request of a queue starts while an earlier one of it is in progress, unless the flush has relaxed the queue's
-//!   order
-//!   ([`Stash::begin_flush`]).
+//!   order ([`Stash::begin_flush`]).
+//! * In a relaxed queue too, no newcomer starts while a request that waited has been started and not yet sent, for the
+//!   first [`GUARDED_STARTS`] starts.
 //! * A request that comes back stands where its arrival puts it in its queue.
 
 mod key_queue;
@@ -26,6 +27,11 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use self::key_queue::{Arrival, QueuePosition};
 use self::key_queue::{Entry, FlushClaim, KeyQueue, QueueId, StartOrder};
 
+/// How many requests a flush starts from relaxed queues before newcomers may pass those that have not been sent yet. Far
+/// more than arrive while one task waits for its turn to run. Without a bound, a key whose requests arrive faster than
+/// the worker gets round to its tasks would keep the gate from opening.
+pub const GUARDED_STARTS: usize = 10_000;
+
 /// The state of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Flush {
@@ -33,6 +39,8 @@ struct Flush {
     concurrency: usize,
     /// How many requests may still be started in strict order, each with a place and one at a time per key.
     in_order_left: usize,
+    /// How many requests of relaxed queues may still be started before newcomers need not wait for them to be sent.
+    guarded_left: usize,
     /// Whether the latest arrival among those of the lowest rank goes first.
     newest_first: bool,
 }
@@ -49,6 +57,8 @@ pub struct Stash<W> {
     keyed_in_progress: usize,
     /// Requests in progress that have given their place away.
     slow: BTreeSet<QueuePosition>,
+    /// Requests with a key that waited, have been started, and have not been sent yet: their tasks have still to run.
+    unsent: BTreeSet<QueuePosition>,
     /// Number of queues that are [`FlushClaim::Due`].
     due_queues: usize,
     /// Number of queues that are [`FlushClaim::Slow`].
@@ -68,6 +78,7 @@ impl<W> Default for Stash<W> {
             in_progress: 0,
             keyed_in_progress: 0,
             slow: BTreeSet::new(),
+            unsent: BTreeSet::new(),
             due_queues: 0,
             slow_queues: 0,
             ranked: 0,
@@ -103,6 +114,7 @@ impl<W> Stash<W> {
             self.ready.remove(&head.start_order());
         }
         queue.entries.insert(index, Entry { arrival: position.arrival, rank, bytes, waiter });
+        queue.batch += usize::from(index < queue.batch);
         self.ranked += usize::from(rank > 0);
         self.waiting += 1;
         self.bytes += bytes;
@@ -114,6 +126,7 @@ impl<W> Stash<W> {
         let queue = self.queues.get_mut(&position.queue)?;
         let index = queue.entries.binary_search_by_key(&position.arrival, |entry| entry.arrival).ok()?;
         let entry = queue.entries.remove(index)?;
+        queue.batch -= usize::from(index < queue.batch);
         self.waiting -= 1;
         self.bytes -= entry.bytes;
         self.ready.remove(&entry.start_order());
@@ -137,12 +150,13 @@ impl<W> Stash<W> {
     ///
     /// One at a time per key cannot go on for ever: a key whose requests arrive faster than they are served one after
     /// the other would never leave the stash. So the strict order, and the number of places, hold for twice the
-    /// requests that wait now and a few more. What is left then starts at once, in order of arrival. A
-    /// key that has requests here now keeps its order until those, and as many again of its own, have been started.
+    /// requests that wait now and a few more. What is left then starts at once, in order of arrival, and newcomers
+    /// follow when that has been [`sent`](Self::sent). A key that has requests here now keeps its order until those, and
+    /// as many again of its own, have been started.
     pub fn begin_flush(&mut self, concurrency: usize) {
         let concurrency = concurrency.max(1);
         let in_order_left = 2 * self.waiting + concurrency;
-        self.flush = Some(Flush { concurrency, in_order_left, newest_first: false });
+        self.flush = Some(Flush { concurrency, in_order_left, guarded_left: GUARDED_STARTS, newest_first: false });
         self.owe(|queue| 2 * (queue.entries.len() + queue.in_progress));
     }
 
@@ -200,20 +214,34 @@ impl<W> Stash<W> {
             std::mem::take(&mut self.ready).into_iter().map(|((_, arrival), queue)| ((0, arrival), queue)).collect();
     }
 
-    /// Starts the next request that may start now. It counts as in progress until [`done`](Self::done).
+    /// Starts the next request that may start now. It counts as in progress until [`done`](Self::done), and newcomers of
+    /// its key wait at least until it has been [`sent`](Self::sent).
     pub fn start_next(&mut self) -> Option<(QueuePosition, W)> {
         if !self.has_free_place() {
             return None;
         }
         let id = self.next_queue()?;
+        let relaxed = self.is_relaxed(id);
         let queue = self.queues.get_mut(&id)?;
+        if queue.unsent == 0 {
+            queue.batch = if relaxed { queue.entries.len() } else { 0 };
+        }
         let entry = queue.entries.pop_front()?;
+        let position = QueuePosition { queue: id, arrival: entry.arrival };
+        queue.batch = queue.batch.saturating_sub(1);
+        if matches!(id, QueueId::Key(_)) {
+            queue.unsent += 1;
+            self.unsent.insert(position);
+        }
         self.ready.remove(&entry.start_order());
         self.ranked -= usize::from(entry.rank > 0);
         self.waiting -= 1;
         self.bytes -= entry.bytes;
         self.started(id);
-        Some((QueuePosition { queue: id, arrival: entry.arrival }, entry.waiter))
+        if relaxed && matches!(id, QueueId::Key(_)) {
+            self.count_guarded_start();
+        }
+        Some((position, entry.waiter))
     }
 
     /// Starts a newcomer that need not wait: a flush is on, a place is free, and no request is before it. It counts as
@@ -223,7 +251,9 @@ impl<W> Stash<W> {
         if !self.has_free_place() || !self.ready.is_empty() {
             return false;
         }
-        if self.queues.contains_key(&position.queue) && !self.is_relaxed(position.queue) {
+        if let Some(queue) = self.queues.get(&position.queue)
+            && (!self.is_relaxed(position.queue) || (self.guards_unsent() && queue.unsent > 0))
+        {
             return false;
         }
         self.queues.entry(position.queue).or_insert_with(KeyQueue::new);
@@ -259,9 +289,40 @@ impl<W> Stash<W> {
         self.keyed_in_progress += usize::from(matches!(id, QueueId::Key(_)));
         self.refresh(id);
         if begins_relaxation {
-            let queues: Vec<QueueId> = self.queues.keys().copied().collect();
-            queues.into_iter().for_each(|queue| self.refresh(queue));
+            self.refresh_all();
         }
+    }
+
+    fn count_guarded_start(&mut self) {
+        let Some(flush) = &mut self.flush else { return };
+        let was_last = flush.guarded_left == 1;
+        flush.guarded_left = flush.guarded_left.saturating_sub(1);
+        if was_last {
+            self.refresh_all();
+        }
+    }
+
+    fn refresh_all(&mut self) {
+        let queues: Vec<QueueId> = self.queues.keys().copied().collect();
+        queues.into_iter().for_each(|queue| self.refresh(queue));
+    }
+
+    /// Returns whether newcomers wait for the started requests of their key to be sent.
+    fn guards_unsent(&self) -> bool {
+        self.flush.is_some_and(|flush| flush.guarded_left > 0)
+    }
+
+    /// Records that a started request has been sent, so that newcomers of its key can no longer overtake it. Returns
+    /// whether they may have waited for that.
+    pub fn sent(&mut self, position: QueuePosition) -> bool {
+        if !self.unsent.remove(&position) {
+            return false;
+        }
+        if let Some(queue) = self.queues.get_mut(&position.queue) {
+            queue.unsent -= 1;
+        }
+        self.refresh(position.queue);
+        true
     }
 
     /// Gives the place of a request in progress to another queue, because it waits for its client, or for its
@@ -274,6 +335,8 @@ impl<W> Stash<W> {
             return false;
         }
         queue.slow += 1;
+        // Nor does it hold up the newcomers of a relaxed queue.
+        queue.unsent -= usize::from(self.unsent.remove(&position));
         self.refresh(position.queue);
         true
     }
@@ -286,6 +349,7 @@ impl<W> Stash<W> {
         };
         queue.in_progress -= 1;
         queue.slow -= usize::from(self.slow.remove(&position));
+        queue.unsent -= usize::from(self.unsent.remove(&position));
         self.in_progress -= 1;
         self.keyed_in_progress -= usize::from(matches!(position.queue, QueueId::Key(_)));
         self.refresh(position.queue);
@@ -294,7 +358,9 @@ impl<W> Stash<W> {
     /// Returns whether newcomers may pass by without overtaking a request.
     pub fn is_flushed(&self) -> bool {
         let keeps_order = match self.flush {
-            Some(flush) if flush.in_order_left == 0 => self.due_queues + self.slow_queues > 0,
+            Some(flush) if flush.in_order_left == 0 => {
+                self.due_queues + self.slow_queues > 0 || (flush.guarded_left > 0 && !self.unsent.is_empty())
+            }
             _ => self.keyed_in_progress > 0,
         };
         self.waiting == 0 && !keeps_order
@@ -333,12 +399,14 @@ impl<W> Stash<W> {
     /// Updates `ready` and the counts for a queue, and removes a queue that is empty.
     fn refresh(&mut self, id: QueueId) {
         let relaxed = self.is_relaxed(id);
+        let guarded = self.guards_unsent();
         let Some(queue) = self.queues.get_mut(&id) else { return };
+        let flows = relaxed && !(guarded && queue.unsent > 0 && queue.batch == 0);
         let is_empty = queue.entries.is_empty() && queue.in_progress == 0;
         let stands = if is_empty { FlushClaim::Free } else { queue.claim_now(id) };
         let stood = std::mem::replace(&mut queue.claim, stands);
         match queue.entries.front() {
-            Some(head) if queue.in_progress == 0 || relaxed => drop(self.ready.insert(head.start_order(), id)),
+            Some(head) if queue.in_progress == 0 || flows => drop(self.ready.insert(head.start_order(), id)),
             Some(head) => drop(self.ready.remove(&head.start_order())),
             None if is_empty => drop(self.queues.remove(&id)),
             None => {}
@@ -451,6 +519,8 @@ mod tests {
                 stash.done(position_of);
                 number += 1;
                 stash.insert(position(Some(7), number), 1, number as u32);
+            } else {
+                assert!(stash.sent(position_of));
             }
         }
         assert!(stash.is_flushed(), "the gate opens while the relaxed ones are in flight");
@@ -482,7 +552,70 @@ mod tests {
         }
         let rest = started(&mut stash);
         assert!(names(&rest).is_sorted());
+        for (position, _) in rest {
+            stash.sent(position);
+        }
         assert!(stash.waiting() == 0 && stash.is_flushed());
+    }
+
+    /// A stash whose flush has relaxed the order of key 7, with the requests `waiting` of that key left, and one of the
+    /// key in progress that has been sent.
+    fn relaxed(waiting: std::ops::RangeInclusive<u32>) -> Stash<u32> {
+        let mut stash = Stash::default();
+        stash.begin_flush(1);
+        let first = position(Some(7), 0);
+        assert!(stash.start_at_once(first), "it uses the strict order up");
+        waiting.for_each(|name| stash.insert(position(Some(7), name.into()), 1, name));
+        stash
+    }
+
+    #[test]
+    fn newcomers_of_a_relaxed_key_wait_until_what_waited_before_them_has_been_sent() {
+        let mut stash = relaxed(1..=2);
+        let first = started(&mut stash);
+        assert_eq!(names(&first), [1, 2], "they start together");
+        assert!(!stash.is_flushed() && !stash.start_at_once(position(Some(7), 3)), "it would overtake both");
+        stash.insert(position(Some(7), 3), 1, 3);
+        assert!(stash.start_at_once(position(Some(8), 4)), "another key's requests pass");
+        assert!(stash.sent(first[0].0) && !stash.sent(first[0].0));
+        assert_eq!(names(&started(&mut stash)), [] as [u32; 0], "the second has not been sent");
+        stash.done(first[1].0);
+        let second = started(&mut stash);
+        assert_eq!(names(&second), [3]);
+        assert!(stash.sent(second[0].0) && stash.is_flushed() && stash.start_at_once(position(Some(7), 5)));
+    }
+
+    #[test]
+    fn a_request_that_waits_for_its_client_holds_up_no_newcomer_of_a_relaxed_key() {
+        let mut stash = relaxed(1..=1);
+        let first = started(&mut stash);
+        assert!(!stash.is_flushed() && stash.give_way(first[0].0));
+        assert!(stash.is_flushed() && stash.start_at_once(position(Some(7), 2)));
+    }
+
+    #[test]
+    fn a_newcomer_does_not_take_the_turn_of_one_that_gave_up() {
+        let mut stash = relaxed(1..=3);
+        let (first, _) = stash.start_next().unwrap();
+        assert_eq!(stash.remove(position(Some(7), 3)), Some(3));
+        stash.insert(position(Some(7), 4), 1, 4);
+        assert_eq!(names(&started(&mut stash)), [2]);
+        stash.sent(first);
+        assert_eq!(names(&started(&mut stash)), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn the_gate_opens_after_a_bounded_number_of_starts_even_if_there_is_always_one_unsent() {
+        let mut stash = relaxed(1..=1);
+        let (mut unsent, mut name) = (started(&mut stash).remove(0).0, 1);
+        while !stash.is_flushed() {
+            name += 1;
+            assert!(name as usize <= GUARDED_STARTS + 1, "one key keeps the gate from opening");
+            stash.insert(position(Some(7), name.into()), 1, name);
+            stash.sent(unsent);
+            unsent = stash.start_next().unwrap().0;
+        }
+        assert!(stash.start_at_once(position(Some(7), u64::MAX)));
     }
 
     #[test]

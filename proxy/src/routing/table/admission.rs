@@ -207,6 +207,19 @@ impl Table {
         Self::forget(cell, &mut guard);
     }
 
+    /// Records that a held request with a key has been sent: others of its key may follow if they need not wait for its
+    /// outcome.
+    pub(crate) fn sent(&self, partition: PartitionId, position: QueuePosition) {
+        let cell = self.cell(partition);
+        let mut guard = Self::lock(cell);
+        if let Some(closed) = guard.as_mut()
+            && closed.state.sent(position)
+        {
+            self.flush(partition, cell, closed);
+        }
+        Self::forget(cell, &mut guard);
+    }
+
     /// Gives the place of a request in the flush to another one, because it waits again: for its client or its pod.
     #[cold]
     pub(crate) fn give_way(&self, partition: PartitionId, position: QueuePosition) {
