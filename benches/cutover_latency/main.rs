@@ -63,7 +63,8 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     println!("{HEAD}");
     let small = Options { clients: 16, rate: 500, partitions: 17, ..Options::default() };
     let begun = |at_once, rounds: u32| Moves::Begun { at_once, rounds: rounds * times };
-    for (routers, pods) in [(1, PLAIN), (2, PLAIN), (3, PLAIN), (1, Capabilities::ALL), (3, Capabilities::ALL)] {
+    let (plain, sync) = (PLAIN, Capabilities::ALL);
+    for (routers, pods) in [(1, plain), (2, plain), (3, plain), (8, plain), (1, sync), (3, sync)] {
         let options = Options { routers, capabilities: pods, ..small.clone() };
         let name = if pods.sync { "sync" } else { "plain" };
         bench.cell(routers, format!("routers={routers} pods={name}"), 1, options, begun(1, 200)).await?;
@@ -104,7 +105,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         load()
     );
     let (p50, p99) = (puts.p50.min(again.p50), puts.p99.min(again.p99));
-    println!("pause:{} etcd_put_p50_us={p50} etcd_put_p99_us={p99}", bench.summary());
+    println!("pause:{} etcd_put_p50_us={p50} etcd_put_p99_us={p99}", bench.summary(p50, p99));
     ensure!(bench.done.iter().all(|cell| cell.measured.harm.none()), "requests were harmed");
     Ok(())
 }
@@ -203,20 +204,26 @@ impl Bench {
         ]
     }
 
-    /// Returns the figures that goals exist for.
-    fn summary(&self) -> String {
+    /// Returns the figures that goals exist for: in microseconds, and as multiples of the same percentile of a single put
+    /// (`x`), which differ less between machines. The time in which many partitions have moved is a multiple of the
+    /// median put.
+    fn summary(&self, put_p50: u64, put_p99: u64) -> String {
         let mut summary = String::new();
+        let times = |figure: u64, put: u64| figure as f64 / put as f64;
         for Cell { routers, name, at_once, measured } in &self.done {
             let pause = measured.pause;
-            if *name == format!("routers={routers} pods=plain") {
-                summary += &format!(" routers={routers} p50_us={} p99_us={}", pause.p50, pause.p99);
-            } else if *name == format!("routers={routers} pods=sync") && [1, 1024].contains(at_once) {
-                let moved = measured.moved_in.as_millis();
-                summary += &format!(
-                    " routers={routers} pods=sync at_once={at_once} p50_us={} p99_us={} moved_ms={moved}",
-                    pause.p50, pause.p99
-                );
+            let is_one_of = |kinds: &[&str]| kinds.iter().any(|kind| *name == format!("routers={routers} pods={kind}"));
+            if !is_one_of(&["plain", "sync", "sync planned"]) || ![1, 1024].contains(at_once) {
+                continue;
             }
+            let (p50, p99) = (times(pause.p50, put_p50), times(pause.p99, put_p99));
+            summary += &format!(" {}", name.replace(" planned", " moves=planned"));
+            if *at_once > 1 {
+                let moved = measured.moved_in;
+                let puts = times(moved.as_micros() as u64, put_p50);
+                summary += &format!(" at_once={at_once} moved_ms={} moved_x={puts:.0}", moved.as_millis());
+            }
+            summary += &format!(" p50_us={} p99_us={} p50_x={p50:.1} p99_x={p99:.1}", pause.p50, pause.p99);
         }
         summary
     }
