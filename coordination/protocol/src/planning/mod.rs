@@ -77,6 +77,8 @@ pub struct Policy {
     pub phase_timeout: Duration,
     /// Most moves in flight at a time ([`budget`]).
     pub max_concurrent_handoffs: usize,
+    /// Most partitions that one pod warms at a time.
+    pub max_warming_per_pod: usize,
 }
 
 /// The defaults of the configuration file.
@@ -93,6 +95,7 @@ impl Default for Policy {
             warm_timeout: Duration::from_secs(300),
             phase_timeout: Duration::from_secs(25),
             max_concurrent_handoffs: 64,
+            max_warming_per_pod: 8,
         }
     }
 }
@@ -165,8 +168,12 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     let mut plan = Plan { notices: notice::about(view, policy), ..Plan::default() };
     memory.rounds.observe(view, policy, now);
     memory.departures.observe(view, now);
-    if memory.phase_timeouts.observe(view, &mut memory.backoffs, now) {
+    let progress = memory.phase_timeouts.observe(view, &mut memory.backoffs, now);
+    if progress.ended {
         memory.backlog.a_handoff_ended();
+    }
+    if progress.warmed {
+        memory.backlog.a_handoff_warmed();
     }
     memory.backoffs.forget_old(now);
 

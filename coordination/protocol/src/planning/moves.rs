@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::Policy;
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backoff::BackOffs;
-use super::budget::{Budget, MoveCause, is_planned, make_room};
+use super::budget::{Budget, Full, MoveCause, Needed, is_planned, make_room};
 use super::departures::Departures;
 use super::placement::{Eligibility, Layout, Member, Mobility, layout};
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
@@ -24,6 +24,8 @@ use crate::view::View;
 pub(super) struct Backlog {
     open: bool,
     ended: bool,
+    /// A move waits until its new owner warms fewer partitions.
+    full_pod: bool,
     retry_at: Option<Duration>,
     waiting: usize,
     dead_owners: bool,
@@ -33,6 +35,11 @@ impl Backlog {
     /// Records that a place in the budget is free, or that a partition is no longer pinned.
     pub(super) fn a_handoff_ended(&mut self) {
         self.ended = true;
+    }
+
+    /// Records that a new owner has warmed a partition.
+    pub(super) fn a_handoff_warmed(&mut self) {
+        self.ended |= self.full_pod;
     }
 
     /// Schedules the next placement for this moment, or earlier if a handoff ends.
@@ -96,25 +103,34 @@ impl Context<'_> {
 
         let counts = layout.counts();
         let mut budget = Budget::left(view, policy);
-        let mut without_place = 0;
+        let mut needed = Needed::default();
         for Wanted { cause, partition, to } in wanted {
             backlog.dead_owners |= cause == MoveCause::DeadOwner;
             let waits_until = backoffs.partition_waits(partition, cause.is_urgent(), now);
             if let Some(until) = waits_until.or_else(|| self.grace_ends(&layout, cause, partition)) {
                 backlog.try_again_at(until);
                 backlog.waiting += 1;
-            } else if budget.take(cause) {
-                let reason = reason(&layout, &counts, cause, partition, to, view);
-                actions.push(begin(view, policy, partition, &layout.members[to], cause, reason));
-                backlog.try_again_at(self.retry_at);
-            } else {
-                backlog.open = true;
-                backlog.waiting += 1;
-                without_place += usize::from(cause.is_urgent());
+                continue;
+            }
+            let member = &layout.members[to];
+            match budget.take(cause, member.name, member.incarnation) {
+                Ok(()) => {
+                    let reason = reason(&layout, &counts, cause, partition, to, view);
+                    actions.push(begin(view, policy, partition, member, cause, reason));
+                    backlog.try_again_at(self.retry_at);
+                }
+                Err(full) => {
+                    backlog.open = true;
+                    backlog.full_pod |= full == Full::NewOwner;
+                    backlog.waiting += 1;
+                    if cause.is_urgent() {
+                        needed.add(full, member.name);
+                    }
+                }
             }
         }
         let ends = |action: &Action, partition| action.partition() == Some(partition);
-        for handoff in make_room(view, without_place) {
+        for handoff in make_room(view, needed) {
             let partition = handoff.value.partition;
             // A handoff that ends anyway makes room as well.
             if !actions.iter().any(|action| ends(action, partition)) {

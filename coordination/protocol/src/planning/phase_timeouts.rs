@@ -38,6 +38,15 @@ struct Seen {
     given_up: bool,
 }
 
+/// What has happened to the handoffs in flight since the last call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Progress {
+    /// One has ended.
+    pub(super) ended: bool,
+    /// One has left `Warming`.
+    pub(super) warmed: bool,
+}
+
 /// The handoffs in flight, and since when each has been in its phase.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct PhaseTimeouts {
@@ -45,14 +54,14 @@ pub(super) struct PhaseTimeouts {
 }
 
 impl PhaseTimeouts {
-    /// Records the handoffs in flight. Returns whether one has ended since the last call.
-    pub(super) fn observe(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) -> bool {
+    /// Records the handoffs in flight.
+    pub(super) fn observe(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) -> Progress {
         let before = self.seen.len();
         self.seen.retain(|partition, seen| {
             let stands = view.handoffs.get(partition);
             stands.is_some_and(|handoff| handoff.id() == seen.id)
         });
-        let ended = self.seen.len() < before;
+        let mut progress = Progress { ended: self.seen.len() < before, warmed: false };
         for (partition, handoff) in &view.handoffs {
             let known = self.seen.get(partition).copied();
             if known.is_some_and(|seen| seen.mod_revision == handoff.mod_revision) {
@@ -62,6 +71,7 @@ impl PhaseTimeouts {
             if record.phase >= Phase::Switching {
                 backoffs.succeeded(*partition, &record.new_owner);
             }
+            progress.warmed |= record.phase > Phase::Warming && known.is_none_or(|seen| seen.phase == Phase::Warming);
             let pauses = |phase| matches!(phase, Phase::Ready | Phase::Syncing);
             let goes_on = known.filter(|seen| pauses(seen.phase) && pauses(record.phase));
             let seen = Seen {
@@ -73,7 +83,7 @@ impl PhaseTimeouts {
             };
             self.seen.insert(*partition, seen);
         }
-        ended
+        progress
     }
 
     /// Returns how long the partition's handoff has been in its phase.

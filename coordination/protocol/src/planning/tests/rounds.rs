@@ -283,6 +283,44 @@ fn dead_owners_go_before_balance_and_do_not_wait_for_it() {
 }
 
 #[test]
+fn a_pod_warms_no_more_partitions_at_a_time_than_it_may() {
+    let mut world = World::settled(policy(40), &["w-0", "w-1"]);
+    world.policy.max_warming_per_pod = 3;
+    world.join_pod("w-2");
+    world.join_pod("w-3");
+    let plans = world.wait(secs(2));
+    let to = |pod: &str| all_begun(&plans).iter().filter(|(handoff, _)| handoff.new_owner == pod).count();
+    assert_eq!((to("w-2"), to("w-3"), plans.last().unwrap().waiting), (3, 3, 14));
+    assert!(all_begun(&world.wait(secs(60))).is_empty());
+    let warming = world.view().handoffs.values().find(|it| it.value.new_owner == "w-3").unwrap().value.partition;
+    while world.handoff(warming).phase == Phase::Warming {
+        world.participate(warming);
+    }
+    let plan = world.lead();
+    assert_eq!(plan.round, None, "a place is free as soon as the pod has warmed a partition");
+    assert_eq!(begun(&plan).iter().map(|(handoff, _)| handoff.new_owner.as_str()).collect::<Vec<_>>(), ["w-3"]);
+    world.run_until_quiet();
+    assert!(world.balance().into_values().all(|count| count == 10));
+}
+
+#[test]
+fn a_planned_warm_up_gives_way_to_a_dead_owners_partition_for_the_same_pod() {
+    let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
+    world.policy.max_warming_per_pod = 2;
+    world.drain_pod("w-2");
+    world.wait(secs(2));
+    let planned = world.view().handoffs.len();
+    assert_eq!(planned, 4, "two to each of the others");
+    world.kill_pod("w-1");
+    world.silent.extend(["w-0".to_owned(), "w-2".to_owned()]);
+    let plans = world.wait(secs(3));
+    let begun = all_begun(&plans);
+    assert!(begun.iter().all(|(handoff, cause)| handoff.new_owner == "w-0" && *cause == MoveCause::DeadOwner));
+    assert_eq!(begun.len(), 2);
+    assert_eq!(world.view().handoffs.len(), 2, "all to w-0: the planned ones there were cancelled, as those to w-1");
+}
+
+#[test]
 fn draining_pods_give_up_before_the_rest_is_balanced() {
     let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
     world.policy.max_concurrent_handoffs = 8;
