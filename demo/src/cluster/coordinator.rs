@@ -59,6 +59,7 @@ fn policy(options: &Options) -> Policy {
         phase_timeout: Duration::from_secs(15),
         max_concurrent_handoffs: options.max_concurrent_handoffs,
         max_warming_per_pod: options.max_concurrent_handoffs,
+        cool_down: Duration::ZERO,
         ..Policy::default()
     }
 }

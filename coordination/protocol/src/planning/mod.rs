@@ -30,6 +30,7 @@ use crate::view::{PodLife, View};
 mod actions;
 mod backoff;
 pub mod budget;
+mod cool_downs;
 mod departures;
 pub mod jump;
 mod moves;
@@ -79,6 +80,8 @@ pub struct Policy {
     pub max_concurrent_handoffs: usize,
     /// Most partitions that one pod warms at a time.
     pub max_warming_per_pod: usize,
+    /// How long a partition that has moved is not moved again for balance.
+    pub cool_down: Duration,
 }
 
 /// The defaults of the configuration file.
@@ -96,6 +99,7 @@ impl Default for Policy {
             phase_timeout: Duration::from_secs(25),
             max_concurrent_handoffs: 64,
             max_warming_per_pod: 8,
+            cool_down: Duration::from_secs(10),
         }
     }
 }
@@ -127,14 +131,16 @@ impl Strategy {
     }
 }
 
-/// The planner's memory between calls: when it first saw what it times, and how often which moves failed. It may be
-/// lost at any moment. The times then begin anew, and failed moves are retried sooner.
+/// The planner's memory between calls: when it first saw what it times, how often which moves failed, and which
+/// partitions have just moved. It may be lost at any moment. The times then begin anew, failed moves are retried sooner,
+/// and partitions that have just moved may move for balance.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
     rounds: round::Rounds,
     departures: departures::Departures,
     phase_timeouts: phase_timeouts::PhaseTimeouts,
     backoffs: backoff::BackOffs,
+    cool_downs: cool_downs::CoolDowns,
     backlog: moves::Backlog,
 }
 
@@ -175,7 +181,11 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     if progress.warmed {
         memory.backlog.a_handoff_warmed();
     }
+    for partition in progress.moved {
+        memory.cool_downs.moved(partition, now);
+    }
     memory.backoffs.forget_old(now);
+    memory.cool_downs.forget_old(policy, now);
 
     match write_config(view, policy) {
         Ok(action) => plan.actions.extend(action),
@@ -196,6 +206,7 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
                     view,
                     policy,
                     backoffs: &memory.backoffs,
+                    cool_downs: &memory.cool_downs,
                     departures: &memory.departures,
                     only_dead_owners: is_settling,
                     now,

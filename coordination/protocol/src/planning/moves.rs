@@ -4,7 +4,7 @@
 //!
 //! * A partition with a handoff, or with records that cannot be read, gets no handoff.
 //! * A draining pod is never a new owner.
-//! * A move that has to wait for a place in the budget or for a back-off is remembered as [`Backlog`]. It begins when
+//! * A move that has to wait for a place in the budget, a back-off or a cool-down is remembered as [`Backlog`]. It begins when
 //!   the wait ends, without another round.
 
 use std::time::Duration;
@@ -13,6 +13,7 @@ use super::Policy;
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backoff::BackOffs;
 use super::budget::{Budget, Full, MoveCause, Needed, is_planned, make_room};
+use super::cool_downs::CoolDowns;
 use super::departures::Departures;
 use super::placement::{Eligibility, Layout, Member, Mobility, layout};
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
@@ -81,6 +82,7 @@ pub(super) struct Context<'a> {
     pub(super) view: &'a View,
     pub(super) policy: &'a Policy,
     pub(super) backoffs: &'a BackOffs,
+    pub(super) cool_downs: &'a CoolDowns,
     pub(super) departures: &'a Departures,
     /// Moves only the partitions of dead owners.
     pub(super) only_dead_owners: bool,
@@ -92,10 +94,13 @@ pub(super) struct Context<'a> {
 impl Context<'_> {
     /// Begins the moves that the budget has room for, and makes room for urgent ones.
     pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Backlog {
-        let Context { view, policy, backoffs, now, .. } = *self;
+        let Context { view, policy, backoffs, cool_downs, now, .. } = *self;
         let shunned = |pod: &str| backoffs.is_shunned(pod, now);
-        let waits = |partition| backoffs.partition_waits(partition, false, now).is_some();
-        let layout = layout(view, partitions, shunned, waits);
+        let rests = |partition| {
+            let until = backoffs.partition_waits(partition, false, now);
+            until.or_else(|| cool_downs.ends(policy, partition, now)).is_some()
+        };
+        let layout = layout(view, partitions, shunned, rests);
         let mut backlog = Backlog::default();
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
         wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
@@ -106,8 +111,9 @@ impl Context<'_> {
         let mut needed = Needed::default();
         for Wanted { cause, partition, to } in wanted {
             backlog.dead_owners |= cause == MoveCause::DeadOwner;
-            let waits_until = backoffs.partition_waits(partition, cause.is_urgent(), now);
-            if let Some(until) = waits_until.or_else(|| self.grace_ends(&layout, cause, partition)) {
+            let backs_off = backoffs.partition_waits(partition, cause.is_urgent(), now);
+            let waits_until = backs_off.or_else(|| self.grace_ends(&layout, cause, partition));
+            if let Some(until) = waits_until.or_else(|| self.rests_until(cause, partition)) {
                 backlog.try_again_at(until);
                 backlog.waiting += 1;
                 continue;
@@ -145,6 +151,12 @@ impl Context<'_> {
             backlog.try_again_at(until);
         }
         backlog
+    }
+
+    /// Returns until when a partition that has just moved is not moved for balance.
+    fn rests_until(&self, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
+        let ends = self.cool_downs.ends(self.policy, partition, self.now);
+        ends.filter(|_| cause == MoveCause::Balance)
     }
 
     /// Returns until when a dead owner's partition waits for the next life of the same pod, which is preferred.

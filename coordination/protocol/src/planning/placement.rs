@@ -42,7 +42,7 @@ pub struct Member<'a> {
 pub enum Mobility {
     /// The partition cannot move now: its handoff is in flight, or its records cannot be read.
     Pinned,
-    /// The partition's last move failed; others go first.
+    /// The partition's last move failed, or it has just moved; others go first.
     Reluctant,
     /// The partition moves as readily as any.
     Free,
@@ -91,7 +91,7 @@ pub trait Placement {
     fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>>;
 }
 
-/// Returns the layout of a view. `shunned` and `reluctant` come from earlier failures.
+/// Returns the layout of a view. `shunned` and `reluctant` come from earlier moves.
 pub(super) fn layout<'a>(
     view: &'a View,
     partitions: u32,

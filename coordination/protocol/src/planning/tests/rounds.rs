@@ -321,6 +321,46 @@ fn a_planned_warm_up_gives_way_to_a_dead_owners_partition_for_the_same_pod() {
 }
 
 #[test]
+fn a_partition_that_has_moved_rests_before_it_moves_for_balance() {
+    let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+    world.join_pod("w-2");
+    world.drain_pod("w-1");
+    assert_eq!(all_begun(&world.wait(secs(2))).len(), 4);
+    world.lead();
+    while world.participate_all() {}
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [4, 0, 4]);
+    world.join_pod("w-1");
+    // Of w-0's partitions none has moved since its first placement, and all of w-2's have.
+    let plans = world.wait(secs(5));
+    assert!(all_begun(&plans).iter().all(|(handoff, _)| handoff.old_owner.as_deref() == Some("w-0")));
+    assert_eq!((all_begun(&plans).len(), plans.last().unwrap().waiting), (1, 1));
+    let plans = world.wait(secs(6));
+    let begun = all_begun(&plans);
+    assert_eq!(begun[0].0.old_owner.as_deref(), Some("w-2"));
+    assert!(plans.iter().all(|plan| plan.round.is_none()), "it moves when its rest is over, without a round");
+}
+
+#[test]
+fn a_partition_that_has_moved_does_not_rest_when_its_owner_dies_or_drains() {
+    for drains in [false, true] {
+        let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+        world.policy.cool_down = secs(3600);
+        world.join_pod("w-2");
+        world.drain_pod("w-1");
+        assert_eq!(all_begun(&world.wait(secs(2))).len(), 4);
+        world.lead();
+        while world.participate_all() {}
+        assert_eq!(world.balance()["w-2"], 4);
+        if drains {
+            world.drain_pod("w-2")
+        } else {
+            world.kill_pod("w-2")
+        }
+        assert_eq!(all_begun(&world.wait(secs(3))).len(), 4);
+    }
+}
+
+#[test]
 fn draining_pods_give_up_before_the_rest_is_balanced() {
     let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
     world.policy.max_concurrent_handoffs = 8;
