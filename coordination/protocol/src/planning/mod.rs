@@ -38,6 +38,7 @@ mod notice;
 pub mod phase_timeouts;
 pub mod placement;
 pub mod ring;
+mod rolls;
 pub mod round;
 pub mod sticky;
 
@@ -49,6 +50,7 @@ pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
 pub use self::notice::{Assurance, Notice};
+pub use self::rolls::ROLL_PATIENCE;
 pub use self::round::RoundCause;
 
 /// Shortest pause before an action that may have failed is retried.
@@ -141,6 +143,7 @@ pub struct Memory {
     phase_timeouts: phase_timeouts::PhaseTimeouts,
     backoffs: backoff::BackOffs,
     cool_downs: cool_downs::CoolDowns,
+    rolls: rolls::Rolls,
     backlog: moves::Backlog,
 }
 
@@ -174,6 +177,7 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     let mut plan = Plan { notices: notice::about(view, policy), ..Plan::default() };
     memory.rounds.observe(view, policy, now);
     memory.departures.observe(view, now);
+    memory.rolls.observe(view, now);
     let progress = memory.phase_timeouts.observe(view, &mut memory.backoffs, now);
     if progress.ended {
         memory.backlog.a_handoff_ended();
@@ -207,6 +211,7 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
                     policy,
                     backoffs: &memory.backoffs,
                     cool_downs: &memory.cool_downs,
+                    roll_ends: memory.rolls.balance_waits_until(now),
                     departures: &memory.departures,
                     only_dead_owners: is_settling,
                     now,
@@ -225,6 +230,9 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     }
     plan.waiting = memory.backlog.waiting();
     plan.notices.extend(memory.backoffs.notices(now));
+    plan.notices.extend(
+        memory.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: rolls::newest(view).map(str::to_owned) }),
+    );
     plan.next_wake = next_wake(policy, memory, now, !plan.actions.is_empty());
     plan
 }

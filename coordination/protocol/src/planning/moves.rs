@@ -83,6 +83,8 @@ pub(super) struct Context<'a> {
     pub(super) policy: &'a Policy,
     pub(super) backoffs: &'a BackOffs,
     pub(super) cool_downs: &'a CoolDowns,
+    /// Until when balance waits for a rolling restart.
+    pub(super) roll_ends: Option<Duration>,
     pub(super) departures: &'a Departures,
     /// Moves only the partitions of dead owners.
     pub(super) only_dead_owners: bool,
@@ -153,9 +155,9 @@ impl Context<'_> {
         backlog
     }
 
-    /// Returns until when a partition that has just moved is not moved for balance.
+    /// Returns until when the partition is not moved for balance: it has just moved, or pods restart one by one.
     fn rests_until(&self, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
-        let ends = self.cool_downs.ends(self.policy, partition, self.now);
+        let ends = self.cool_downs.ends(self.policy, partition, self.now).max(self.roll_ends);
         ends.filter(|_| cause == MoveCause::Balance)
     }
 

@@ -7,6 +7,7 @@
 //! * A strategy's result depends on the layout alone, not on the order of events.
 //! * Placing a layout that already matches the result changes nothing.
 
+use super::rolls;
 use crate::ids::{Incarnation, PartitionId};
 use crate::records::{PodStatus, Thousandths};
 use crate::view::{PodLife, View};
@@ -33,6 +34,8 @@ pub struct Member<'a> {
     pub weight: Thousandths,
     /// The zone that the pod runs in.
     pub zone: Option<&'a str>,
+    /// The pod has the version of the pod that registered last.
+    pub newest: bool,
     /// The pod's readiness for more partitions.
     pub eligibility: Eligibility,
 }
@@ -98,6 +101,7 @@ pub(super) fn layout<'a>(
     shunned: impl Fn(&str) -> bool,
     reluctant: impl Fn(PartitionId) -> bool,
 ) -> Layout<'a> {
+    let newest = rolls::newest(view);
     let members: Vec<Member<'a>> = view
         .pods
         .iter()
@@ -106,6 +110,7 @@ pub(super) fn layout<'a>(
             incarnation: pod.incarnation(),
             weight: pod.value.weight,
             zone: pod.value.zone.as_deref(),
+            newest: pod.value.version.as_deref() == newest,
             eligibility: match pod.value.status {
                 PodStatus::Draining => Eligibility::Leaving,
                 // A registration without its lease was not put by its owner.
