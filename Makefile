@@ -87,7 +87,8 @@ bench: setup-build ## criterion: cutover pause, gate, routing decision
 	$(CARGO) bench --locked $(ARGS)
 
 .PHONY: strategies
-strategies: setup-build ## Placement strategies: balance, moves when a pod joins or leaves, time of the placement
+strategies: setup-build ## Placement strategies: balance, moves when a pod joins or leaves and in a rolling restart, time of the placement
+	@$(CARGO) test --locked -p segue-protocol --lib -- --ignored --nocapture planning::tests::rolls::table_of_rolls
 	@$(CARGO) bench --locked --bench strategies
 
 .PHONY: peers

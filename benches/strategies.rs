@@ -47,6 +47,7 @@ fn layout(names: &[String], partitions: usize) -> Layout<'_> {
         incarnation: Incarnation::registered_at(Revision::new(1)),
         weight: Thousandths(1000),
         zone: None,
+        newest: true,
         eligibility: Eligibility::Open,
     };
     let slot = Slot { owner: None, home: None, mobility: Mobility::Free };

@@ -86,6 +86,8 @@ fn the_defaults_are_those_that_users_were_told() {
                 min_interval: seconds(2),
                 heartbeat: seconds(30),
                 max_concurrent_handoffs: 64,
+                max_warming_per_pod: 8,
+                cool_down: seconds(10),
                 mode: Mode::Barrier,
                 warm_timeout: seconds(300),
                 phase_timeout: seconds(25),

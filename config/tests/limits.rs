@@ -28,6 +28,7 @@ fn whole_numbers_end_where_they_say() {
         ("router.limits.max_in_flight_per_client", 0, most),
         ("coordinator.partitions", 1, 65_536),
         ("coordinator.max_concurrent_handoffs", 1, most),
+        ("coordinator.max_warming_per_pod", 1, most),
     ] {
         for value in [least, most] {
             assert_accepted(&file(key, &value.to_string()));

@@ -139,6 +139,7 @@ impl Fixture {
                 warm_timeout: Duration::from_secs(30),
                 phase_timeout: Duration::from_secs(20),
                 max_concurrent_handoffs: 8,
+                cool_down: Duration::ZERO,
                 ..Policy::default()
             },
         };

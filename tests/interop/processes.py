@@ -134,6 +134,7 @@ partitions = 1
 lease_ttl = "5s"
 settle = "50ms"
 min_interval = "100ms"
+cool_down = "0s"
 listen = "127.0.0.1:0"
 [admin]
 listen = "127.0.0.1:{self.admin}"

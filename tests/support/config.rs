@@ -40,7 +40,8 @@ impl Config {
     /// Makes leases short and moves quick, as far as nothing else is set.
     pub fn quick(mut self) -> Self {
         let lease = [("coordinator", "lease_ttl", "2s"), ("router", "lease_ttl", "2s"), ("pod", "lease_ttl", "2s")];
-        let moves = [("coordinator", "settle", "50ms"), ("coordinator", "min_interval", "100ms")];
+        let moves = [("settle", "50ms"), ("min_interval", "100ms"), ("cool_down", "0s")];
+        let moves = moves.map(|(key, value)| ("coordinator", key, value));
         for (role, key, value) in lease.into_iter().chain(moves) {
             if let Some(Value::Table(section)) = self.0.get_mut(role) {
                 section.entry(key).or_insert_with(|| value.into());
@@ -108,7 +109,7 @@ mod tests {
         let expected = "[store]\nendpoints = [\"http://e:1\"]\n[router]\nname = \"r\"\nlisten = \"127.0.0.1:1\"\n\
              lease_ttl = \"9s\"\ndrain.timeout = \"1s\"\npartition = { header = \"b\", order_by = { header = \"c\" } }\n\
              [coordinator]\nname = \"c\"\npartitions = 4\nlisten = \"127.0.0.1:0\"\nlease_ttl = \"2s\"\n\
-             settle = \"50ms\"\nmin_interval = \"100ms\"\n";
+             settle = \"50ms\"\nmin_interval = \"100ms\"\ncool_down = \"0s\"\n";
         assert_eq!(config.0.to_string().parse::<Table>(), expected.parse::<Table>());
     }
 }

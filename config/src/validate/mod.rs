@@ -185,6 +185,8 @@ const COORDINATOR_KEYS: &[&str] = &[
     "coordinator.min_interval",
     "coordinator.heartbeat",
     "coordinator.max_concurrent_handoffs",
+    "coordinator.max_warming_per_pod",
+    "coordinator.cool_down",
     "coordinator.mode",
     "coordinator.warm_timeout",
     "coordinator.phase_timeout",
@@ -217,6 +219,8 @@ fn policy(r: &mut Reader<'_>) -> Policy {
             1..=i64::MAX,
             default.max_concurrent_handoffs,
         ),
+        max_warming_per_pod: r.integer("coordinator.max_warming_per_pod", 1..=i64::MAX, default.max_warming_per_pod),
+        cool_down: r.duration_or_zero("coordinator.cool_down", default.cool_down),
     };
     let settle = ("coordinator.settle", policy.settle);
     r.ordered(settle, ("coordinator.settle_max", policy.settle_max), false, show_duration);

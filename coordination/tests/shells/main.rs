@@ -39,6 +39,7 @@ async fn coordinator(store: Arc<dyn Store>, name: &str, lease_ttl: Duration, vie
             warm_timeout: Duration::from_secs(30),
             phase_timeout: Duration::from_secs(20),
             max_concurrent_handoffs: 8,
+            cool_down: Duration::ZERO,
             ..Policy::default()
         },
     };

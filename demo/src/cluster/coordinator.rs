@@ -58,6 +58,8 @@ fn policy(options: &Options) -> Policy {
         warm_timeout: Duration::from_secs(30),
         phase_timeout: Duration::from_secs(15),
         max_concurrent_handoffs: options.max_concurrent_handoffs,
+        max_warming_per_pod: options.max_concurrent_handoffs,
+        cool_down: Duration::ZERO,
         ..Policy::default()
     }
 }

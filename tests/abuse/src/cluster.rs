@@ -171,7 +171,7 @@ fn config(shared: &TestCluster, keyspace: &str) -> Config {
 
 /// Starts the coordinator of a keyspace.
 fn coordinator(shared: &TestCluster, keyspace: &str, name: &str) -> Process {
-    let pace = "settle = \"100ms\"\nmin_interval = \"200ms\"\nheartbeat = \"2s\"";
+    let pace = "settle = \"100ms\"\nmin_interval = \"200ms\"\ncool_down = \"0s\"\nheartbeat = \"2s\"";
     let config = config(shared, keyspace).coordinator(name, PARTITIONS).with("coordinator", pace);
     shared.run_with(name, &config, FileLimits::as_started().command(shared.segue()).arg("run"))
 }

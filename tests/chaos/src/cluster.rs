@@ -165,7 +165,7 @@ impl Cluster {
         let (address, ttl) = (self.network.address(name), format!("{}s", LEASE_TTL.as_secs()));
         let config = Config::new(self.etcd_urls()).admin((address, ADMIN_PORT).into()).set("log.level", "info");
         if name.starts_with('c') {
-            let pace = "settle = \"150ms\"\nmin_interval = \"300ms\"\nheartbeat = \"3s\"\n\
+            let pace = "settle = \"150ms\"\nmin_interval = \"300ms\"\ncool_down = \"500ms\"\nheartbeat = \"3s\"\n\
                         warm_timeout = \"10s\"\nphase_timeout = \"8s\"";
             config.coordinator(name, PARTITIONS).set("coordinator.lease_ttl", ttl).with("coordinator", pace)
         } else {

@@ -312,6 +312,7 @@ fn policy(input: &Input<'_>) -> Policy {
         mode: if input.independent { Mode::Independent } else { Mode::Barrier },
         phase_timeout: Duration::from_secs(60),
         max_concurrent_handoffs: 2,
+        max_warming_per_pod: 1,
         ..Policy::default()
     }
 }

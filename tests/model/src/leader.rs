@@ -30,6 +30,7 @@ impl Cluster {
             warm_timeout: LONG / 2,
             phase_timeout: LONG / 2,
             max_concurrent_handoffs: 8,
+            max_warming_per_pod: 8,
             ..Policy::default()
         }
     }

@@ -48,11 +48,10 @@ impl WriterCluster {
     }
 
     pub fn coordinator(&mut self, name: &str) {
-        let config = self
-            .cluster
-            .config()
-            .coordinator(name, PARTITIONS)
-            .with("coordinator", "settle = \"100ms\"\nmin_interval = \"200ms\"\nheartbeat = \"5s\"");
+        let config = self.cluster.config().coordinator(name, PARTITIONS).with(
+            "coordinator",
+            "settle = \"100ms\"\nmin_interval = \"200ms\"\ncool_down = \"0s\"\nheartbeat = \"5s\"",
+        );
         let process = self.run(name, &config.quick());
         self.processes.insert(name.to_owned(), process);
     }

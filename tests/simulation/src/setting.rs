@@ -129,6 +129,8 @@ impl Setting {
                 warm_timeout: rng.millis(4_000..=10_000),
                 phase_timeout: rng.millis(4_000..=10_000),
                 max_concurrent_handoffs: rng.among(1..=8) as usize,
+                max_warming_per_pod: 0,
+                cool_down: Duration::ZERO,
             },
             on_store_loss: rng.pick(&losses).copied().unwrap_or_default(),
             drain_timeout: if independent { Duration::from_secs(60) } else { rng.millis(500..=3_000) },
@@ -156,6 +158,8 @@ impl Setting {
         setting.policy.partitions = setting.partitions;
         let added = added.iter().filter(|fault| fault.is_allowed(row) && !independent);
         setting.faults.extend(added.filter(|_| rng.percent(40)));
+        setting.policy.max_warming_per_pod = rng.among(1..=4) as usize;
+        setting.policy.cool_down = rng.millis(0..=2_000);
         setting
     }
 }

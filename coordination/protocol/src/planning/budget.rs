@@ -2,13 +2,18 @@
 //!
 //! `max_concurrent_handoffs` limits all of them together. Planned moves, whose partitions are served meanwhile, take at
 //! most half of the places. A long rebalance therefore leaves room for partitions without a live owner, whose clients
-//! are waiting. If those find no place all the same, planned moves that are still warming are cancelled (`make_room`).
+//! are waiting. `max_warming_per_pod` limits how many partitions one pod warms at a time, because warming costs the pod
+//! that serves others meanwhile. If urgent moves find no place all the same, planned moves that are still warming are
+//! cancelled (`make_room`): any of them for a place in all, those to the same pod for a place there.
 //!
 //! # Invariants
 //!
 //! * A move is counted by whether its old owner lives *now*, so a new leader counts the same.
 
+use std::collections::BTreeMap;
+
 use super::{Policy, is_dead};
+use crate::ids::Incarnation;
 use crate::records::{Handoff, Phase, PodStatus};
 use crate::view::{Versioned, View};
 
@@ -58,40 +63,89 @@ impl MoveCause {
 }
 
 /// The free places.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Budget {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Budget<'a> {
     free: usize,
     /// How many of the free places planned moves may take.
     planned: usize,
+    /// How many handoffs to each life of a pod are warming.
+    warming: BTreeMap<(&'a str, Incarnation), usize>,
+    most_warming: usize,
 }
 
-impl Budget {
+/// Which limit leaves no place for a move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Full {
+    /// The limit on all moves, or on all planned ones.
+    InAll,
+    /// The limit on warming moves to the new owner.
+    NewOwner,
+}
+
+impl<'a> Budget<'a> {
     /// Returns the places that the handoffs in flight leave free.
-    pub(super) fn left(view: &View, policy: &Policy) -> Self {
+    pub(super) fn left(view: &'a View, policy: &Policy) -> Self {
         let planned = view.handoffs.values().filter(|handoff| is_planned(view, handoff)).count();
         let limit = policy.max_concurrent_handoffs;
         let (free, half) = (limit.saturating_sub(view.handoffs.len()), (limit / 2).max(1));
-        Budget { free, planned: half.saturating_sub(planned) }
+        let mut warming = BTreeMap::new();
+        for handoff in view.handoffs.values().map(|handoff| &handoff.value) {
+            if handoff.phase == Phase::Warming {
+                *warming.entry((handoff.new_owner.as_str(), handoff.new_incarnation)).or_default() += 1;
+            }
+        }
+        let planned = half.saturating_sub(planned);
+        Budget { free, planned, warming, most_warming: policy.max_warming_per_pod }
     }
 
-    /// Takes a place. Returns `false` if none is free.
-    pub(super) fn take(&mut self, cause: MoveCause) -> bool {
-        let is_free = self.free > 0 && (cause.is_urgent() || self.planned > 0);
-        if is_free {
-            self.free -= 1;
-            self.planned -= usize::from(!cause.is_urgent());
+    /// Takes a place for a move to this life of a pod.
+    pub(super) fn take(&mut self, cause: MoveCause, to: &'a str, life: Incarnation) -> Result<(), Full> {
+        let warming = self.warming.entry((to, life)).or_default();
+        if *warming >= self.most_warming {
+            return Err(Full::NewOwner);
         }
-        is_free
+        if self.free == 0 || (!cause.is_urgent() && self.planned == 0) {
+            return Err(Full::InAll);
+        }
+        *warming += 1;
+        self.free -= 1;
+        self.planned -= usize::from(!cause.is_urgent());
+        Ok(())
     }
 }
 
-/// Returns the planned moves that give their places up to `urgent` others: those that are still warming, the youngest
-/// first.
-pub(super) fn make_room(view: &View, urgent: usize) -> impl Iterator<Item = &Versioned<Handoff>> {
+/// The urgent moves that found no place.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Needed<'a> {
+    in_all: usize,
+    by_pod: BTreeMap<&'a str, usize>,
+}
+
+impl<'a> Needed<'a> {
+    /// Counts an urgent move to this pod.
+    pub(super) fn add(&mut self, full: Full, to: &'a str) {
+        match full {
+            Full::InAll => self.in_all += 1,
+            Full::NewOwner => *self.by_pod.entry(to).or_default() += 1,
+        }
+    }
+
+    /// Takes what a place that is given up by a move to this pod is needed for. Returns `false` if it is not needed.
+    fn meet(&mut self, to: &str) -> bool {
+        let here = self.by_pod.get_mut(to).filter(|needed| **needed > 0);
+        let needed = here.unwrap_or(&mut self.in_all);
+        let is_needed = *needed > 0;
+        *needed -= usize::from(is_needed);
+        is_needed
+    }
+}
+
+/// Returns the planned moves that give their places up to urgent ones: those that are still warming, the youngest first.
+pub(super) fn make_room<'a>(view: &'a View, mut needed: Needed<'_>) -> impl Iterator<Item = &'a Versioned<Handoff>> {
     let warms = |handoff: &&Versioned<Handoff>| handoff.value.phase == Phase::Warming && is_planned(view, handoff);
     let mut warming: Vec<_> = view.handoffs.values().filter(warms).collect();
     warming.sort_unstable_by_key(|handoff| std::cmp::Reverse(handoff.create_revision));
-    warming.into_iter().take(urgent)
+    warming.into_iter().filter(move |handoff| needed.meet(&handoff.value.new_owner))
 }
 
 /// Returns whether a live pod serves the partition meanwhile.

@@ -30,6 +30,7 @@ use crate::view::{PodLife, View};
 mod actions;
 mod backoff;
 pub mod budget;
+mod cool_downs;
 mod departures;
 pub mod jump;
 mod moves;
@@ -37,6 +38,7 @@ mod notice;
 pub mod phase_timeouts;
 pub mod placement;
 pub mod ring;
+mod rolls;
 pub mod round;
 pub mod sticky;
 
@@ -48,6 +50,7 @@ pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
 pub use self::notice::{Assurance, Notice};
+pub use self::rolls::ROLL_PATIENCE;
 pub use self::round::RoundCause;
 
 /// Shortest pause before an action that may have failed is retried.
@@ -77,6 +80,10 @@ pub struct Policy {
     pub phase_timeout: Duration,
     /// Most moves in flight at a time ([`budget`]).
     pub max_concurrent_handoffs: usize,
+    /// Most partitions that one pod warms at a time.
+    pub max_warming_per_pod: usize,
+    /// How long a partition that has moved is not moved again for balance.
+    pub cool_down: Duration,
 }
 
 /// The defaults of the configuration file.
@@ -93,6 +100,8 @@ impl Default for Policy {
             warm_timeout: Duration::from_secs(300),
             phase_timeout: Duration::from_secs(25),
             max_concurrent_handoffs: 64,
+            max_warming_per_pod: 8,
+            cool_down: Duration::from_secs(10),
         }
     }
 }
@@ -124,14 +133,17 @@ impl Strategy {
     }
 }
 
-/// The planner's memory between calls: when it first saw what it times, and how often which moves failed. It may be
-/// lost at any moment. The times then begin anew, and failed moves are retried sooner.
+/// The planner's memory between calls: when it first saw what it times, how often which moves failed, and which
+/// partitions have just moved. It may be lost at any moment. The times then begin anew, failed moves are retried sooner,
+/// and partitions that have just moved may move for balance.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
     rounds: round::Rounds,
     departures: departures::Departures,
     phase_timeouts: phase_timeouts::PhaseTimeouts,
     backoffs: backoff::BackOffs,
+    cool_downs: cool_downs::CoolDowns,
+    rolls: rolls::Rolls,
     backlog: moves::Backlog,
 }
 
@@ -165,10 +177,19 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     let mut plan = Plan { notices: notice::about(view, policy), ..Plan::default() };
     memory.rounds.observe(view, policy, now);
     memory.departures.observe(view, now);
-    if memory.phase_timeouts.observe(view, &mut memory.backoffs, now) {
+    memory.rolls.observe(view, now);
+    let progress = memory.phase_timeouts.observe(view, &mut memory.backoffs, now);
+    if progress.ended {
         memory.backlog.a_handoff_ended();
     }
+    if progress.warmed {
+        memory.backlog.a_handoff_warmed();
+    }
+    for partition in progress.moved {
+        memory.cool_downs.moved(partition, now);
+    }
     memory.backoffs.forget_old(now);
+    memory.cool_downs.forget_old(policy, now);
 
     match write_config(view, policy) {
         Ok(action) => plan.actions.extend(action),
@@ -189,6 +210,8 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
                     view,
                     policy,
                     backoffs: &memory.backoffs,
+                    cool_downs: &memory.cool_downs,
+                    roll_ends: memory.rolls.balance_waits_until(now),
                     departures: &memory.departures,
                     only_dead_owners: is_settling,
                     now,
@@ -207,6 +230,9 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     }
     plan.waiting = memory.backlog.waiting();
     plan.notices.extend(memory.backoffs.notices(now));
+    plan.notices.extend(
+        memory.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: rolls::newest(view).map(str::to_owned) }),
+    );
     plan.next_wake = next_wake(policy, memory, now, !plan.actions.is_empty());
     plan
 }

@@ -4,7 +4,7 @@
 //!
 //! * A partition with a handoff, or with records that cannot be read, gets no handoff.
 //! * A draining pod is never a new owner.
-//! * A move that has to wait for a place in the budget or for a back-off is remembered as [`Backlog`]. It begins when
+//! * A move that has to wait for a place in the budget, a back-off or a cool-down is remembered as [`Backlog`]. It begins when
 //!   the wait ends, without another round.
 
 use std::time::Duration;
@@ -12,7 +12,8 @@ use std::time::Duration;
 use super::Policy;
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backoff::BackOffs;
-use super::budget::{Budget, MoveCause, is_planned, make_room};
+use super::budget::{Budget, Full, MoveCause, Needed, is_planned, make_room};
+use super::cool_downs::CoolDowns;
 use super::departures::Departures;
 use super::placement::{Eligibility, Layout, Member, Mobility, layout};
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
@@ -24,6 +25,8 @@ use crate::view::View;
 pub(super) struct Backlog {
     open: bool,
     ended: bool,
+    /// A move waits until its new owner warms fewer partitions.
+    full_pod: bool,
     retry_at: Option<Duration>,
     waiting: usize,
     dead_owners: bool,
@@ -33,6 +36,11 @@ impl Backlog {
     /// Records that a place in the budget is free, or that a partition is no longer pinned.
     pub(super) fn a_handoff_ended(&mut self) {
         self.ended = true;
+    }
+
+    /// Records that a new owner has warmed a partition.
+    pub(super) fn a_handoff_warmed(&mut self) {
+        self.ended |= self.full_pod;
     }
 
     /// Schedules the next placement for this moment, or earlier if a handoff ends.
@@ -74,6 +82,9 @@ pub(super) struct Context<'a> {
     pub(super) view: &'a View,
     pub(super) policy: &'a Policy,
     pub(super) backoffs: &'a BackOffs,
+    pub(super) cool_downs: &'a CoolDowns,
+    /// Until when balance waits for a rolling restart.
+    pub(super) roll_ends: Option<Duration>,
     pub(super) departures: &'a Departures,
     /// Moves only the partitions of dead owners.
     pub(super) only_dead_owners: bool,
@@ -85,10 +96,13 @@ pub(super) struct Context<'a> {
 impl Context<'_> {
     /// Begins the moves that the budget has room for, and makes room for urgent ones.
     pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Backlog {
-        let Context { view, policy, backoffs, now, .. } = *self;
+        let Context { view, policy, backoffs, cool_downs, now, .. } = *self;
         let shunned = |pod: &str| backoffs.is_shunned(pod, now);
-        let waits = |partition| backoffs.partition_waits(partition, false, now).is_some();
-        let layout = layout(view, partitions, shunned, waits);
+        let rests = |partition| {
+            let until = backoffs.partition_waits(partition, false, now);
+            until.or_else(|| cool_downs.ends(policy, partition, now)).is_some()
+        };
+        let layout = layout(view, partitions, shunned, rests);
         let mut backlog = Backlog::default();
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
         wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
@@ -96,25 +110,35 @@ impl Context<'_> {
 
         let counts = layout.counts();
         let mut budget = Budget::left(view, policy);
-        let mut without_place = 0;
+        let mut needed = Needed::default();
         for Wanted { cause, partition, to } in wanted {
             backlog.dead_owners |= cause == MoveCause::DeadOwner;
-            let waits_until = backoffs.partition_waits(partition, cause.is_urgent(), now);
-            if let Some(until) = waits_until.or_else(|| self.grace_ends(&layout, cause, partition)) {
+            let backs_off = backoffs.partition_waits(partition, cause.is_urgent(), now);
+            let waits_until = backs_off.or_else(|| self.grace_ends(&layout, cause, partition));
+            if let Some(until) = waits_until.or_else(|| self.rests_until(cause, partition)) {
                 backlog.try_again_at(until);
                 backlog.waiting += 1;
-            } else if budget.take(cause) {
-                let reason = reason(&layout, &counts, cause, partition, to, view);
-                actions.push(begin(view, policy, partition, &layout.members[to], cause, reason));
-                backlog.try_again_at(self.retry_at);
-            } else {
-                backlog.open = true;
-                backlog.waiting += 1;
-                without_place += usize::from(cause.is_urgent());
+                continue;
+            }
+            let member = &layout.members[to];
+            match budget.take(cause, member.name, member.incarnation) {
+                Ok(()) => {
+                    let reason = reason(&layout, &counts, cause, partition, to, view);
+                    actions.push(begin(view, policy, partition, member, cause, reason));
+                    backlog.try_again_at(self.retry_at);
+                }
+                Err(full) => {
+                    backlog.open = true;
+                    backlog.full_pod |= full == Full::NewOwner;
+                    backlog.waiting += 1;
+                    if cause.is_urgent() {
+                        needed.add(full, member.name);
+                    }
+                }
             }
         }
         let ends = |action: &Action, partition| action.partition() == Some(partition);
-        for handoff in make_room(view, without_place) {
+        for handoff in make_room(view, needed) {
             let partition = handoff.value.partition;
             // A handoff that ends anyway makes room as well.
             if !actions.iter().any(|action| ends(action, partition)) {
@@ -129,6 +153,12 @@ impl Context<'_> {
             backlog.try_again_at(until);
         }
         backlog
+    }
+
+    /// Returns until when the partition is not moved for balance: it has just moved, or pods restart one by one.
+    fn rests_until(&self, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
+        let ends = self.cool_downs.ends(self.policy, partition, self.now).max(self.roll_ends);
+        ends.filter(|_| cause == MoveCause::Balance)
     }
 
     /// Returns until when a dead owner's partition waits for the next life of the same pod, which is preferred.

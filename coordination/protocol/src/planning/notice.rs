@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::Policy;
 use super::actions::all;
+use super::rolls::ROLL_PATIENCE;
 use crate::handoff::advance::PendingOn;
 use crate::ids::PartitionId;
 use crate::keys::KeyName;
@@ -135,6 +136,11 @@ pub enum Notice {
         /// Failures in a row.
         failures: u32,
     },
+    /// Pods restart one by one with another version, so moves for balance wait.
+    Roll {
+        /// The version of the pod that registered last.
+        newest: Option<String>,
+    },
     /// The guarantee that the registered pods allow.
     Assurance(Assurance),
 }
@@ -189,6 +195,12 @@ impl fmt::Display for Notice {
             Notice::Shunned { pod, failures } => write!(
                 out,
                 "pod {pod} gets no more partitions for now: it was not ready in time, {failures} times in a row"
+            ),
+            Notice::Roll { newest } => write!(
+                out,
+                "pods restart one by one with version {}: moves for balance wait, at most {} s for each pod",
+                newest.as_deref().unwrap_or("(none)"),
+                ROLL_PATIENCE.as_secs()
             ),
             Notice::Assurance(assurance) => assurance.fmt(out),
         }

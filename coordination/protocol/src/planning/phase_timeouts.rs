@@ -17,7 +17,7 @@ use super::backoff::BackOffs;
 use super::notice::Notice;
 use super::{Policy, is_dead};
 use crate::handoff::advance::{PendingOn, pending_bound, waiting_for};
-use crate::ids::{HandoffId, PartitionId, Revision};
+use crate::ids::{Epoch, HandoffId, PartitionId, Revision};
 use crate::records::{Handoff, Mode, Phase, PodStatus};
 use crate::view::{Versioned, View};
 
@@ -36,6 +36,20 @@ struct Seen {
     phase: Phase,
     since: Duration,
     given_up: bool,
+    /// The epoch of the new ownership.
+    epoch: Epoch,
+    has_old_owner: bool,
+}
+
+/// What has happened to the handoffs in flight since the last call.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Progress {
+    /// One has ended.
+    pub(super) ended: bool,
+    /// One has left `Warming`.
+    pub(super) warmed: bool,
+    /// The partitions that new owners take over from others.
+    pub(super) moved: Vec<PartitionId>,
 }
 
 /// The handoffs in flight, and since when each has been in its phase.
@@ -45,14 +59,21 @@ pub(super) struct PhaseTimeouts {
 }
 
 impl PhaseTimeouts {
-    /// Records the handoffs in flight. Returns whether one has ended since the last call.
-    pub(super) fn observe(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) -> bool {
-        let before = self.seen.len();
+    /// Records the handoffs in flight.
+    pub(super) fn observe(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) -> Progress {
+        let mut progress = Progress::default();
         self.seen.retain(|partition, seen| {
-            let stands = view.handoffs.get(partition);
-            stands.is_some_and(|handoff| handoff.id() == seen.id)
+            let stands = view.handoffs.get(partition).is_some_and(|handoff| handoff.id() == seen.id);
+            progress.ended |= !stands;
+            // Several phases may pass between two views.
+            let assignment = view.assignments.get(partition).map(|assignment| &assignment.value);
+            let passed_unseen = !stands && seen.phase < Phase::Switching;
+            if let Some(is) = assignment.filter(|is| passed_unseen && is.epoch == seen.epoch) {
+                backoffs.succeeded(*partition, &is.owner);
+                progress.moved.extend(seen.has_old_owner.then_some(*partition));
+            }
+            stands
         });
-        let ended = self.seen.len() < before;
         for (partition, handoff) in &view.handoffs {
             let known = self.seen.get(partition).copied();
             if known.is_some_and(|seen| seen.mod_revision == handoff.mod_revision) {
@@ -61,7 +82,9 @@ impl PhaseTimeouts {
             let record = &handoff.value;
             if record.phase >= Phase::Switching {
                 backoffs.succeeded(*partition, &record.new_owner);
+                progress.moved.extend(record.old_owner.is_some().then_some(*partition));
             }
+            progress.warmed |= record.phase > Phase::Warming && known.is_none_or(|seen| seen.phase == Phase::Warming);
             let pauses = |phase| matches!(phase, Phase::Ready | Phase::Syncing);
             let goes_on = known.filter(|seen| pauses(seen.phase) && pauses(record.phase));
             let seen = Seen {
@@ -70,10 +93,12 @@ impl PhaseTimeouts {
                 phase: record.phase,
                 since: goes_on.map_or(now, |seen| seen.since),
                 given_up: false,
+                epoch: record.epoch,
+                has_old_owner: record.old_owner.is_some(),
             };
             self.seen.insert(*partition, seen);
         }
-        ended
+        progress
     }
 
     /// Returns how long the partition's handoff has been in its phase.

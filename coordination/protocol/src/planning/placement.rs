@@ -7,6 +7,7 @@
 //! * A strategy's result depends on the layout alone, not on the order of events.
 //! * Placing a layout that already matches the result changes nothing.
 
+use super::rolls;
 use crate::ids::{Incarnation, PartitionId};
 use crate::records::{PodStatus, Thousandths};
 use crate::view::{PodLife, View};
@@ -33,6 +34,8 @@ pub struct Member<'a> {
     pub weight: Thousandths,
     /// The zone that the pod runs in.
     pub zone: Option<&'a str>,
+    /// The pod has the version of the pod that registered last.
+    pub newest: bool,
     /// The pod's readiness for more partitions.
     pub eligibility: Eligibility,
 }
@@ -42,7 +45,7 @@ pub struct Member<'a> {
 pub enum Mobility {
     /// The partition cannot move now: its handoff is in flight, or its records cannot be read.
     Pinned,
-    /// The partition's last move failed; others go first.
+    /// The partition's last move failed, or it has just moved; others go first.
     Reluctant,
     /// The partition moves as readily as any.
     Free,
@@ -91,13 +94,14 @@ pub trait Placement {
     fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>>;
 }
 
-/// Returns the layout of a view. `shunned` and `reluctant` come from earlier failures.
+/// Returns the layout of a view. `shunned` and `reluctant` come from earlier moves.
 pub(super) fn layout<'a>(
     view: &'a View,
     partitions: u32,
     shunned: impl Fn(&str) -> bool,
     reluctant: impl Fn(PartitionId) -> bool,
 ) -> Layout<'a> {
+    let newest = rolls::newest(view);
     let members: Vec<Member<'a>> = view
         .pods
         .iter()
@@ -106,6 +110,7 @@ pub(super) fn layout<'a>(
             incarnation: pod.incarnation(),
             weight: pod.value.weight,
             zone: pod.value.zone.as_deref(),
+            newest: pod.value.version.as_deref() == newest,
             eligibility: match pod.value.status {
                 PodStatus::Draining => Eligibility::Leaving,
                 // A registration without its lease was not put by its owner.

@@ -119,6 +119,7 @@ mod tests {
             incarnation: Incarnation::registered_at(Revision::new(1)),
             weight: Thousandths(1000),
             zone: None,
+            newest: true,
             eligibility: Eligibility::Open,
         };
         let slot = Slot { owner: None, home: None, mobility: Mobility::Free };

@@ -2,8 +2,9 @@
 //!
 //! A pod's *fair share* is `partitions × weight / sum of weights`; its quota is the share rounded down or up. The pods
 //! that round up are chosen so that the fewest partitions move: first pods that already have one more than their
-//! rounded-down share, then those with the largest remainder, then those in the zone that is furthest below its own
-//! share, then by name. Zones are only a tie-break: they never cost a move or a pod's balance.
+//! rounded-down share, then those with the largest remainder, then those of the newest version, then those in the zone
+//! that is furthest below its own share, then by name. Versions and zones are only tie-breaks: they never cost a move or
+//! a pod's balance. During a rolling restart, partitions that have to move go to pods of the newest version first.
 //!
 //! No balanced placement moves fewer. With `have[i]` partitions on pod `i` now and `gets[i]` afterwards, at least
 //! `have[i] - gets[i]` must leave it, and no more do. The sum is smallest when odd partitions go to pods with `have >
@@ -38,14 +39,24 @@ impl Placement for Sticky {
                 *place = slot.home.filter(|home| take(&mut room, *home));
             }
         }
-        // Round robin, so that neighbours do not all go to one pod.
-        let mut takers: VecDeque<usize> = (0..room.len()).filter(|member| room[*member] > 0).collect();
-        for place in placed.iter_mut().filter(|place| place.is_none()) {
-            let Some(taker) = takers.pop_front() else { break };
-            *place = Some(taker);
-            room[taker] -= 1;
-            if room[taker] > 0 {
-                takers.push_back(taker);
+        // Round robin, so that neighbours do not all go to one pod: first over the pods of the newest version, and
+        // first the partitions that have to move.
+        let with_room = (0..room.len()).filter(|member| room[*member] > 0);
+        let (mut newest, mut others): (VecDeque<usize>, VecDeque<usize>) =
+            with_room.partition(|member| layout.members[*member].newest);
+        for for_balance in [false, true] {
+            for (slot, place) in layout.slots.iter().zip(&mut placed) {
+                let stays = |owner: usize| layout.members[owner].eligibility != Eligibility::Leaving;
+                if place.is_some() || slot.owner.is_some_and(stays) != for_balance {
+                    continue;
+                }
+                let takers = if newest.is_empty() { &mut others } else { &mut newest };
+                let Some(taker) = takers.pop_front() else { return placed };
+                *place = Some(taker);
+                room[taker] -= 1;
+                if room[taker] > 0 {
+                    takers.push_back(taker);
+                }
             }
         }
         placed
@@ -100,7 +111,8 @@ fn quotas(layout: &Layout<'_>) -> Vec<u32> {
             let has_one_more = counts[**member] > gets[**member];
             let zone_is_below = below.get(&layout.members[**member].zone).copied().unwrap_or(0);
             let remainder = shares.remainder(**member);
-            (!has_one_more, Reverse(remainder), Reverse(zone_is_below), **member)
+            let is_old = !layout.members[**member].newest;
+            (!has_one_more, Reverse(remainder), is_old, Reverse(zone_is_below), **member)
         });
         let Some((at, _)) = best else { break };
         let member = candidates.swap_remove(at);

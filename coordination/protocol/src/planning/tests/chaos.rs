@@ -10,7 +10,7 @@ use super::world::{World, policy};
 use crate::ids::{Epoch, Incarnation, PartitionId};
 use crate::planning::phase_timeouts::past_no_return;
 use crate::planning::{Action, CancelReason, MoveCause, Plan, Policy, Strategy as Name};
-use crate::records::{Mode, PodStatus};
+use crate::records::{Mode, Phase, PodStatus};
 use crate::view::View;
 
 #[derive(Debug, Clone)]
@@ -133,6 +133,10 @@ impl Watched {
 fn check(view: &View, policy: &Policy, plan: &Plan) {
     let mut seen = BTreeSet::new();
     let (mut urgent, mut planned) = (0, 0);
+    let mut warming: BTreeMap<(&str, Incarnation), usize> = BTreeMap::new();
+    for handoff in view.handoffs.values().map(|handoff| &handoff.value).filter(|it| it.phase == Phase::Warming) {
+        *warming.entry((&handoff.new_owner, handoff.new_incarnation)).or_default() += 1;
+    }
     for action in &plan.actions {
         assert!(seen.insert(action.partition()), "two actions for one partition: {:?}", plan.actions);
         match action {
@@ -153,7 +157,14 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
                 assert_eq!(*cause, MoveCause::of(view, handoff));
                 assert!(handoff.mode == Mode::Barrier || (policy.mode == Mode::Independent && view.routers.len() < 2));
                 assert!(!handoff.reason.is_empty());
-                if cause.is_urgent() { urgent += 1 } else { planned += 1 }
+                if cause.is_urgent() {
+                    urgent += 1
+                } else {
+                    planned += 1
+                }
+                let warms = warming.entry((&handoff.new_owner, handoff.new_incarnation)).or_default();
+                *warms += 1;
+                assert!(*warms <= policy.max_warming_per_pod, "{} warms {warms} partitions", handoff.new_owner);
             }
             Action::Cancel { observed, reason } => {
                 assert!(!past_no_return(&observed.handoff.value));
@@ -200,8 +211,9 @@ fn check_rest(world: &World) {
     }
 }
 
-fn live(happenings: &[Happening], mode: Mode, strategy: Name, max_concurrent_handoffs: usize) {
-    let world = World::new(Policy { mode, strategy, max_concurrent_handoffs, ..policy(8) });
+fn live(happenings: &[Happening], mode: Mode, strategy: Name, (in_all, per_pod): (usize, usize)) {
+    let budget = Policy { max_concurrent_handoffs: in_all, max_warming_per_pod: per_pod, ..policy(8) };
+    let world = World::new(Policy { mode, strategy, ..budget });
     let mut watched = Watched { world, owned: BTreeMap::new(), lose: 0 };
     for happening in happenings {
         watched.happen(happening);
@@ -222,9 +234,9 @@ proptest! {
         happenings in prop::collection::vec(happening(), 0..60),
         independent in any::<bool>(),
         (_, strategy) in prop::sample::select(Name::NAMES),
-        limit in 1..5usize,
+        limits in (1..5usize, 1..4usize),
     ) {
         let mode = if independent { Mode::Independent } else { Mode::Barrier };
-        live(&happenings, mode, strategy, limit);
+        live(&happenings, mode, strategy, limits);
     }
 }

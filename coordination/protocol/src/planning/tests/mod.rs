@@ -4,5 +4,6 @@ mod chaos;
 mod guards;
 mod phase_timeouts;
 mod placement;
+mod rolls;
 mod rounds;
 mod world;

@@ -39,6 +39,7 @@ fn layouts_with(
             incarnation: Incarnation::registered_at(Revision::new(1 + index as u64)),
             weight: Thousandths(weight),
             zone,
+            newest: true,
             eligibility,
         };
         Layout {
@@ -234,6 +235,7 @@ fn even(members: usize, slots: usize) -> Layout<'static> {
         incarnation: Incarnation::registered_at(Revision::new(1)),
         weight: Thousandths(1000),
         zone: None,
+        newest: true,
         eligibility: Eligibility::Open,
     };
     let slot = Slot { owner: None, home: None, mobility: Mobility::Free };

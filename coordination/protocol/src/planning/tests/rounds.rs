@@ -283,6 +283,84 @@ fn dead_owners_go_before_balance_and_do_not_wait_for_it() {
 }
 
 #[test]
+fn a_pod_warms_no_more_partitions_at_a_time_than_it_may() {
+    let mut world = World::settled(policy(40), &["w-0", "w-1"]);
+    world.policy.max_warming_per_pod = 3;
+    world.join_pod("w-2");
+    world.join_pod("w-3");
+    let plans = world.wait(secs(2));
+    let to = |pod: &str| all_begun(&plans).iter().filter(|(handoff, _)| handoff.new_owner == pod).count();
+    assert_eq!((to("w-2"), to("w-3"), plans.last().unwrap().waiting), (3, 3, 14));
+    assert!(all_begun(&world.wait(secs(60))).is_empty());
+    let warming = world.view().handoffs.values().find(|it| it.value.new_owner == "w-3").unwrap().value.partition;
+    while world.handoff(warming).phase == Phase::Warming {
+        world.participate(warming);
+    }
+    let plan = world.lead();
+    assert_eq!(plan.round, None, "a place is free as soon as the pod has warmed a partition");
+    assert_eq!(begun(&plan).iter().map(|(handoff, _)| handoff.new_owner.as_str()).collect::<Vec<_>>(), ["w-3"]);
+    world.run_until_quiet();
+    assert!(world.balance().into_values().all(|count| count == 10));
+}
+
+#[test]
+fn a_planned_warm_up_gives_way_to_a_dead_owners_partition_for_the_same_pod() {
+    let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
+    world.policy.max_warming_per_pod = 2;
+    world.drain_pod("w-2");
+    world.wait(secs(2));
+    let planned = world.view().handoffs.len();
+    assert_eq!(planned, 4, "two to each of the others");
+    world.kill_pod("w-1");
+    world.silent.extend(["w-0".to_owned(), "w-2".to_owned()]);
+    let plans = world.wait(secs(3));
+    let begun = all_begun(&plans);
+    assert!(begun.iter().all(|(handoff, cause)| handoff.new_owner == "w-0" && *cause == MoveCause::DeadOwner));
+    assert_eq!(begun.len(), 2);
+    assert_eq!(world.view().handoffs.len(), 2, "all to w-0: the planned ones there were cancelled, as those to w-1");
+}
+
+#[test]
+fn a_partition_that_has_moved_rests_before_it_moves_for_balance() {
+    let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+    world.join_pod("w-2");
+    world.drain_pod("w-1");
+    assert_eq!(all_begun(&world.wait(secs(2))).len(), 4);
+    world.lead();
+    while world.participate_all() {}
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [4, 0, 4]);
+    world.join_pod("w-1");
+    // Of w-0's partitions none has moved since its first placement, and all of w-2's have.
+    let plans = world.wait(secs(5));
+    assert!(all_begun(&plans).iter().all(|(handoff, _)| handoff.old_owner.as_deref() == Some("w-0")));
+    assert_eq!((all_begun(&plans).len(), plans.last().unwrap().waiting), (1, 1));
+    let plans = world.wait(secs(6));
+    let begun = all_begun(&plans);
+    assert_eq!(begun[0].0.old_owner.as_deref(), Some("w-2"));
+    assert!(plans.iter().all(|plan| plan.round.is_none()), "it moves when its rest is over, without a round");
+}
+
+#[test]
+fn a_partition_that_has_moved_does_not_rest_when_its_owner_dies_or_drains() {
+    for drains in [false, true] {
+        let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+        world.policy.cool_down = secs(3600);
+        world.join_pod("w-2");
+        world.drain_pod("w-1");
+        assert_eq!(all_begun(&world.wait(secs(2))).len(), 4);
+        world.lead();
+        while world.participate_all() {}
+        assert_eq!(world.balance()["w-2"], 4);
+        if drains {
+            world.drain_pod("w-2")
+        } else {
+            world.kill_pod("w-2")
+        }
+        assert_eq!(all_begun(&world.wait(secs(3))).len(), 4);
+    }
+}
+
+#[test]
 fn draining_pods_give_up_before_the_rest_is_balanced() {
     let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
     world.policy.max_concurrent_handoffs = 8;

@@ -17,7 +17,7 @@ use crate::view::View;
 
 const L1: LeaseId = LeaseId::new(1);
 
-pub(super) fn secs(seconds: u64) -> Duration {
+pub(super) const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
@@ -178,6 +178,13 @@ impl World {
             ..PodRecord::new(name, "127.0.0.1:1")
         };
         self.store.put_leased(self.keys.pod(name), encode(&pod));
+    }
+
+    /// Registers a pod of a version, or changes its status.
+    pub(super) fn put_pod_of(&mut self, name: &str, status: PodStatus, version: Option<&str>) {
+        self.put_pod(name, status, 1000, None);
+        let record = PodRecord { version: version.map(str::to_owned), ..self.view().pods[name].value.clone() };
+        self.store.put_leased(self.keys.pod(name), encode(&record));
     }
 
     pub(super) fn drain_pod(&mut self, name: &str) {

@@ -1,0 +1,193 @@
+//! Rolling restarts of whole StatefulSets: how often each partition moves. `make strategies` prints the table.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::world::{World, policy, secs};
+use crate::ids::{Epoch, PartitionId};
+use crate::planning::{Notice, ROLL_PATIENCE};
+use crate::records::PodStatus;
+
+/// A roll over all pods, the last one first: each drains, exits, and comes back after `away`; the next one follows after
+/// `rest`.
+#[derive(Clone, Copy)]
+struct Roll {
+    pods: usize,
+    partitions: u32,
+    away: Duration,
+    rest: Duration,
+    versions: bool,
+}
+
+/// What was seen during a roll.
+#[derive(Debug)]
+struct Outcome {
+    moves: u32,
+    /// Most partitions of one pod at any time.
+    most: usize,
+    /// Partitions of the pods at the end.
+    balance: Vec<usize>,
+}
+
+struct Rolling {
+    world: World,
+    epochs: BTreeMap<PartitionId, Epoch>,
+    outcome: Outcome,
+}
+
+impl Rolling {
+    fn new(roll: Roll) -> Self {
+        let names: Vec<String> = (0..roll.pods).map(name).collect();
+        let mut world = World::new(policy(roll.partitions));
+        world.join_router("r-0");
+        for name in &names {
+            world.put_pod_of(name, PodStatus::Ready, roll.versions.then_some("v1"));
+        }
+        world.run_until_quiet();
+        let mut rolling =
+            Rolling { world, epochs: BTreeMap::new(), outcome: Outcome { moves: 0, most: 0, balance: Vec::new() } };
+        rolling.look();
+        rolling.outcome.moves = 0;
+        rolling
+    }
+
+    /// Counts the ownerships that have begun.
+    fn look(&mut self) {
+        for (partition, assignment) in &self.world.view().assignments {
+            let epoch = assignment.value.epoch;
+            self.outcome.moves += u32::from(self.epochs.insert(*partition, epoch) != Some(epoch));
+        }
+        self.outcome.most = self.outcome.most.max(self.world.balance().into_values().max().unwrap_or(0));
+    }
+
+    /// Leads, and lets participants do what they can, until nothing is left to do now. Counts after each step.
+    fn act(&mut self) {
+        loop {
+            self.world.lead();
+            if !self.world.participate_all() {
+                return;
+            }
+            self.look();
+        }
+    }
+
+    /// Acts at every moment that the leader asks for.
+    fn run(&mut self, span: Duration) {
+        let end = self.world.now + span;
+        while self.world.now < end {
+            self.act();
+            self.world.now = self.world.wake.map_or(end, |wake| wake.min(end));
+        }
+        self.act();
+    }
+
+    /// Restarts one pod with the next version.
+    fn restart(&mut self, roll: Roll, number: usize) {
+        let name = name(number);
+        self.world.put_pod_of(&name, PodStatus::Draining, roll.versions.then_some("v1"));
+        let began = self.world.now;
+        while self.world.balance()[&name] > 0 || !self.world.view().handoffs.is_empty() {
+            self.run(secs(1));
+            assert!(self.world.now < began + secs(60), "{name} does not get empty: {:?}", self.world.balance());
+        }
+        self.world.kill_pod(&name);
+        self.run(roll.away);
+        self.world.put_pod_of(&name, PodStatus::Ready, roll.versions.then_some("v2"));
+        self.run(roll.rest);
+    }
+}
+
+fn name(number: usize) -> String {
+    format!("w-{number:03}")
+}
+
+fn roll(roll: Roll) -> Outcome {
+    let mut rolling = Rolling::new(roll);
+    for number in (0..roll.pods).rev() {
+        rolling.restart(roll, number);
+    }
+    rolling.run(ROLL_PATIENCE + secs(30));
+    rolling.outcome.balance = rolling.world.balance().into_values().collect();
+    rolling.outcome
+}
+
+/// Returns the fewest moves of any planner: every partition leaves its pod once; those of the first pod go to one that
+/// is still to be restarted, and leave it as well; and those of the pod that came back last had another place before,
+/// on a pod that had been restarted.
+fn fewest(roll: Roll) -> u32 {
+    let share = roll.partitions / roll.pods as u32;
+    roll.partitions + 2 * share
+}
+
+const QUICK: Roll = Roll { pods: 5, partitions: 20, away: secs(10), rest: secs(5), versions: true };
+
+#[test]
+fn a_roll_moves_no_more_partitions_than_any_planner_has_to() {
+    for rolled in [
+        QUICK,
+        Roll { away: secs(50), ..QUICK },
+        Roll { rest: secs(50), ..QUICK },
+        Roll { pods: 3, partitions: 12, ..QUICK },
+    ] {
+        let outcome = roll(rolled);
+        assert_eq!(outcome.moves, fewest(rolled), "{outcome:?}");
+        let remaining = rolled.partitions as usize / (rolled.pods - 1);
+        assert_eq!(outcome.most, remaining, "and no pod has more than its share while one is away");
+        let share = rolled.partitions as usize / rolled.pods;
+        assert!(outcome.balance.iter().all(|count| *count == share), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_roll_that_pauses_leaves_no_pod_empty() {
+    let mut rolling = Rolling::new(QUICK);
+    rolling.restart(QUICK, 4);
+    assert_eq!(rolling.world.balance()[&name(4)], 0);
+    let says = |rolling: &mut Rolling| {
+        let notices = rolling.world.plan().notices;
+        notices.iter().any(|notice| *notice == Notice::Roll { newest: Some("v2".into()) })
+    };
+    assert!(says(&mut rolling));
+    rolling.run(ROLL_PATIENCE);
+    assert!(rolling.world.balance().into_values().all(|count| count == 4), "{:?}", rolling.world.balance());
+    assert!(!says(&mut rolling));
+}
+
+#[test]
+fn a_pod_that_restarts_again_and_again_does_not_hold_balance_up() {
+    let mut rolling = Rolling::new(QUICK);
+    rolling.restart(QUICK, 4);
+    for _ in 0..3 {
+        rolling.world.kill_pod(&name(4));
+        rolling.run(secs(2));
+        rolling.world.put_pod_of(&name(4), PodStatus::Ready, Some("v2"));
+        rolling.run(secs(20));
+    }
+    assert!(rolling.world.balance()[&name(4)] > 0);
+}
+
+/// Prints the table of `docs/performance.md`.
+#[test]
+#[ignore = "takes a minute; make strategies"]
+#[allow(clippy::print_stdout)]
+fn table_of_rolls() {
+    println!(
+        "| pods | partitions | back after | next after | version | moves | mean | fewest possible | most of a pod |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    for (pods, partitions) in [(3, 12), (5, 20), (10, 90)] {
+        for (away, rest) in [(10, 5), (50, 30), (10, 90)] {
+            for versions in [false, true] {
+                let rolled = Roll { pods, partitions, away: secs(away), rest: secs(rest), versions };
+                let outcome = roll(rolled);
+                let (version, fewest) = (if versions { "yes" } else { "no" }, fewest(rolled));
+                let mean = f64::from(outcome.moves) / f64::from(partitions);
+                println!(
+                    "| {pods} | {partitions} | {away} s | {rest} s | {version} | {} | {mean:.2} | {fewest} | {} |",
+                    outcome.moves, outcome.most
+                );
+                assert!(outcome.moves >= fewest);
+            }
+        }
+    }
+}
