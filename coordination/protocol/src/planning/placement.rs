@@ -8,7 +8,7 @@
 //! * Placing a layout that already matches the result changes nothing.
 
 use crate::ids::{Incarnation, PartitionId};
-use crate::records::{PodStatus, Thousandths};
+use crate::records::Thousandths;
 use crate::view::{PodLife, View};
 
 /// A pod's readiness for more partitions.
@@ -106,11 +106,11 @@ pub(super) fn layout<'a>(
             incarnation: pod.incarnation(),
             weight: pod.value.weight,
             zone: pod.value.zone.as_deref(),
-            eligibility: match pod.value.status {
-                PodStatus::Draining => Eligibility::Leaving,
+            eligibility: match view.is_draining(name) {
+                true => Eligibility::Leaving,
                 // A registration without its lease was not put by its owner.
-                PodStatus::Ready if shunned(name) || pod.lease.is_none() => Eligibility::Shunned,
-                PodStatus::Ready => Eligibility::Open,
+                false if shunned(name) || pod.lease.is_none() => Eligibility::Shunned,
+                false => Eligibility::Open,
             },
         })
         .collect();
