@@ -1,6 +1,6 @@
 //! The `segue` command: reads its arguments, runs one command, and reports a failure in one line.
 //!
-//! Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no process reached. A sidecar whose supervised service ends
+//! Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no process reached, 4 still waiting. A sidecar whose supervised service ends
 //! exits with the service's code.
 
 #![warn(clippy::too_many_lines)]
@@ -24,6 +24,10 @@ fn main() -> ExitCode {
         Err(Failure::Unreachable(error)) => {
             eprintln!("segue: {error:#}");
             ExitCode::from(3)
+        }
+        Err(Failure::Waiting(error)) => {
+            eprintln!("segue: {error:#}");
+            ExitCode::from(4)
         }
         Err(Failure::Exit(code)) => code,
         Err(Failure::AlreadyReported) => ExitCode::from(1),

@@ -8,8 +8,8 @@ use segue_coordination::coordinator::describe_waits;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::keys::KeyName;
 use segue_protocol::planning::Assurance;
-use segue_protocol::records::{Mode, Phase, PodStatus};
-use segue_protocol::view::View;
+use segue_protocol::records::{Mode, Phase, Pin, PodStatus};
+use segue_protocol::view::{Versioned, View};
 use serde::Serialize;
 
 /// The keyspace at one revision.
@@ -29,13 +29,20 @@ pub struct KeyspaceStatus {
     pub unowned: usize,
     /// The handoffs in progress.
     pub handoffs: Vec<HandoffLine>,
+    /// Who has paused planned moves, and why.
+    pub paused: Option<String>,
+    /// The pods that operators drain, registered or not, each with who wants it and why.
+    pub drains: Vec<(String, String)>,
+    /// The partitions that operators have placed.
+    pub pins: Vec<PinLine>,
     /// The guarantee that these pods allow.
     pub assurance: Option<String>,
     /// Keys that cannot be read, with the reason.
     pub malformed: Vec<(String, String)>,
     /// Registrations without a lease, which never expire.
     pub leaseless: Vec<String>,
-    /// The commands that delete registrations which cannot be read or have no lease, once their process is gone.
+    /// The commands that delete registrations which cannot be read or have no lease, once their process is gone, and
+    /// operators' keys that cannot be read.
     pub repairs: Vec<String>,
 }
 
@@ -54,6 +61,30 @@ pub struct PodLine {
     pub partitions: usize,
     /// The pod's capabilities in a handoff.
     pub capabilities: Vec<String>,
+}
+
+/// A partition in a [`KeyspaceStatus`] that an operator has placed.
+#[derive(Debug, Clone, Serialize)]
+pub struct PinLine {
+    /// The partition.
+    pub partition: PartitionId,
+    /// The pod that it belongs on. `None` if the pin cannot be read: the partition stays where it is.
+    pub to: Option<String>,
+    /// Whether the partition is only moved there, and the pin ends with the pod.
+    pub until_pod_goes: bool,
+    /// Who wants it, and why.
+    pub by: String,
+}
+
+impl PinLine {
+    fn of(partition: PartitionId, pin: Option<&Versioned<Pin>>) -> Self {
+        PinLine {
+            partition,
+            to: pin.map(|pin| pin.value.to.clone()),
+            until_pod_goes: pin.is_some_and(|pin| pin.value.ends_with_the_pod()),
+            by: pin.map_or("somebody (the pin cannot be read)".to_owned(), |pin| pin.value.origin.to_string()),
+        }
+    }
 }
 
 /// A handoff in an [`KeyspaceStatus`].
@@ -82,7 +113,7 @@ impl KeyspaceStatus {
     pub fn of(view: &View, now: u64) -> Self {
         let owned = |pod: &str, incarnation| {
             let is_owner = |at: &&_| {
-                let at: &segue_protocol::view::Versioned<_> = at;
+                let at: &Versioned<_> = at;
                 let at: &segue_protocol::records::Assignment = &at.value;
                 at.owner == pod && at.incarnation == incarnation
             };
@@ -125,6 +156,14 @@ impl KeyspaceStatus {
                     reason: handoff.value.reason.clone(),
                 })
                 .collect(),
+            paused: view.intentions.pause.as_ref().map(|pause| pause.value.origin.to_string()),
+            drains: view
+                .intentions
+                .drains
+                .iter()
+                .map(|(pod, drain)| (pod.clone(), drain.value.origin.to_string()))
+                .collect(),
+            pins: view.intentions.pins.iter().map(|(at, pin)| PinLine::of(*at, pin.as_ref())).collect(),
             assurance: Assurance::of(view).map(|assurance| assurance.to_string()),
             malformed: view.malformed.iter().map(|(key, reason)| (key.clone(), reason.clone())).collect(),
             leaseless,
@@ -156,6 +195,7 @@ impl fmt::Display for KeyspaceStatus {
             }
             writeln!(out, "  ({})", handoff.reason)?;
         }
+        self.intentions(out)?;
         if let Some(assurance) = &self.assurance {
             writeln!(out, "assurance   {assurance}")?;
         }
@@ -166,17 +206,38 @@ impl fmt::Display for KeyspaceStatus {
             writeln!(out, "leaseless   {key}: it has no lease and will not end by itself")?;
         }
         for command in &self.repairs {
-            writeln!(out, "if its process is gone:  {command}")?;
+            let when = if command.starts_with("segue forget") { "if its process is gone:" } else { "to remove it:" };
+            writeln!(out, "{when}  {command}")?;
         }
         Ok(())
     }
 }
 
-/// Returns the command that deletes this registration.
+impl KeyspaceStatus {
+    fn intentions(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(by) = &self.paused {
+            writeln!(out, "paused      planned moves, by {by}")?;
+        }
+        for (pod, by) in &self.drains {
+            writeln!(out, "drained     {pod}, by {by}")?;
+        }
+        for PinLine { partition, to, until_pod_goes, by } in &self.pins {
+            let to = to.as_deref().unwrap_or("where it is");
+            let word = if *until_pod_goes { "moved" } else { "pinned" };
+            writeln!(out, "{word:11} {partition} to {to}, by {by}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the command that deletes this key.
 fn repair(view: &View, key: &str) -> Option<String> {
     match view.keys().parse(key)? {
         KeyName::Pod(name) => Some(format!("segue forget pod {name}")),
         KeyName::Router(name) => Some(format!("segue forget router {name}")),
+        KeyName::Drain(pod) => Some(format!("segue undrain {pod}")),
+        KeyName::Pin(partition) => Some(format!("segue unpin {partition}")),
+        KeyName::Pause => Some("segue resume".to_owned()),
         _ => None,
     }
 }

@@ -27,6 +27,9 @@ pub(super) struct Args {
     /// Delete the registration even if it is readable and has a lease.
     #[arg(long)]
     force: bool,
+    /// The process is gone and its work is over. Without it the command says what would follow, and deletes nothing.
+    #[arg(long)]
+    yes: bool,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -61,6 +64,9 @@ async fn run(args: &Args) -> Result<(), Failure> {
     let snapshot = store.snapshot(&everything).await.map_err(unreachable)?;
     let view = View::from_snapshot(keys, snapshot);
     let (key, seen, forgotten) = judge(&view, args.kind, &args.name, args.force).map_err(|why| anyhow!(why))?;
+    if !args.yes {
+        return Err(anyhow!("{}", forgotten.question()).into());
+    }
     if !store.commit(registration::forget(&key, Revision::new(seen))).await.map_err(unreachable)?.committed() {
         return Err(anyhow!("{key} has changed meanwhile, so its writer is alive; nothing was deleted").into());
     }
@@ -115,6 +121,27 @@ impl Kind {
 }
 
 impl Forgotten {
+    /// Returns what the deletion means, for an operator who has not confirmed it.
+    fn question(&self) -> String {
+        let (kind, name) = (self.kind.word(), &self.name);
+        let consequence = match (self.kind, self.partitions.len()) {
+            (Kind::Router, _) => {
+                "handoffs no longer wait for it. If it still runs, a request that it sends to an old owner \
+                                  may be lost or applied twice"
+                    .to_owned()
+            }
+            (Kind::Pod, 0) => "it counts as dead. It owns no partition".to_owned(),
+            (Kind::Pod, owned) => format!(
+                "it counts as dead, and other pods take over its partitions ({owned}). If it still works on a request, two \
+                 pods may write"
+            ),
+        };
+        format!(
+            "nothing was deleted: to forget {kind} {name} says that its process is gone and its work is over; {consequence}. \
+             If that is so, repeat the command with --yes"
+        )
+    }
+
     fn in_words(&self) -> String {
         let name = &self.name;
         match (self.kind, self.partitions.len()) {

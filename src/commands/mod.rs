@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod demo;
 mod forget;
+mod operator;
 mod run;
 mod status;
 mod store;
@@ -47,9 +48,55 @@ enum Command {
     ///
     /// A registration that another writer has put has lost its lease, and never expires if its process is gone. One
     /// that cannot be read may have. `segue status` names both. Run this command only if the process is gone and its
-    /// work is over. Exits 0 if the registration was deleted, 1 if the deletion was refused, 2 on bad usage, 3 if the
+    /// work is over; it says what follows and asks for --yes. Exits 0 if the registration was deleted, 1 if the deletion was refused, 2 on bad usage, 3 if the
     /// store is unreachable.
     Forget(forget::Args),
+    /// Empty a pod: it gives up its partitions and gets no more until `segue undrain`.
+    ///
+    /// The drain is a key in the store. It outlives this command, the coordinator and the pod: a pod that comes back
+    /// under this name gets no partition. No request is lost; each partition moves by an ordinary handoff. Waits until the
+    /// pod is empty. Exits 0 when it is, 1 if the drain was refused or ended by somebody else, 2 on bad usage, 3 if the
+    /// store is unreachable, 4 if it still waits after --timeout; the drain then goes on.
+    Drain(operator::DrainArgs),
+    /// End the drain of a pod: it may be given partitions again.
+    Undrain(operator::UndrainArgs),
+    /// Stop planned moves: balance, moves and drains by operators. Failover goes on.
+    ///
+    /// Partitions whose owner is dead still move, and so do those of a pod that shuts down by itself: its process ends
+    /// anyway. Moves in flight are completed. With --for the store ends the pause.
+    Pause(operator::PauseArgs),
+    /// Let planned moves go on.
+    Resume(operator::ResumeArgs),
+    /// Move a partition to a pod, and wait until it is there.
+    ///
+    /// The coordinator answers at once whether it accepts the move, and moves the partition as soon as its budget allows.
+    /// Without --pin the partition stays there until the pod goes; with it, until `segue unpin`. Refused if the pod is not
+    /// registered, is not Ready or is drained. Exits 0 when it is done, 1 if it was refused or cancelled, 2 on bad usage,
+    /// 3 if the store is unreachable, 4 if it still waits after --timeout; the move then goes on.
+    Move(operator::MoveArgs),
+    /// Keep a partition on the pod that has it, until `segue unpin`.
+    ///
+    /// While the pod is gone or draining, another pod has the partition; it comes back with the pod.
+    Pin(operator::PartitionArgs),
+    /// Let the strategy decide again where a partition belongs. Ends the effect of `segue move` as well.
+    Unpin(operator::PartitionArgs),
+    /// Cancel the move of a partition: it stays with its old owner.
+    ///
+    /// Cancels the handoff that stands now and no later one. Refused once the new owner may have been sent requests: from
+    /// then on the move completes by itself.
+    Cancel(operator::CancelArgs),
+    /// Show what the planner would do now, without doing it.
+    ///
+    /// Runs the very planner on the present state of the keyspace, with the [coordinator] of --config, or with its
+    /// defaults. Shows all moves, also those that would wait for a place in the budget. The leader also remembers failed
+    /// moves, which rest for a while; this command does not know them.
+    Plan(operator::PlanArgs),
+    /// Explain a partition or a pod: why it is as it is, who is waited for, and what can be done about it.
+    Explain(operator::ExplainArgs),
+    /// Wait until the keyspace is settled, a partition moved, or a pod drained.
+    ///
+    /// Exits 0 when it is so, 1 if it will not be, 3 if the store is unreachable, 4 after --timeout.
+    Wait(operator::WaitArgs),
     /// Play a cluster in one process: pods join, leave and crash under load, and every response is checked.
     ///
     /// Runs an embedded store, two coordinators, routers, writer pods and clients over loopback sockets. Nothing has to
@@ -85,6 +132,8 @@ pub enum Failure {
     Work(anyhow::Error),
     /// No process that could have done the work was reached.
     Unreachable(anyhow::Error),
+    /// What was waited for had not happened in time.
+    Waiting(anyhow::Error),
     /// The work failed, and the command has already reported it.
     AlreadyReported,
     /// The process exits with this code, and the reason has already been reported.
@@ -105,6 +154,17 @@ impl Cli {
             Command::Check(args) => check::check(&args),
             Command::Status(args) => status::status(&args),
             Command::Forget(args) => forget::forget(&args),
+            Command::Drain(args) => operator::drain(&args),
+            Command::Undrain(args) => operator::undrain(&args),
+            Command::Pause(args) => operator::pause(&args),
+            Command::Resume(args) => operator::resume(&args),
+            Command::Move(args) => operator::move_partition(&args),
+            Command::Pin(args) => operator::pin(&args),
+            Command::Unpin(args) => operator::unpin(&args),
+            Command::Cancel(args) => operator::cancel(&args),
+            Command::Plan(args) => operator::plan(&args),
+            Command::Explain(args) => operator::explain(&args),
+            Command::Wait(args) => operator::wait(&args),
             Command::Demo(args) => demo::demo(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Supervise { files, command } => Err(Failure::Exit(supervise::supervise(&command, files)?)),

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use segue_config::StoreKind;
 use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
 use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::Policy;
 
 use super::{Failure, load};
 
@@ -60,6 +61,12 @@ impl StoreArgs {
         }
         let store = etcd(options)?;
         Ok((store, Keyspace::new(&self.prefix, &self.keyspace)))
+    }
+
+    /// Returns the policy of the configuration file's coordinator. `None` if no file is given or it has none.
+    pub(super) fn policy(&self) -> Result<Option<Policy>, Failure> {
+        let Some(path) = &self.config else { return Ok(None) };
+        Ok(load(path)?.config.coordinator.map(|coordinator| coordinator.policy))
     }
 
     fn identity(&self) -> Option<ClientIdentity> {

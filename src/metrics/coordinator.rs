@@ -133,7 +133,7 @@ impl CoordinatorMetrics {
             drop(metrics.phases.get_or_create(&phase));
             drop(metrics.in_flight.get_or_create(&phase));
         }
-        for cause in [RoundCause::Election, RoundCause::Membership, RoundCause::Config, RoundCause::Heartbeat] {
+        for cause in RoundCause::ALL {
             drop(metrics.planning_rounds.get_or_create(&CauseLabel { cause: cause.as_str() }));
         }
         registry.register("handoffs", "Handoffs that ended", metrics.handoffs.clone());

@@ -177,10 +177,12 @@ fn a_registration_that_never_ends_is_named_and_can_be_forgotten() {
     let (code, said) = forget(&["pod", "nobody"]);
     assert!(code == Some(1) && said.contains("nothing to forget"), "{said}");
     let (code, said) = forget(&["pod", "leaseless"]);
+    assert!(code == Some(1) && said.contains("nothing was deleted") && said.contains("--yes"), "{said}");
+    let (code, said) = forget(&["pod", "leaseless", "--yes"]);
     assert!(code == Some(0) && said.contains("pod leaseless is forgotten"), "{said}");
-    let (code, said) = forget(&["router", "unreadable", "--json"]);
+    let (code, said) = forget(&["router", "unreadable", "--yes", "--json"]);
     assert!(code == Some(0) && said.contains(r#""kind":"router""#), "{said}");
-    let (code, said) = forget(&["pod", "leased", "--force"]);
+    let (code, said) = forget(&["pod", "leased", "--force", "--yes"]);
     assert_eq!(code, Some(0), "{said}");
     let left = runtime.block_on(store.snapshot(&Keys::Prefix("/segue/".to_owned()))).unwrap();
     assert!(left.entries.is_empty(), "{:?}", left.entries);

@@ -30,6 +30,14 @@ pub enum KeyName {
     PodAck(PartitionId, String, PodAckKind),
     /// `coordinator/leader`
     Leader,
+    /// `operator/drains/{pod}`
+    Drain(String),
+    /// `operator/pins/{partition}`
+    Pin(PartitionId),
+    /// `operator/pause`
+    Pause,
+    /// `operations/{id}`
+    Operation(String),
 }
 
 impl Keyspace {
@@ -93,6 +101,26 @@ impl Keyspace {
         format!("{}pod_acks/{partition}/{pod}/{}", self.root, kind.as_str())
     }
 
+    /// Returns the key of an operator's drain of a pod.
+    pub fn drain(&self, pod: &str) -> String {
+        format!("{}operator/drains/{pod}", self.root)
+    }
+
+    /// Returns the key of an operator's pin of a partition.
+    pub fn pin(&self, partition: PartitionId) -> String {
+        format!("{}operator/pins/{partition}", self.root)
+    }
+
+    /// Returns the key of an operator's pause of planned moves.
+    pub fn pause(&self) -> String {
+        format!("{}operator/pause", self.root)
+    }
+
+    /// Returns the key of an operation.
+    pub fn operation(&self, id: &str) -> String {
+        format!("{}operations/{id}", self.root)
+    }
+
     /// Returns the prefixes of all acks of a partition's handoff.
     pub fn acks_of(&self, partition: PartitionId) -> [String; 3] {
         ["handoff_drains", "handoff_acks", "pod_acks"].map(|kind| format!("{}{kind}/{partition}/", self.root))
@@ -116,6 +144,13 @@ impl Keyspace {
                 let pod = name(parts.next()?)?;
                 KeyName::PodAck(partition, pod, PodAckKind::parse(parts.next()?)?)
             }
+            "operator" => match parts.next()? {
+                "drains" => KeyName::Drain(name(parts.next()?)?),
+                "pins" => KeyName::Pin(number(parts.next()?)?),
+                "pause" => KeyName::Pause,
+                _ => return None,
+            },
+            "operations" => KeyName::Operation(name(parts.next()?)?),
             _ => return None,
         };
         parts.next().is_none().then_some(name)
@@ -153,6 +188,10 @@ mod tests {
             (keys.router_drained(P7, "r"), KeyName::RouterDrained(P7, "r".into())),
             (keys.router_cutover(P7, "r"), KeyName::RouterCutover(P7, "r".into())),
             (keys.pod_ack(P7, "w", PodAckKind::Released), KeyName::PodAck(P7, "w".into(), PodAckKind::Released)),
+            (keys.drain("w"), KeyName::Drain("w".into())),
+            (keys.pin(P7), KeyName::Pin(P7)),
+            (keys.pause(), KeyName::Pause),
+            (keys.operation("a-1"), KeyName::Operation("a-1".into())),
         ] {
             assert_eq!(keys.parse(&key), Some(name), "{key}");
         }
@@ -171,6 +210,8 @@ mod tests {
             "/segue/other/pods/a",
             "/segue/default/pod_acks/1/w/flushed",
             "/segue/default/news",
+            "/segue/default/operator/pause/now",
+            "/segue/default/operator/pins/07",
         ] {
             assert_eq!(keys.parse(key), None, "{key}");
         }

@@ -245,6 +245,8 @@ impl Store {
                 encode(&PodAck { handoff: handoff(ack.handoff), ..ack })
             }
             KeyName::Config | KeyName::Leader | KeyName::Pod(_) | KeyName::Router(_) => return None,
+            // The model has no operator.
+            KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => return None,
         })
     }
 

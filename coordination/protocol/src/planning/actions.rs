@@ -15,7 +15,7 @@ use std::fmt;
 use super::budget::MoveCause;
 use crate::handoff::advance::{PendingOn, delete_handoff, flip};
 use crate::ids::{PartitionId, Revision};
-use crate::records::{Handoff, KeyspaceConfig, Mode, Phase, encode};
+use crate::records::{Handoff, KeyspaceConfig, Mode, Operation, Phase, Pin, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::{Versioned, View};
 
@@ -33,6 +33,17 @@ impl ObservedHandoff {
     pub fn partition(&self) -> PartitionId {
         self.handoff.value.partition
     }
+}
+
+/// An operation with its answer, as the transaction that acts on it writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Answered {
+    /// The operation's id.
+    pub id: String,
+    /// When the operation was last written: it has no answer yet.
+    pub seen: Revision,
+    /// The operation. The time of its answer is filled in by [`txn`].
+    pub operation: Operation,
 }
 
 /// Why a handoff was cancelled.
@@ -64,11 +75,18 @@ pub enum CancelReason {
     AssignmentChanged,
     /// The handoff's place in the budget is needed for a partition without a live owner.
     MoreUrgent,
+    /// An operator cancelled it.
+    Operator {
+        /// The operation.
+        answered: Box<Answered>,
+        /// When the move was last asked for, if an operator had asked for it; 0 otherwise. That wish ends with it.
+        wish: Option<Revision>,
+    },
 }
 
 impl CancelReason {
     /// The names of all reasons.
-    pub const NAMES: [&str; 9] = [
+    pub const NAMES: [&str; 10] = [
         "new_owner_dead",
         "new_owner_draining",
         "warm_timeout",
@@ -78,6 +96,7 @@ impl CancelReason {
         "beyond_config",
         "assignment_changed",
         "more_urgent",
+        "operator",
     ];
 
     /// Returns the reason's name in metrics.
@@ -92,6 +111,7 @@ impl CancelReason {
             CancelReason::BeyondConfig => "beyond_config",
             CancelReason::AssignmentChanged => "assignment_changed",
             CancelReason::MoreUrgent => "more_urgent",
+            CancelReason::Operator { .. } => "operator",
         }
     }
 }
@@ -113,6 +133,7 @@ impl fmt::Display for CancelReason {
             CancelReason::AssignmentChanged => {
                 out.write_str("the assignment is not the one that the move started from")
             }
+            CancelReason::Operator { answered, .. } => write!(out, "cancelled by {}", answered.operation.origin),
             CancelReason::MoreUrgent => out.write_str("its place is needed for a partition that nobody alive owns"),
         }
     }
@@ -169,13 +190,36 @@ pub enum Action {
         /// The partition of the acks.
         partition: PartitionId,
     },
+    /// Answer an operation.
+    Answer {
+        /// The operation.
+        answered: Answered,
+        /// The pin that it asks for, and the `mod_revision` of the pin that it replaces; 0 if there is none.
+        pin: Option<(Pin, Revision)>,
+    },
+    /// Delete a pin whose life of its pod is over.
+    DropPin {
+        /// The partition.
+        partition: PartitionId,
+        /// The pin.
+        pin: Pin,
+        /// When the pin was last written.
+        seen: Revision,
+    },
+    /// Delete old operations.
+    ForgetOperations {
+        /// Their ids, and when each was last written.
+        operations: Vec<(String, Revision)>,
+    },
 }
 
 impl Action {
     /// Returns the partition that the action is about, if there is one.
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
-            Action::WriteConfig { .. } => None,
+            Action::WriteConfig { .. } | Action::ForgetOperations { .. } => None,
+            Action::Answer { answered, .. } => Some(answered.operation.request.partition()),
+            Action::DropPin { partition, .. } => Some(*partition),
             Action::Create { handoff, .. } => Some(handoff.partition),
             Action::Cancel { observed, .. } | Action::Abandon { observed } | Action::Delete { observed, .. } => {
                 Some(observed.partition())
@@ -206,6 +250,17 @@ impl fmt::Display for Action {
                 let partition = observed.partition();
                 write!(out, "end the move of partition {partition} without waiting for {}", all(waiting))
             }
+            Action::Answer { answered, .. } => {
+                let Operation { request, origin, answer } = &answered.operation;
+                let (accepted, text) = answer.as_ref().map_or((false, ""), |it| (it.accepted, it.text.as_str()));
+                let verdict = if accepted { "accept" } else { "refuse" };
+                write!(out, "{verdict} operation {} of {origin}, {request}: {text}", answered.id)
+            }
+            Action::DropPin { partition, pin, .. } => {
+                let to = &pin.to;
+                write!(out, "no longer keep partition {partition} on {to}: that life of the pod is over")
+            }
+            Action::ForgetOperations { operations } => write!(out, "delete {} old operations", operations.len()),
             Action::Sweep { partition } => write!(out, "delete acks of partition {partition} whose handoff is gone"),
         }
     }
@@ -241,7 +296,18 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             if *reason == CancelReason::NewOwnerDead {
                 when.push(new_owner_is_gone(view, observed));
             }
-            delete_handoff(view, observed.partition())
+            let mut then = delete_handoff(view, observed.partition());
+            if let CancelReason::Operator { answered, wish } = reason {
+                let (guard, write) = write_answer(view, answered, now_ms);
+                when.push(guard);
+                then.push(write);
+                if let Some(seen) = wish {
+                    let key = keys.pin(observed.partition());
+                    when.push(Compare::unchanged_since(&key, *seen));
+                    then.push(Op::Delete(Keys::One(key)));
+                }
+            }
+            then
         }
         Action::Abandon { observed } => {
             when.extend(still(view, observed));
@@ -262,6 +328,31 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             when.push(Compare::unchanged_since(keys.handoff(*partition), Revision::ZERO));
             keys.acks_of(*partition).map(|prefix| Op::Delete(Keys::Prefix(prefix))).into()
         }
+        Action::Answer { answered, pin } => {
+            let (guard, write) = write_answer(view, answered, now_ms);
+            when.push(guard);
+            let mut then = vec![write];
+            if let Some((pin, seen)) = pin {
+                let key = keys.pin(answered.operation.request.partition());
+                when.push(Compare::unchanged_since(&key, *seen));
+                when.push(Compare::unchanged_since(keys.drain(&pin.to), Revision::ZERO));
+                if pin.ends_with_the_pod() {
+                    when.push(Compare::created_at(keys.pod(&pin.to), pin.incarnation.revision()));
+                }
+                then.push(put(key, encode(pin)));
+            }
+            then
+        }
+        Action::DropPin { partition, pin, seen } => {
+            when.push(Compare::unchanged_since(keys.pin(*partition), *seen));
+            when.push(Compare::not_created_at(keys.pod(&pin.to), pin.incarnation.revision()));
+            vec![Op::Delete(Keys::One(keys.pin(*partition)))]
+        }
+        Action::ForgetOperations { operations } => {
+            let unchanged = |(id, seen): &(String, Revision)| Compare::unchanged_since(keys.operation(id), *seen);
+            when.extend(operations.iter().map(unchanged));
+            operations.iter().map(|(id, _)| Op::Delete(Keys::One(keys.operation(id)))).collect()
+        }
     };
     Some(Txn { when, then, otherwise: None })
 }
@@ -280,6 +371,15 @@ fn still(view: &View, observed: &ObservedHandoff) -> [Compare; 2] {
 fn new_owner_is_gone(view: &View, observed: &ObservedHandoff) -> Compare {
     let handoff = &observed.handoff.value;
     Compare::not_created_at(view.keys().pod(&handoff.new_owner), handoff.new_incarnation.revision())
+}
+
+/// Returns the guard that an operation has no answer yet, and the write of its answer.
+fn write_answer(view: &View, answered: &Answered, now_ms: u64) -> (Compare, Op) {
+    let (key, mut operation) = (view.keys().operation(&answered.id), answered.operation.clone());
+    if let Some(answer) = &mut operation.answer {
+        answer.at = now_ms;
+    }
+    (Compare::unchanged_since(&key, answered.seen), put(key, encode(&operation)))
 }
 
 fn put(key: String, value: Vec<u8>) -> Op {

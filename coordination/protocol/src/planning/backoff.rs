@@ -1,6 +1,6 @@
 //! Remembers failed moves, and how long partitions and pods rest after them.
 //!
-//! * **Partition.** After a cancel for a timeout, or for a drain that did not end, the partition waits before it is
+//! * **Partition.** After a cancel for a timeout, for a drain that did not end, or by an operator, the partition waits before it is
 //!   moved again.
 //! * **Pod.** A new owner that was not warm or had not read the tail in time, or that died meanwhile, is shunned: it
 //!   keeps what it has and gets no more. The back-off belongs to the pod's name, so a pod that crashes each time it
@@ -79,7 +79,7 @@ impl BackOffs {
             }
             // The partition is planned again at once, to another pod.
             CancelReason::NewOwnerDead => return self.shun(&handoff.new_owner, now),
-            CancelReason::GaveUp { .. } => false,
+            CancelReason::GaveUp { .. } | CancelReason::Operator { .. } => false,
             // Planning responds to these at once.
             CancelReason::NewOwnerDraining
             | CancelReason::SecondRouter

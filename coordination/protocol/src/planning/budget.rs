@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use super::{Policy, is_dead};
 use crate::ids::Incarnation;
-use crate::records::{Handoff, Phase, PodStatus};
+use crate::records::{Handoff, Phase};
 use crate::view::{Versioned, View};
 
 /// The cause of a move, most urgent first.
@@ -26,14 +26,21 @@ pub enum MoveCause {
     FirstPlacement,
     /// The owner is draining.
     DrainingOwner,
+    /// An operator wants the partition elsewhere.
+    Operator,
     /// The owner has more than its share.
     Balance,
 }
 
 impl MoveCause {
     /// All causes.
-    pub const ALL: [MoveCause; 4] =
-        [MoveCause::DeadOwner, MoveCause::FirstPlacement, MoveCause::DrainingOwner, MoveCause::Balance];
+    pub const ALL: [MoveCause; 5] = [
+        MoveCause::DeadOwner,
+        MoveCause::FirstPlacement,
+        MoveCause::DrainingOwner,
+        MoveCause::Operator,
+        MoveCause::Balance,
+    ];
 
     /// Returns why a standing handoff was planned, as far as the view shows it. What has happened to the old owner since
     /// looks like the cause.
@@ -41,7 +48,8 @@ impl MoveCause {
         let Some(owner) = &handoff.old_owner else { return MoveCause::FirstPlacement };
         match view.live_pod(owner, handoff.old_incarnation) {
             None => MoveCause::DeadOwner,
-            Some(pod) if pod.status == PodStatus::Draining => MoveCause::DrainingOwner,
+            Some(_) if view.is_draining(owner) => MoveCause::DrainingOwner,
+            Some(_) if view.is_pinned_to(handoff.partition, &handoff.new_owner) => MoveCause::Operator,
             Some(_) => MoveCause::Balance,
         }
     }
@@ -57,6 +65,7 @@ impl MoveCause {
             MoveCause::DeadOwner => "dead_owner",
             MoveCause::FirstPlacement => "first_placement",
             MoveCause::DrainingOwner => "draining_owner",
+            MoveCause::Operator => "operator",
             MoveCause::Balance => "balance",
         }
     }

@@ -3,7 +3,7 @@
 //! [`plan`] takes a view of the keyspace and returns [`Action`]s, each with its reason, and the moment of the next
 //! call. [`txn`] turns an action into a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
 //! moves are planned, strategies ([`placement`], [`sticky`], [`jump`], [`ring`]) *where to*, [`budget`] *how many* at a time,
-//! [`phase_timeouts`] which handoffs are cancelled. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
+//! [`phase_timeouts`] which handoffs are cancelled, `operations` and `pins` what operators want. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
 //!
 //! Pure: no clock, no randomness, no I/O, no log. The same view, policy, memory and moment give the same plan.
 //!
@@ -35,8 +35,11 @@ mod departures;
 pub mod jump;
 mod moves;
 mod notice;
+mod operations;
 pub mod phase_timeouts;
+mod pins;
 pub mod placement;
+mod preview;
 pub mod ring;
 mod rolls;
 pub mod round;
@@ -45,11 +48,13 @@ pub mod sticky;
 #[cfg(test)]
 mod tests;
 
-pub use self::actions::{Action, CancelReason, ObservedHandoff, txn};
+pub use self::actions::{Action, Answered, CancelReason, ObservedHandoff, txn};
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
 pub use self::notice::{Assurance, Notice};
+pub use self::operations::KEPT_OPERATIONS;
+pub use self::preview::preview;
 pub use self::rolls::ROLL_PATIENCE;
 pub use self::round::RoundCause;
 
@@ -195,6 +200,8 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
         Ok(action) => plan.actions.extend(action),
         Err(notice) => plan.notices.push(notice),
     }
+    operations::answer(view, memory, now, &mut plan.actions);
+    plan.actions.extend(operations::void_pins(view));
     let ending = end_handoffs(view, policy, memory, now, &mut plan);
 
     let retry_at = now + retry_pause(policy);
@@ -227,6 +234,7 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     }
     if plan.round == Some(RoundCause::Heartbeat) {
         plan.actions.extend(phase_timeouts::sweep(view));
+        plan.actions.extend(operations::old_operations(view));
     }
     plan.waiting = memory.backlog.waiting();
     plan.notices.extend(memory.backoffs.notices(now));

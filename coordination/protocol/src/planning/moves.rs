@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! * A partition with a handoff, or with records that cannot be read, gets no handoff.
-//! * A draining pod is never a new owner.
+//! * A draining pod is never a new owner, whether it drains by itself or an operator drains it.
 //! * A move that has to wait for a place in the budget, a back-off or a cool-down is remembered as [`Backlog`]. It begins when
 //!   the wait ends, without another round.
 
@@ -15,6 +15,7 @@ use super::backoff::BackOffs;
 use super::budget::{Budget, Full, MoveCause, Needed, is_planned, make_room};
 use super::cool_downs::CoolDowns;
 use super::departures::Departures;
+use super::pins;
 use super::placement::{Eligibility, Layout, Member, Mobility, layout};
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
 use crate::records::{Handoff, Mode, PodRecord};
@@ -106,6 +107,7 @@ impl Context<'_> {
         let mut backlog = Backlog::default();
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
         wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
+        wanted.retain(|wanted| !pins::is_paused(view, wanted.partition, wanted.cause));
         wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
 
         let counts = layout.counts();
@@ -171,7 +173,7 @@ impl Context<'_> {
 }
 
 fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backlog) -> Vec<Wanted> {
-    let places = policy.strategy.placement().place(layout);
+    let places = pins::place(view, policy.strategy, layout);
     let mut wanted = Vec::new();
     for ((partition, slot), place) in (0..).map(PartitionId::new).zip(&layout.slots).zip(places) {
         let Some(to) = place.filter(|to| slot.owner != Some(*to)) else {
@@ -187,6 +189,7 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backl
         }
         let cause = match slot.owner {
             Some(owner) if layout.members[owner].eligibility == Eligibility::Leaving => MoveCause::DrainingOwner,
+            Some(_) if view.is_pinned_to(partition, layout.members[to].name) => MoveCause::Operator,
             Some(_) => MoveCause::Balance,
             None if view.assignments.contains_key(&partition) => MoveCause::DeadOwner,
             None => MoveCause::FirstPlacement,
@@ -259,7 +262,11 @@ fn reason(
         MoveCause::FirstPlacement => "first placement".to_owned(),
         MoveCause::DeadOwner if slot.home == Some(to) => format!("its owner {owner} came back in a new life"),
         MoveCause::DeadOwner => format!("its owner {owner} is dead"),
-        MoveCause::DrainingOwner => format!("its owner {owner} is draining"),
+        MoveCause::DrainingOwner => match view.intentions.drains.get(owner) {
+            Some(drain) => format!("its owner {owner} is drained by {}", drain.value.origin),
+            None => format!("its owner {owner} is draining"),
+        },
+        MoveCause::Operator => pins::reason(view, partition),
         MoveCause::Balance => {
             let (from_has, to_has) = (slot.owner.map_or(0, |owner| counts[owner]), counts[to]);
             let name = layout.members[to].name;

@@ -8,7 +8,7 @@ use super::rolls::ROLL_PATIENCE;
 use crate::handoff::advance::PendingOn;
 use crate::ids::PartitionId;
 use crate::keys::KeyName;
-use crate::records::{Capabilities, Mode, Partitioner, Phase, PodStatus};
+use crate::records::{Capabilities, Mode, Origin, Partitioner, Phase};
 use crate::view::View;
 
 /// The guarantee that the registered pods allow; the weakest pod decides.
@@ -120,6 +120,11 @@ pub enum Notice {
     },
     /// No pod accepts partitions.
     NoPod,
+    /// An operator has paused planned moves.
+    Paused {
+        /// Who, and why.
+        origin: Origin,
+    },
     /// A handoff has waited too long in a phase from which there is no way back.
     Overdue {
         /// The partition that moves.
@@ -185,6 +190,11 @@ impl fmt::Display for Notice {
                 write!(out, "{key} cannot be read and is left unchanged: {reason}")?;
                 or_forget(out, repair.as_deref())
             }
+            Notice::Paused { origin } => write!(
+                out,
+                "planned moves are paused by {origin}: only partitions without a living owner and those of pods that \
+                 shut down move; segue resume ends the pause"
+            ),
             Notice::NoPod => out.write_str("no pod accepts partitions"),
             Notice::Overdue { partition, phase, waiting } => write!(
                 out,
@@ -240,7 +250,10 @@ pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
     if policy.mode == Mode::Independent && !pods.is_empty() {
         notices.push(Notice::IndependentNotTo { pods });
     }
-    if !view.pods.values().any(|pod| pod.value.status == PodStatus::Ready) {
+    if let Some(pause) = &view.intentions.pause {
+        notices.push(Notice::Paused { origin: pause.value.origin.clone() });
+    }
+    if view.pods.keys().all(|pod| view.is_draining(pod)) {
         notices.push(Notice::NoPod);
     }
     notices.extend(Assurance::of(view).map(Notice::Assurance));

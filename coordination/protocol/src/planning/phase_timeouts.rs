@@ -18,7 +18,7 @@ use super::notice::Notice;
 use super::{Policy, is_dead};
 use crate::handoff::advance::{PendingOn, pending_bound, waiting_for};
 use crate::ids::{Epoch, HandoffId, PartitionId, Revision};
-use crate::records::{Handoff, Mode, Phase, PodStatus};
+use crate::records::{Handoff, Mode, Phase};
 use crate::view::{Versioned, View};
 
 /// Returns whether requests may have reached the new owner, so that there is no way back to the old one.
@@ -197,8 +197,7 @@ fn cancel_reason(
     if belies(view, record) {
         return Some(CancelReason::AssignmentChanged);
     }
-    let new_owner = view.live_new_owner(record);
-    if warming && new_owner.is_some_and(|pod| pod.status == PodStatus::Draining) {
+    if warming && view.live_new_owner(record).is_some() && view.is_draining(&record.new_owner) {
         return Some(CancelReason::NewOwnerDraining);
     }
     if warming && record.mode == Mode::Independent && record.old_owner.is_some() {

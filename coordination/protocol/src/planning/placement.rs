@@ -9,7 +9,7 @@
 
 use super::rolls;
 use crate::ids::{Incarnation, PartitionId};
-use crate::records::{PodStatus, Thousandths};
+use crate::records::Thousandths;
 use crate::view::{PodLife, View};
 
 /// A pod's readiness for more partitions.
@@ -111,11 +111,11 @@ pub(super) fn layout<'a>(
             weight: pod.value.weight,
             zone: pod.value.zone.as_deref(),
             newest: pod.value.version.as_deref() == newest,
-            eligibility: match pod.value.status {
-                PodStatus::Draining => Eligibility::Leaving,
+            eligibility: match view.is_draining(name) {
+                true => Eligibility::Leaving,
                 // A registration without its lease was not put by its owner.
-                PodStatus::Ready if shunned(name) || pod.lease.is_none() => Eligibility::Shunned,
-                PodStatus::Ready => Eligibility::Open,
+                false if shunned(name) || pod.lease.is_none() => Eligibility::Shunned,
+                false => Eligibility::Open,
             },
         })
         .collect();

@@ -1,6 +1,6 @@
 //! Decides when a round of planning is due: after changes have settled, at a minimum distance, and periodically.
 //!
-//! Rounds depend on times and membership, not on placement.
+//! Rounds depend on times, membership and operators' intentions, not on placement.
 //!
 //! # Invariants
 //!
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Policy, Strategy};
-use crate::ids::Incarnation;
-use crate::records::{PodRecord, PodStatus, Thousandths};
+use crate::ids::{Incarnation, PartitionId, Revision};
+use crate::records::{PodRecord, Thousandths};
 use crate::view::{Versioned, View};
 
 /// The cause of a round: the first one, if several coincided.
@@ -24,17 +24,24 @@ pub enum RoundCause {
     Membership,
     /// The settings of the keyspace or the strategy changed.
     Config,
+    /// An operator pinned, unpinned, paused or resumed.
+    Operator,
     /// No change: the period has passed.
     Heartbeat,
 }
 
 impl RoundCause {
+    /// All causes.
+    pub const ALL: [RoundCause; 5] =
+        [RoundCause::Election, RoundCause::Membership, RoundCause::Config, RoundCause::Operator, RoundCause::Heartbeat];
+
     /// Returns the cause's name in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             RoundCause::Election => "election",
             RoundCause::Membership => "membership",
             RoundCause::Config => "config",
+            RoundCause::Operator => "operator",
             RoundCause::Heartbeat => "heartbeat",
         }
     }
@@ -43,22 +50,27 @@ impl RoundCause {
 /// The inputs of placement. A pod's load, capabilities and heartbeats are not among them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Membership {
-    pods: BTreeMap<String, (Incarnation, PodStatus, Thousandths, Option<String>)>,
+    /// Its life, whether it gives up its partitions, its weight and its zone.
+    pods: BTreeMap<String, (Incarnation, bool, Thousandths, Option<String>)>,
     partitions: Option<u32>,
     strategy: Strategy,
+    pins: BTreeMap<PartitionId, Revision>,
+    is_paused: bool,
 }
 
 impl Membership {
     fn of(view: &View, policy: &Policy) -> Self {
         let member = |(name, pod): (&String, &Versioned<PodRecord>)| {
             let record = &pod.value;
-            let facts = (pod.incarnation(), record.status, record.weight, record.zone.clone());
+            let facts = (pod.incarnation(), view.is_draining(name), record.weight, record.zone.clone());
             (name.clone(), facts)
         };
         Membership {
             pods: view.pods.iter().map(member).collect(),
             partitions: super::partitions(view),
             strategy: policy.strategy,
+            pins: view.intentions.pins.keys().map(|partition| (*partition, view.pin_revision(*partition))).collect(),
+            is_paused: view.intentions.pause.is_some(),
         }
     }
 }
@@ -87,7 +99,8 @@ impl Rounds {
             None => RoundCause::Election,
             Some(was) if *was == is => return,
             Some(was) if was.pods != is.pods => RoundCause::Membership,
-            Some(_) => RoundCause::Config,
+            Some(was) if (was.partitions, was.strategy) != (is.partitions, is.strategy) => RoundCause::Config,
+            Some(_) => RoundCause::Operator,
         };
         self.seen = Some(is);
         let begun = self.settling.map_or((cause, now), |open| (open.cause, open.first));

@@ -1,4 +1,4 @@
-//! The values in the store, as JSON: participants, ownership, handoffs and acknowledgements.
+//! The values in the store, as JSON: participants, ownership, handoffs, acknowledgements and operators' intentions.
 //!
 //! Readers ignore unknown fields and give absent ones their default, so that versions can be mixed. Timestamps are Unix
 //! milliseconds and informational: no decision compares the clocks of two machines.
@@ -6,6 +6,7 @@
 mod acks;
 mod handoff;
 mod keyspace;
+mod operator;
 mod participants;
 
 use serde::Serialize;
@@ -13,6 +14,7 @@ use serde::Serialize;
 pub use self::acks::{PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
 pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, Phase};
 pub use self::keyspace::{KeyspaceConfig, MAX_PARTITIONS, Partitioner};
+pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{Capabilities, Leader, PodRecord, PodStatus, RouterRecord, Thousandths};
 
 /// Returns a record as JSON, ready to be put.

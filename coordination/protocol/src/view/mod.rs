@@ -9,10 +9,12 @@
 //!   such a record alone, and routers hold it. A handoff whose parties cannot be read stays in its phase.
 //! * The settings that were read last stay known while there is no readable `config`.
 
+mod operator;
 mod reading;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use self::operator::Intentions;
 use self::reading::Reading;
 use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::{KeyName, Keyspace};
@@ -113,6 +115,8 @@ pub struct View {
     /// The acks of each partition, also of handoffs that are gone. A partition is listed while any ack of it exists,
     /// even if none can be read.
     pub acks: BTreeMap<PartitionId, Acks>,
+    /// What operators want.
+    pub intentions: Intentions,
     /// The keys whose value this version cannot read, with the reason.
     pub malformed: BTreeMap<String, String>,
     /// The unreadable values by key: the keys exist all the same.
@@ -147,6 +151,7 @@ impl View {
             assignments: BTreeMap::new(),
             handoffs: BTreeMap::new(),
             acks: BTreeMap::new(),
+            intentions: Intentions::default(),
             malformed: BTreeMap::new(),
             unreadable: BTreeMap::new(),
         }
@@ -204,7 +209,7 @@ impl View {
         self.malformed.remove(&entry.key);
         self.unreadable.remove(&entry.key);
         let read = Reading { entry: &entry };
-        let result = match name {
+        let result = match name.clone() {
             KeyName::Config => {
                 self.config = None;
                 read.config().map(|config| {
@@ -248,6 +253,9 @@ impl View {
             KeyName::PodAck(partition, pod, kind) => {
                 read.put_ack(&mut self.acks.entry(partition).or_default().pods, (pod, kind))
             }
+            KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {
+                self.intentions.put(&name, &read)
+            }
         };
         if let Err(reason) = result {
             self.unreadable.insert(entry.key.clone(), read.stamp(()));
@@ -260,7 +268,7 @@ impl View {
         touched.note(&name);
         self.malformed.remove(key);
         self.unreadable.remove(key);
-        let partition = match name {
+        let partition = match name.clone() {
             KeyName::Config => return self.config = None,
             KeyName::Leader => return self.leader = None,
             KeyName::Pod(pod) => return drop(self.pods.remove(&pod)),
@@ -278,6 +286,9 @@ impl View {
             KeyName::PodAck(partition, pod, kind) => {
                 self.acks.entry(partition).or_default().pods.remove(&(pod, kind));
                 partition
+            }
+            KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {
+                return self.intentions.delete(&name);
             }
         };
         // An ack that remains, even an unreadable one, has to be swept.
@@ -352,6 +363,13 @@ impl View {
             .map_or(Revision::ZERO, |key| key.mod_revision)
     }
 
+    /// Returns the revision at which a partition's pin was last put; 0 if there is none.
+    pub fn pin_revision(&self, partition: PartitionId) -> Revision {
+        let unreadable = || self.unreadable_key(|keys| keys.pin(partition));
+        let pin = self.intentions.pin(partition).map(Versioned::key).or_else(unreadable);
+        pin.map_or(Revision::ZERO, |key| key.mod_revision)
+    }
+
     /// Returns a key whose value cannot be read, if it exists.
     fn unreadable_key(&self, key: impl FnOnce(&Keyspace) -> String) -> Option<Versioned<()>> {
         // Nearly always there is none: the key's name need not be built.
@@ -412,7 +430,8 @@ impl ViewDelta {
     fn note(&mut self, name: &KeyName) {
         match name {
             KeyName::Config | KeyName::Pod(_) | KeyName::Router(_) => self.membership = true,
-            KeyName::Leader => {}
+            // Only planning obeys operators, and it looks at the whole view.
+            KeyName::Leader | KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {}
             KeyName::Assignment(partition)
             | KeyName::Handoff(partition)
             | KeyName::RouterDrained(partition, _)

@@ -174,6 +174,9 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
                 let handoff = &observed.handoff.value;
                 assert!(past_no_return(handoff) && view.live_new_owner(handoff).is_none());
             }
+            Action::Answer { .. } | Action::DropPin { .. } | Action::ForgetOperations { .. } => {
+                panic!("there is no operator: {action}")
+            }
             Action::WriteConfig { .. } | Action::Delete { .. } | Action::Sweep { .. } => {}
         }
     }

@@ -2,6 +2,7 @@
 
 mod chaos;
 mod guards;
+mod operators;
 mod phase_timeouts;
 mod placement;
 mod rolls;

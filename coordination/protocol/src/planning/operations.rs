@@ -1,0 +1,186 @@
+//! The leader's answers to operators' operations, and what it clears away after them.
+//!
+//! An accepted move or pin becomes a pin, which placement obeys from then on; an accepted cancel ends a handoff. Either
+//! is written in the transaction that writes the answer.
+//!
+//! # Invariants
+//!
+//! * An operation is answered once: the transaction requires that it still has no answer.
+//! * An operation that cannot be read is not answered, and not cleared away.
+//! * A cancel ends the handoff that its operator saw, and none past the point of no return.
+
+use std::time::Duration;
+
+use super::actions::{Action, Answered, CancelReason, ObservedHandoff};
+use super::phase_timeouts::past_no_return;
+use super::{FIRST_BACK_OFF, Memory, is_dead};
+use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
+use crate::records::{Answer, Operation, Pin, Request};
+use crate::view::{Versioned, View};
+
+/// Answered operations that are kept, so that a repeated id gets the same answer.
+pub const KEPT_OPERATIONS: usize = 100;
+/// Most operations that one transaction deletes: etcd refuses transactions of more than 128 parts.
+const DELETED_TOGETHER: usize = 50;
+
+/// What an operation leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Verdict {
+    Refused(String),
+    Pinned(Pin, String),
+    Cancelled(ObservedHandoff, String),
+}
+
+/// Answers the operations that have no answer yet.
+pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &mut Vec<Action>) {
+    let Some(partitions) = super::partitions(view) else { return };
+    for (id, operation) in &view.intentions.operations {
+        if operation.value.answer.is_some() {
+            continue;
+        }
+        let verdict = judge(view, partitions, &operation.value);
+        let answered = |accepted, text| answered(id, operation, accepted, text);
+        match verdict {
+            Verdict::Refused(why) => actions.push(Action::Answer { answered: answered(false, why), pin: None }),
+            Verdict::Pinned(pin, text) => {
+                let seen = view.pin_revision(operation.value.request.partition());
+                actions.push(Action::Answer { answered: answered(true, text), pin: Some((pin, seen)) });
+            }
+            Verdict::Cancelled(observed, text) => {
+                let partition = observed.partition();
+                let to = &observed.handoff.value.new_owner;
+                let pin = view.intentions.pin(partition).filter(|pin| pin.value.to == *to);
+                let wish = pin.filter(|pin| pin.value.ends_with_the_pod()).map(|pin| pin.mod_revision);
+                let answered = Box::new(answered(true, text));
+                let action = Action::Cancel { observed, reason: CancelReason::Operator { answered, wish } };
+                if memory.phase_timeouts.gives_up(partition) {
+                    memory.backoffs.note(&action, now);
+                }
+                actions.push(action);
+            }
+        }
+    }
+}
+
+fn answered(id: &str, operation: &Versioned<Operation>, accepted: bool, text: String) -> Answered {
+    let answer = Some(Answer { accepted, text, at: 0 });
+    let value = Operation { answer, ..operation.value.clone() };
+    Answered { id: id.to_owned(), seen: operation.mod_revision, operation: value }
+}
+
+fn judge(view: &View, partitions: u32, operation: &Operation) -> Verdict {
+    let partition = operation.request.partition();
+    if partition.get() >= partitions {
+        let last = partitions.saturating_sub(1);
+        return Verdict::Refused(format!("there is no partition {partition}: the keyspace has 0 to {last}"));
+    }
+    if view.is_malformed(partition) {
+        return Verdict::Refused(format!("a record of partition {partition} cannot be read: see segue status"));
+    }
+    let judged = match &operation.request {
+        Request::Move { to, pin, .. } => judge_move(view, partition, to, *pin, operation),
+        Request::Pin { .. } => judge_pin(view, partition, operation),
+        Request::Cancel { handoff, .. } => judge_cancel(view, partition, *handoff),
+    };
+    judged.unwrap_or_else(Verdict::Refused)
+}
+
+/// Returns the life of a pod that may be given partitions, or why it may not.
+fn target(view: &View, pod: &str) -> Result<Incarnation, String> {
+    let Some(record) = view.pods.get(pod) else {
+        if view.pod_key(pod).is_some() {
+            return Err(format!("the registration of pod {pod} cannot be read"));
+        }
+        let pods: Vec<&str> = view.pods.keys().map(String::as_str).collect();
+        return Err(format!("no pod {pod} is registered; registered are: {}", or_none(&pods.join(", "))));
+    };
+    if let Some(drain) = view.intentions.drains.get(pod) {
+        return Err(format!("pod {pod} is drained by {}: segue undrain {pod}", drain.value.origin));
+    }
+    if view.is_draining(pod) {
+        return Err(format!("pod {pod} is not Ready: it gives up its partitions"));
+    }
+    if record.lease.is_none() {
+        return Err(format!("the registration of pod {pod} has no lease: see segue status"));
+    }
+    Ok(record.incarnation())
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() { "none" } else { text }
+}
+
+fn judge_move(view: &View, partition: PartitionId, to: &str, pin: bool, by: &Operation) -> Result<Verdict, String> {
+    let life = target(view, to)?;
+    let mut text = match (view.handoffs.get(&partition), view.live_owner(partition)) {
+        (Some(handoff), _) if handoff.value.new_owner == to => format!("partition {partition} moves to {to} already"),
+        (Some(handoff), _) => {
+            format!("partition {partition} moves to {to} once its move to {} has ended", handoff.value.new_owner)
+        }
+        (None, Some((owner, _))) if owner.owner == to => format!("partition {partition} is on {to} already"),
+        (None, _) => format!("partition {partition} moves to {to}"),
+    };
+    text += if pin { ", and stays there until it is unpinned" } else { ", and stays there until the pod goes" };
+    if let Some(pause) = &view.intentions.pause {
+        text += &format!("; planned moves are paused by {}, so it waits for segue resume", pause.value.origin);
+    }
+    let incarnation = if pin { Incarnation::NONE } else { life };
+    Ok(Verdict::Pinned(Pin { to: to.to_owned(), incarnation, origin: by.origin.clone() }, text))
+}
+
+fn judge_pin(view: &View, partition: PartitionId, by: &Operation) -> Result<Verdict, String> {
+    let to = match (view.handoffs.get(&partition), view.live_owner(partition)) {
+        (Some(handoff), _) => &handoff.value.new_owner,
+        (None, Some((owner, _))) => &owner.owner,
+        (None, None) => return Err(format!("partition {partition} has no living owner to be pinned to")),
+    };
+    target(view, to)?;
+    let text = format!("partition {partition} is pinned to {to} until it is unpinned");
+    Ok(Verdict::Pinned(Pin { to: to.clone(), incarnation: Incarnation::NONE, origin: by.origin.clone() }, text))
+}
+
+fn judge_cancel(view: &View, partition: PartitionId, seen: HandoffId) -> Result<Verdict, String> {
+    let Some(handoff) = view.handoffs.get(&partition).filter(|handoff| handoff.id() == seen) else {
+        return Err(format!("handoff {seen} of partition {partition} has ended already"));
+    };
+    let record = &handoff.value;
+    if past_no_return(record) {
+        let (phase, to) = (record.phase.as_str(), &record.new_owner);
+        return Err(format!(
+            "the move of partition {partition} to {to} is in {phase}, past the point of no return: it completes by itself"
+        ));
+    }
+    let stays = record.old_owner.as_deref().map_or("has no owner".to_owned(), |old| format!("stays with {old}"));
+    let pinned = view.intentions.pin(partition).filter(|pin| !pin.value.ends_with_the_pod());
+    let next = match pinned.filter(|pin| pin.value.to == record.new_owner) {
+        Some(pin) => format!("it is pinned to {} and moves there again: segue unpin {partition}", pin.value.to),
+        None => {
+            let rest = FIRST_BACK_OFF.as_secs();
+            format!("it may be planned again after {rest} s: segue pin {partition} keeps it where it is")
+        }
+    };
+    let observed = ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
+    Ok(Verdict::Cancelled(observed, format!("partition {partition} {stays}; {next}")))
+}
+
+/// Returns the deletion of each pin whose life of its pod is over.
+pub(super) fn void_pins(view: &View) -> impl Iterator<Item = Action> {
+    view.intentions.pins.iter().filter_map(|(partition, pin)| {
+        let pin = pin.as_ref()?;
+        let is_void = pin.value.ends_with_the_pod() && is_dead(view, &pin.value.to, pin.value.incarnation);
+        let action = || Action::DropPin { partition: *partition, pin: pin.value.clone(), seen: pin.mod_revision };
+        is_void.then(action)
+    })
+}
+
+/// Returns the deletion of answered operations beyond those that are kept, the oldest first.
+pub(super) fn old_operations(view: &View) -> Option<Action> {
+    let is_answered = |(_, operation): &(&String, &Versioned<Operation>)| operation.value.answer.is_some();
+    let mut answered: Vec<(&String, &Versioned<Operation>)> =
+        view.intentions.operations.iter().filter(is_answered).collect();
+    let extra = answered.len().checked_sub(KEPT_OPERATIONS).filter(|extra| *extra > 0)?;
+    answered.sort_unstable_by_key(|(_, operation)| operation.create_revision);
+    let oldest = answered.into_iter().take(extra.min(DELETED_TOGETHER));
+    let operations: Vec<(String, Revision)> = oldest.map(|(id, it)| (id.clone(), it.mod_revision)).collect();
+    Some(Action::ForgetOperations { operations })
+}

@@ -1,0 +1,73 @@
+//! Operators' intentions in placement: pins override the strategy, and a pause stops planned moves.
+//!
+//! A pin applies while its pod accepts partitions. While that pod is gone, drains or is shunned, the strategy decides, so
+//! that a pin never leaves a partition without an owner. The strategy sees a pinned partition as one that is already on
+//! its pod and cannot move, and balances the others around it.
+
+use super::Strategy;
+use super::budget::MoveCause;
+use super::placement::{Eligibility, Layout, Mobility};
+use crate::ids::PartitionId;
+use crate::view::View;
+
+/// Returns the place of each partition by the strategy and the pins.
+pub(super) fn place(view: &View, strategy: Strategy, layout: &Layout<'_>) -> Vec<Option<usize>> {
+    let pinned = pinned(view, layout);
+    if pinned.is_empty() {
+        return strategy.placement().place(layout);
+    }
+    let mut as_pinned = layout.clone();
+    for &(index, to) in &pinned {
+        let slot = &mut as_pinned.slots[index];
+        (slot.owner, slot.mobility) = (Some(to), Mobility::Pinned);
+    }
+    let mut places = strategy.placement().place(&as_pinned);
+    for (index, to) in pinned {
+        places[index] = Some(to);
+    }
+    places
+}
+
+/// Returns the pinned partitions whose pod accepts partitions or has them already, each with its pod.
+fn pinned(view: &View, layout: &Layout<'_>) -> Vec<(usize, usize)> {
+    let place = |(partition, pin): (&PartitionId, &Option<_>)| {
+        let slot = layout.slots.get(partition.index())?;
+        let to = match pin {
+            Some(_) => {
+                (0..layout.members.len()).find(|member| view.is_pinned_to(*partition, layout.members[*member].name))?
+            }
+            // The pin cannot be read: the partition stays where it is.
+            None => slot.owner?,
+        };
+        let may_be_there = match layout.members[to].eligibility {
+            Eligibility::Open => true,
+            Eligibility::Shunned => slot.owner == Some(to),
+            Eligibility::Leaving => false,
+        };
+        may_be_there.then_some((partition.index(), to))
+    };
+    view.intentions.pins.iter().filter_map(place).collect()
+}
+
+/// Returns why a pinned partition moves, in words.
+pub(super) fn reason(view: &View, partition: PartitionId) -> String {
+    let Some(pin) = view.intentions.pin(partition).map(|pin| &pin.value) else {
+        return "an operator wants it".to_owned();
+    };
+    let does = if pin.ends_with_the_pod() { "moves" } else { "pins" };
+    let origin = &pin.origin;
+    match origin.why.as_str() {
+        "" => format!("operator {} {does} it to {}", origin.who, pin.to),
+        why => format!("operator {} {does} it to {}: {why}", origin.who, pin.to),
+    }
+}
+
+/// Returns whether a pause holds this move back. It never holds back what has no living owner, nor a pod that shuts down:
+/// its partitions would soon have none.
+pub(super) fn is_paused(view: &View, partition: PartitionId, cause: MoveCause) -> bool {
+    let shuts_down = || {
+        let assignment = view.assignments.get(&partition);
+        assignment.is_some_and(|assignment| view.leaves_by_itself(&assignment.value.owner))
+    };
+    view.intentions.pause.is_some() && !cause.is_urgent() && !(cause == MoveCause::DrainingOwner && shuts_down())
+}

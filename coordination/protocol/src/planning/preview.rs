@@ -1,0 +1,26 @@
+//! What a leader would do about a view, without waiting and without a limit on moves at a time: a dry run.
+//!
+//! It is the planner itself with an empty memory. A real leader may differ where it remembers failed moves, and begins
+//! only as many moves at a time as its budget allows.
+
+use std::time::Duration;
+
+use super::{Memory, Plan, Policy, REBIRTH_GRACE, plan};
+use crate::view::View;
+
+/// Returns everything that a leader wants to do about this view.
+pub fn preview(view: &View, policy: &Policy) -> Plan {
+    let policy = Policy {
+        settle: Duration::ZERO,
+        settle_max: Duration::ZERO,
+        min_interval: Duration::ZERO,
+        max_concurrent_handoffs: usize::MAX,
+        max_warming_per_pod: usize::MAX,
+        cool_down: Duration::ZERO,
+        ..policy.clone()
+    };
+    let mut memory = Memory::default();
+    // The first call notices which owners are dead; their partitions move once the grace has passed.
+    plan(view, &policy, &mut memory, Duration::ZERO);
+    plan(view, &policy, &mut memory, REBIRTH_GRACE)
+}

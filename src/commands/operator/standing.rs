@@ -1,0 +1,139 @@
+//! How far a keyspace is from what an operator waits for. Pure functions over a view.
+
+use segue_coordination::coordinator::describe_waits;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::keys::KeyName;
+use segue_protocol::view::View;
+
+use super::partitions;
+
+/// How far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It is so. In words.
+    Done(String),
+    /// It will not be so. Why.
+    Failed(String),
+    /// It is not so yet. What is missing.
+    Waiting(String),
+}
+
+/// Returns whether a pod is empty: it owns no partition, and no handoff leads to it or away from it. `by_operator`: it
+/// has to be drained by an operator until then.
+pub(super) fn drained(view: &View, pod: &str, by_operator: bool) -> Standing {
+    if by_operator && !view.intentions.drains.contains_key(pod) {
+        return Standing::Failed(format!(
+            "the drain of pod {pod} was ended before the pod was empty: see segue undrain"
+        ));
+    }
+    let owned = owned(view, pod);
+    let moving: Vec<PartitionId> = view
+        .handoffs
+        .iter()
+        .filter(|(_, handoff)| handoff.value.old_owner.as_deref() == Some(pod) || handoff.value.new_owner == pod)
+        .map(|(partition, _)| *partition)
+        .collect();
+    let unreadable = unreadable(view);
+    if owned == 0 && moving.is_empty() && unreadable.is_empty() {
+        return Standing::Done(format!("pod {pod} is empty"));
+    }
+    let mut text = format!("pod {pod} owns {}, {} on the move", partitions(owned), moving.len());
+    if let Some(first) = moving.first().filter(|first| !describe_waits(view, **first).is_empty()) {
+        text += &format!("; partition {first} waits for {}", describe_waits(view, *first));
+    }
+    if let Some(key) = unreadable.first() {
+        text += &format!("; {key} cannot be read, so who owns the partition is not known");
+    }
+    if moving.len() < owned {
+        text += &obstacles(view);
+    }
+    Standing::Waiting(text)
+}
+
+/// Returns whether a partition is where an operator wants it. Given `to`, that is this pod; otherwise it is the pod that it
+/// is pinned to, or any living one.
+pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> Standing {
+    if view.settings().is_some_and(|settings| partition.get() >= settings.partitions) {
+        return Standing::Failed(format!("there is no partition {partition}"));
+    }
+    let pin = view.intentions.pin(partition).map(|pin| pin.value.to.as_str());
+    let owner = view.live_owner(partition).map(|(owner, _)| owner.owner.as_str());
+    let wanted = to.or(pin);
+    if let Some(handoff) = view.handoffs.get(&partition) {
+        let (phase, to) = (handoff.value.phase.as_str(), &handoff.value.new_owner);
+        let waits = describe_waits(view, partition);
+        let waits = if waits.is_empty() { String::new() } else { format!(", waiting for {waits}") };
+        return Standing::Waiting(format!("partition {partition} moves to {to}: {phase}{waits}"));
+    }
+    match (owner, wanted) {
+        (Some(owner), None) => Standing::Done(format!("partition {partition} is on {owner}")),
+        (Some(owner), Some(wanted)) if owner == wanted => {
+            Standing::Done(format!("partition {partition} is on {owner}"))
+        }
+        (_, Some(wanted)) if to.is_some() && pin != Some(wanted) => Standing::Failed(format!(
+            "partition {partition} no longer moves to {wanted}: the move was cancelled or replaced, or the pod has gone"
+        )),
+        (None, _) => Standing::Waiting(format!("partition {partition} has no living owner{}", obstacles(view))),
+        (Some(owner), Some(wanted)) => Standing::Waiting(format!(
+            "partition {partition} is on {owner} and waits for its move to {wanted}{}",
+            obstacles(view)
+        )),
+    }
+}
+
+/// Returns whether the keyspace is at rest: each partition has a living owner, no handoff stands, draining pods are empty
+/// and pinned partitions are where they belong, as far as pods accept them.
+pub(super) fn settled(view: &View) -> Standing {
+    let count = view.partitions();
+    if count == 0 {
+        return Standing::Waiting(format!("the keyspace has no settings yet{}", obstacles(view)));
+    }
+    let unowned = PartitionId::all(count).filter(|partition| view.live_owner(*partition).is_none()).count();
+    if !view.handoffs.is_empty() || unowned > 0 {
+        let moving = view.handoffs.len();
+        let mut text = format!("{} on the move, {unowned} without a living owner", partitions(moving));
+        if moving == 0 {
+            text += &obstacles(view);
+        }
+        return Standing::Waiting(text);
+    }
+    let draining = view.pods.keys().find(|pod| view.is_draining(pod) && owned(view, pod) > 0);
+    if let Some(pod) = draining {
+        return Standing::Waiting(format!("pod {pod} still owns {}{}", partitions(owned(view, pod)), obstacles(view)));
+    }
+    let misplaced = view.intentions.pins.iter().find_map(|(partition, pin)| {
+        let to = &pin.as_ref()?.value.to;
+        let may_go = view.is_pinned_to(*partition, to) && view.pods.contains_key(to) && !view.is_draining(to);
+        let is_there = view.live_owner(*partition).is_some_and(|(owner, _)| owner.owner == *to);
+        (may_go && !is_there && partition.get() < count).then_some((partition, to))
+    });
+    if let Some((partition, to)) = misplaced {
+        return Standing::Waiting(format!("partition {partition} belongs on {to}{}", obstacles(view)));
+    }
+    Standing::Done(format!("the keyspace is at rest: {}, each with a living owner", partitions(count as usize)))
+}
+
+/// Returns how many partitions are assigned to a pod, in any life.
+pub(super) fn owned(view: &View, pod: &str) -> usize {
+    view.assignments.values().filter(|assignment| assignment.value.owner == pod).count()
+}
+
+/// Returns the assignments and handoffs that cannot be read.
+fn unreadable(view: &View) -> Vec<&String> {
+    let matters = |key: &&String| matches!(view.keys().parse(key), Some(KeyName::Assignment(_) | KeyName::Handoff(_)));
+    view.malformed.keys().filter(matters).collect()
+}
+
+/// Returns what keeps moves from beginning, as a continuation of a sentence. Empty if nothing is known to.
+fn obstacles(view: &View) -> String {
+    if view.leader.is_none() {
+        return "; no coordinator leads".to_owned();
+    }
+    if view.pods.keys().all(|pod| view.is_draining(pod)) {
+        return "; no other pod accepts partitions".to_owned();
+    }
+    match &view.intentions.pause {
+        Some(pause) => format!("; planned moves are paused by {}: segue resume", pause.value.origin),
+        None => String::new(),
+    }
+}

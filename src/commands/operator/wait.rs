@@ -1,0 +1,162 @@
+//! Waits until a view shows what an operator waits for, with progress on standard error. `segue wait`.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anyhow::anyhow;
+use segue_coordination::session::{Update, Watcher};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::view::View;
+use serde_json::json;
+use tokio::time::{Instant, sleep_until};
+
+use super::standing::{Standing, drained, moved, settled};
+use super::{Failure, Link, Target, block_on};
+
+/// Shortest time between two lines of progress.
+const LINE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a command waits.
+#[derive(Debug, clap::Args)]
+pub(super) struct Patience {
+    /// Do not wait: exit as soon as it is written down and accepted.
+    #[arg(long)]
+    pub(super) no_wait: bool,
+    /// How long to wait before exiting 4. What was asked for goes on.
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = segue_config::parse_duration)]
+    pub(super) timeout: Duration,
+}
+
+/// What to wait for.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct WaitArgs {
+    #[command(subcommand)]
+    condition: Condition,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Condition {
+    /// Wait until the keyspace is at rest.
+    ///
+    /// Each partition has a living owner, no handoff stands, draining pods are empty, and pinned partitions are on their
+    /// pods. The coordinator may still be about to plan moves for a change that has just happened (coordinator.settle).
+    Settled(Limited),
+    /// Wait until a partition has a living owner, does not move, and is on the pod that it is pinned to, if it is pinned.
+    Moved {
+        /// The partition.
+        partition: PartitionId,
+        #[command(flatten)]
+        limited: Limited,
+    },
+    /// Wait until a pod owns no partition and takes part in no handoff.
+    Drained {
+        /// The pod.
+        pod: String,
+        #[command(flatten)]
+        limited: Limited,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Limited {
+    /// How long to wait before exiting 4.
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = segue_config::parse_duration)]
+    timeout: Duration,
+    #[command(flatten)]
+    target: Target,
+}
+
+pub(in crate::commands) fn wait(args: &WaitArgs) -> Result<(), Failure> {
+    let limited = match &args.condition {
+        Condition::Settled(limited) | Condition::Moved { limited, .. } | Condition::Drained { limited, .. } => limited,
+    };
+    block_on(async {
+        let link = Link::open(&limited.target).await?;
+        link.view().await?;
+        let judge = |view: &View| match &args.condition {
+            Condition::Settled(_) => settled(view),
+            Condition::Moved { partition, .. } => moved(view, *partition, None),
+            Condition::Drained { pod, .. } => drained(view, pod, false),
+        };
+        let text = until(&link, limited.timeout, judge).await?;
+        link.print(json!({}), &text)
+    })
+}
+
+/// Waits until `judge` says that it is done, and returns its words. Fails if it says that it will not be, or after
+/// `timeout`.
+pub(super) async fn until(
+    link: &Link,
+    timeout: Duration,
+    mut judge: impl FnMut(&View) -> Standing,
+) -> Result<String, Failure> {
+    let mut watcher = Watcher::start(link.store.clone(), link.keys.clone());
+    let deadline = Instant::now() + timeout;
+    let mut view: Option<View> = None;
+    let mut progress = Progress::default();
+    loop {
+        let update = tokio::select! {
+            update = watcher.next() => update,
+            () = sleep_until(deadline) => {
+                let what = progress.last.take().unwrap_or_else(|| "nothing is known yet".to_owned());
+                progress.end();
+                return Err(Failure::Waiting(anyhow!("still waiting after {timeout:?}: {what}")));
+            }
+        };
+        match update {
+            Update::Snapshot(snapshot) => view = Some(*snapshot),
+            Update::Batch(batch) => view.iter_mut().for_each(|view| drop(view.apply(batch.clone()))),
+            Update::Lost(error) => {
+                progress.show(format!("{error}; trying again"));
+                continue;
+            }
+        }
+        while let Some(batch) = watcher.try_next_batch() {
+            view.iter_mut().for_each(|view| drop(view.apply(batch.clone())));
+        }
+        let Some(view) = &view else { continue };
+        match judge(view) {
+            Standing::Done(text) => {
+                progress.end();
+                return Ok(text);
+            }
+            Standing::Failed(why) => {
+                progress.end();
+                return Err(super::refused(why));
+            }
+            Standing::Waiting(text) => progress.show(text),
+        }
+    }
+}
+
+/// Progress on standard error: one line that is rewritten on a terminal, a line now and then elsewhere.
+#[derive(Debug, Default)]
+struct Progress {
+    last: Option<String>,
+    printed: Option<Instant>,
+}
+
+impl Progress {
+    fn show(&mut self, text: String) {
+        if self.last.as_ref() == Some(&text) {
+            return;
+        }
+        let mut out = std::io::stderr().lock();
+        // A progress that cannot be shown stops nothing.
+        if out.is_terminal() {
+            let _ = write!(out, "\r\x1b[K{text}");
+            let _ = out.flush();
+        } else if self.printed.is_none_or(|printed| printed.elapsed() >= LINE_INTERVAL) {
+            let _ = writeln!(out, "{text}");
+            self.printed = Some(Instant::now());
+        }
+        self.last = Some(text);
+    }
+
+    fn end(&mut self) {
+        let mut out = std::io::stderr().lock();
+        if out.is_terminal() {
+            let _ = write!(out, "\r\x1b[K");
+        }
+    }
+}
