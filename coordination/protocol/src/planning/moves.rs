@@ -4,6 +4,7 @@
 //!
 //! * A partition with a handoff, or with records that cannot be read, gets no handoff.
 //! * A draining pod is never a new owner.
+//! * A pod that cannot take a partition is not its new owner for now, whatever the strategy says.
 //! * A move that has to wait for a place in the budget or for a back-off is remembered as [`Backlog`]. It begins when
 //!   the wait ends, without another round.
 
@@ -87,7 +88,8 @@ impl Context<'_> {
     pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Backlog {
         let Context { view, policy, backoffs, now, .. } = *self;
         let shunned = |pod: &str| backoffs.is_shunned(pod, now);
-        let waits = |partition| backoffs.partition_waits(partition, false, now).is_some();
+        let waits =
+            |partition| backoffs.partition_waits(partition, false, now).is_some() || backoffs.is_barred(partition, now);
         let layout = layout(view, partitions, shunned, waits);
         let mut backlog = Backlog::default();
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
@@ -97,13 +99,16 @@ impl Context<'_> {
         let counts = layout.counts();
         let mut budget = Budget::left(view, policy);
         let mut without_place = 0;
+        let mut planned = counts.clone();
         for Wanted { cause, partition, to } in wanted {
             backlog.dead_owners |= cause == MoveCause::DeadOwner;
-            let waits_until = backoffs.partition_waits(partition, cause.is_urgent(), now);
+            let (to, barred_until) = self.around_barred(&layout, &planned, cause, partition, to);
+            let waits_until = backoffs.partition_waits(partition, cause.is_urgent(), now).or(barred_until);
             if let Some(until) = waits_until.or_else(|| self.grace_ends(&layout, cause, partition)) {
                 backlog.try_again_at(until);
                 backlog.waiting += 1;
             } else if budget.take(cause) {
+                planned[to] += 1;
                 let reason = reason(&layout, &counts, cause, partition, to, view);
                 actions.push(begin(view, policy, partition, &layout.members[to], cause, reason));
                 backlog.try_again_at(self.retry_at);
@@ -129,6 +134,35 @@ impl Context<'_> {
             backlog.try_again_at(until);
         }
         backlog
+    }
+
+    /// Returns the pod to move the partition to: `to` or, if that one cannot take it, the open pod with the fewest
+    /// partitions for its weight that can. With it, until when the move waits because no pod can. A move for balance
+    /// has no second choice, because it helps only the pod that it is for.
+    fn around_barred(
+        &self,
+        layout: &Layout<'_>,
+        counts: &[u32],
+        cause: MoveCause,
+        partition: PartitionId,
+        to: usize,
+    ) -> (usize, Option<Duration>) {
+        let waits =
+            |to: usize| self.backoffs.pair_waits(partition, layout.members[to].name, cause.is_urgent(), self.now);
+        let Some(until) = waits(to) else { return (to, None) };
+        let can_take = |other: &usize| {
+            layout.members[*other].eligibility == Eligibility::Open
+                && waits(*other).is_none()
+                && cause != MoveCause::Balance
+        };
+        // Compares counts / weights without dividing; a weight of 0 takes partitions last.
+        let load = |other: usize| (u64::from(counts[other]) + 1, u64::from(layout.members[other].weight.0));
+        let others = (0..layout.members.len()).filter(can_take);
+        let least = others.reduce(|best, other| {
+            let ((has, weight), (best_has, best_weight)) = (load(other), load(best));
+            if has.saturating_mul(best_weight) < best_has.saturating_mul(weight) { other } else { best }
+        });
+        least.map_or((to, Some(until)), |other| (other, None))
     }
 
     /// Returns until when a dead owner's partition waits for the next life of the same pod, which is preferred.
