@@ -30,7 +30,10 @@ mod tracked_call;
 
 pub use body::{LeaseLost, OwnedBody};
 pub use handle::PodHandle;
-pub use http_hooks::{HookError, Hooks};
+pub use http_hooks::{
+    Hook, HookError, HookReport, HookReports, HookSettings, HookUrl, HookUrlError, Hooks, MAX_SOCKET_PATH,
+    SECRET_HEADER,
+};
 pub use layer::{OwnershipFuture, OwnershipLayer, OwnershipService};
 pub use lent_lease::{LentLease, boottime_millis};
 pub use ownership::{InFlight, Owned, Ownership, Rejection};
