@@ -13,7 +13,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use http::Uri;
+use segue_coordination::pod::HookSettings;
 use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::planning::Policy;
@@ -176,7 +176,7 @@ pub struct Pod {
     /// The version of the pod's rollout. Informational.
     pub version: Option<String>,
     /// The hooks of the service.
-    pub hooks: Hooks,
+    pub hooks: HookSettings,
     /// The service's command line, if the sidecar starts and supervises it. The first word is the program.
     pub exec: Option<Vec<String>>,
     /// The bound on a request's work in the service, counted from the request's last byte.
@@ -185,19 +185,6 @@ pub struct Pod {
     pub health: Checks,
     /// How long the pod waits to be emptied when it is told to stop.
     pub shutdown_timeout: Duration,
-}
-
-/// URLs of the service that a sidecar posts to, each plain `http://`. `None` if there is nothing to do.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Hooks {
-    /// Get ready to own a partition.
-    pub warm: Option<Uri>,
-    /// Catch up with the old owner's last writes. With this hook the pod has the capability `sync`.
-    pub sync: Option<Uri>,
-    /// Release a partition.
-    pub release: Option<Uri>,
-    /// Learn until when the service may write; called every few seconds.
-    pub lease: Option<Uri>,
 }
 
 /// Health, metrics and status over HTTP.

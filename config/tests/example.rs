@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use segue_config::{Admin, Config, Coordinator, Hooks, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse};
+use segue_config::{Admin, Config, Coordinator, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse};
+use segue_coordination::pod::HookSettings;
 use segue_coordination::router::DrainSettings as Drain;
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
 use segue_protocol::planning::{Policy, Strategy};
@@ -104,7 +105,7 @@ fn the_defaults_are_those_that_users_were_told() {
             weight: 1.0,
             zone: None,
             version: None,
-            hooks: Hooks { warm: None, sync: None, release: None, lease: None },
+            hooks: HookSettings { warm: None, sync: None, drain: None, release: None, lease: None, secret_file: None },
             exec: None,
             work_ends_within: None,
             health: HealthCheck { path: None, every: seconds(1), unhealthy_after: 3 },
@@ -139,6 +140,9 @@ fn each_commented_key_of_the_example_is_accepted() {
         if bare.contains("/client.key") {
             text = text.replace("\nendpoints = [\"http:", "\nendpoints = [\"https:");
         }
+        if bare.starts_with("secret_file = ") {
+            text = text.replace("\n# warm = ", "\nwarm = ");
+        }
         if bare.starts_with("hot_restart_socket = ") {
             let (pod, admin) = (text.find("\n[pod]").unwrap(), text.find("\n[admin]").unwrap());
             text.replace_range(pod..admin, "");
@@ -148,7 +152,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 29);
+    assert_eq!(tried, 34);
 }
 
 #[test]

@@ -201,12 +201,42 @@ fn urls_have_a_scheme_and_those_of_hooks_are_plain_http() {
         &[
             "segue.toml:2:13: store.endpoints: \"etcd:2379\" is not a URL of this kind; expected a URL that begins with \
              http:// or https://; did you mean \"http://etcd:2379\"",
-            "segue.toml:4:12: pod.warm_url: \"https://a/warm\": hooks are called without TLS; expected a URL that \
-             begins with http://; did you mean \"http://a/warm\"",
-            "segue.toml:5:12: pod.sync_url: \"/sync\" is not a URL of this kind; expected a URL that begins with \
-             http://",
+            "segue.toml:4:12: pod.warm_url: \"https://a/warm\": hooks are called without TLS; expected a URL that begins \
+             with http://, or unix: and a socket, such as \"unix:/run/a.sock:/warm\"; did you mean \"http://a/warm\"",
+            "segue.toml:5:12: pod.sync_url: \"/sync\" is not a URL of this kind; expected a URL that begins with http://, \
+             or unix: and a socket, such as \"unix:/run/a.sock:/warm\"",
         ],
     );
+}
+
+#[test]
+fn a_hook_has_one_address_and_what_belongs_to_it() {
+    assert_accepted(
+        "[pod]\nsync_url = \"http://a/\"\n[pod.hooks]\nwarm = { url = \"unix:/run/a.sock:/warm\", timeout = \"1h\" }\n\
+         drain.url = \"http://a/\"\nsync.timeout = \"1s\"\nsecret_file = \"/run/secret\"\n",
+    );
+    assert_refused(
+        "[pod]\nwarm_url = \"http://a/\"\n[pod.hooks]\nwarm.url = \"http://b/\"\nrelease.timeout = \"1s\"\n",
+        &[
+            "segue.toml:2:1: pod.warm_url: given in addition to pod.hooks.warm.url (segue.toml:4:6); expected one of them: \
+             the first is the short form of the second",
+            "segue.toml:5:9: pod.hooks.release.timeout: given without pod.hooks.release.url; expected both",
+        ],
+    );
+    assert_refused(
+        "[pod.hooks]\nsecret_file = \"/run/secret\"\n",
+        &[
+            "segue.toml:2:1: pod.hooks.secret_file: given without a hook; expected a hook that is called with the secret",
+        ],
+    );
+    for (bad, why) in [
+        ("unix:run/a.sock", "does not name a socket by an absolute path"),
+        (&*format!("unix:/{}", "x".repeat(107)), "names a socket by too long a path; expected at most 107 bytes"),
+        ("http://me:secret@a/", "a URL contains a user or a password"),
+    ] {
+        let text = refused(&format!("[pod.hooks]\ndrain = {{ url = {bad:?} }}\n"));
+        assert!(text.contains("segue.toml:2:17: pod.hooks.drain.url: ") && text.contains(why), "{text}");
+    }
 }
 
 #[test]

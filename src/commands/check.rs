@@ -67,8 +67,7 @@ fn text(failure: Failure) -> Result<String, Failure> {
 /// Returns the guarantee that the pods of these files allow, in words.
 fn assurance(files: &[Located]) -> anyhow::Result<String> {
     let pods = files.iter().filter_map(|file| file.config.pod.as_ref());
-    let capabilities = pods.map(capabilities).collect::<anyhow::Result<Vec<_>>>()?;
-    Ok(match Assurance::with(capabilities) {
+    Ok(match Assurance::with(pods.map(capabilities)) {
         Some(row) => row.to_string(),
         None => "no file has a section [pod]: the guarantee depends on the capabilities of the pods".to_owned(),
     })

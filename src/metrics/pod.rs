@@ -13,8 +13,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use segue_coordination::pod::{
-    HandlerError, HandoffContext, HandoffHandler, Ownership, PodHandle, PodState, Rejection,
+    HandlerError, HandoffContext, HandoffHandler, Ownership, PermanentFailure, PodHandle, PodState, Rejection,
 };
+use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_proxy::sidecar::Traffic;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -96,17 +97,17 @@ impl Collector for Requests {
 #[derive(Debug)]
 pub struct MeteredHooks<H> {
     hooks: H,
-    present: Vec<&'static str>,
+    present: Vec<Callback>,
     durations: Family<HookLabel, Histogram>,
 }
 
 impl<H> MeteredHooks<H> {
     /// Creates and registers the series. Only calls of the hooks in `present` are timed; the others have nothing to do.
-    pub fn new(hooks: H, present: Vec<&'static str>, registry: &mut Registry) -> Self {
+    pub fn new(hooks: H, present: Vec<Callback>, registry: &mut Registry) -> Self {
         let durations = Family::<HookLabel, Histogram>::new_with_constructor(|| Histogram::new(HOOK_BUCKETS));
-        for hook in ["warm", "sync", "release"] {
-            for result in ["done", "failed", "cancelled"] {
-                drop(durations.get_or_create(&HookLabel { hook, result }));
+        for hook in Callback::ALL {
+            for result in ["done", "failed", "permanent", "cancelled"] {
+                drop(durations.get_or_create(&HookLabel { hook: hook.as_str(), result }));
             }
         }
         let help = "How long calls of the service's hooks lasted";
@@ -116,16 +117,20 @@ impl<H> MeteredHooks<H> {
 
     async fn timed(
         &self,
-        hook: &'static str,
+        hook: Callback,
         call: impl Future<Output = Result<(), HandlerError>>,
     ) -> Result<(), HandlerError> {
         if !self.present.contains(&hook) {
             return call.await;
         }
-        let label = HookLabel { hook, result: "cancelled" };
+        let label = HookLabel { hook: hook.as_str(), result: "cancelled" };
         let mut timer = HookTimer { durations: &self.durations, label, since: Instant::now() };
         let result = call.await;
-        timer.label.result = if result.is_ok() { "done" } else { "failed" };
+        timer.label.result = match &result {
+            Ok(()) => "done",
+            Err(error) if error.is::<PermanentFailure>() => "permanent",
+            Err(_) => "failed",
+        };
         result
     }
 }
@@ -146,19 +151,19 @@ impl Drop for HookTimer<'_> {
 #[async_trait]
 impl<H: HandoffHandler> HandoffHandler for MeteredHooks<H> {
     async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
-        self.timed("warm", self.hooks.warm(part)).await
+        self.timed(Callback::Warm, self.hooks.warm(part)).await
     }
 
     async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
-        self.timed("sync", self.hooks.sync(part)).await
+        self.timed(Callback::Sync, self.hooks.sync(part)).await
     }
 
     async fn drain(&self, part: &HandoffContext) -> Result<(), HandlerError> {
-        self.hooks.drain(part).await
+        self.timed(Callback::Drain, self.hooks.drain(part)).await
     }
 
     async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
-        self.timed("release", self.hooks.release(part)).await
+        self.timed(Callback::Release, self.hooks.release(part)).await
     }
 }
 
@@ -264,13 +269,17 @@ mod tests {
         assert_shown(&registry, &["segue_pod_requests_in_flight 0"]);
     }
 
-    /// Fails to warm, and never ends a release.
+    /// Fails to warm, never drains, and never ends a release.
     struct Stubborn;
 
     #[async_trait]
     impl HandoffHandler for Stubborn {
         async fn warm(&self, _: &HandoffContext) -> Result<(), HandlerError> {
             Err("not now".into())
+        }
+
+        async fn drain(&self, _: &HandoffContext) -> Result<(), HandlerError> {
+            Err(PermanentFailure::new("never").into())
         }
 
         async fn release(&self, _: &HandoffContext) -> Result<(), HandlerError> {
@@ -281,17 +290,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn hooks_are_timed_by_how_they_ended() {
         let mut registry = Registry::with_prefix("segue");
-        let hooks = MeteredHooks::new(Stubborn, vec!["warm", "release"], &mut registry);
+        let hooks =
+            MeteredHooks::new(Stubborn, vec![Callback::Warm, Callback::Drain, Callback::Release], &mut registry);
         let (keyspace, partition) = ("default".to_owned(), PartitionId::new(0));
         let part = HandoffContext { keyspace, partition, epoch: 7.into(), handoff: HandoffId::NONE };
         hooks.warm(&part).await.unwrap_err();
         hooks.sync(&part).await.unwrap();
+        hooks.drain(&part).await.unwrap_err();
         tokio::time::timeout(Duration::from_secs(2), hooks.release(&part)).await.unwrap_err();
         assert_shown(
             &registry,
             &[
                 r#"segue_pod_hook_seconds_count{hook="warm",result="failed"} 1"#,
                 r#"segue_pod_hook_seconds_count{hook="warm",result="done"} 0"#,
+                r#"segue_pod_hook_seconds_count{hook="drain",result="permanent"} 1"#,
                 // The service has no such hook.
                 r#"segue_pod_hook_seconds_count{hook="sync",result="done"} 0"#,
                 r#"segue_pod_hook_seconds_sum{hook="release",result="cancelled"} 2.0"#,

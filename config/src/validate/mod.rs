@@ -9,6 +9,7 @@
 //! * A combination that cannot work is refused here, before any address is bound.
 //! * A setting that can be parsed but is not implemented yet is refused as well, with that reason.
 
+mod hooks;
 mod router;
 mod tls;
 
@@ -26,9 +27,7 @@ use crate::keys::{self, Keys};
 use crate::raw::{Raw, Value};
 use crate::reader::{self, Reader, text};
 use crate::units::show_duration;
-use crate::validated::{
-    Admin, Config, Coordinator, Credentials, Hooks, Log, LogFormat, LogLevel, Pod, Store, StoreKind,
-};
+use crate::validated::{Admin, Config, Coordinator, Credentials, Log, LogFormat, LogLevel, Pod, Store, StoreKind};
 
 /// Every key that a file may have. Each section's keys are listed where they are read.
 pub(crate) static KEYS: Keys =
@@ -247,7 +246,16 @@ const POD_KEYS: &[&str] = &[
     "pod.health.path",
     "pod.health.every",
     "pod.health.unhealthy_after",
+    "pod.hooks.warm.url",
+    "pod.hooks.warm.timeout",
+    "pod.hooks.sync.url",
+    "pod.hooks.sync.timeout",
+    "pod.hooks.drain.url",
+    "pod.hooks.drain.timeout",
+    "pod.hooks.release.url",
+    "pod.hooks.release.timeout",
     "pod.hooks.lease.url",
+    "pod.hooks.secret_file",
     "pod.shutdown_timeout",
 ];
 
@@ -274,12 +282,7 @@ fn pod(r: &mut Reader<'_>) -> Pod {
         weight: r.weight("pod.weight", default.weight),
         zone: r.text("pod.zone"),
         version: r.text("pod.version"),
-        hooks: Hooks {
-            warm: hook(r, "pod.warm_url"),
-            sync: hook(r, "pod.sync_url"),
-            release: hook(r, "pod.release_url"),
-            lease: hook(r, "pod.hooks.lease.url"),
-        },
+        hooks: hooks::read(r),
         exec: r.read("pod.exec", command),
         work_ends_within: r.is_given("pod.work_ends_within").then(|| r.duration("pod.work_ends_within", seconds(10))),
         health: health(r),
@@ -355,17 +358,6 @@ fn reachable(value: &Value, who: &str) -> Result<String, Wrong> {
 fn is_host_name(host: &str) -> bool {
     !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
 }
-
-fn hook(r: &mut Reader<'_>, key: &'static str) -> Option<Uri> {
-    r.read(key, |value| {
-        let text = text(value, EXPECTED_URL)?;
-        without_user(text, "expected a URL without them")?;
-        tls::no_secure_hook(text)?;
-        uri(text, &["http"], EXPECTED_URL)
-    })
-}
-
-const EXPECTED_URL: &str = "expected a URL that begins with http://";
 
 /// Refuses a URL that names a user. It is not repeated in the message, because it may contain a password.
 fn without_user(text: &str, remedy: &str) -> Result<(), Wrong> {

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use segue_proxy::tls::{ClientFiles, IdentityFiles, ServerFiles};
 
-use super::{EXPECTED_URL, is_host_name};
+use super::is_host_name;
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 
@@ -102,14 +102,4 @@ fn server_name(text: &str) -> Result<String, Wrong> {
         let near = text.rsplit_once(':').map(|(host, _)| host.trim_start_matches("https://")).map(quoted);
         Wrong::new(format!("{} is not the name of a server", quoted(text)), EXPECTED_NAME).did_you_mean(near)
     })
-}
-
-/// Refuses `https://` for a hook, which is called on the service's own machine in clear text.
-pub(super) fn no_secure_hook(text: &str) -> Result<(), Wrong> {
-    if !text.starts_with("https://") {
-        return Ok(());
-    }
-    let fact = format!("{}: hooks are called without TLS", quoted(text));
-    let near = Some(quoted(&text.replacen("https://", "http://", 1)));
-    Err(Wrong::new(fact, EXPECTED_URL).did_you_mean(near))
 }

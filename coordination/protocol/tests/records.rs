@@ -123,8 +123,11 @@ proptest! {
             router_name: name.clone(), partition: id, handoff: handoff_id, acked_at: numbers[1], stashed: numbers[2],
             drain_us: numbers[3], pause_us: numbers[4], flush_us: numbers[5],
         });
-        for ack in [PodAckKind::Drained, PodAckKind::Synced, PodAckKind::Released] {
-            both_ways(&PodAck { pod_name: name.clone(), partition: id, handoff: handoff_id, ack, acked_at: numbers[1] });
+        for ack in PodAckKind::ALL {
+            both_ways(&PodAck {
+                pod_name: name.clone(), partition: id, handoff: handoff_id, ack, acked_at: numbers[1],
+                reason: flag.then(|| name.clone()),
+            });
         }
     }
 

@@ -9,16 +9,16 @@
 //!   end.
 //! * Nothing is lent beyond the moment at which the pod's own work would have to end.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Uri;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use super::http_hooks::{HookError, post};
+use super::http_hooks::{Connections, HookClient, HookError, HookUrl};
 use crate::session::{boottime, lease_now, wakes_at};
 
 /// How long the service may take to confirm a lease.
@@ -56,11 +56,11 @@ struct ToldLease {
 }
 
 impl LentLease {
-    /// Returns a lease that the service is told by `POST` to `url`.
-    pub fn new(url: Uri) -> Self {
+    /// Returns a lease that the service is told by `POST` to `url`, with the secret in `secret_file`.
+    pub fn new(url: HookUrl, secret_file: Option<PathBuf>) -> Self {
         let (target, targets) = watch::channel(TargetLease::Ended);
         let (sender, told) = watch::channel(ToldLease::default());
-        let task = AbortOnDropHandle::new(tokio::spawn(tell(url, targets, sender)));
+        let task = AbortOnDropHandle::new(tokio::spawn(tell(url, secret_file, targets, sender)));
         LentLease { target: Arc::new(target), told, _task: task }
     }
 
@@ -135,7 +135,13 @@ impl LentLease {
     }
 }
 
-async fn tell(url: Uri, mut targets: watch::Receiver<TargetLease>, told: watch::Sender<ToldLease>) {
+async fn tell(
+    url: HookUrl,
+    secret_file: Option<PathBuf>,
+    mut targets: watch::Receiver<TargetLease>,
+    told: watch::Sender<ToldLease>,
+) {
+    let client = HookClient::new(secret_file, Connections::OnePerCall);
     let mut failing = false;
     // The latest moment sent without a response: the service may read it after a later call.
     let mut unanswered: Option<Instant> = None;
@@ -166,7 +172,7 @@ async fn tell(url: Uri, mut targets: watch::Receiver<TargetLease>, told: watch::
             "ttl_ms": left.as_millis() as u64,
             "until_boottime_ms": lent.map_or(0, boottime_millis),
         });
-        match post(&url, &body, RESPONSE_TIMEOUT).await {
+        match post(&client, &url, &body).await {
             Ok(()) => {
                 if std::mem::take(&mut failing) {
                     info!(%url, "service confirms its lease again");
@@ -195,6 +201,15 @@ async fn tell(url: Uri, mut targets: watch::Receiver<TargetLease>, told: watch::
             }
         }
     }
+}
+
+async fn post(client: &HookClient, url: &HookUrl, body: &serde_json::Value) -> Result<(), HookError> {
+    let responded = timeout(RESPONSE_TIMEOUT, client.post(url, body)).await;
+    let (status, _) = responded.map_err(|_| HookError::Timeout { url: url.clone(), limit: RESPONSE_TIMEOUT })??;
+    if status.is_success() {
+        return Ok(());
+    }
+    Err(HookError::Status { url: url.clone(), status, detail: String::new() })
 }
 
 fn is_ahead(at: &Instant) -> bool {

@@ -30,7 +30,10 @@ mod tracked_call;
 
 pub use body::{LeaseLost, OwnedBody};
 pub use handle::PodHandle;
-pub use http_hooks::{HookError, Hooks};
+pub use http_hooks::{
+    Hook, HookError, HookReport, HookReports, HookSettings, HookUrl, HookUrlError, Hooks, MAX_SOCKET_PATH,
+    SECRET_HEADER,
+};
 pub use layer::{OwnershipFuture, OwnershipLayer, OwnershipService};
 pub use lent_lease::{LentLease, boottime_millis};
 pub use ownership::{InFlight, Owned, Ownership, Rejection};
@@ -61,8 +64,29 @@ pub struct HandoffContext {
     pub handoff: HandoffId,
 }
 
-/// Why a callback failed, in words. The callback is retried with a growing back-off while it is due.
+/// Why a callback failed, in words. The callback is retried with a growing back-off while it is due. [`PermanentFailure`]
+/// is not retried.
 pub type HandlerError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The error of a `warm` or `sync` that this pod can never complete. The handoff is cancelled, and the partition goes to
+/// another pod. After the point of no return, where there is no other pod, it is an error like any other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct PermanentFailure {
+    reason: String,
+}
+
+impl PermanentFailure {
+    /// Returns the failure with its reason in a few words, which operators read.
+    pub fn new(reason: impl Into<String>) -> Self {
+        PermanentFailure { reason: reason.into() }
+    }
+
+    /// Returns the reason.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
 
 /// The callbacks of a service when a partition comes or goes. Each is run until it succeeds, and then not again for the
 /// same handoff. At most one runs per partition. A callback that is no longer due is dropped at its next await.

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::driver::{Driver, Intent};
-use super::{HandlerError, HandoffContext};
+use super::{HandlerError, HandoffContext, PermanentFailure};
 use crate::session::{StoreRetry, WriteResults, unix_millis};
 
 /// How long a write rests after it was refused or failed.
@@ -36,6 +36,8 @@ pub(super) struct PartitionWork {
     running: Option<Running>,
     /// The task that failed last, and when it is retried.
     failed: Option<(Task, Instant)>,
+    /// Why the handoff that `local` records as failed cannot succeed here.
+    failure: Option<String>,
     back_off: StoreRetry,
 }
 
@@ -186,7 +188,15 @@ impl Driver {
             }
             Some(Err(error)) => {
                 let again = work.back_off.next();
-                warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, ?again, "{callback} failed; retrying");
+                match error.downcast_ref::<PermanentFailure>().filter(|_| work.local.fail(task)) {
+                    Some(failure) => {
+                        work.failure = Some(failure.reason().to_owned());
+                        warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, "{callback} failed for good; asking for another pod");
+                    }
+                    None => {
+                        warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, ?again, "{callback} failed; retrying");
+                    }
+                }
                 work.failed = Some((task, Instant::now() + again));
             }
             None => info!(
@@ -256,7 +266,9 @@ impl Driver {
         let Some(ack) = report.ack() else {
             return warmed(&self.view, me, self.incarnation, handoff, partition, now);
         };
-        let ack = Ack::Pod(PodAck { pod_name: me.clone(), partition, handoff, ack, acked_at: now });
+        let failure = self.work.get(&partition).and_then(|work| work.failure.clone());
+        let reason = failure.filter(|_| report == PodReport::Failed);
+        let ack = Ack::Pod(PodAck { acked_at: now, reason, ..PodAck::new(me, partition, handoff, ack) });
         Some(acknowledge(&self.view, &ack, self.keys.pod(me), self.incarnation, now))
     }
 

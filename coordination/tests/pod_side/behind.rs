@@ -158,7 +158,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 #[tokio::test]
 async fn what_a_service_was_told_counts_until_it_has_run_out() {
     let (port, task) = service(vec![200, 200, 500]).await;
-    let lent = LentLease::new(url(port, "/lease").unwrap());
+    let lent = LentLease::new(url(port, "/lease"), None);
     timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
     let until = Instant::now() + LENT_TTL;
     lent.lend(until);
@@ -174,7 +174,7 @@ async fn what_a_service_was_told_counts_until_it_has_run_out() {
 #[tokio::test]
 async fn a_service_that_confirms_its_end_is_not_waited_for() {
     let (port, _task) = service(vec![200, 200, 200]).await;
-    let lent = LentLease::new(url(port, "/lease").unwrap());
+    let lent = LentLease::new(url(port, "/lease"), None);
     timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
     let until = Instant::now() + 6 * TEST_TIMEOUT;
     lent.lend(until);
@@ -185,7 +185,7 @@ async fn a_service_that_confirms_its_end_is_not_waited_for() {
 #[tokio::test]
 async fn a_service_that_does_not_confirm_what_it_is_lent_has_run_out() {
     let (port, _task) = service(vec![200, 500, 500]).await;
-    let lent = LentLease::new(url(port, "/lease").unwrap());
+    let lent = LentLease::new(url(port, "/lease"), None);
     timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
     let until = Instant::now() + LENT_TTL;
     lent.lend(until);
@@ -197,7 +197,7 @@ async fn a_service_that_does_not_confirm_what_it_is_lent_has_run_out() {
 async fn a_service_that_never_confirms_has_run_out_although_it_is_lent_more_and_more() {
     // No more answers come: what is told after these fails as well.
     let (port, _task) = service(vec![200, 500]).await;
-    let lent = LentLease::new(url(port, "/lease").unwrap());
+    let lent = LentLease::new(url(port, "/lease"), None);
     timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
     let ran_out = timeout(TEST_TIMEOUT, lent.ran_out());
     tokio::pin!(ran_out);
@@ -220,7 +220,7 @@ async fn what_a_service_has_not_answered_counts_although_it_has_confirmed_its_en
         sender.send(()).unwrap();
         (answer(&listener, 200).await, unread)
     });
-    let lent = LentLease::new(url(port, "/lease").unwrap());
+    let lent = LentLease::new(url(port, "/lease"), None);
     timeout(TEST_TIMEOUT, lent.ready()).await.unwrap();
     let until = Instant::now() + Duration::from_secs(3);
     lent.lend(until);

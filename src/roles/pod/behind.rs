@@ -54,7 +54,7 @@ impl Behind {
         Ok(Behind {
             health: Health::watch(upstream.clone(), section.health.clone()),
             supervisor,
-            lent: section.hooks.lease.clone().map(LentLease::new),
+            lent: section.hooks.lease.clone().map(|url| LentLease::new(url, section.hooks.secret_file.clone())),
             upstream,
         })
     }

@@ -8,8 +8,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
 use segue_config as config;
-use segue_coordination::pod::{Hooks, PodHandle, PodSettings, PodState};
+use segue_coordination::pod::{HookReport, HookReports, Hooks, PodHandle, PodSettings, PodState};
 use segue_coordination::store::Store;
+use segue_protocol::handoff::pod_reconcile::Callback;
+use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::Capabilities;
 use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
@@ -26,9 +28,8 @@ use crate::metrics::{MeteredHooks, ParticipantMetrics, PodMetrics};
 use crate::supervise::Ended;
 
 /// Returns the capabilities of this section's pod.
-pub fn capabilities(section: &config::Pod) -> anyhow::Result<Capabilities> {
-    let hooks = section.hooks.clone();
-    Ok(Hooks::new(hooks.warm, hooks.sync, hooks.release)?.capabilities(Behind::vouches(section).is_some()))
+pub fn capabilities(section: &config::Pod) -> Capabilities {
+    section.hooks.capabilities(Behind::vouches(section).is_some())
 }
 
 /// How long requests in progress may take to end once no partition is owned any more.
@@ -49,6 +50,7 @@ pub struct PodRole {
     metrics: Arc<PodMetrics>,
     traffic: Arc<Traffic>,
     behind: Arc<Behind>,
+    reports: HookReports,
     vouches: Option<&'static str>,
     shutdown: CancellationToken,
     shutdown_timeout: Duration,
@@ -92,16 +94,17 @@ impl BoundPod {
         let traffic = Arc::<Traffic>::default();
         let upstream = Upstream { address, work_ends_within: section.work_ends_within, traffic: traffic.clone() };
         let behind = Arc::new(Behind::new(&section, upstream.clone())?);
-        let urls = [("warm", &section.hooks.warm), ("sync", &section.hooks.sync), ("release", &section.hooks.release)];
-        let present = urls.into_iter().filter_map(|(hook, url)| url.is_some().then_some(hook)).collect();
-        let hooks = Hooks::new(section.hooks.warm, section.hooks.sync, section.hooks.release)?;
+        let present = Callback::ALL.into_iter().filter(|callback| section.hooks.of(*callback).is_some()).collect();
+        let capabilities = section.hooks.capabilities(vouches.is_some());
+        let hooks = Hooks::new(section.hooks);
+        let reports = hooks.reports().clone();
         let settings = PodSettings {
             name: section.name,
             address: section.advertise,
             lease_ttl: section.lease_ttl,
             weight: section.weight,
             zone: section.zone,
-            capabilities: hooks.capabilities(vouches.is_some()),
+            capabilities,
             admin: self.admin,
             version: section.version,
             work_ends_within: section.work_ends_within,
@@ -116,6 +119,7 @@ impl BoundPod {
             metrics,
             traffic,
             behind,
+            reports,
             vouches,
             shutdown,
             shutdown_timeout: section.shutdown_timeout,
@@ -129,7 +133,8 @@ impl PodRole {
     pub fn status_source(&self) -> Arc<dyn StatusSource> {
         let (metrics, traffic, behind) = (self.metrics.clone(), self.traffic.clone(), self.behind.clone());
         // Without the handle, which would keep the pod running.
-        Arc::new(PodStatusSource { metrics, traffic, behind, vouches: self.vouches, state: self.handle.status() })
+        let (reports, vouches, state) = (self.reports.clone(), self.vouches, self.handle.status());
+        Arc::new(PodStatusSource { metrics, traffic, behind, reports, vouches, state })
     }
 
     /// Returns once a supervised service has ended by itself.
@@ -162,8 +167,24 @@ struct PodStatusSource {
     metrics: Arc<PodMetrics>,
     traffic: Arc<Traffic>,
     behind: Arc<Behind>,
+    reports: HookReports,
     vouches: Option<&'static str>,
     state: watch::Receiver<PodState>,
+}
+
+fn hook_status(partition: PartitionId, report: &HookReport) -> Value {
+    json!({
+        "partition": partition,
+        "hook": report.callback.as_str(),
+        "handoff": report.handoff,
+        "epoch": report.epoch,
+        "running": report.is_running,
+        "for_ms": report.since.elapsed().as_millis() as u64,
+        "progress": report.progress,
+        "detail": report.detail,
+        "failures": report.failures,
+        "failure": report.failure,
+    })
 }
 
 impl StatusSource for PodStatusSource {
@@ -185,6 +206,7 @@ impl StatusSource for PodStatusSource {
             "incarnation": state.incarnation,
             "draining": state.draining,
             "owned": state.owned.iter().map(|(partition, epoch)| json!({ "partition": partition, "epoch": epoch })).collect::<Vec<_>>(),
+            "hooks": self.reports.all().iter().map(|(partition, report)| hook_status(*partition, report)).collect::<Vec<_>>(),
             "in_flight": self.traffic.under_way(),
             "lease_remaining_ms": state.lease_remaining().as_millis() as u64,
             "resyncs": state.resyncs,

@@ -276,7 +276,7 @@ impl History {
     }
 }
 
-const ACKS: [PodAckKind; 3] = [PodAckKind::Drained, PodAckKind::Synced, PodAckKind::Released];
+const ACKS: [PodAckKind; 4] = PodAckKind::ALL;
 
 fn name(names: &[&'static str], index: u8) -> &'static str {
     names[usize::from(index) % names.len()]

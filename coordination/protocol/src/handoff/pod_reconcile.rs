@@ -20,6 +20,8 @@ pub struct LocalState {
     pub loaded: Option<LoadedState>,
     /// The handoff for which all work on the partition has ended.
     pub drained: Option<HandoffId>,
+    /// The handoff that cannot succeed here: its `warm` or `sync` has failed for good.
+    pub failed: Option<HandoffId>,
 }
 
 /// The state of a partition.
@@ -73,6 +75,9 @@ pub enum Callback {
 }
 
 impl Callback {
+    /// All callbacks.
+    pub const ALL: [Callback; 4] = [Callback::Warm, Callback::Sync, Callback::Drain, Callback::Release];
+
     /// Returns the callback's name in logs.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -95,6 +100,8 @@ pub enum PodReport {
     Synced,
     /// The ack `released`.
     Released,
+    /// The ack `failed`.
+    Failed,
 }
 
 impl PodReport {
@@ -105,6 +112,7 @@ impl PodReport {
             PodReport::Drained => Some(PodAckKind::Drained),
             PodReport::Synced => Some(PodAckKind::Synced),
             PodReport::Released => Some(PodAckKind::Released),
+            PodReport::Failed => Some(PodAckKind::Failed),
         }
     }
 }
@@ -158,6 +166,17 @@ impl LocalState {
         }
     }
 
+    /// Records that a callback has failed for good. Returns whether another pod can take the partition: only `warm` and
+    /// `sync` of a handoff can say so.
+    pub fn fail(&mut self, task: Task) -> bool {
+        let is_about_a_move =
+            matches!(task.callback, Callback::Warm | Callback::Sync) && task.handoff != HandoffId::NONE;
+        if is_about_a_move {
+            self.failed = Some(task.handoff);
+        }
+        is_about_a_move
+    }
+
     /// Records that the partition is accepted again: work that had ended may begin anew.
     pub fn reopen(&mut self) {
         self.drained = None;
@@ -180,6 +199,9 @@ pub fn decide(duty: Duty, local: &LocalState, syncs: bool) -> Decision {
             Some(release(local).map_or(PodAction::Report(PodReport::Released, handoff), PodAction::Run))
         }
         Duty::Stand { .. } => None,
+        Duty::Warm { handoff, .. } | Duty::Sync { handoff, .. } if local.failed == Some(handoff) => {
+            Some(PodAction::Report(PodReport::Failed, handoff))
+        }
         Duty::Drain { handoff, epoch } => Some(match local.drained == Some(handoff) {
             true => PodAction::Report(PodReport::Drained, handoff),
             false => PodAction::Run(Task { callback: Callback::Drain, handoff, epoch }),
@@ -238,7 +260,10 @@ mod tests {
     const E4: Epoch = Epoch::new(4);
 
     fn loaded(completeness: Completeness) -> LocalState {
-        LocalState { loaded: Some(LoadedState { handoff: H7, epoch: E3, has_tail: true, completeness }), drained: None }
+        LocalState {
+            loaded: Some(LoadedState { handoff: H7, epoch: E3, has_tail: true, completeness }),
+            ..LocalState::default()
+        }
     }
 
     fn run(callback: Callback) -> Option<PodAction> {
@@ -294,6 +319,23 @@ mod tests {
         assert_eq!(decide(duty, &LocalState::default(), true).action, Some(PodAction::Report(PodReport::Released, H9)));
         assert_eq!(decide(Duty::Idle, &loaded(Completeness::Warming), true).action, run(Callback::Release));
         assert_eq!(decide(Duty::Idle, &LocalState::default(), true).action, None);
+    }
+
+    #[test]
+    fn a_failure_for_good_is_said_of_its_own_handoff_instead_of_trying_again() {
+        let mut local = loaded(Completeness::Warming);
+        let task = |callback, handoff| Task { callback, handoff, epoch: E3 };
+        assert!(!local.fail(task(Callback::Release, H7)) && !local.fail(task(Callback::Drain, H7)));
+        assert!(!local.fail(task(Callback::Warm, HandoffId::NONE)), "an operator's assignment has no other pod");
+        assert_eq!(decide(Duty::Warm { handoff: H7, epoch: E3 }, &local, true).action, run(Callback::Warm));
+        assert!(local.fail(task(Callback::Warm, H7)));
+        let said = Some(PodAction::Report(PodReport::Failed, H7));
+        assert_eq!(decide(Duty::Warm { handoff: H7, epoch: E3 }, &local, true).action, said);
+        assert_eq!(decide(Duty::Sync { handoff: H7, epoch: E3 }, &local, true).action, said);
+        // Past the point of no return there is no other pod, and the next handoff is another attempt.
+        assert_eq!(decide(Duty::Serve { epoch: E3 }, &local, true).action, run(Callback::Warm));
+        assert_eq!(decide(Duty::Warm { handoff: H9, epoch: E4 }, &local, true).action, run(Callback::Release));
+        assert_eq!(decide(Duty::Idle, &local, true).action, run(Callback::Release));
     }
 
     #[test]

@@ -53,6 +53,11 @@ pub enum CancelReason {
     NewOwnerDead,
     /// The new owner began to drain while it was warming.
     NewOwnerDraining,
+    /// The new owner cannot take the partition, and says so.
+    NewOwnerFailed {
+        /// Why, in the pod's words.
+        reason: String,
+    },
     /// The new owner was not warm in time.
     WarmTimeout,
     /// The phase lasted too long.
@@ -89,6 +94,7 @@ impl CancelReason {
     pub const NAMES: [&str; 10] = [
         "new_owner_dead",
         "new_owner_draining",
+        "new_owner_failed",
         "warm_timeout",
         "phase_timeout",
         "gave_up",
@@ -104,6 +110,7 @@ impl CancelReason {
         match self {
             CancelReason::NewOwnerDead => "new_owner_dead",
             CancelReason::NewOwnerDraining => "new_owner_draining",
+            CancelReason::NewOwnerFailed { .. } => "new_owner_failed",
             CancelReason::WarmTimeout => "warm_timeout",
             CancelReason::PhaseTimeout { .. } => "phase_timeout",
             CancelReason::GaveUp { .. } => "gave_up",
@@ -121,6 +128,7 @@ impl fmt::Display for CancelReason {
         match self {
             CancelReason::NewOwnerDead => out.write_str("the new owner is dead"),
             CancelReason::NewOwnerDraining => out.write_str("the new owner is draining"),
+            CancelReason::NewOwnerFailed { reason } => write!(out, "the new owner cannot take the partition: {reason}"),
             CancelReason::WarmTimeout => out.write_str("the new owner did not get warm in time"),
             CancelReason::PhaseTimeout { phase, waiting } => {
                 write!(out, "{} lasted too long, waiting for {}", phase.as_str(), all(waiting))

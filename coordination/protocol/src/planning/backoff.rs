@@ -5,8 +5,10 @@
 //! * **Pod.** A new owner that was not warm or had not read the tail in time, or that died meanwhile, is shunned: it
 //!   keeps what it has and gets no more. The back-off belongs to the pod's name, so a pod that crashes each time it
 //!   warms does not start afresh with each life.
+//! * **Partition and pod.** A pod that says that it cannot take a partition does not get that one for now. Neither the
+//!   partition nor the pod waits otherwise: another pod is planned at once.
 //!
-//! Both waits double with each failure in a row, and a move that reaches `Switching` ends the row. A pod is shunned for
+//! All waits double with each failure in a row, and a move that reaches `Switching` ends the row. A pod is shunned for
 //! twice as long as its partition waits, so that the next attempt goes to another pod if there is one.
 //!
 //! # Invariants
@@ -53,6 +55,12 @@ impl BackOff {
         self.until = now + back_off.after(self.failures) * scale;
     }
 
+    /// Returns the end of the wait if it is later than `now`. An urgent move waits no longer than the first time.
+    fn waits(&self, urgent: bool, now: Duration) -> Option<Duration> {
+        let until = if urgent { self.until.min(self.since + FIRST_BACK_OFF) } else { self.until };
+        Some(until).filter(|until| *until > now)
+    }
+
     fn is_forgotten(&self, now: Duration) -> bool {
         self.until + MAX_BACK_OFF < now
     }
@@ -63,6 +71,7 @@ impl BackOff {
 pub(super) struct BackOffs {
     partitions: BTreeMap<PartitionId, BackOff>,
     pods: BTreeMap<String, BackOff>,
+    pairs: BTreeMap<(PartitionId, String), BackOff>,
 }
 
 impl BackOffs {
@@ -79,6 +88,10 @@ impl BackOffs {
             }
             // The partition is planned again at once, to another pod.
             CancelReason::NewOwnerDead => return self.shun(&handoff.new_owner, now),
+            CancelReason::NewOwnerFailed { .. } => {
+                let pair = (handoff.partition, handoff.new_owner.clone());
+                return self.pairs.entry(pair).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+            }
             CancelReason::GaveUp { .. } | CancelReason::Operator { .. } => false,
             // Planning responds to these at once.
             CancelReason::NewOwnerDraining
@@ -102,13 +115,30 @@ impl BackOffs {
     pub(super) fn succeeded(&mut self, partition: PartitionId, pod: &str) {
         self.partitions.remove(&partition);
         self.pods.remove(pod);
+        self.pairs.remove(&(partition, pod.to_owned()));
     }
 
     /// Returns until when the partition is not to be moved, if that is later than `now`.
     pub(super) fn partition_waits(&self, partition: PartitionId, urgent: bool, now: Duration) -> Option<Duration> {
         let back_off = self.partitions.get(&partition)?;
-        let until = if urgent { back_off.until.min(back_off.since + FIRST_BACK_OFF) } else { back_off.until };
-        Some(until).filter(|until| *until > now)
+        back_off.waits(urgent, now)
+    }
+
+    /// Returns until when this pod is not to be given this partition, if that is later than `now`.
+    pub(super) fn pair_waits(
+        &self,
+        partition: PartitionId,
+        pod: &str,
+        urgent: bool,
+        now: Duration,
+    ) -> Option<Duration> {
+        self.pairs.get(&(partition, pod.to_owned()))?.waits(urgent, now)
+    }
+
+    /// Returns whether some pod is not to be given this partition.
+    pub(super) fn is_barred(&self, partition: PartitionId, now: Duration) -> bool {
+        let pairs = self.pairs.range((partition, String::new())..).take_while(|((of, _), _)| *of == partition);
+        pairs.into_iter().any(|(_, back_off)| back_off.until > now)
     }
 
     /// Returns whether the pod gets no more partitions for now.
@@ -125,6 +155,7 @@ impl BackOffs {
     pub(super) fn forget_old(&mut self, now: Duration) {
         self.partitions.retain(|_, back_off| !back_off.is_forgotten(now));
         self.pods.retain(|_, back_off| !back_off.is_forgotten(now));
+        self.pairs.retain(|_, back_off| !back_off.is_forgotten(now));
     }
 
     /// Returns a notice for each shunned pod.
@@ -214,6 +245,20 @@ mod tests {
         backoffs.note(&cancel(CancelReason::NewOwnerDead), Duration::ZERO);
         assert!(backoffs.is_shunned(POD.0, Duration::ZERO));
         assert_eq!(backoffs.partition_waits(P0, false, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn a_pod_that_cannot_take_a_partition_is_barred_from_that_one_alone() {
+        let (mut backoffs, now) = (BackOffs::default(), Duration::ZERO);
+        backoffs.note(&cancel(CancelReason::NewOwnerFailed { reason: "no disk".into() }), now);
+        assert_eq!(backoffs.pair_waits(P0, POD.0, false, now), Some(FIRST_BACK_OFF * SHUNNED_SCALE));
+        assert_eq!(backoffs.pair_waits(P0, POD.0, true, now), Some(FIRST_BACK_OFF), "if nobody owns it");
+        assert_eq!(backoffs.pair_waits(P0, "w-2", false, now), None);
+        assert_eq!(backoffs.pair_waits(PartitionId::new(1), POD.0, false, now), None);
+        assert!(!backoffs.is_shunned(POD.0, now));
+        assert_eq!(backoffs.partition_waits(P0, false, now), None);
+        backoffs.succeeded(P0, POD.0);
+        assert_eq!(backoffs, BackOffs::default());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //!
 //! * A partition with a handoff, or with records that cannot be read, gets no handoff.
 //! * A draining pod is never a new owner, whether it drains by itself or an operator drains it.
+//! * A pod that cannot take a partition is not its new owner for now, whatever the strategy says.
 //! * A move that has to wait for a place in the budget, a back-off or a cool-down is remembered as [`Backlog`]. It begins when
 //!   the wait ends, without another round.
 
@@ -101,7 +102,7 @@ impl Context<'_> {
         let shunned = |pod: &str| backoffs.is_shunned(pod, now);
         let rests = |partition| {
             let until = backoffs.partition_waits(partition, false, now);
-            until.or_else(|| cool_downs.ends(policy, partition, now)).is_some()
+            until.or_else(|| cool_downs.ends(policy, partition, now)).is_some() || backoffs.is_barred(partition, now)
         };
         let layout = layout(view, partitions, shunned, rests);
         let mut backlog = Backlog::default();
@@ -113,9 +114,11 @@ impl Context<'_> {
         let counts = layout.counts();
         let mut budget = Budget::left(view, policy);
         let mut needed = Needed::default();
+        let mut planned = counts.clone();
         for Wanted { cause, partition, to } in wanted {
             backlog.dead_owners |= cause == MoveCause::DeadOwner;
-            let backs_off = backoffs.partition_waits(partition, cause.is_urgent(), now);
+            let (to, barred_until) = self.around_barred(&layout, &planned, cause, partition, to);
+            let backs_off = backoffs.partition_waits(partition, cause.is_urgent(), now).or(barred_until);
             let waits_until = backs_off.or_else(|| self.grace_ends(&layout, cause, partition));
             if let Some(until) = waits_until.or_else(|| self.rests_until(cause, partition)) {
                 backlog.try_again_at(until);
@@ -125,6 +128,7 @@ impl Context<'_> {
             let member = &layout.members[to];
             match budget.take(cause, member.name, member.incarnation) {
                 Ok(()) => {
+                    planned[to] += 1;
                     let reason = reason(&layout, &counts, cause, partition, to, view);
                     actions.push(begin(view, policy, partition, member, cause, reason));
                     backlog.try_again_at(self.retry_at);
@@ -161,6 +165,35 @@ impl Context<'_> {
     fn rests_until(&self, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
         let ends = self.cool_downs.ends(self.policy, partition, self.now).max(self.roll_ends);
         ends.filter(|_| cause == MoveCause::Balance)
+    }
+
+    /// Returns the pod to move the partition to: `to` or, if that one cannot take it, the open pod with the fewest
+    /// partitions for its weight that can. With it, until when the move waits because no pod can. A move for balance
+    /// has no second choice, because it helps only the pod that it is for; nor has an operator's.
+    fn around_barred(
+        &self,
+        layout: &Layout<'_>,
+        counts: &[u32],
+        cause: MoveCause,
+        partition: PartitionId,
+        to: usize,
+    ) -> (usize, Option<Duration>) {
+        let waits =
+            |to: usize| self.backoffs.pair_waits(partition, layout.members[to].name, cause.is_urgent(), self.now);
+        let Some(until) = waits(to) else { return (to, None) };
+        let can_take = |other: &usize| {
+            layout.members[*other].eligibility == Eligibility::Open
+                && waits(*other).is_none()
+                && !matches!(cause, MoveCause::Balance | MoveCause::Operator)
+        };
+        // Compares counts / weights without dividing; a weight of 0 takes partitions last.
+        let load = |other: usize| (u64::from(counts[other]) + 1, u64::from(layout.members[other].weight.0));
+        let others = (0..layout.members.len()).filter(can_take);
+        let least = others.reduce(|best, other| {
+            let ((has, weight), (best_has, best_weight)) = (load(other), load(best));
+            if has.saturating_mul(best_weight) < best_has.saturating_mul(weight) { other } else { best }
+        });
+        least.map_or((to, Some(until)), |other| (other, None))
     }
 
     /// Returns until when a dead owner's partition waits for the next life of the same pod, which is preferred.

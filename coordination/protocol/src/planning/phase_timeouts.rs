@@ -18,7 +18,7 @@ use super::notice::Notice;
 use super::{Policy, is_dead};
 use crate::handoff::advance::{PendingOn, pending_bound, waiting_for};
 use crate::ids::{Epoch, HandoffId, PartitionId, Revision};
-use crate::records::{Handoff, Mode, Phase};
+use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::view::{Versioned, View};
 
 /// Returns whether requests may have reached the new owner, so that there is no way back to the old one.
@@ -200,6 +200,9 @@ fn cancel_reason(
     if warming && view.live_new_owner(record).is_some() && view.is_draining(&record.new_owner) {
         return Some(CancelReason::NewOwnerDraining);
     }
+    if let Some(reason) = failed(view, handoff) {
+        return Some(CancelReason::NewOwnerFailed { reason });
+    }
     if warming && record.mode == Mode::Independent && record.old_owner.is_some() {
         // The new owner could never report that it is warm, even if the new router has replaced the first one.
         let registered_since = view.routers.values().any(|router| router.create_revision > handoff.create_revision);
@@ -229,6 +232,13 @@ fn belies(view: &View, handoff: &Handoff) -> bool {
             || handoff.old_incarnation != assigned.incarnation
             || handoff.epoch <= assigned.epoch
     })
+}
+
+/// Returns why the new owner cannot take the partition, if it has said so.
+fn failed(view: &View, handoff: &Versioned<Handoff>) -> Option<String> {
+    let record = &handoff.value;
+    let ack = view.pod_ack(record.partition, &record.new_owner, PodAckKind::Failed, handoff.id())?;
+    Some(ack.reason.clone().unwrap_or_else(|| "it gave no reason".to_owned()))
 }
 
 /// Returns a registered router whose ack for this handoff says that it cannot drain.

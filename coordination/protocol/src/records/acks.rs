@@ -96,21 +96,29 @@ pub enum PodAckKind {
     Synced,
     /// The old owner has released the state.
     Released,
+    /// The new owner cannot take the partition, however often it tries. Nobody waits for this ack: the coordinator
+    /// cancels the handoff. Readers that do not know it ignore its key.
+    Failed,
 }
 
 impl PodAckKind {
+    /// All kinds.
+    pub const ALL: [PodAckKind; 4] =
+        [PodAckKind::Drained, PodAckKind::Synced, PodAckKind::Released, PodAckKind::Failed];
+
     /// Returns the last part of the ack's key.
     pub fn as_str(self) -> &'static str {
         match self {
             PodAckKind::Drained => "drained",
             PodAckKind::Synced => "synced",
             PodAckKind::Released => "released",
+            PodAckKind::Failed => "failed",
         }
     }
 
     /// Parses the last part of the ack's key: the inverse of [`as_str`](Self::as_str).
     pub fn parse(name: &str) -> Option<Self> {
-        [PodAckKind::Drained, PodAckKind::Synced, PodAckKind::Released].into_iter().find(|kind| kind.as_str() == name)
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
@@ -128,11 +136,14 @@ pub struct PodAck {
     /// Informational.
     #[serde(default)]
     pub acked_at: u64,
+    /// Why, in words, for an ack of the kind [`Failed`](PodAckKind::Failed).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 impl PodAck {
     /// Returns the pod's ack of this kind.
     pub fn new(pod_name: impl Into<String>, partition: PartitionId, handoff: HandoffId, ack: PodAckKind) -> Self {
-        PodAck { pod_name: pod_name.into(), partition, handoff, ack, acked_at: 0 }
+        PodAck { pod_name: pod_name.into(), partition, handoff, ack, acked_at: 0, reason: None }
     }
 }

@@ -1,0 +1,143 @@
+//! What a service's response to a hook means. Pure.
+
+use std::fmt;
+
+use http::StatusCode;
+use serde_json::Value;
+
+/// Most characters of a service's text that are kept for logs, status and the store.
+const MAX_TEXT: usize = 256;
+
+/// What a service has answered.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Answer {
+    /// Any 2xx but the next: the service has done it.
+    Done,
+    /// `202` with `{"progress":0.4,"detail":"…"}`: ask again.
+    AtWork(Progress),
+    /// `409` with `{"permanent":true,"reason":"…"}`: the service will never do it.
+    Permanent {
+        /// Why, in the service's words.
+        reason: String,
+    },
+    /// Any other status: try again.
+    Failed {
+        /// The beginning of the response, on one line.
+        detail: String,
+    },
+    /// `202` with something that is not what a `202` has to contain: try again.
+    Unreadable {
+        /// What was wrong, and what was expected.
+        why: String,
+    },
+}
+
+/// How far a service is.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Progress {
+    /// From 0 to 1.
+    pub(super) progress: f64,
+    /// In the service's words.
+    pub(super) detail: Option<String>,
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:.0} %", self.progress * 100.0)?;
+        self.detail.iter().try_for_each(|detail| write!(out, " ({detail})"))
+    }
+}
+
+impl Answer {
+    /// Returns the meaning of a response.
+    pub(super) fn of(status: StatusCode, body: &[u8]) -> Answer {
+        match status {
+            StatusCode::ACCEPTED => at_work(body),
+            status if status.is_success() => Answer::Done,
+            StatusCode::CONFLICT => match serde_json::from_slice::<Value>(body) {
+                Ok(said) if said["permanent"] == true => {
+                    let reason = said["reason"].as_str().map(one_line).filter(|reason| !reason.is_empty());
+                    Answer::Permanent { reason: reason.unwrap_or_else(|| "the service gives no reason".to_owned()) }
+                }
+                _ => Answer::Failed { detail: one_line(&String::from_utf8_lossy(body)) },
+            },
+            _ => Answer::Failed { detail: one_line(&String::from_utf8_lossy(body)) },
+        }
+    }
+}
+
+/// Reads a `202`. Without `progress` it means done, as every other 2xx does.
+fn at_work(body: &[u8]) -> Answer {
+    const EXPECTED: &str = "expected nothing, or {\"progress\":0.4,\"detail\":\"…\"} with a progress from 0 to 1";
+    if body.trim_ascii().is_empty() {
+        return Answer::Done;
+    }
+    let unreadable = |what: &str| Answer::Unreadable { why: format!("{what}; {EXPECTED}") };
+    let Ok(said) = serde_json::from_slice::<Value>(body) else {
+        return unreadable("a body that is not JSON");
+    };
+    match said.get("progress") {
+        None => Answer::Done,
+        Some(progress) => match progress.as_f64().filter(|progress| (0.0..=1.0).contains(progress)) {
+            Some(progress) => Answer::AtWork(Progress { progress, detail: said["detail"].as_str().map(one_line) }),
+            None => unreadable(&format!("the progress {}", one_line(&progress.to_string()))),
+        },
+    }
+}
+
+/// Returns the beginning of a service's text without line breaks and other control characters.
+fn one_line(text: &str) -> String {
+    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let kept: String = clean.take(MAX_TEXT).collect();
+    kept.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(status: u16, body: &str) -> Answer {
+        Answer::of(StatusCode::from_u16(status).unwrap(), body.as_bytes())
+    }
+
+    #[test]
+    fn a_2xx_means_done_whatever_else_it_says() {
+        for (status, body) in [(200, ""), (204, ""), (200, "{\"progress\":0.1}"), (201, "garbage"), (299, "")] {
+            assert_eq!(of(status, body), Answer::Done, "{status} {body}");
+        }
+        // As before there was any progress.
+        assert_eq!(of(202, ""), Answer::Done);
+        assert_eq!(of(202, "{\"status\":\"accepted\"}"), Answer::Done);
+    }
+
+    #[test]
+    fn a_202_with_progress_means_ask_again_and_one_that_cannot_be_read_never_means_done() {
+        let at_work =
+            |progress, detail: Option<&str>| Answer::AtWork(Progress { progress, detail: detail.map(str::to_owned) });
+        assert_eq!(of(202, r#"{"progress":0.4,"detail":"7 of 20 files"}"#), at_work(0.4, Some("7 of 20 files")));
+        assert_eq!(of(202, r#"{"progress":1,"detail":7}"#), at_work(1.0, None));
+        for bad in [r#"{"progress":0."#, r#"{"progress":40}"#, r#"{"progress":"0.4"}"#, r#"{"progress":null}"#, "soon"]
+        {
+            let Answer::Unreadable { why } = of(202, bad) else { panic!("{bad}") };
+            assert!(why.contains("expected nothing, or {\"progress\":0.4"), "{why}");
+        }
+    }
+
+    #[test]
+    fn only_a_409_that_says_so_is_permanent() {
+        let permanent = |reason: &str| Answer::Permanent { reason: reason.to_owned() };
+        assert_eq!(of(409, r#"{"permanent":true,"reason":"no\ndisk"}"#), permanent("no disk"));
+        assert_eq!(of(409, r#"{"permanent":true}"#), permanent("the service gives no reason"));
+        for (status, body) in [(409, ""), (409, r#"{"permanent":"true"}"#), (409, "[]"), (500, r#"{"permanent":true}"#)]
+        {
+            assert_eq!(of(status, body), Answer::Failed { detail: body.to_owned() }, "{status} {body}");
+        }
+    }
+
+    #[test]
+    fn a_long_text_is_cut_and_stays_on_its_line() {
+        let Answer::Failed { detail } = of(503, &format!("one\r\ntwo {}", "ä".repeat(1000))) else { panic!() };
+        assert_eq!(detail.chars().count(), MAX_TEXT);
+        assert!(detail.starts_with("one  two ää"), "{detail}");
+    }
+}

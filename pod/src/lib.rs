@@ -1,0 +1,76 @@
+//! What a service in Rust adds to take part in Segue: it owns partitions, gets them and gives them up without a lost
+//! request.
+//!
+//! For: registering a pod, preparing and releasing the state of partitions, and admitting only requests of partitions
+//! that the pod owns. Not for: services in other processes or languages, which use the sidecar of `segue run`.
+//!
+//! 1. Implement [`HandoffHandler`]. Each callback has a default that does nothing.
+//! 2. [`PodHandle::start`] registers the pod and calls the handler when a partition comes or goes.
+//! 3. [`PodHandle::layer`] returns the [`OwnershipLayer`] to put in front of the service. A request that it admits has
+//!    [`Owned`] among its extensions: the partition and the epoch. The others get `421`, and their router tries again.
+//! 4. [`PodHandle::shutdown`] hands all partitions over before the process ends.
+//!
+//! ```
+//! use std::collections::HashSet;
+//! use std::sync::{Arc, Mutex};
+//! use std::time::Duration;
+//!
+//! use axum::{Extension, Router, routing::get};
+//! use segue_pod::{
+//!     HandlerError, HandoffContext, HandoffHandler, Keyspace, MemoryStore, Owned, PartitionId, PodHandle, PodSettings,
+//!     async_trait,
+//! };
+//!
+//! /// The state of a partition would be here.
+//! #[derive(Default)]
+//! struct Loaded(Mutex<HashSet<PartitionId>>);
+//!
+//! #[async_trait]
+//! impl HandoffHandler for Loaded {
+//!     async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
+//!         self.0.lock().unwrap().insert(part.partition);
+//!         Ok(())
+//!     }
+//!
+//!     async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
+//!         self.0.lock().unwrap().remove(&part.partition);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # #[tokio::main]
+//! # async fn main() {
+//! // In production: EtcdStore::connect(EtcdOptions::new(["http://127.0.0.1:2379"]))?
+//! let store = Arc::new(MemoryStore::new());
+//! let settings = PodSettings::new("writer-0", "10.0.0.7:8181");
+//! let keys = Keyspace::new("/segue/", "persons");
+//! let pod = PodHandle::start(store, "persons", keys, settings, Arc::new(Loaded::default()));
+//!
+//! let hello = |owned: Extension<Owned>| async move { format!("partition {}", owned.partition) };
+//! let service: Router = Router::new().route("/", get(hello)).layer(pod.layer());
+//! // axum::serve(listener, service)
+//!
+//! pod.status().wait_for(|state| state.not_ready.is_none()).await.unwrap();
+//! pod.shutdown(Duration::from_secs(30)).await;
+//! # drop(service);
+//! # }
+//! ```
+//!
+//! # What must be true of a service
+//!
+//! * After `drain` nothing of the partition is written any more, until the partition is accepted again.
+//! * What a response acknowledges is where the next owner's `warm` and `sync` read it.
+//! * A callback tolerates being dropped at an await and being called again.
+//! * A pod without the capability [`fence`](Capabilities) says so in its [`PodSettings`]: by default a pod promises that
+//!   nothing it accepted takes effect after its lease. The layer keeps that promise for work that ends with its request;
+//!   [`Owned::hold`] and [`Owned::abandoned`] are for work that outlives it.
+
+pub use async_trait::async_trait;
+pub use segue_coordination::pod::{
+    HandlerError, HandoffContext, HandoffHandler, InFlight, Owned, OwnedBody, OwnershipLayer, OwnershipService,
+    PermanentFailure, PodHandle, PodSettings, PodState,
+};
+pub use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store, StoreError};
+pub use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
+pub use segue_protocol::keys::Keyspace;
+pub use segue_protocol::records::Capabilities;

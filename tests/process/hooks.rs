@@ -1,0 +1,185 @@
+//! The hooks of a sidecar as processes: what a service answers decides what becomes of the handoff, and is shown.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::{get, post};
+use segue_tests::cluster::TestCluster;
+use segue_tests::http::{self, Request};
+use segue_tests::ports::free_address;
+use segue_tests::process::Process;
+use serde_json::Value;
+use tokio::net::TcpListener;
+
+const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+const SECRET: &str = "knock-knock";
+const HOOKS: [&str; 4] = ["warm", "sync", "drain", "release"];
+
+/// A service whose hooks answer as the test says, `200` by default.
+#[derive(Default)]
+struct Service {
+    answers: Mutex<HashMap<String, (u16, &'static str)>>,
+    called: Mutex<Vec<String>>,
+}
+
+impl Service {
+    async fn start(name: &'static str) -> (SocketAddr, Arc<Service>) {
+        let service = Arc::<Service>::default();
+        let routes = axum::Router::new()
+            .route("/", get(move || async move { name }))
+            .route("/hooks/{hook}", post(hook))
+            .with_state(service.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        (address, service)
+    }
+
+    fn answers(&self, hook: &str, status: u16, body: &'static str) {
+        self.answers.lock().unwrap().insert(hook.to_owned(), (status, body));
+    }
+
+    fn called(&self) -> Vec<String> {
+        self.called.lock().unwrap().clone()
+    }
+}
+
+async fn hook(
+    State(service): State<Arc<Service>>,
+    Path(hook): Path<String>,
+    headers: HeaderMap,
+) -> (StatusCode, &'static str) {
+    if headers.get("segue-hook-secret").is_none_or(|secret| secret != SECRET) {
+        return (StatusCode::UNAUTHORIZED, "who are you?");
+    }
+    let (status, body) = service.answers.lock().unwrap().get(&hook).copied().unwrap_or((200, ""));
+    if status == 200 {
+        service.called.lock().unwrap().push(hook);
+    }
+    (StatusCode::from_u16(status).unwrap(), body)
+}
+
+/// A router, a coordinator and one partition.
+struct OnePartition {
+    cluster: TestCluster,
+    router: SocketAddr,
+    control: SocketAddr,
+    _control: Process,
+}
+
+impl OnePartition {
+    fn start() -> Self {
+        let (cluster, router, control) = (TestCluster::start(SEGUE), free_address(), free_address());
+        let config = cluster.config().router("r-0", router).coordinator("c-0", 1).admin(control).quick();
+        let process = cluster.run("control", &config);
+        std::fs::write(cluster.path().join("secret"), SECRET).unwrap();
+        OnePartition { cluster, router, control, _control: process }
+    }
+
+    /// Starts a sidecar with all hooks, each called with the secret. Returns the address of its admin endpoint.
+    fn pod(&self, name: &str, service: SocketAddr) -> (Process, SocketAddr) {
+        let admin = free_address();
+        let config = self.cluster.config().pod(name, free_address(), service).admin(admin).quick();
+        let secret = self.cluster.path().join("secret");
+        let config = config.set("pod.hooks.secret_file", secret.to_str().unwrap());
+        let config = HOOKS.into_iter().fold(config, |config, hook| {
+            config.set(&format!("pod.hooks.{hook}.url"), format!("http://{service}/hooks/{hook}"))
+        });
+        (self.cluster.run(name, &config), admin)
+    }
+
+    async fn served_by(&self) -> Option<String> {
+        let (router, request) = (self.router, Request::get("/").header("x-partition", 0));
+        let response = tokio::task::spawn_blocking(move || request.send(router)).await.unwrap()?;
+        (response.status == 200).then_some(response.body)
+    }
+}
+
+async fn page(admin: SocketAddr, path: &'static str) -> String {
+    let page = tokio::task::spawn_blocking(move || http::get(admin, path)).await.unwrap();
+    page.map(|(_, text)| text).unwrap_or_default()
+}
+
+/// Returns what the sidecar's status page says of the call of a hook that has not succeeded.
+async fn said(admin: SocketAddr) -> Option<Value> {
+    let status: Value = serde_json::from_str(&page(admin, "/status").await).ok()?;
+    status["pod"]["hooks"].get(0).cloned()
+}
+
+async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition().await {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_goes_to_another_pod_when_the_first_one_fails_for_good() {
+    let fixture = OnePartition::start();
+    let ((a_address, a), (b_address, b)) = (Service::start("a").await, Service::start("b").await);
+    a.answers("warm", 409, r#"{"permanent":true,"reason":"no disk"}"#);
+    let (_a, a_admin) = fixture.pod("a", a_address);
+    let permanent = r#"segue_pod_hook_seconds_count{hook="warm",result="permanent"} 0"#;
+    until("failure of a", async || {
+        let metrics = page(a_admin, "/metrics").await;
+        metrics.contains("segue_pod_hook_seconds_count") && !metrics.contains(permanent)
+    })
+    .await;
+    let (_b, _) = fixture.pod("b", b_address);
+    until("answer of b", async || fixture.served_by().await.as_deref() == Some("b")).await;
+    assert_eq!(b.called(), ["warm"], "nobody had it, so there is no tail to read");
+    assert!(!a.called().contains(&"warm".to_owned()));
+    let cancelled = r#"segue_handoffs_total{result="cancelled",cause="new_owner_failed"} 0"#;
+    let metrics = page(fixture.control, "/metrics").await;
+    assert!(metrics.contains("new_owner_failed") && !metrics.contains(cancelled), "{metrics}");
+    let log = fixture.cluster.output("control");
+    assert!(log.contains("the new owner cannot take the partition: no disk"), "{log}");
+    let log = fixture.cluster.output("a");
+    assert!(log.contains("warm failed for good; asking for another pod"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_hooks_say_is_shown_and_the_old_owner_drains_before_the_new_one_syncs() {
+    let fixture = OnePartition::start();
+    let ((a_address, a), (b_address, b)) = (Service::start("a").await, Service::start("b").await);
+    let secret = fixture.cluster.path().join("secret");
+    std::fs::write(&secret, "the wrong one").unwrap();
+    let (a_process, a_admin) = fixture.pod("a", a_address);
+    until("refusal of a stranger", async || {
+        let failure = said(a_admin).await.and_then(|said| Some(said["failure"].as_str()?.to_owned()));
+        failure.is_some_and(|failure| failure.ends_with("/hooks/warm responded 401 Unauthorized: who are you?"))
+    })
+    .await;
+    assert!(a.called().is_empty());
+    std::fs::write(&secret, SECRET).unwrap();
+    until("answer of a", async || fixture.served_by().await.as_deref() == Some("a")).await;
+    assert_eq!(said(a_admin).await, None, "what has succeeded is not shown");
+
+    b.answers("warm", 202, r#"{"progress":0.4,"detail":"7 of 20 files"}"#);
+    a.answers("drain", 503, "a batch is open");
+    let (_b, b_admin) = fixture.pod("b", b_address);
+    let leaving = tokio::task::spawn_blocking(move || a_process.terminate());
+    until("progress of b", async || said(b_admin).await.is_some_and(|said| said["progress"] == 0.4)).await;
+    let shown = said(b_admin).await.unwrap();
+    assert_eq!((&shown["hook"], &shown["detail"]), (&"warm".into(), &"7 of 20 files".into()), "{shown}");
+    assert_eq!((&shown["partition"], &shown["failures"]), (&0.into(), &0.into()), "{shown}");
+    assert_eq!(fixture.served_by().await.as_deref(), Some("a"), "while b warms");
+    b.answers("warm", 200, "");
+    until("drain of a", async || {
+        said(a_admin).await.is_some_and(|said| said["hook"] == "drain" && said["failures"].as_u64() > Some(0))
+    })
+    .await;
+    assert!(!b.called().contains(&"sync".to_owned()), "the log of a is not at rest");
+    a.answers("drain", 200, "");
+    until("answer of b", async || fixture.served_by().await.as_deref() == Some("b")).await;
+    let (status, output) = leaving.await.unwrap();
+    assert!(status.success(), "{output}");
+    assert_eq!(b.called(), ["warm", "sync"]);
+    assert_eq!(a.called(), ["warm", "drain", "release"]);
+}
