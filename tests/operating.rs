@@ -127,7 +127,7 @@ fn sources() -> Vec<String> {
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut sources = Vec::new();
-    ["src", "proxy/src", "coordination/src", "coordination/protocol/src"]
+    ["src", "proxy/src", "coordination/src", "coordination/grpc/src", "coordination/protocol/src"]
         .iter()
         .for_each(|folder| read(&root.join(folder), &mut sources));
     sources

@@ -210,8 +210,13 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn listen(&mut self, key: &'static str, default: SocketAddr) -> SocketAddr {
+        self.listen_if_given(key).unwrap_or(default)
+    }
+
+    /// Returns an address to listen at; `None` by default.
+    pub(crate) fn listen_if_given(&mut self, key: &'static str) -> Option<SocketAddr> {
         const EXPECTED: &str = "expected an IP address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"";
-        let read = self.read(key, |value| {
+        self.read(key, |value| {
             let text = text(value, EXPECTED)?;
             let any = text.strip_prefix(':').or(text.strip_prefix("*:"));
             let near = any.map(|port| quoted(&format!("0.0.0.0:{port}")));
@@ -219,8 +224,7 @@ impl<'a> Reader<'a> {
                 near.or_else(|| text.strip_prefix("localhost:").map(|port| quoted(&format!("127.0.0.1:{port}"))));
             let wrong = || Wrong::new(format!("{} is not an address to listen at", quoted(text)), EXPECTED);
             text.parse().map_err(|_| wrong().did_you_mean(near))
-        });
-        read.unwrap_or(default)
+        })
     }
 
     /// Returns text that is not empty.

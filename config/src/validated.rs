@@ -150,8 +150,8 @@ pub struct Coordinator {
     pub lease_ttl: Duration,
     /// The placement policy: 1 to 65536 partitions, `settle` at most `settle_max`, at least one handoff at a time.
     pub policy: Policy,
-    /// The address of the coordinator's gRPC service for pods.
-    pub listen: SocketAddr,
+    /// The address of the gRPC service for pods. `None` for no service.
+    pub listen: Option<SocketAddr>,
 }
 
 /// The role of a sidecar in front of a writer pod.

@@ -162,11 +162,11 @@ fn a_value_that_was_refused_causes_no_further_complaint() {
 fn two_roles_cannot_listen_at_one_address() {
     assert_refused(
         "[router]\nlisten = \"127.0.0.1:9000\"\n[pod]\nlisten = \"127.0.0.1:9000\"\n[admin]\nlisten = \"0.0.0.0:7070\"\n\
-         [coordinator]\n",
+         [coordinator]\nlisten = \"127.0.0.1:7070\"\n",
         &[
             "segue.toml:4:10: pod.listen: the same address as router.listen (segue.toml:2:1); expected an address of \
              its own",
-            "segue.toml:6:10: admin.listen: the same address as coordinator.listen (the default); expected an address \
+            "segue.toml:6:10: admin.listen: the same address as coordinator.listen (segue.toml:8:1); expected an address \
              of its own",
         ],
     );
@@ -218,6 +218,13 @@ fn a_hot_restart_is_of_a_router_without_a_pod_at_an_absolute_path() {
         "[router]\nhot_restart_socket = \"/run/segue/router-0.sock\"\n[pod]\n",
         &["segue.toml:2:1: router.hot_restart_socket: given in a file with [pod], whose partitions have to move to \
            other pods before it ends; expected the router and the pod in files of their own"],
+    );
+    assert_refused(
+        "[router]\nhot_restart_socket = \"/run/segue/router-0.sock\"\n[coordinator]\nlisten = \"127.0.0.1:7070\"\n",
+        &[
+            "segue.toml:2:1: router.hot_restart_socket: given with coordinator.listen, which two processes cannot listen \
+           at; expected the router and the coordinator in files of their own",
+        ],
     );
     assert_refused(
         "[store]\nkind = \"memory\"\n[router]\nhot_restart_socket = \"/run/segue/router-0.sock\"\n[coordinator]\n",

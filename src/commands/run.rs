@@ -26,7 +26,7 @@ use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
-use crate::roles::coordinator::CoordinatorRole;
+use crate::roles::coordinator::{BoundCoordinator, CoordinatorRole};
 use crate::roles::pod::{BoundPod, PodRole};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
 use crate::supervise::Ended;
@@ -55,6 +55,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// What of a configuration listens before anything runs.
 struct Bound {
     admin: Option<Admin>,
+    coordinator: Option<BoundCoordinator>,
     router: Option<BoundRouterRole>,
     pod: Option<BoundPod>,
 }
@@ -71,6 +72,10 @@ async fn bind(
         None => None,
     };
     let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
+    let coordinator = match &config.coordinator {
+        Some(section) => Some(BoundCoordinator::bind(section).await?),
+        None => None,
+    };
     let listeners = startup.router_listeners();
     let router = match &config.router {
         Some(section) => Some(BoundRouterRole::bind(section, advertised.clone(), certificates, listeners)?),
@@ -83,7 +88,7 @@ async fn bind(
         }
         None => None,
     };
-    Ok(Bound { admin, router, pod })
+    Ok(Bound { admin, coordinator, router, pod })
 }
 
 /// Returns how a hot restart ended or how the service did, or neither after a signal.
@@ -140,7 +145,7 @@ async fn serve(
 ) -> anyhow::Result<u8> {
     // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config).await?;
-    let Bound { admin, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
+    let Bound { admin, coordinator, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
     let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouterRole::duplicates)?;
     sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
     startup.open_socket()?;
@@ -154,8 +159,8 @@ async fn serve(
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
     let keyspace = &config.keyspace;
-    let coordinator = config.coordinator.as_ref().map(|section| {
-        CoordinatorRole::start(store.clone(), keys.clone(), section, &mut registry, participants.clone())
+    let coordinator = coordinator.map(|coordinator| {
+        coordinator.start(store.clone(), keyspace, keys.clone(), &mut registry, participants.clone())
     });
     let hot_restart = startup.status();
     let router = router.map(|router| {

@@ -2,18 +2,69 @@
 
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use prometheus_client::registry::Registry;
 use segue_config as config;
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
 use segue_coordination::store::Store;
+use segue_grpc::{PodsServer, PodsSettings};
 use segue_protocol::keys::Keyspace;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tracing::error;
 
 use crate::admin::StatusSource;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics};
+
+/// A coordinator with a bound socket, if it has one, that does not run yet.
+#[derive(Debug)]
+pub struct BoundCoordinator {
+    section: config::Coordinator,
+    listener: Option<TcpListener>,
+}
+
+impl BoundCoordinator {
+    /// Binds the address of the pods' service.
+    pub async fn bind(section: &config::Coordinator) -> anyhow::Result<Self> {
+        let listener = match section.listen {
+            Some(listen) => {
+                let bound = TcpListener::bind(listen).await;
+                Some(bound.with_context(|| format!("cannot listen at coordinator.listen = {listen}"))?)
+            }
+            None => None,
+        };
+        Ok(BoundCoordinator { section: section.clone(), listener })
+    }
+
+    /// Starts the coordinator, and the pods' service.
+    pub fn start(
+        self,
+        store: Arc<dyn Store>,
+        keyspace: &str,
+        keys: Keyspace,
+        registry: &mut Registry,
+        participants: ParticipantMetrics,
+    ) -> CoordinatorRole {
+        let mut role = CoordinatorRole::start(store.clone(), keys.clone(), &self.section, registry, participants);
+        role.pods = self.listener.map(|listener| {
+            let settings = PodsSettings {
+                keyspace: keyspace.to_owned(),
+                warm_timeout: self.section.policy.warm_timeout,
+                phase_timeout: self.section.policy.phase_timeout,
+            };
+            let served = PodsServer::new(store, keys, settings).serve(listener, role.shutdown.clone());
+            tokio::spawn(async move {
+                if let Err(error) = served.await {
+                    error!(%error, "the pods' service failed");
+                }
+            })
+        });
+        role
+    }
+}
 
 /// A running coordinator.
 #[derive(Debug)]
@@ -21,11 +72,11 @@ pub struct CoordinatorRole {
     source: Arc<CoordinatorStatusSource>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
+    pods: Option<JoinHandle<()>>,
 }
 
 impl CoordinatorRole {
-    /// Starts the coordinator.
-    pub fn start(
+    fn start(
         store: Arc<dyn Store>,
         keys: Keyspace,
         section: &config::Coordinator,
@@ -41,7 +92,7 @@ impl CoordinatorRole {
             policy: section.policy.clone(),
         };
         let task = tokio::spawn(run_coordinator(store, keys, settings, metrics.clone(), sender, shutdown.clone()));
-        CoordinatorRole { source: Arc::new(CoordinatorStatusSource { status, metrics }), shutdown, task }
+        CoordinatorRole { source: Arc::new(CoordinatorStatusSource { status, metrics }), shutdown, task, pods: None }
     }
 
     /// Returns the coordinator's part of the admin endpoint.
@@ -54,6 +105,9 @@ impl CoordinatorRole {
         self.shutdown.cancel();
         // The task ends by itself now. The runtime has reported any panic in it.
         let _ = self.task.await;
+        if let Some(pods) = self.pods {
+            let _ = pods.await;
+        }
     }
 }
 

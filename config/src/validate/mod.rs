@@ -80,6 +80,13 @@ fn hot_restart_is_possible(r: &mut Reader<'_>, config: &Config) {
             Wrong::new(fact, "expected the router and the pod in files of their own"),
         );
     }
+    if config.coordinator.as_ref().is_some_and(|coordinator| coordinator.listen.is_some()) {
+        let fact = "given with coordinator.listen, which two processes cannot listen at";
+        r.report_key(
+            router::HOT_RESTART_SOCKET,
+            Wrong::new(fact, "expected the router and the coordinator in files of their own"),
+        );
+    }
     if config.store.kind == StoreKind::Memory {
         let fact = "given with store.kind = \"memory\", which another process cannot see";
         r.report_key(router::HOT_RESTART_SOCKET, Wrong::new(fact, "expected it only with etcd"));
@@ -89,7 +96,7 @@ fn hot_restart_is_possible(r: &mut Reader<'_>, config: &Config) {
 fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
     let listeners = [
         ("router.listen", config.router.as_ref().map(|router| router.listen)),
-        ("coordinator.listen", config.coordinator.as_ref().map(|coordinator| coordinator.listen)),
+        ("coordinator.listen", config.coordinator.as_ref().and_then(|coordinator| coordinator.listen)),
         ("pod.listen", config.pod.as_ref().map(|pod| pod.listen)),
         ("admin.listen", config.admin.as_ref().map(|admin| admin.listen)),
     ];
@@ -197,7 +204,7 @@ fn coordinator(r: &mut Reader<'_>) -> Coordinator {
         name: r.role_name("coordinator.name"),
         lease_ttl: r.lease("coordinator.lease_ttl", seconds(10)),
         policy: policy(r),
-        listen: r.listen("coordinator.listen", local(7070)),
+        listen: r.listen_if_given("coordinator.listen"),
     }
 }
 

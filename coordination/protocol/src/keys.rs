@@ -61,6 +61,12 @@ impl Keyspace {
         format!("{}coordinator/leader", self.root)
     }
 
+    /// Returns the key that a pod's stream puts when it goes on at an instance of the gRPC service. Nobody reads its
+    /// value: a view that shows its revision shows everything before it.
+    pub fn pod_stream(&self, pod: &str) -> String {
+        format!("{}pod_streams/{pod}", self.root)
+    }
+
     /// Returns the key of a pod's registration.
     pub fn pod(&self, pod: &str) -> String {
         format!("{}pods/{pod}", self.root)

@@ -112,6 +112,7 @@ fn record(settings: &PodSettings, draining: bool) -> PodRecord {
         admin: settings.admin.clone(),
         version: settings.version.clone(),
         work_ends_within_ms: settings.work_ends_within.map(millis),
+        resume_digest: None,
     }
 }
 

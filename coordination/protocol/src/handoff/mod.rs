@@ -6,6 +6,7 @@
 //! | [`router`] | routers | where a partition's requests go; the next step towards that |
 //! | [`pod`] | pods | what the pod has to do with a partition |
 //! | [`pod_reconcile`] | pods | which epoch to accept, and which callback or acknowledgement is next |
+//! | [`remote_pod`] | the gRPC service, for pods elsewhere | what the pod is told; what its reports mean |
 //! | [`epoch_fence`] | pods, for each request | whether the request is admitted, waits or is refused |
 //!
 //! # How it is driven
@@ -30,4 +31,5 @@ pub mod advance;
 pub mod epoch_fence;
 pub mod pod;
 pub mod pod_reconcile;
+pub mod remote_pod;
 pub mod router;

@@ -106,6 +106,9 @@ pub struct PodRecord {
     /// pod claims no bound.
     #[serde(default)]
     pub work_ends_within_ms: Option<u64>,
+    /// The digest of the secret by which a pod of the gRPC service goes on with its registration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_digest: Option<String>,
 }
 
 impl PodRecord {
@@ -124,6 +127,7 @@ impl PodRecord {
             admin: None,
             version: None,
             work_ends_within_ms: None,
+            resume_digest: None,
         }
     }
 }

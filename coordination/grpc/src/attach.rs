@@ -1,0 +1,232 @@
+//! A pod's registration through this service: a new one, or the continuation of one by its token.
+
+use std::time::Duration;
+
+use segue_coordination::session::unix_millis;
+use segue_coordination::store::StoreError;
+use segue_protocol::ids::{Incarnation, LeaseId, Revision};
+use segue_protocol::records::{Capabilities, PodRecord, encode};
+use segue_protocol::registration::{Attachment, attachment, put_back, withdraw};
+use segue_protocol::txn::{Compare, Keys, Op, Txn};
+use segue_protocol::view::View;
+use tonic::Status;
+use tracing::{info, warn};
+
+use crate::proto::Hello;
+use crate::shared::Shared;
+use crate::token::{Secret, Token};
+
+/// The version of this protocol.
+pub(crate) const PROTOCOL: u32 = 1;
+
+const DEFAULT_TTL: Duration = Duration::from_secs(15);
+const MAX_TTL: Duration = Duration::from_secs(3600);
+const MAX_NAME_BYTES: usize = 253;
+
+/// A pod whose registration is alive. A view of revision `seen` or later shows all that the pod can have been told.
+#[derive(Debug, Clone)]
+pub(crate) struct Attached {
+    pub(crate) token: Token,
+    pub(crate) resumed: bool,
+    pub(crate) seen: Revision,
+    record: PodRecord,
+}
+
+impl Attached {
+    pub(crate) fn name(&self) -> &str {
+        &self.token.pod
+    }
+
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.token.incarnation()
+    }
+
+    pub(crate) fn lease(&self) -> LeaseId {
+        self.token.lease()
+    }
+
+    /// Returns whether the registration is still there. `Err` with the transaction that restores it if another writer
+    /// has detached it from its lease.
+    pub(crate) fn is_registered(&mut self, view: &View) -> Result<bool, Txn> {
+        let key = view.pod_key(self.name());
+        match attachment(key.as_ref(), self.incarnation(), self.lease()) {
+            Attachment::Gone => Ok(false),
+            Attachment::Attached => {
+                // A status that was written with the lease is an operator's request, and kept.
+                if let Some(record) = view.live_pod(self.name(), self.incarnation()) {
+                    self.record.status = record.status;
+                }
+                Ok(true)
+            }
+            Attachment::Detached(seen) => {
+                let (name, value) = (view.keys().pod(self.name()), encode(&timed(self.record.clone())));
+                Err(put_back(&name, self.incarnation(), seen, value, self.lease()))
+            }
+        }
+    }
+}
+
+/// Registers the pod of `hello`, or goes on with its registration.
+pub(crate) async fn attach(shared: &Shared, hello: &Hello) -> Result<Attached, Status> {
+    let (record, ttl) = read(shared, hello)?;
+    if !hello.resume.is_empty() {
+        let token = Token::parse(&hello.resume)?;
+        if token.pod != hello.pod {
+            return Err(Status::invalid_argument(format!("`resume` is of pod {}, `pod` is {}", token.pod, hello.pod)));
+        }
+        if let Some(attached) = resume(shared, token).await? {
+            return Ok(attached);
+        }
+    }
+    register(shared, record, ttl).await
+}
+
+/// Returns the registration of this token, as the store has it. `None` if it is over.
+pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Attached>, Status> {
+    let found = shared.store.snapshot(&Keys::One(shared.keys.pod(&token.pod))).await.map_err(unavailable)?;
+    let Some(entry) = found.entries.first() else { return Ok(None) };
+    if Incarnation::registered_at(entry.create_revision) != token.incarnation() {
+        return Ok(None);
+    }
+    let stored = serde_json::from_slice::<PodRecord>(&entry.value).ok();
+    let Some(record) = stored.filter(|record| record.resume_digest.is_some()) else {
+        return Err(Status::failed_precondition(format!(
+            "another writer has overwritten the registration of pod {0}; `segue forget pod {0}` ends it",
+            token.pod
+        )));
+    };
+    token.proves(record.resume_digest.as_deref())?;
+    Ok(Some(Attached { token, resumed: true, seen: entry.mod_revision, record }))
+}
+
+/// Goes on with the registration of this token: renews its lease. `None` if it is over.
+///
+/// What the pod was told by another instance may be newer than this instance's view. A write marks the present: a view
+/// that shows it is new enough.
+async fn resume(shared: &Shared, token: Token) -> Result<Option<Attached>, Status> {
+    let Some(mut attached) = find(shared, token).await? else { return Ok(None) };
+    let (pod, lease) = (attached.name(), attached.lease());
+    let mark = Txn {
+        when: vec![Compare::created_at(shared.keys.pod(pod), attached.incarnation().revision())],
+        then: vec![Op::Put { key: shared.keys.pod_stream(pod), value: b"{}".to_vec(), lease: Some(lease) }],
+        otherwise: None,
+    };
+    let marked = match shared.store.keep_alive(lease).await {
+        Ok(()) => shared.store.commit(mark).await,
+        Err(error) => Err(error),
+    };
+    match marked {
+        Ok(outcome) if outcome.committed() => {
+            attached.seen = outcome.revision;
+            Ok(Some(attached))
+        }
+        Ok(_) | Err(StoreError::LeaseNotFound) => Ok(None),
+        Err(error) => Err(unavailable(error)),
+    }
+}
+
+async fn register(shared: &Shared, record: PodRecord, ttl: Duration) -> Result<Attached, Status> {
+    let key = shared.keys.pod(&record.pod_name);
+    let taken = || {
+        Status::already_exists(format!(
+            "pod {} is registered; a new registration is possible once the lease of that one has ended",
+            record.pod_name
+        ))
+    };
+    // A pod that asks again and again costs no lease each time.
+    if !shared.store.snapshot(&Keys::One(key.clone())).await.map_err(unavailable)?.entries.is_empty() {
+        return Err(taken());
+    }
+    let secret = Secret::new();
+    let record = PodRecord { resume_digest: Some(secret.digest.clone()), ..timed(record.clone()) };
+    let lease = shared.store.grant(ttl).await.map_err(unavailable)?;
+    let create = Txn {
+        when: vec![Compare::created_at(key.clone(), Revision::ZERO)],
+        then: vec![Op::Put { key, value: encode(&record), lease: Some(lease) }],
+        otherwise: None,
+    };
+    let created = shared.store.commit(create).await;
+    match created {
+        Ok(outcome) if outcome.committed() => {
+            let incarnation = Incarnation::registered_at(outcome.revision);
+            info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
+            let token = secret.token(&record.pod_name, incarnation, lease, ttl);
+            Ok(Attached { token, resumed: false, seen: outcome.revision, record })
+        }
+        refused => {
+            let _ = shared.store.revoke(lease).await;
+            Err(refused.map_or_else(unavailable, |_| taken()))
+        }
+    }
+}
+
+/// Ends a registration. The pod must have stopped serving.
+pub(crate) async fn end(shared: &Shared, token: &Token) -> Result<(), Status> {
+    let key = shared.keys.pod(&token.pod);
+    shared.store.commit(withdraw(&key, token.incarnation())).await.map_err(unavailable)?;
+    info!(pod = token.pod, incarnation = token.incarnation().get(), "pod deregistered");
+    if let Err(error) = shared.store.revoke(token.lease()).await {
+        warn!(pod = token.pod, %error, "cannot revoke the lease of a pod; it expires");
+    }
+    Ok(())
+}
+
+/// Reads a hello: the pod's record, and the TTL of its lease.
+fn read(shared: &Shared, hello: &Hello) -> Result<(PodRecord, Duration), Status> {
+    if !(hello.protocol_min..=hello.protocol_max).contains(&PROTOCOL) {
+        return Err(Status::failed_precondition(format!(
+            "this server speaks version {PROTOCOL} of the protocol, the pod {} to {}",
+            hello.protocol_min, hello.protocol_max
+        )));
+    }
+    if hello.keyspace != shared.keyspace {
+        return Err(Status::failed_precondition(format!(
+            "this server is of keyspace {:?}, the pod of {:?}",
+            shared.keyspace, hello.keyspace
+        )));
+    }
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if hello.pod.is_empty() || hello.pod.len() > MAX_NAME_BYTES || !hello.pod.chars().all(allowed) {
+        return Err(Status::invalid_argument(format!(
+            "`pod`: {:?} cannot be a name; expected letters, digits, '.', '_' and '-', {MAX_NAME_BYTES} at most",
+            hello.pod
+        )));
+    }
+    let port = hello.address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+    if !matches!(port, Some(Ok(1..))) {
+        return Err(Status::invalid_argument(format!(
+            "`address`: {:?} cannot be reached; expected host:port",
+            hello.address
+        )));
+    }
+    if !(hello.weight.is_finite() && hello.weight >= 0.0) {
+        return Err(Status::invalid_argument(format!("`weight`: {}; expected a positive number", hello.weight)));
+    }
+    let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    let weight = if hello.weight == 0.0 { 1.0 } else { hello.weight };
+    let record = PodRecord {
+        weight: weight.into(),
+        zone: text(&hello.zone),
+        version: text(&hello.version),
+        capabilities: Capabilities::from(hello.capabilities.clone()),
+        ..PodRecord::new(hello.pod.clone(), hello.address.clone())
+    };
+    Ok((record, ttl(hello)?))
+}
+
+fn ttl(hello: &Hello) -> Result<Duration, Status> {
+    let Some(asked) = hello.lease_ttl else { return Ok(DEFAULT_TTL) };
+    Duration::try_from(asked)
+        .ok()
+        .filter(|ttl| ttl.subsec_nanos() == 0 && (Duration::from_secs(2)..=MAX_TTL).contains(ttl))
+        .ok_or_else(|| Status::invalid_argument("`lease_ttl`: expected whole seconds, from 2 to 3600"))
+}
+
+fn timed(record: PodRecord) -> PodRecord {
+    let now = unix_millis();
+    PodRecord { registered_at: now, last_heartbeat: now, ..record }
+}
+
+pub(crate) fn unavailable(error: StoreError) -> Status {
+    Status::unavailable(error.to_string())
+}

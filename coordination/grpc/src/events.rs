@@ -1,0 +1,87 @@
+//! What a pod is told, as messages.
+
+use std::time::Duration;
+
+use segue_protocol::handoff::pod_reconcile::Callback;
+use segue_protocol::handoff::remote_pod::{Changes, RemoteTask};
+use segue_protocol::ids::{HandoffId, PartitionId};
+use segue_protocol::lease::keepalive_interval;
+use segue_protocol::view::View;
+
+use crate::attach::{Attached, PROTOCOL};
+use crate::proto::task::Kind;
+use crate::proto::{Assignment, Drain, Event, Owned, Release, Sync, Task, TaskId, Warm, Welcome};
+use crate::shared::PodsSettings;
+
+/// How many events the server may be ahead of what the pod has applied.
+pub(crate) const WINDOW: u64 = 256;
+
+/// Returns the event that tells these changes, without a number. `full` if they are everything.
+pub(crate) fn event(view: &View, settings: &PodsSettings, changes: Changes, full: bool) -> Event {
+    let assignment = Assignment {
+        full,
+        owned: changes
+            .owned
+            .iter()
+            .map(|(partition, epoch)| Owned { partition: partition.get(), epoch: epoch.get() })
+            .collect(),
+        gone: changes.gone.iter().map(|partition| partition.get()).collect(),
+    };
+    let is_told = full || !assignment.owned.is_empty() || !assignment.gone.is_empty();
+    Event {
+        revision: view.revision.get(),
+        assignment: is_told.then_some(assignment),
+        tasks: changes.tasks.into_iter().map(|due| task(view, settings, due)).collect(),
+        dropped: changes.dropped.into_iter().map(|(partition, handoff)| task_id(partition, handoff)).collect(),
+        ..Event::default()
+    }
+}
+
+pub(crate) fn welcome(attached: &Attached, view: &View) -> Welcome {
+    let ttl = attached.token.ttl();
+    let ttl_micros = u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX);
+    Welcome {
+        protocol: PROTOCOL,
+        incarnation: attached.incarnation().get(),
+        resume: attached.token.to_bytes(),
+        resumed: attached.resumed,
+        lease_ttl: span(ttl),
+        trust: span(ttl * 2 / 3),
+        heartbeat_every: span(Duration::from_micros(keepalive_interval(ttl_micros))),
+        partitions: view.partitions(),
+        window: u32::try_from(WINDOW).unwrap_or(u32::MAX),
+    }
+}
+
+/// Returns a span as a message. `None` if it is too long for one.
+pub(crate) fn span(span: Duration) -> Option<prost_types::Duration> {
+    span.try_into().ok()
+}
+
+fn task(view: &View, settings: &PodsSettings, due: RemoteTask) -> Task {
+    let RemoteTask { partition, callback, handoff, epoch, cancelled } = due;
+    let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff).map(|record| &record.value);
+    let (within, kind) = match callback {
+        Callback::Warm => {
+            let from = record.and_then(|record| view.live_old_owner(record));
+            let (from_pod, from_address) =
+                from.map_or_else(Default::default, |from| (from.pod_name.clone(), from.address.clone()));
+            (Some(settings.warm_timeout), Kind::Warm(Warm { from_pod, from_address }))
+        }
+        Callback::Sync => (Some(settings.phase_timeout), Kind::Sync(Sync {})),
+        Callback::Drain => (Some(settings.phase_timeout), Kind::Drain(Drain {})),
+        Callback::Release => (None, Kind::Release(Release { cancelled })),
+    };
+    Task {
+        id: Some(task_id(partition, handoff)),
+        epoch: epoch.get(),
+        // Nothing is cancelled that no handoff stands behind.
+        within: within.filter(|_| record.is_some()).and_then(span),
+        why: record.map_or_else(String::new, |record| record.reason.clone()),
+        kind: Some(kind),
+    }
+}
+
+fn task_id(partition: PartitionId, handoff: HandoffId) -> TaskId {
+    TaskId { partition: partition.get(), handoff: handoff.get() }
+}

@@ -1,0 +1,165 @@
+//! The keyspace as one instance sees it, shared by all its pods, with notices of what has changed.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use segue_coordination::session::{Update, Watcher};
+use segue_coordination::store::Store;
+use segue_protocol::ids::{PartitionId, Revision};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::view::{View, ViewDelta};
+use tokio::sync::{broadcast, watch};
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
+use tracing::warn;
+
+/// How many notices a reader may be behind. One that is further behind looks at every partition.
+const NOTICES: usize = 256;
+
+/// How long a call waits for the view to reach a revision.
+const CATCH_UP: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(crate) struct Hub {
+    shared: Arc<Shared>,
+    _task: AbortOnDropHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    view: RwLock<View>,
+    changes: broadcast::Sender<Change>,
+    revision: watch::Sender<Revision>,
+}
+
+/// The partitions that have changed; `None` for all.
+type Change = Option<Arc<BTreeSet<PartitionId>>>;
+
+/// What has changed since it was last taken.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    receiver: broadcast::Receiver<Change>,
+    /// `None` for all.
+    partitions: Option<BTreeSet<PartitionId>>,
+}
+
+impl Hub {
+    /// Starts to follow a keyspace.
+    pub(crate) fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
+        let shared = Arc::new(Shared {
+            view: RwLock::new(View::empty(keys.clone())),
+            changes: broadcast::Sender::new(NOTICES),
+            revision: watch::Sender::new(Revision::ZERO),
+        });
+        let task = AbortOnDropHandle::new(tokio::spawn(follow(shared.clone(), Watcher::start(store, keys))));
+        Hub { shared, _task: task }
+    }
+
+    pub(crate) fn view(&self) -> RwLockReadGuard<'_, View> {
+        self.shared.view.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the changes from now on, at first all.
+    pub(crate) fn changes(&self) -> Changes {
+        Changes { receiver: self.shared.changes.subscribe(), partitions: None }
+    }
+
+    /// Waits until the view shows this revision.
+    pub(crate) async fn shows(&self, revision: Revision) -> Result<(), Status> {
+        let mut seen = self.shared.revision.subscribe();
+        match timeout(CATCH_UP, seen.wait_for(|seen| *seen >= revision)).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(Status::unavailable("this instance does not follow the store at the moment")),
+        }
+    }
+
+    /// Waits until the view is newer than this revision.
+    pub(crate) async fn newer_than(&self, revision: Revision) {
+        let mut seen = self.shared.revision.subscribe();
+        if seen.wait_for(|seen| *seen > revision).await.is_err() {
+            // The sender lives as long as this hub.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Changes {
+    /// Waits for a change. Cancel-safe.
+    pub(crate) async fn wait(&mut self) {
+        let received = self.receiver.recv().await;
+        if self.note(received.map_err(|error| error == broadcast::error::RecvError::Closed)) {
+            std::future::pending::<()>().await;
+        }
+        while let Ok(change) = self.receiver.try_recv() {
+            self.note(Ok(change));
+        }
+    }
+
+    /// Notes a change. Returns whether there will be no more.
+    fn note(&mut self, received: Result<Change, bool>) -> bool {
+        match received {
+            Ok(Some(changed)) => {
+                if let Some(partitions) = &mut self.partitions {
+                    partitions.extend(changed.iter().copied());
+                }
+                false
+            }
+            Ok(None) | Err(false) => {
+                self.partitions = None;
+                false
+            }
+            Err(true) => true,
+        }
+    }
+
+    /// Returns whether anything has changed.
+    pub(crate) fn any(&self) -> bool {
+        self.partitions.as_ref().is_none_or(|partitions| !partitions.is_empty())
+    }
+
+    /// Counts a partition as changed.
+    pub(crate) fn look_at(&mut self, partition: PartitionId) {
+        if let Some(partitions) = &mut self.partitions {
+            partitions.insert(partition);
+        }
+    }
+
+    /// Takes the changed partitions; `None` for all.
+    pub(crate) fn take(&mut self) -> Option<BTreeSet<PartitionId>> {
+        std::mem::replace(&mut self.partitions, Some(BTreeSet::new()))
+    }
+}
+
+async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
+    loop {
+        let update = watcher.next().await;
+        let (change, revision) = {
+            let mut view = shared.view.write().unwrap_or_else(PoisonError::into_inner);
+            let change = match update {
+                Update::Snapshot(fresh) => {
+                    view.resync(*fresh);
+                    None
+                }
+                Update::Batch(batch) => {
+                    let mut delta = view.apply(batch);
+                    while let Some(batch) = watcher.try_next_batch() {
+                        let ViewDelta { partitions, membership, .. } = view.apply(batch);
+                        delta.partitions.extend(partitions);
+                        delta.membership |= membership;
+                    }
+                    (!delta.membership).then(|| Arc::new(delta.partitions))
+                }
+                Update::Lost(error) => {
+                    warn!(%error, "pods' service lost its store watch; resyncing");
+                    continue;
+                }
+            };
+            (change, view.revision)
+        };
+        shared.revision.send_replace(revision);
+        // Without a receiver there is no pod to tell.
+        let _ = shared.changes.send(change);
+    }
+}

@@ -1,0 +1,189 @@
+//! The service: its calls, and its listener.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use segue_coordination::store::Store;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::lease::keepalive_interval;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::Stream as TokioStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::ack::acknowledge;
+use crate::attach::{attach, find};
+use crate::events::{event, welcome};
+use crate::hub::Hub;
+use crate::leave::leave;
+use crate::proto::pods_server::{Pods, PodsServer as GeneratedServer};
+use crate::proto::{AckRequest, AckResponse, Event, Heartbeat, LeaveRequest, LeaveResponse, PollRequest};
+use crate::shared::{GO_AWAY_WITHIN, PodsSettings, Shared};
+use crate::stream::{Stream, remote_pod};
+use crate::token::Token;
+
+/// How long a stream may take to say hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often a connection is checked, and how long the check may take. A pod that is gone without a word gives up its
+/// stream, not its registration.
+const PING: Duration = Duration::from_secs(10);
+
+/// How many acknowledgements one request may carry.
+const MAX_ACKS: usize = 4096;
+
+/// The service `segue.v1.Pods` of one instance.
+#[derive(Debug)]
+pub struct PodsServer {
+    shared: Arc<Shared>,
+}
+
+impl PodsServer {
+    /// Returns the service. It follows the keyspace from here on.
+    pub fn new(store: Arc<dyn Store>, keys: Keyspace, settings: PodsSettings) -> Self {
+        let hub = Hub::start(store.clone(), keys.clone());
+        let keyspace = settings.keyspace.clone();
+        let (sessions, ending, streams) = (Arc::default(), CancellationToken::new(), TaskTracker::new());
+        PodsServer { shared: Arc::new(Shared { store, keys, keyspace, settings, hub, sessions, ending, streams }) }
+    }
+
+    /// Serves pods until `shutdown`, and tells them then to go to another instance.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        shutdown: CancellationToken,
+    ) -> Result<(), tonic::transport::Error> {
+        let shared = self.shared.clone();
+        let ended = {
+            let shared = shared.clone();
+            async move {
+                shutdown.cancelled().await;
+                shared.ending.cancel();
+                shared.streams.close();
+                let _ = timeout(GO_AWAY_WITHIN, shared.streams.wait()).await;
+            }
+        };
+        let served = Server::builder()
+            .http2_keepalive_interval(Some(PING))
+            .http2_keepalive_timeout(Some(PING))
+            .add_service(GeneratedServer::new(Calls { shared: shared.clone() }))
+            .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), ended);
+        tokio::select! {
+            served = served => served,
+            // Calls that are still open are cut off.
+            () = async {
+                shared.ending.cancelled().await;
+                tokio::time::sleep(GO_AWAY_WITHIN * 2).await;
+            } => Ok(()),
+        }
+    }
+}
+
+struct Calls {
+    shared: Arc<Shared>,
+}
+
+/// The events of a stream, as its loop sends them.
+#[derive(Debug)]
+pub(crate) struct EventStream(mpsc::Receiver<Result<Event, Status>>);
+
+impl TokioStream for EventStream {
+    type Item = Result<Event, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context)
+    }
+}
+
+#[tonic::async_trait]
+impl Pods for Calls {
+    type RegisterStream = EventStream;
+
+    async fn register(&self, request: Request<Streaming<Heartbeat>>) -> Result<Response<EventStream>, Status> {
+        let mut heartbeats = request.into_inner();
+        let first = timeout(HELLO_TIMEOUT, heartbeats.message())
+            .await
+            .map_err(|_| Status::deadline_exceeded("the first heartbeat, with `hello`, did not come"))??;
+        let first = first.ok_or_else(no_hello)?;
+        let hello = first.hello.as_ref().ok_or_else(no_hello)?;
+        let attached = attach(&self.shared, hello).await?;
+        let stream = Stream::begin(self.shared.clone(), attached, &first).await?;
+        // Room for one: an event is made when the one before it has been taken.
+        let (sender, events) = mpsc::channel(1);
+        self.shared.streams.spawn(stream.run(heartbeats, sender));
+        Ok(Response::new(EventStream(events)))
+    }
+
+    async fn ack(&self, request: Request<AckRequest>) -> Result<Response<AckResponse>, Status> {
+        let AckRequest { resume: token, acks } = request.into_inner();
+        if acks.len() > MAX_ACKS {
+            return Err(Status::invalid_argument(format!("{} acks; expected {MAX_ACKS} at most", acks.len())));
+        }
+        let token = self.proven(&token).await?;
+        let outcomes = acks.iter().map(|ack| acknowledge(&self.shared, &token, ack));
+        let outcomes = join_all(outcomes).await.into_iter().map(i32::from).collect();
+        Ok(Response::new(AckResponse { outcomes }))
+    }
+
+    async fn poll(&self, request: Request<PollRequest>) -> Result<Response<Event>, Status> {
+        let PollRequest { heartbeat, after_revision, wait } = request.into_inner();
+        let heartbeat = heartbeat.ok_or_else(no_hello)?;
+        let hello = heartbeat.hello.as_ref().ok_or_else(no_hello)?;
+        let shared = &self.shared;
+        let attached = attach(shared, hello).await?;
+        shared.hub.shows(attached.seen).await?;
+        let ttl = u64::try_from(attached.token.ttl().as_micros()).unwrap_or(u64::MAX);
+        let longest = Duration::from_micros(keepalive_interval(ttl));
+        let wait = wait.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default().min(longest);
+        let _ = timeout(wait, shared.hub.newer_than(after_revision.into())).await;
+        let mut pod = remote_pod(shared, &attached, Some(hello));
+        let view = shared.hub.view();
+        let partitions = pod.concerned(&view);
+        let changes = pod.update(&view, partitions);
+        let event = Event {
+            seq: 1,
+            welcome: Some(welcome(&attached, &view)),
+            confirmed: heartbeat.seq,
+            ..event(&view, &shared.settings, changes, true)
+        };
+        Ok(Response::new(event))
+    }
+
+    async fn leave(&self, request: Request<LeaveRequest>) -> Result<Response<LeaveResponse>, Status> {
+        let LeaveRequest { resume: token, now } = request.into_inner();
+        let ending = self.shared.ending.clone();
+        let left = ending.run_until_cancelled(leave(&self.shared, Token::parse(&token)?, now)).await;
+        left.unwrap_or_else(|| Err(Status::unavailable("this instance ends; ask another one"))).map(Response::new)
+    }
+}
+
+impl Calls {
+    /// Returns the token if it is that of a living registration.
+    async fn proven(&self, token: &[u8]) -> Result<Token, Status> {
+        let token = Token::parse(token)?;
+        let known = {
+            let view = self.shared.hub.view();
+            view.live_pod(&token.pod, token.incarnation()).map(|record| token.proves(record.resume_digest.as_deref()))
+        };
+        match known {
+            Some(proven) => proven.map(|()| token),
+            // The view may be behind, or the record overwritten.
+            None => match find(&self.shared, token).await? {
+                Some(attached) => Ok(attached.token),
+                None => Err(Status::not_found("the registration is over: register anew")),
+            },
+        }
+    }
+}
+
+fn no_hello() -> Status {
+    Status::invalid_argument("`hello` is missing: expected it in the first heartbeat of a stream, and in every Poll")
+}

@@ -1,0 +1,66 @@
+//! The streams of this instance, by the registration that each is about: a new stream ends the one before it, and an
+//! acknowledgement that no record shows reaches the stream.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use segue_protocol::ids::{Incarnation, PartitionId};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// How many acknowledgements may wait for a stream's loop.
+const ACKS: usize = 64;
+
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    by_incarnation: Mutex<HashMap<Incarnation, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    replaced: CancellationToken,
+    by_hand: mpsc::Sender<PartitionId>,
+}
+
+/// A stream's place among the sessions. Dropping it leaves the place.
+#[derive(Debug)]
+pub(crate) struct Place {
+    sessions: Arc<Sessions>,
+    incarnation: Incarnation,
+    /// Cancelled when another stream takes this one's place.
+    pub(crate) replaced: CancellationToken,
+    /// Partitions without a handoff that the pod has warmed.
+    pub(crate) by_hand: mpsc::Receiver<PartitionId>,
+}
+
+impl Sessions {
+    /// Takes the place of this registration. A stream that has it is told to end.
+    pub(crate) fn take(self: &Arc<Self>, incarnation: Incarnation) -> Place {
+        let (by_hand, received) = mpsc::channel(ACKS);
+        let replaced = CancellationToken::new();
+        let entry = Entry { replaced: replaced.clone(), by_hand };
+        if let Some(before) = self.lock().insert(incarnation, entry) {
+            before.replaced.cancel();
+        }
+        Place { sessions: self.clone(), incarnation, replaced, by_hand: received }
+    }
+
+    /// Passes on that a pod has warmed a partition that an operator assigned to it by hand. Returns whether its stream
+    /// is here.
+    pub(crate) fn warmed_by_hand(&self, incarnation: Incarnation, partition: PartitionId) -> bool {
+        self.lock().get(&incarnation).is_some_and(|entry| entry.by_hand.try_send(partition).is_ok())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Incarnation, Entry>> {
+        self.by_incarnation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // A place that was taken belongs to the next stream.
+        if !self.replaced.is_cancelled() {
+            self.sessions.lock().remove(&self.incarnation);
+        }
+    }
+}

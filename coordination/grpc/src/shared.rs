@@ -1,0 +1,39 @@
+//! What the calls of an instance share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::store::Store;
+use segue_protocol::keys::Keyspace;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::hub::Hub;
+use crate::sessions::Sessions;
+
+/// How long an instance that ends still answers.
+pub(crate) const GO_AWAY_WITHIN: Duration = Duration::from_secs(2);
+
+/// The settings of the service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodsSettings {
+    /// The name of the keyspace.
+    pub keyspace: String,
+    /// How long a pod may warm before the coordinator cancels, to tell it.
+    pub warm_timeout: Duration,
+    /// How long `Ready` and `Syncing` may last together, to tell it.
+    pub phase_timeout: Duration,
+}
+
+/// What the calls of an instance share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keys: Keyspace,
+    pub(crate) keyspace: String,
+    pub(crate) settings: PodsSettings,
+    pub(crate) hub: Hub,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) ending: CancellationToken,
+    pub(crate) streams: TaskTracker,
+}

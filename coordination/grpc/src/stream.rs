@@ -1,0 +1,219 @@
+//! The loop of a `Register` stream: it renews the lease upon heartbeats, and tells the pod what has changed.
+//!
+//! # Invariants
+//!
+//! * An event is made when there is room for it, from the newest view: a slow pod skips intermediate states.
+//! * `confirmed` names a heartbeat that had come in before the renewal was sent to the store.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::store::StoreError;
+use segue_protocol::handoff::remote_pod::RemotePod;
+use segue_protocol::ids::{Epoch, PartitionId};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tonic::{Status, Streaming};
+use tracing::{debug, info};
+
+use crate::attach::{Attached, unavailable};
+use crate::events::{WINDOW, event, span, welcome};
+use crate::hub::Changes;
+use crate::proto::{Event, GoAway, Heartbeat, Hello};
+use crate::sessions::Place;
+use crate::shared::{GO_AWAY_WITHIN, Shared};
+
+/// How long the store may take to renew a lease or to restore a record.
+const STORE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The sender of a stream's events.
+pub(crate) type Events = mpsc::Sender<Result<Event, Status>>;
+
+/// A stream.
+pub(crate) struct Stream {
+    shared: Arc<Shared>,
+    attached: Attached,
+    pod: RemotePod,
+    place: Place,
+    changes: Changes,
+    /// The number of the last event.
+    seq: u64,
+    /// The newest event that the pod has applied.
+    seen: u64,
+    /// The newest heartbeat.
+    beat: u64,
+    /// The newest heartbeat that was followed by a renewal of the lease.
+    confirmed: u64,
+    /// The newest heartbeat whose confirmation has been told.
+    told: u64,
+}
+
+/// A renewal in flight, with the newest heartbeat before it.
+type Renewal = Pin<Box<dyn Future<Output = (u64, Result<(), StoreError>)> + Send>>;
+
+impl Stream {
+    /// Returns the stream of a pod that has just been attached by this heartbeat, once the view shows its registration.
+    pub(crate) async fn begin(shared: Arc<Shared>, attached: Attached, first: &Heartbeat) -> Result<Self, Status> {
+        let changes = shared.hub.changes();
+        shared.hub.shows(attached.seen).await?;
+        let place = shared.sessions.take(attached.incarnation());
+        let pod = remote_pod(&shared, &attached, first.hello.as_ref());
+        Ok(Stream {
+            shared,
+            attached,
+            pod,
+            place,
+            changes,
+            seq: 0,
+            seen: 0,
+            beat: first.seq,
+            confirmed: first.seq,
+            told: 0,
+        })
+    }
+
+    /// Serves the pod until its stream ends.
+    pub(crate) async fn run(mut self, mut heartbeats: Streaming<Heartbeat>, events: Events) {
+        let (pod, incarnation) = (self.attached.name().to_owned(), self.attached.incarnation().get());
+        match self.serve(&mut heartbeats, &events).await {
+            Ok(why) => debug!(pod, incarnation, why, "pod's stream ended"),
+            Err(status) => {
+                info!(pod, incarnation, code = ?status.code(), why = status.message(), "pod's stream closed");
+                // A pod that does not read does not learn why.
+                let _ = timeout(Duration::from_secs(1), events.send(Err(status))).await;
+            }
+        }
+    }
+
+    async fn serve(&mut self, heartbeats: &mut Streaming<Heartbeat>, events: &Events) -> Result<&'static str, Status> {
+        let (ending, shared) = (self.shared.ending.clone(), self.shared.clone());
+        let mut renewal: Option<Renewal> = None;
+        loop {
+            if renewal.is_none() && self.beat > self.confirmed {
+                renewal = Some(self.renew());
+            }
+            self.keep_registration(&shared).await?;
+            let has_news = self.confirmed > self.told || (self.changes.any() && self.has_room());
+            tokio::select! {
+                biased;
+                () = self.place.replaced.cancelled() => {
+                    return Err(Status::aborted("another stream goes on with this registration"));
+                }
+                () = ending.cancelled() => {
+                    self.go_away(events).await;
+                    return Ok("this instance ends");
+                }
+                (beat, renewed) = async { renewal.as_mut().expect("there is one").await }, if renewal.is_some() => {
+                    renewal = None;
+                    self.renewed(beat, renewed)?;
+                }
+                received = heartbeats.message() => match received {
+                    Ok(Some(heartbeat)) => self.heard(&heartbeat),
+                    Ok(None) | Err(_) => return Ok("the pod has closed it"),
+                },
+                Some(partition) = self.place.by_hand.recv() => {
+                    self.pod.warmed_by_hand(partition);
+                    self.changes.look_at(partition);
+                }
+                () = self.changes.wait() => {}
+                room = events.reserve(), if has_news => match room {
+                    Ok(room) => if let Some(event) = self.next_event() {
+                        room.send(Ok(event));
+                    },
+                    Err(_) => return Ok("the pod is gone"),
+                },
+            }
+        }
+    }
+
+    fn heard(&mut self, heartbeat: &Heartbeat) {
+        self.beat = self.beat.max(heartbeat.seq);
+        self.seen = self.seen.max(heartbeat.seen).min(self.seq);
+    }
+
+    fn renew(&self) -> Renewal {
+        let (store, lease, beat) = (self.shared.store.clone(), self.attached.lease(), self.beat);
+        Box::pin(async move {
+            let no_response = |_| Err(StoreError::Unavailable("no response".to_owned()));
+            (beat, timeout(STORE_TIMEOUT, store.keep_alive(lease)).await.unwrap_or_else(no_response))
+        })
+    }
+
+    fn renewed(&mut self, beat: u64, renewed: Result<(), StoreError>) -> Result<(), Status> {
+        match renewed {
+            Ok(()) => self.confirmed = beat,
+            Err(StoreError::LeaseNotFound) => return Err(self.is_over()),
+            // Another instance may reach the store.
+            Err(error) => return Err(unavailable(error)),
+        }
+        Ok(())
+    }
+
+    /// Checks that the registration exists, and restores it if another writer has detached it from its lease.
+    async fn keep_registration(&mut self, shared: &Shared) -> Result<(), Status> {
+        let restore = match self.attached.is_registered(&shared.hub.view()) {
+            Ok(true) => return Ok(()),
+            Ok(false) => return Err(self.is_over()),
+            Err(restore) => restore,
+        };
+        let pod = self.attached.name();
+        match timeout(STORE_TIMEOUT, shared.store.commit(restore)).await {
+            Ok(Ok(outcome)) if outcome.committed() => {
+                info!(pod, "registration restored");
+                shared.hub.shows(outcome.revision).await
+            }
+            // Changed again, or the store does not answer. The next change or heartbeat leads back here.
+            _ => Ok(()),
+        }
+    }
+
+    fn is_over(&self) -> Status {
+        Status::not_found(format!("the registration of pod {} is over: register anew", self.attached.name()))
+    }
+
+    fn has_room(&self) -> bool {
+        self.seq - self.seen < WINDOW
+    }
+
+    /// Returns the next event, if there is anything to tell.
+    fn next_event(&mut self) -> Option<Event> {
+        let is_first = self.seq == 0;
+        let shared = self.shared.clone();
+        let view = shared.hub.view();
+        let mut event = if self.changes.any() && self.has_room() {
+            let partitions = self.changes.take().unwrap_or_else(|| self.pod.concerned(&view));
+            let changes = self.pod.update(&view, partitions);
+            event(&view, &shared.settings, changes, is_first)
+        } else {
+            Event { revision: view.revision.get(), ..Event::default() }
+        };
+        let tells = event.assignment.is_some() || !event.tasks.is_empty() || !event.dropped.is_empty();
+        if !is_first && !tells && self.confirmed == self.told {
+            return None;
+        }
+        event.welcome = is_first.then(|| welcome(&self.attached, &view));
+        if self.confirmed > self.told {
+            event.confirmed = self.confirmed;
+            self.told = self.confirmed;
+        }
+        self.seq += 1;
+        event.seq = self.seq;
+        Some(event)
+    }
+
+    async fn go_away(&mut self, events: &Events) {
+        self.seq += 1;
+        let go_away = GoAway { why: "this instance ends".to_owned(), within: span(GO_AWAY_WITHIN) };
+        let event = Event { seq: self.seq, go_away: Some(go_away), ..Event::default() };
+        let _ = timeout(GO_AWAY_WITHIN, events.send(Ok(event))).await;
+    }
+}
+
+/// Returns the pod as it says that it is.
+pub(crate) fn remote_pod(shared: &Shared, attached: &Attached, hello: Option<&Hello>) -> RemotePod {
+    // The state of an earlier life is not taken over: only this life can have read the log to its end.
+    let holdings = hello.filter(|_| attached.resumed).map(|hello| hello.holdings.as_slice()).unwrap_or_default();
+    let holdings = holdings.iter().map(|held| (PartitionId::new(held.partition), Epoch::new(held.epoch)));
+    RemotePod::new(&shared.hub.view(), attached.name(), attached.incarnation(), holdings)
+}

@@ -1,0 +1,83 @@
+//! Calls that are refused, and pods without a stream.
+
+use std::time::Duration;
+
+use segue_grpc::proto::{Ack, AckKind, AckOutcome, Heartbeat, Hello, Holding, PollRequest, TaskId};
+use tonic::Code;
+
+use crate::client::{Pod, ack, connect, hello, register};
+use crate::site::Site;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hello_that_cannot_be_is_refused_in_words() {
+    let site = Site::start().await;
+    let good = || hello(&site.name, "a");
+    let ttl = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
+    for (bad, code, expected) in [
+        (Hello { protocol_min: 2, protocol_max: 3, ..good() }, Code::FailedPrecondition, "speaks version 1"),
+        (Hello { keyspace: "other".to_owned(), ..good() }, Code::FailedPrecondition, "the pod of \"other\""),
+        (Hello { pod: "a/b".to_owned(), ..good() }, Code::InvalidArgument, "`pod`: \"a/b\" cannot be a name"),
+        (Hello { address: "here".to_owned(), ..good() }, Code::InvalidArgument, "expected host:port"),
+        (Hello { lease_ttl: ttl(1, 0), ..good() }, Code::InvalidArgument, "from 2 to 3600"),
+        (Hello { lease_ttl: ttl(2, 500), ..good() }, Code::InvalidArgument, "whole seconds"),
+        (Hello { weight: f64::NAN, ..good() }, Code::InvalidArgument, "`weight`"),
+        (Hello { resume: b"x".to_vec(), ..good() }, Code::InvalidArgument, "`resume` is not a token"),
+    ] {
+        let status = register(site.address(0), bad).await.unwrap_err();
+        assert!(status.code() == code && status.message().contains(expected), "{expected}: {status:?}");
+    }
+    assert!(site.view().await.pods.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_with_another_secret_is_refused_and_a_stale_ack_is_named_so() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let known = a.owns(4).await;
+    site.until("the moves are over", |view| view.handoffs.is_empty()).await;
+    let id = |handoff| Some(TaskId { partition: 0, handoff });
+    let released = |handoff| Ack { id: id(handoff), kind: AckKind::Drained.into(), ..Ack::default() };
+    let outcomes = ack(site.address(1), known.token(), vec![released(3), Ack::default()]).await.unwrap();
+    assert_eq!(outcomes, [AckOutcome::Stale; 2]);
+
+    let mut text = String::from_utf8(known.token()).unwrap();
+    let secret = text.find("secret").unwrap() + 9;
+    let other = if &text[secret..=secret] == "0" { "1" } else { "0" };
+    text.replace_range(secret..=secret, other);
+    let refused = ack(site.address(1), text.clone().into_bytes(), vec![released(3)]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let forged = Hello { resume: text.into_bytes(), ..hello(&site.name, "a") };
+    assert_eq!(register(site.address(1), forged).await.unwrap_err().code(), Code::PermissionDenied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_without_streams_takes_part_by_polling_any_instance() {
+    let site = Site::start().await;
+    let mut hello = hello(&site.name, "a");
+    let (mut owned, mut seq, mut revision) = (0, 0, 0);
+    while owned < 4 {
+        seq += 1;
+        let heartbeat = Some(Heartbeat { seq, hello: Some(hello.clone()), seen: 0 });
+        let wait = Duration::from_millis(100).try_into().ok();
+        let mut client = connect(site.address(seq as usize % 2)).await;
+        let request = PollRequest { heartbeat, after_revision: revision, wait };
+        let event = client.poll(request).await.unwrap().into_inner();
+        assert_eq!(event.confirmed, seq);
+        let welcome = event.welcome.unwrap();
+        assert_eq!(welcome.resumed, seq > 1);
+        (hello.resume, revision) = (welcome.resume, event.revision);
+        let mut acks = Vec::new();
+        for task in &event.tasks {
+            assert_eq!(crate::client::name(task), "warm");
+            let partition = task.id.unwrap().partition;
+            hello.holdings.retain(|held| held.partition != partition);
+            hello.holdings.push(Holding { partition, epoch: task.epoch });
+            acks.push(Ack { id: task.id, kind: AckKind::Ready.into(), ..Ack::default() });
+        }
+        ack(site.address(0), hello.resume.clone(), acks).await.unwrap();
+        let assignment = event.assignment.unwrap();
+        assert!(assignment.full);
+        owned = assignment.owned.len();
+    }
+    assert_eq!(site.owners().await.len(), 4);
+}

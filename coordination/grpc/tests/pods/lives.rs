@@ -1,0 +1,141 @@
+//! Registrations, leases and reconnects.
+
+use std::collections::BTreeMap;
+
+use segue_grpc::proto::LeaveRequest;
+use segue_protocol::records::{PodRecord, encode};
+use tonic::Code;
+
+use crate::client::{Known, Pod, connect, hello};
+use crate::site::Site;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_goes_on_at_another_instance_costs_no_move() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let b = Pod::start(site.address(0), hello(&site.name, "b")).await;
+    a.owns(2).await;
+    b.owns(2).await;
+    site.until("the moves are over", |view| view.handoffs.is_empty()).await;
+    let (owners, mut known) = (site.owners().await, a.known());
+    drop(a);
+    for round in 0..4 {
+        known.tasks.clear();
+        let a = Pod::resume(site.address(round % 2), hello(&site.name, "a"), known.clone()).await;
+        let first = a.known().first.unwrap();
+        let welcome = first.welcome.unwrap();
+        assert!(welcome.resumed && welcome.incarnation == known.incarnation());
+        let assignment = first.assignment.unwrap();
+        let told: BTreeMap<_, _> = assignment.owned.iter().map(|owned| (owned.partition, owned.epoch)).collect();
+        assert!(assignment.full && told == known.owned && first.tasks.is_empty(), "{told:?} {:?}", first.tasks);
+        // Beyond the lease that it had when its stream broke.
+        let confirmed = a.known().confirmed;
+        a.until("its lease is renewed", |known| known.confirmed > confirmed.max(12)).await;
+        known = Known { confirmed: 0, ..a.known() };
+    }
+    assert_eq!(site.owners().await, owners);
+    assert_eq!(b.known().incarnation(), site.view().await.incarnation_of("b").get());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn state_that_a_pod_has_and_that_is_not_needed_is_released_after_a_reconnect() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let mut known = a.owns(4).await;
+    drop(a);
+    let owned = known.owned.clone();
+    // Of an earlier epoch, and of a partition that the keyspace does not have.
+    let stale = known.held.insert(0, 1).unwrap();
+    known.held.insert(77, 5);
+    known.tasks.clear();
+    let a = Pod::resume(site.address(1), hello(&site.name, "a"), known).await;
+    let known = a.owns(4).await;
+    let counts = known.counts();
+    assert_eq!(counts, BTreeMap::from([("release", 2), ("warm", 1)]), "what is missing is warmed again");
+    assert_eq!((&known.owned, known.held[&0]), (&owned, stale));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_process_waits_for_the_old_lease_and_is_a_new_incarnation() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let before = a.owns(4).await;
+    drop(a);
+    let status = crate::client::register(site.address(1), hello(&site.name, "a")).await.unwrap_err();
+    assert_eq!(status.code(), Code::AlreadyExists, "{status:?}");
+    let a = Pod::start(site.address(1), hello(&site.name, "a")).await;
+    let known = a.owns(4).await;
+    assert!(known.incarnation() > before.incarnation() && !known.welcome.unwrap().resumed);
+    assert!(known.owned.iter().all(|(partition, epoch)| *epoch > before.owned[partition]));
+    assert_eq!(known.tasks.iter().filter(|task| crate::client::name(task) == "warm").count(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_of_a_lease_that_has_ended_leads_to_a_new_incarnation() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let before = a.owns(4).await;
+    drop(a);
+    site.until("the lease has ended", |view| view.pods.is_empty()).await;
+    let a = Pod::resume(site.address(0), hello(&site.name, "a"), before.clone()).await;
+    let known = a.owns(4).await;
+    assert!(!known.welcome.as_ref().unwrap().resumed && known.incarnation() > before.incarnation());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_pod_loses_its_lease_and_nobody_else_does() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let b = Pod::start(site.address(0), hello(&site.name, "b")).await;
+    a.owns(2).await;
+    b.owns(2).await;
+    b.fall_silent();
+    let known = b.until("its stream ends", |known| known.ended.is_some()).await;
+    assert_eq!(known.ended, Some(Code::NotFound), "register anew");
+    let known = a.owns(4).await;
+    assert_eq!(known.incarnation(), site.view().await.incarnation_of("a").get());
+    assert!(known.ended.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_stream_with_the_same_token_ends_the_first() {
+    let site = Site::start().await;
+    let first = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let known = first.owns(4).await;
+    let second = Pod::resume(site.address(0), hello(&site.name, "a"), known).await;
+    let ended = first.until("it ends", |known| known.ended.is_some()).await;
+    assert_eq!(ended.ended, Some(Code::Aborted));
+    let confirmed = second.known().confirmed;
+    second.until("the second goes on", |known| known.confirmed > confirmed + 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_that_ends_sends_its_pods_to_another_one() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    a.owns(4).await;
+    site.until("the moves are over", |view| view.handoffs.is_empty()).await;
+    let owners = site.owners().await;
+    site.instances[0].end();
+    let known = a.until("its stream ends", |known| known.ended.is_some()).await;
+    assert!(known.gone_away && known.ended == Some(Code::Ok), "{known:?}");
+    let a = Pod::resume(site.address(1), hello(&site.name, "a"), known).await;
+    assert_eq!(a.owns(4).await.incarnation(), site.view().await.incarnation_of("a").get());
+    assert_eq!(site.owners().await, owners);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_that_another_writer_detaches_from_its_lease_is_restored() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let known = a.owns(4).await;
+    let record = PodRecord { version: Some("by hand".to_owned()), ..PodRecord::new("a", "127.0.0.1:9") };
+    site.put(site.keys.pod("a"), encode(&record)).await;
+    site.until("it is back", |view| {
+        view.pods.get("a").is_some_and(|own| own.lease.is_some() && own.value.address == "127.0.0.1:1")
+    })
+    .await;
+    // The token still proves what it proved.
+    let request = LeaveRequest { resume: known.token(), now: true };
+    connect(site.address(1)).await.leave(request).await.unwrap();
+}

@@ -1,0 +1,106 @@
+//! Partitions are placed and move.
+
+use std::collections::BTreeMap;
+
+use segue_grpc::proto::task::Kind;
+use segue_grpc::proto::{Ack, AckKind, AckOutcome, LeaveRequest};
+
+use crate::client::{Pod, ack, connect, hello, name, register};
+use crate::site::Site;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_are_placed_and_move_between_two_pods_through_every_task() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let first = a.known().first.unwrap();
+    let assignment = first.assignment.unwrap();
+    assert!(assignment.full && assignment.owned.is_empty(), "an empty assignment is told too");
+    assert_eq!((first.seq, first.confirmed), (1, 1));
+    let known = a.owns(4).await;
+    assert_eq!(known.counts(), BTreeMap::from([("warm", 4)]), "a first placement has no tail");
+
+    let b = Pod::start(site.address(1), hello(&site.name, "b")).await;
+    let known = b.owns(2).await;
+    assert_eq!(known.counts(), BTreeMap::from([("warm", 2), ("sync", 2)]));
+    for task in &known.tasks {
+        assert!(!task.why.is_empty() && task.within.is_some(), "{task:?}");
+        if let Some(Kind::Warm(warm)) = &task.kind {
+            assert_eq!((warm.from_pod.as_str(), warm.from_address.as_str()), ("a", "127.0.0.1:1"));
+        }
+    }
+    let known = a.until("two are released", |known| known.counts().get("release") == Some(&2)).await;
+    assert_eq!(known.counts(), BTreeMap::from([("warm", 4), ("drain", 2), ("release", 2)]));
+    assert_eq!((known.owned.len(), known.held.len()), (2, 2));
+    site.until("the moves are over", |view| view.handoffs.is_empty()).await;
+    let owners = site.owners().await;
+    for (pod, owned) in [("a", a.known().owned), ("b", b.known().owned)] {
+        let in_store = owners.iter().filter(|(_, (owner, _))| owner == pod);
+        assert_eq!(owned, in_store.map(|(partition, (_, epoch))| (*partition, *epoch)).collect());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_leaves_hands_over_and_is_gone_without_waiting_for_its_lease() {
+    let site = Site::start().await;
+    let slow = |pod| {
+        let ttl = Some(prost_types::Duration { seconds: 120, nanos: 0 });
+        segue_grpc::proto::Hello { lease_ttl: ttl, ..hello(&site.name, pod) }
+    };
+    let a = Pod::start(site.address(0), slow("a")).await;
+    a.owns(4).await;
+    let b = Pod::start(site.address(0), slow("b")).await;
+    b.owns(2).await;
+    // By another instance than that of the stream.
+    let request = LeaveRequest { resume: a.known().token(), now: false };
+    let left = connect(site.address(1)).await.leave(request).await.unwrap().into_inner();
+    assert!(left.empty && left.left.is_empty());
+    assert!(!site.view().await.pods.contains_key("a"));
+    assert_eq!(b.owns(4).await.counts().get("sync"), Some(&4));
+    assert_eq!(a.until("its stream ends", |known| known.ended.is_some()).await.owned, BTreeMap::new());
+
+    let request = LeaveRequest { resume: b.known().token(), now: true };
+    let left = connect(site.address(1)).await.leave(request).await.unwrap().into_inner();
+    assert_eq!((left.empty, left.left.len()), (false, 4));
+    assert!(site.view().await.pods.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn due_tasks_are_told_again_after_a_reconnect_and_any_instance_takes_the_acks() {
+    let site = Site::start().await;
+    let hello = hello(&site.name, "a");
+    let (_beats, mut events) = register(site.address(0), hello.clone()).await.unwrap();
+    let (mut tasks, mut token) = (Vec::new(), Vec::new());
+    while tasks.len() < 4 {
+        let event = events.message().await.unwrap().unwrap();
+        token = event.welcome.map_or(token, |welcome| welcome.resume);
+        tasks.extend(event.tasks);
+    }
+    drop(events);
+    let resumed = segue_grpc::proto::Hello { resume: token.clone(), ..hello };
+    let (_beats, mut events) = register(site.address(1), resumed).await.unwrap();
+    let first = events.message().await.unwrap().unwrap();
+    assert!(first.welcome.unwrap().resumed);
+    let by_id = |tasks: &[segue_grpc::proto::Task]| {
+        let mut ids: Vec<_> = tasks.iter().map(|task| (task.id.unwrap().partition, task.id.unwrap().handoff)).collect();
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(by_id(&first.tasks), by_id(&tasks), "all of them, in the first event");
+
+    let acks: Vec<Ack> =
+        tasks.iter().map(|task| Ack { id: task.id, kind: AckKind::Ready.into(), ..Ack::default() }).collect();
+    // The stream is at the other instance.
+    for _ in 0..2 {
+        let outcomes = ack(site.address(0), token.clone(), acks.clone()).await.unwrap();
+        assert!(outcomes.iter().all(|outcome| *outcome != AckOutcome::Again), "{outcomes:?}");
+    }
+    let mut owned = 0;
+    while owned < 4 {
+        let event = events.message().await.unwrap().unwrap();
+        assert!(event.tasks.is_empty(), "{:?}", event.tasks.iter().map(name).collect::<Vec<_>>());
+        owned += event.assignment.map_or(0, |assignment| assignment.owned.len());
+    }
+    let outcomes = ack(site.address(1), token, acks).await.unwrap();
+    site.until("the moves are over", |view| view.handoffs.is_empty()).await;
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, AckOutcome::Accepted | AckOutcome::Stale)));
+}

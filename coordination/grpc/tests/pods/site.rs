@@ -1,0 +1,137 @@
+//! A keyspace on a real etcd with a coordinator and several instances of the service.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use segue_coordination::coordinator::{
+    CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
+};
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_grpc::{PodsServer, PodsSettings};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::{Policy, RoundCause};
+use segue_protocol::records::Phase;
+use segue_protocol::txn::{Keys, Op, Txn};
+use segue_protocol::view::View;
+use segue_tests::etcd::Etcd;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub(crate) const PARTITIONS: u32 = 4;
+
+static ETCD: LazyLock<Etcd> = LazyLock::new(Etcd::start);
+
+pub(crate) struct Site {
+    pub(crate) name: String,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keys: Keyspace,
+    pub(crate) instances: Vec<Instance>,
+    _coordinator: DropGuard,
+}
+
+pub(crate) struct Instance {
+    pub(crate) address: SocketAddr,
+    shutdown: CancellationToken,
+    _guard: DropGuard,
+}
+
+struct Quiet;
+
+impl CoordinatorObserver for Quiet {
+    fn leads(&self, _: bool) {}
+    fn round(&self, _: RoundCause) {}
+    fn phase_ended(&self, _: Phase, _: Duration) {}
+    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
+    fn view_changed(&self, _: &View) {}
+    fn resync(&self, _: &StoreError) {}
+}
+
+fn store() -> Arc<dyn Store> {
+    Arc::new(EtcdStore::connect(EtcdOptions::new([ETCD.endpoint()])).unwrap())
+}
+
+impl Site {
+    /// Starts a coordinator, and two instances of the service beside it.
+    pub(crate) async fn start() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("site-{}", NEXT.fetch_add(1, Relaxed));
+        let (store, keys) = (store(), Keyspace::new("/segue/", &name));
+        let settings = CoordinatorSettings {
+            name: "c".to_owned(),
+            lease_ttl: Duration::from_secs(5),
+            policy: Policy {
+                partitions: PARTITIONS,
+                settle: Duration::from_millis(50),
+                min_interval: Duration::from_millis(100),
+                heartbeat: Duration::from_secs(1),
+                ..Policy::default()
+            },
+        };
+        let (shutdown, (status, _)) = (CancellationToken::new(), watch::channel(CoordinatorStatus::default()));
+        let ended = shutdown.clone();
+        tokio::spawn(run_coordinator(store.clone(), keys.clone(), settings, Arc::new(Quiet), status, ended));
+        let mut site = Site { name, store, keys, instances: Vec::new(), _coordinator: shutdown.drop_guard() };
+        for _ in 0..2 {
+            site.instance().await;
+        }
+        site
+    }
+
+    async fn instance(&mut self) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, shutdown) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let settings = PodsSettings {
+            keyspace: self.name.clone(),
+            warm_timeout: Duration::from_secs(300),
+            phase_timeout: Duration::from_secs(25),
+        };
+        let server = PodsServer::new(store(), self.keys.clone(), settings);
+        tokio::spawn(server.serve(listener, shutdown.clone()));
+        self.instances.push(Instance { address, _guard: shutdown.clone().drop_guard(), shutdown });
+    }
+
+    pub(crate) fn address(&self, instance: usize) -> SocketAddr {
+        self.instances[instance].address
+    }
+
+    pub(crate) async fn view(&self) -> View {
+        let snapshot = self.store.snapshot(&Keys::Prefix(self.keys.root().into())).await.unwrap();
+        View::from_snapshot(self.keys.clone(), snapshot)
+    }
+
+    /// Returns the owner of each partition with its epoch.
+    pub(crate) async fn owners(&self) -> BTreeMap<u32, (String, u64)> {
+        let view = self.view().await;
+        let owner = |(partition, it): (&PartitionId, &segue_protocol::view::Versioned<_>)| {
+            let it: &segue_protocol::records::Assignment = &it.value;
+            (partition.get(), (it.owner.clone(), it.epoch.get()))
+        };
+        view.assignments.iter().map(owner).collect()
+    }
+
+    pub(crate) async fn put(&self, key: String, value: Vec<u8>) {
+        let then = vec![Op::Put { key, value, lease: None }];
+        self.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+    }
+
+    /// Waits until the view satisfies this.
+    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&View) -> bool) {
+        let waited = tokio::time::timeout(Duration::from_secs(60), async {
+            while !holds(&self.view().await) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        assert!(waited.await.is_ok(), "not in time: {what}");
+    }
+}
+
+impl Instance {
+    pub(crate) fn end(&self) {
+        self.shutdown.cancel();
+    }
+}

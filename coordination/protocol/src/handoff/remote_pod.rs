@@ -1,0 +1,288 @@
+//! Decides what a pod in another process is told, and what its reports mean.
+//!
+//! A pod that takes part through the coordinators' gRPC service runs its callbacks itself. It may talk to a different
+//! instance at any moment, so an instance relies on what the store shows and on what it has told the pod on the present
+//! stream. Everything else is [`pod_reconcile`](super::pod_reconcile), with the view in place of the callbacks' results.
+//!
+//! # Invariants
+//!
+//! * A pod is told to serve an epoch only if it has the state of that epoch, with its tail.
+//! * A task whose report the store needs is due until the view shows the report.
+//! * A new [`RemotePod`] tells everything again, so nothing depends on what was lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::advance::{Ack, acknowledge};
+use super::pod::{Duty, duty, warmed};
+use super::pod_reconcile::{Callback, Completeness, LoadedState, LocalState, PodAction, PodReport, Task, decide};
+use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId};
+use crate::records::{Phase, PodAck, PodAckKind};
+use crate::txn::Txn;
+use crate::view::View;
+
+/// A pod, and what it has been told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemotePod {
+    name: String,
+    incarnation: Incarnation,
+    told: BTreeMap<PartitionId, Told>,
+}
+
+/// What a pod has been told about a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Told {
+    /// The state that the pod is presumed to have.
+    local: LocalState,
+    /// The epoch of that state took effect.
+    was_effective: bool,
+    owned: Option<Epoch>,
+    task: Option<RemoteTask>,
+}
+
+/// A callback that a pod is to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RemoteTask {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Which callback.
+    pub callback: Callback,
+    /// The handoff that the report has to name; 0 if none is involved.
+    pub handoff: HandoffId,
+    /// The epoch that begins (warm, sync) or ends (drain, release).
+    pub epoch: Epoch,
+    /// With `Release`: the epoch never took effect.
+    pub cancelled: bool,
+}
+
+/// What a pod has to be told.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Changes {
+    /// Partitions to serve, each at this epoch and no other.
+    pub owned: Vec<(PartitionId, Epoch)>,
+    /// Partitions to refuse.
+    pub gone: Vec<PartitionId>,
+    /// Tasks that are newly due. Each takes the place of the partition's earlier one.
+    pub tasks: Vec<RemoteTask>,
+    /// Tasks that are not due any more and that nothing replaces.
+    pub dropped: Vec<(PartitionId, HandoffId)>,
+}
+
+impl Changes {
+    /// Returns whether there is nothing to tell.
+    pub fn is_empty(&self) -> bool {
+        self.owned.is_empty() && self.gone.is_empty() && self.tasks.is_empty() && self.dropped.is_empty()
+    }
+}
+
+impl RemotePod {
+    /// Returns a pod that has been told nothing. `holdings` are the partitions whose state it says that it has, with
+    /// the epochs of that state.
+    pub fn new(
+        view: &View,
+        name: impl Into<String>,
+        incarnation: Incarnation,
+        holdings: impl IntoIterator<Item = (PartitionId, Epoch)>,
+    ) -> Self {
+        let mut pod = RemotePod { name: name.into(), incarnation, told: BTreeMap::new() };
+        for (partition, epoch) in holdings {
+            // Epochs never come back, so the epoch tells which handoff brought the state.
+            let brought = view.handoffs.get(&partition).filter(|record| {
+                let value = &record.value;
+                (value.new_owner == pod.name, value.new_incarnation, value.epoch) == (true, incarnation, epoch)
+            });
+            let loaded = match brought {
+                Some(record) => LoadedState {
+                    handoff: record.id(),
+                    epoch,
+                    has_tail: record.value.old_owner.is_some(),
+                    completeness: Completeness::Warm,
+                },
+                None => {
+                    LoadedState { handoff: HandoffId::NONE, epoch, has_tail: false, completeness: Completeness::Synced }
+                }
+            };
+            let was_effective = view.assignments.get(&partition).is_some_and(|it| it.value.epoch >= epoch);
+            let local = LocalState { loaded: Some(loaded), drained: None };
+            pod.told.insert(partition, Told { local, was_effective, ..Told::default() });
+        }
+        pod
+    }
+
+    /// Returns the partitions that the pod may have to be told about.
+    pub fn concerned(&self, view: &View) -> BTreeSet<PartitionId> {
+        view.assignments.keys().chain(view.handoffs.keys()).chain(self.told.keys()).copied().collect()
+    }
+
+    /// Returns what the pod has to be told about these partitions. It counts as told from here on.
+    pub fn update(&mut self, view: &View, partitions: impl IntoIterator<Item = PartitionId>) -> Changes {
+        let mut changes = Changes::default();
+        let record = view.live_pod(&self.name, self.incarnation);
+        for partition in partitions {
+            let told = self.told.entry(partition).or_default();
+            match record {
+                Some(record) if !view.is_malformed(partition) => {
+                    let duty = duty(view, &self.name, self.incarnation, partition);
+                    let said = |handoff| view.pod_ack(partition, &self.name, PodAckKind::Synced, handoff).is_some();
+                    told.local.witness(duty, said);
+                    let brings = view.handoffs.get(&partition).is_some_and(|record| record.value.old_owner.is_some());
+                    told.tell(partition, duty, brings, record.capabilities.sync, &mut changes);
+                }
+                // The owner cannot be read at the moment: accept nothing, and release nothing.
+                _ => told.own(partition, None, &mut changes),
+            }
+            if *told == Told::default() {
+                self.told.remove(&partition);
+            }
+        }
+        changes
+    }
+
+    /// Records that the pod has warmed a partition that an operator assigned by hand. No record shows that.
+    pub fn warmed_by_hand(&mut self, partition: PartitionId) {
+        let loaded = self.told.get_mut(&partition).and_then(|told| told.local.loaded.as_mut());
+        if let Some(loaded) = loaded.filter(|loaded| loaded.handoff == HandoffId::NONE) {
+            loaded.completeness = Completeness::Synced;
+        }
+    }
+}
+
+impl LocalState {
+    /// Records what the view shows of this pod's work.
+    fn witness(&mut self, duty: Duty, has_synced: impl Fn(HandoffId) -> bool) {
+        let Some(loaded) = &mut self.loaded else { return };
+        if loaded.handoff == HandoffId::NONE {
+            return;
+        }
+        match duty {
+            // The assignment flips only after this pod has said that it is ready and, if it can, synced.
+            Duty::Serve { epoch } if epoch == loaded.epoch => loaded.completeness = Completeness::Synced,
+            Duty::Stand { handoff, .. } | Duty::Sync { handoff, .. } if handoff == loaded.handoff => {
+                loaded.completeness = if has_synced(handoff) { Completeness::Synced } else { Completeness::Warm };
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Told {
+    fn tell(&mut self, partition: PartitionId, duty: Duty, brings: bool, syncs: bool, changes: &mut Changes) {
+        let due = |callback, handoff, epoch| RemoteTask { partition, callback, handoff, epoch, cancelled: false };
+        loop {
+            let decision = decide(duty, &self.local, syncs);
+            self.own(partition, decision.accept, changes);
+            self.was_effective |= decision.accept.is_some();
+            let task = match (duty, decision.action) {
+                (Duty::Release { handoff }, _) => {
+                    let epoch = self.local.loaded.take().map(|loaded| loaded.epoch);
+                    let told = self.task.filter(|task| (task.callback, task.handoff) == (Callback::Release, handoff));
+                    told.or_else(|| Some(due(Callback::Release, handoff, epoch.unwrap_or_default())))
+                }
+                (_, Some(PodAction::Run(task))) if task.callback == Callback::Release => {
+                    // Nothing in the store waits for it, so it is told once and presumed to be done. A pod that misses
+                    // it names the state when it connects again.
+                    let cancelled = !self.was_effective;
+                    changes.tasks.push(RemoteTask { cancelled, ..due(task.callback, task.handoff, task.epoch) });
+                    *self = Told::default();
+                    continue;
+                }
+                (_, Some(PodAction::Run(task))) => {
+                    self.local.begin(task, brings);
+                    Some(due(task.callback, task.handoff, task.epoch))
+                }
+                // The view does not show the report yet.
+                (duty, Some(PodAction::Report(report, handoff))) => {
+                    awaited(duty, report).map(|Task { callback, epoch, .. }| due(callback, handoff, epoch))
+                }
+                (_, None) => None,
+            };
+            let before = std::mem::replace(&mut self.task, task);
+            match (before, task) {
+                (before, Some(task)) if before != Some(task) => changes.tasks.push(task),
+                (Some(before), None) if before.callback == Callback::Drain && decision.accept.is_some() => {
+                    changes.dropped.push((partition, before.handoff));
+                }
+                _ => {}
+            }
+            return;
+        }
+    }
+
+    fn own(&mut self, partition: PartitionId, accept: Option<Epoch>, changes: &mut Changes) {
+        match (std::mem::replace(&mut self.owned, accept), accept) {
+            (before, Some(epoch)) if before != accept => changes.owned.push((partition, epoch)),
+            (Some(_), None) => changes.gone.push(partition),
+            _ => {}
+        }
+    }
+}
+
+/// Returns the task that ends with this report.
+fn awaited(duty: Duty, report: PodReport) -> Option<Task> {
+    let callback = match report {
+        PodReport::Ready => Callback::Warm,
+        PodReport::Synced => Callback::Sync,
+        PodReport::Drained => Callback::Drain,
+        PodReport::Released => Callback::Release,
+    };
+    match duty {
+        Duty::Warm { handoff, epoch } | Duty::Sync { handoff, epoch } | Duty::Drain { handoff, epoch } => {
+            Some(Task { callback, handoff, epoch })
+        }
+        _ => None,
+    }
+}
+
+/// What a pod's report leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// This has to be committed. If a guard fails, the view is out of date.
+    Commit(Box<Txn>),
+    /// The store has it.
+    Known,
+    /// What it reports on is over.
+    Stale,
+    /// The view does not show yet that it is due.
+    TooEarly,
+}
+
+/// Judges the report that a pod has ended this callback for this handoff.
+pub fn judge(
+    view: &View,
+    pod: &str,
+    incarnation: Incarnation,
+    partition: PartitionId,
+    handoff: HandoffId,
+    callback: Callback,
+    now: u64,
+) -> Verdict {
+    if view.revision < handoff.revision().max(incarnation.revision()) || view.is_malformed(partition) {
+        return Verdict::TooEarly;
+    }
+    let Some(record) = view.handoffs.get(&partition).filter(|record| record.id() == handoff) else {
+        return Verdict::Stale;
+    };
+    let value = &record.value;
+    let is_new = value.new_owner == pod && value.new_incarnation == incarnation;
+    let is_old = value.old_owner.as_deref() == Some(pod) && value.old_incarnation == incarnation;
+    let said = |kind| view.pod_ack(partition, pod, kind, handoff).is_some();
+    let commit = |ack| {
+        let ack = Ack::Pod(PodAck { pod_name: pod.to_owned(), partition, handoff, ack, acked_at: now });
+        Verdict::Commit(Box::new(acknowledge(view, &ack, view.keys().pod(pod), incarnation, now)))
+    };
+    let duty = duty(view, pod, incarnation, partition);
+    match (callback, duty) {
+        (Callback::Warm, Duty::Warm { .. }) => warmed(view, pod, incarnation, handoff, partition, now)
+            .map_or(Verdict::TooEarly, |txn| Verdict::Commit(Box::new(txn))),
+        (Callback::Warm, _) if is_new && value.phase > Phase::Warming => Verdict::Known,
+        (Callback::Sync, _) if is_new && (said(PodAckKind::Synced) || value.phase > Phase::Syncing) => Verdict::Known,
+        (Callback::Sync, Duty::Sync { .. }) => commit(PodAckKind::Synced),
+        (Callback::Sync, _) if is_new => Verdict::TooEarly,
+        (Callback::Drain, _) if is_old && (said(PodAckKind::Drained) || value.phase > Phase::Syncing) => Verdict::Known,
+        (Callback::Drain, Duty::Drain { .. }) => commit(PodAckKind::Drained),
+        (Callback::Drain, _) if is_old => Verdict::TooEarly,
+        (Callback::Release, _) if is_old && said(PodAckKind::Released) => Verdict::Known,
+        (Callback::Release, Duty::Release { .. }) => commit(PodAckKind::Released),
+        (Callback::Release, _) if is_old && value.phase < Phase::Complete => Verdict::TooEarly,
+        _ => Verdict::Stale,
+    }
+}
