@@ -65,6 +65,11 @@ foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and
 	@$(BUILD_VERIFY)
 	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/interop/run.py --segue target/verify/segue $(ARGS)
 
+.PHONY: page
+page: setup-build setup-etcd setup-browser ## The live page in a real Chromium, compared with what segue reports (ARGS="--only keys", ARGS="--pictures FOLDER")
+	@$(BUILD_VERIFY)
+	@.tools/browser/bin/python tests/page/run.py --segue target/verify/segue $(ARGS)
+
 .PHONY: abuse
 abuse: setup-build setup-etcd ## Attack, overload and fill a router while well-behaved clients go on (ARGS="--only h2-")
 	@$(BUILD_VERIFY)
@@ -129,6 +134,10 @@ setup-netns: # Programs for hosts in network namespaces
 .PHONY: setup-foreign
 setup-foreign: # curl, nghttp2, nginx and Python packages
 	@scripts/setup foreign
+
+.PHONY: setup-browser
+setup-browser: # Chromium, its driver and selenium
+	@scripts/setup browser
 
 .PHONY: setup-fresh
 setup-fresh: # debootstrap

@@ -1,4 +1,4 @@
-//! The admin endpoint: `/health`, `/ready`, `/metrics`, `/status`.
+//! The admin endpoint: `/health`, `/ready`, `/metrics`, `/status`, and the live page with its stream.
 //!
 //! The endpoint shows what the process's status sources report and decides nothing. It has a thread of its own, so that requests
 //! to it take nothing from the threads that renew leases.
@@ -29,10 +29,13 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::exposition::Format;
 use crate::metrics::process_registry;
+use crate::page;
+use crate::page::board::Board;
+use crate::page::feed::Feed;
 
 /// Most connections at a time. A few of those above the limit are told so; the others are closed without a response.
 const MAX_CONNECTIONS: usize = 64;
@@ -56,6 +59,10 @@ pub trait StatusSource: Send + Sync + 'static {
     fn ready(&self) -> Result<(), String>;
     /// Returns the present state.
     fn status(&self) -> Value;
+    /// Returns the few numbers of the present state that the live page shows, if there are any.
+    fn summary(&self) -> Option<Value> {
+        None
+    }
     /// Updates gauges that nothing else updates.
     fn refresh(&self) {}
 }
@@ -94,13 +101,16 @@ impl Admin {
         self.listener.local_addr()
     }
 
-    /// Serves, on a thread of its own, until `shutdown` or until this is dropped.
+    /// Serves, on a thread of its own, until `shutdown` or until this is dropped. The live page shows `board`.
     pub async fn serve(
         self,
         sources: Vec<Arc<dyn StatusSource>>,
+        board: Arc<Board>,
         registry: Registry,
         shutdown: CancellationToken,
     ) -> io::Result<()> {
+        let end = shutdown.child_token();
+        let feed = Arc::new(Feed::new(board, summary(sources.clone()), end.clone()));
         let shared = Shared {
             sources,
             registries: [registry, process_registry()],
@@ -113,20 +123,21 @@ impl Admin {
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
             .route("/status", get(status))
-            .with_state(Arc::new(shared));
-        let end = shutdown.child_token();
+            .with_state(Arc::new(shared))
+            .merge(page::routes(feed.clone()));
         let _end_when_dropped = end.clone().drop_guard();
         let (done, served) = oneshot::channel();
         std::thread::Builder::new().name("segue-admin".to_owned()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let _ = done.send(runtime.and_then(|runtime| runtime.block_on(accept(self.listener, routes, end))));
+            let _ = done.send(runtime.and_then(|runtime| runtime.block_on(accept(self.listener, routes, feed, end))));
         })?;
         served.await.unwrap_or_else(|_| Err(io::Error::other("the admin endpoint's thread has panicked")))
     }
 }
 
 /// Accepts until the end, then waits for requests in progress.
-async fn accept(listener: StdListener, routes: Router, end: CancellationToken) -> io::Result<()> {
+async fn accept(listener: StdListener, routes: Router, feed: Arc<Feed>, end: CancellationToken) -> io::Result<()> {
+    let _feeding = AbortOnDropHandle::new(tokio::spawn(async move { feed.run().await }));
     let listener = TcpListener::from_std(listener)?;
     let (places, turned_away) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), Arc::new(Semaphore::new(MAX_TURNED_AWAY)));
     let clients = TaskTracker::new();
@@ -248,10 +259,19 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
+/// Returns a function that reads the numbers of all roles for the live page.
+fn summary(sources: Vec<Arc<dyn StatusSource>>) -> page::feed::Summary {
+    Box::new(move || {
+        let numbers = sources.iter().filter_map(|source| Some((source.name().to_owned(), source.summary()?)));
+        Value::Object(numbers.collect())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+    use segue_protocol::keys::Keyspace;
     use tokio::task::JoinSet;
 
     use super::*;
@@ -283,7 +303,10 @@ mod tests {
     fn start() -> (SocketAddr, Arc<Slow>, tokio::task::JoinHandle<io::Result<()>>, CancellationToken) {
         let admin = Admin::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).unwrap();
         let (address, source, end) = (admin.local_addr().unwrap(), Arc::<Slow>::default(), CancellationToken::new());
-        let serving = tokio::spawn(admin.serve(vec![source.clone()], Registry::default(), end.clone()));
+        let serving = {
+            let board = Arc::new(Board::new(Keyspace::new("/segue/", "default")));
+            tokio::spawn(admin.serve(vec![source.clone()], board, Registry::default(), end.clone()))
+        };
         (address, source, serving, end)
     }
 

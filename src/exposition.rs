@@ -2,6 +2,12 @@
 //!
 //! `prometheus-client` writes OpenMetrics alone. The classic format differs in how families and two types are named, so it
 //! is made from the other, line by line.
+//!
+//! # Invariants
+//!
+//! * A family is described once, and its samples follow its description, whoever registered them.
+
+use std::collections::HashMap;
 
 use axum::http::{HeaderMap, header};
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -48,12 +54,36 @@ impl Format {
         let mut text = String::new();
         // Only a custom collector could fail, and writing to a string does not.
         let _ = registries.iter().try_for_each(|registry| encode_registry(&mut text, registry));
+        let mut text = gather(&text);
         let _ = encode_eof(&mut text);
         match self {
             Format::Classic => classic(&text),
             Format::OpenMetrics => text,
         }
     }
+}
+
+/// Returns the page with each family in one place. A registry describes a family once for each label that it adds to a
+/// part of itself, as for the routers of a demo, and a family that is described twice is an error to strict readers.
+fn gather(page: &str) -> String {
+    let (mut families, mut places): (Vec<[String; 2]>, HashMap<&str, usize>) = Default::default();
+    let (mut place, mut is_new) = (0, true);
+    for line in page.lines() {
+        if let Some((family, _)) = line.strip_prefix("# HELP ").and_then(|described| described.split_once(' ')) {
+            place = *places.entry(family).or_insert(families.len());
+            is_new = place == families.len();
+        }
+        if place == families.len() {
+            families.push(Default::default());
+        }
+        let [description, samples] = &mut families[place];
+        match line.starts_with("# ") {
+            true if is_new => description.extend([line, "\n"]),
+            true => {}
+            false => samples.extend([line, "\n"]),
+        }
+    }
+    families.concat().concat()
 }
 
 /// Returns a page of OpenMetrics in the classic format. There a family of counters has the name of its series.
@@ -113,6 +143,21 @@ mod tests {
         ] {
             assert_eq!(format(accept), expected, "{accept:?}");
         }
+    }
+
+    #[test]
+    fn a_family_of_several_routers_is_described_once() {
+        let mut registry = Registry::with_prefix("segue");
+        for router in ["a", "b"] {
+            let labelled = registry.sub_registry_with_label(("router".into(), router.into()));
+            labelled.register("requests", "Requests", Counter::<u64>::default());
+            labelled.register("in_flight", "In flight", Gauge::<i64>::default());
+        }
+        let expected = "# HELP segue_requests_total Requests.\n# TYPE segue_requests_total counter\n\
+            segue_requests_total{router=\"a\"} 0\nsegue_requests_total{router=\"b\"} 0\n\
+            # HELP segue_in_flight In flight.\n# TYPE segue_in_flight gauge\n\
+            segue_in_flight{router=\"a\"} 0\nsegue_in_flight{router=\"b\"} 0\n";
+        assert_eq!(Format::Classic.page(&[&registry]), expected);
     }
 
     #[test]

@@ -2,43 +2,39 @@
 
 use std::sync::Arc;
 
-use segue_coordination::session::{Update, Watcher, unix_millis};
+use segue_coordination::session::{Watcher, unix_millis};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::view::View;
 use serde_json::{Value, json};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin::StatusSource;
-use crate::status::KeyspaceStatus;
+use crate::page::board::Board;
 
 /// A followed keyspace.
 #[derive(Debug)]
 pub struct KeyspaceStatusSource {
-    view: Arc<Mutex<View>>,
+    board: Arc<Board>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl KeyspaceStatusSource {
     /// Starts to follow a keyspace.
     pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
-        let view = Arc::new(Mutex::new(View::empty(keys.clone())));
-        let shared = view.clone();
+        let board = Arc::new(Board::new(keys.clone()));
+        let shared = board.clone();
         let task = tokio::spawn(async move {
             let mut watcher = Watcher::start(store, keys);
             loop {
-                let update = watcher.next().await;
-                let mut view = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                match update {
-                    Update::Snapshot(snapshot) => *view = *snapshot,
-                    Update::Batch(batch) => drop(view.apply(batch)),
-                    Update::Lost(_) => {}
-                }
+                shared.update(watcher.next().await, unix_millis());
             }
         });
-        KeyspaceStatusSource { view, _task: AbortOnDropHandle::new(task) }
+        KeyspaceStatusSource { board, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// Returns the board that the live page reads.
+    pub fn board(&self) -> Arc<Board> {
+        self.board.clone()
     }
 }
 
@@ -52,7 +48,6 @@ impl StatusSource for KeyspaceStatusSource {
     }
 
     fn status(&self) -> Value {
-        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        json!(KeyspaceStatus::of(&view, unix_millis()))
+        json!(self.board.status(unix_millis()))
     }
 }

@@ -13,6 +13,7 @@ pub mod files;
 pub mod hot_restart;
 pub mod keyspace;
 pub mod metrics;
+pub mod page;
 pub mod roles;
 pub mod status;
 pub mod supervise;

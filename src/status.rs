@@ -1,7 +1,7 @@
 //! A keyspace at a glance: the content of `segue status` and of the admin endpoint's `/status`, from one view of the
 //! store.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use segue_coordination::coordinator::describe_waits;
@@ -111,14 +111,10 @@ pub struct HandoffLine {
 impl KeyspaceStatus {
     /// Returns the status of `view`. `now` is in Unix milliseconds.
     pub fn of(view: &View, now: u64) -> Self {
-        let owned = |pod: &str, incarnation| {
-            let is_owner = |at: &&_| {
-                let at: &Versioned<_> = at;
-                let at: &segue_protocol::records::Assignment = &at.value;
-                at.owner == pod && at.incarnation == incarnation
-            };
-            view.assignments.values().filter(is_owner).count()
-        };
+        let mut owned: HashMap<(&str, Incarnation), usize> = HashMap::new();
+        for at in view.assignments.values() {
+            *owned.entry((&at.value.owner, at.value.incarnation)).or_default() += 1;
+        }
         let leaseless: Vec<String> = view.leaseless().filter(|key| !view.malformed.contains_key(key)).collect();
         let broken: BTreeSet<&String> = view.malformed.keys().chain(&leaseless).collect();
         let repairs = broken.into_iter().filter_map(|key| repair(view, key)).collect();
@@ -134,7 +130,7 @@ impl KeyspaceStatus {
                     incarnation: pod.incarnation(),
                     address: pod.value.address.clone(),
                     status: pod.value.status,
-                    partitions: owned(name, pod.incarnation()),
+                    partitions: owned.get(&(name.as_str(), pod.incarnation())).copied().unwrap_or(0),
                     capabilities: pod.value.capabilities.into(),
                 })
                 .collect(),

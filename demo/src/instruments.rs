@@ -11,13 +11,14 @@ use segue_coordination::router::RouterObserver;
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use segue_proxy::metrics::Metrics;
+use segue_proxy::routing::table::Table;
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Counts the events of a demo and shows them. Each observer counts for all routers or all coordinators together.
 pub trait Instruments: Debug + Send + Sync {
-    /// Adds the metrics of a router's requests.
-    fn add_router(&self, name: &str, metrics: &Metrics);
+    /// Adds the metrics of a router's requests, and its partitions.
+    fn add_router(&self, name: &str, metrics: &Metrics, table: &Arc<Table>);
     /// Returns the observer that counts the cutovers of routers.
     fn router(&self) -> Arc<dyn RouterObserver>;
     /// Returns the observer that counts the work of coordinators. Only the coordinator that leads, or has just led,

@@ -181,12 +181,14 @@ async fn serve(
     let pod =
         pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
 
-    let mut sources: Vec<Arc<dyn StatusSource>> = vec![Arc::new(KeyspaceStatusSource::start(store, keys))];
+    let followed = KeyspaceStatusSource::start(store, keys);
+    let board = followed.board();
+    let mut sources: Vec<Arc<dyn StatusSource>> = vec![Arc::new(followed)];
     sources.extend(router.as_ref().map(|role| role.status_source()));
     sources.extend(coordinator.as_ref().map(|role| role.status_source()));
     sources.extend(pod.as_ref().map(|role| role.status_source()));
     let end_admin = CancellationToken::new();
-    let admin = admin.map(|admin| tokio::spawn(admin.serve(sources, registry, end_admin.clone())));
+    let admin = admin.map(|admin| tokio::spawn(admin.serve(sources, board, registry, end_admin.clone())));
     let mut hot_restart = startup.serving(sockets, hot_restarts).await;
     info!(keyspace, "running");
 

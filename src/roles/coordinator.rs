@@ -131,6 +131,12 @@ impl StatusSource for CoordinatorStatusSource {
         let status = self.status.borrow();
         json!({ "leads": status.leads, "not_ready": status.not_ready, "notices": status.notices })
     }
+
+    fn summary(&self) -> Option<Value> {
+        let status = self.status.borrow();
+        Some(json!({ "leads": status.leads, "not_ready": status.not_ready, "notices": status.notices }))
+    }
+
     fn refresh(&self) {
         self.metrics.set_trusted_until(self.status.borrow().trusted_until);
     }

@@ -14,6 +14,7 @@ use segue_protocol::handoff::router::Stage;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_proxy::router::{BoundRouter, JoiningRouter, Router, RouterState};
+use segue_proxy::routing::table::Table;
 use segue_proxy::settings::ForwardSettings;
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
@@ -220,6 +221,12 @@ impl StatusSource for RouterStatusSource {
         })
     }
 
+    fn summary(&self) -> Option<Value> {
+        let mut summary = table_summary(&self.name, self.state.table());
+        summary["not_ready"] = json!(self.state.status().not_ready);
+        Some(summary)
+    }
+
     fn refresh(&self) {
         let table = self.state.table();
         let (depth, bytes) = PartitionId::all(table.partitions())
@@ -230,6 +237,18 @@ impl StatusSource for RouterStatusSource {
         self.outliers.set(table.outliers().len() as i64);
         self.metrics.set_trusted_until(self.state.status().trusted_until);
     }
+}
+
+/// Returns the numbers of a router over all its partitions.
+pub(crate) fn table_summary(name: &str, table: &Table) -> Value {
+    let (mut in_flight, mut stashed, mut stashed_bytes) = (0, 0, 0);
+    for partition in PartitionId::all(table.partitions()) {
+        let (waiting, bytes) = table.stashed(partition);
+        in_flight += table.in_flight(partition);
+        stashed += waiting;
+        stashed_bytes += bytes;
+    }
+    json!({ "name": name, "in_flight": in_flight, "stashed": stashed, "stashed_bytes": stashed_bytes })
 }
 
 fn lease_remaining(status: &RouterStatus) -> Duration {

@@ -281,6 +281,12 @@ impl Router {
     }
 
     fn noticed(&mut self, partition: PartitionId) {
+        self.note_cutover(partition);
+        self.reconcile(partition);
+    }
+
+    /// Records the times of a cutover that has ended.
+    fn note_cutover(&mut self, partition: PartitionId) {
         if let Some(times) = self.plane.take_times(partition) {
             if let (Stage::Open(target), _) = self.plane.stage(partition) {
                 let severed = self.severed.get(&partition).copied().unwrap_or(0);
@@ -296,7 +302,6 @@ impl Router {
             }
             self.times.insert(partition, times);
         }
-        self.reconcile(partition);
     }
 
     fn due(&mut self) {
@@ -349,6 +354,8 @@ impl Router {
                     break;
                 }
                 Some(Step::AckCutover(handoff)) => {
+                    // With nothing held the gate opens in the switch itself, before the table's notification arrives.
+                    self.note_cutover(partition);
                     self.write((partition, handoff, AckKind::Cutover));
                     break;
                 }

@@ -35,7 +35,7 @@ impl Router {
         let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None };
         let router = BoundRouter::bind(server, limits(options))?;
         if let Some(instruments) = &options.instruments {
-            instruments.add_router(&name, router.metrics());
+            instruments.add_router(&name, router.metrics(), router.table());
         }
         let table = router.table().clone();
         let plane: Arc<dyn DataPlane> = match &options.wiring {

@@ -9,13 +9,15 @@ use segue_coordination::router::RouterObserver;
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use segue_proxy::metrics::Metrics;
-use serde_json::Value;
+use segue_proxy::routing::table::Table;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin::{Admin, StatusSource};
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, RouterMetrics};
+use crate::roles::router::table_summary;
 use segue_demo::instruments::{Instruments, Status};
 
 /// The same metrics as those of `segue run`, served at an address.
@@ -25,6 +27,7 @@ pub(super) struct AdminInstruments {
     registry: Mutex<Registry>,
     routers: Arc<RouterMetrics>,
     coordinators: Arc<CoordinatorMetrics>,
+    tables: Mutex<Vec<(String, Arc<Table>)>>,
 }
 
 impl AdminInstruments {
@@ -33,7 +36,7 @@ impl AdminInstruments {
         let participants = ParticipantMetrics::new(&mut registry);
         let routers = Arc::new(RouterMetrics::new(&mut registry, participants.clone()));
         let coordinators = Arc::new(CoordinatorMetrics::new(&mut registry, participants));
-        AdminInstruments { address, registry: Mutex::new(registry), routers, coordinators }
+        AdminInstruments { address, registry: Mutex::new(registry), routers, coordinators, tables: Mutex::default() }
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
@@ -42,7 +45,8 @@ impl AdminInstruments {
 }
 
 impl Instruments for AdminInstruments {
-    fn add_router(&self, name: &str, metrics: &Metrics) {
+    fn add_router(&self, name: &str, metrics: &Metrics, table: &Arc<Table>) {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), table.clone()));
         let label = ("router".into(), name.to_owned().into());
         metrics.register(self.registry().sub_registry_with_label(label));
     }
@@ -57,11 +61,14 @@ impl Instruments for AdminInstruments {
 
     fn serve(&self, store: Arc<dyn Store>, keys: Keyspace, status: Status) -> anyhow::Result<AbortOnDropHandle<()>> {
         let admin = Admin::bind(self.address, None)?;
+        let tables = std::mem::take(&mut *self.tables.lock().unwrap_or_else(PoisonError::into_inner));
+        let followed = KeyspaceStatusSource::start(store, keys);
+        let board = followed.board();
         let sources: Vec<Arc<dyn StatusSource>> =
-            vec![Arc::new(KeyspaceStatusSource::start(store, keys)), Arc::new(DemoStatusSource { status })];
+            vec![Arc::new(followed), Arc::new(DemoStatusSource { status, tables })];
         let registry = std::mem::take(&mut *self.registry());
         let serving = async move {
-            if let Err(error) = admin.serve(sources, registry, CancellationToken::new()).await {
+            if let Err(error) = admin.serve(sources, board, registry, CancellationToken::new()).await {
                 tracing::warn!(%error, "admin endpoint stopped");
             }
         };
@@ -71,6 +78,7 @@ impl Instruments for AdminInstruments {
 
 struct DemoStatusSource {
     status: Status,
+    tables: Vec<(String, Arc<Table>)>,
 }
 
 impl StatusSource for DemoStatusSource {
@@ -84,5 +92,10 @@ impl StatusSource for DemoStatusSource {
 
     fn status(&self) -> Value {
         (self.status)()
+    }
+
+    fn summary(&self) -> Option<Value> {
+        let routers: Vec<Value> = self.tables.iter().map(|(name, table)| table_summary(name, table)).collect();
+        Some(json!({ "routers": routers }))
     }
 }

@@ -1,0 +1,155 @@
+//! The followed keyspace as the admin endpoint reads it: the view, the journal, and which partitions changed since the
+//! stream last looked.
+//!
+//! # Invariants
+//!
+//! * A reader holds the lock for as long as it copies what changed, so that the follower can go on.
+//! * The list of changed partitions is bounded, whether or not anybody reads it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use segue_coordination::session::Update;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::PodStatus;
+use segue_protocol::view::{View, ViewDelta};
+
+use super::journal::{Cutover, Entry, Journal};
+use crate::status::KeyspaceStatus;
+
+/// From so many changed partitions on, all of them are read.
+const MAX_CHANGED: usize = 4096;
+
+/// A keyspace that a follower writes and the admin endpoint reads.
+#[derive(Debug)]
+pub struct Board(Mutex<Followed>);
+
+#[derive(Debug)]
+struct Followed {
+    view: View,
+    journal: Journal,
+    changed: Changed,
+    /// Why the store is not followed at present.
+    lost: Option<String>,
+}
+
+/// The partitions whose owner may have changed.
+#[derive(Debug)]
+enum Changed {
+    Some(BTreeSet<PartitionId>),
+    All,
+}
+
+/// What has changed since the last look.
+#[derive(Debug)]
+pub(super) struct Changes {
+    pub(super) status: KeyspaceStatus,
+    /// The live owner of each partition that may have changed.
+    pub(super) owners: Vec<(PartitionId, Option<String>)>,
+    /// The fair share of each pod that accepts partitions.
+    pub(super) shares: BTreeMap<String, f64>,
+    pub(super) entries: Vec<Entry>,
+    pub(super) cutovers: Vec<Cutover>,
+    /// The place in the journal to look from next time.
+    pub(super) next: u64,
+    pub(super) lost: Option<String>,
+}
+
+impl Board {
+    /// Returns the board of a keyspace that has not been read yet.
+    pub fn new(keys: Keyspace) -> Self {
+        let lost = Some("the keyspace has not been read yet".to_owned());
+        Board(Mutex::new(Followed {
+            view: View::empty(keys),
+            journal: Journal::default(),
+            changed: Changed::All,
+            lost,
+        }))
+    }
+
+    /// Takes over what the watch reports. `now` is in Unix milliseconds.
+    pub fn update(&self, update: Update, now: u64) {
+        let mut guard = self.lock();
+        let followed = &mut *guard;
+        match update {
+            Update::Snapshot(snapshot) => {
+                followed.journal.replace(&mut followed.view, *snapshot, now);
+                followed.changed = Changed::All;
+                followed.lost = None;
+            }
+            Update::Batch(batch) => {
+                let touched = followed.journal.apply(&mut followed.view, batch, now);
+                followed.changed.add(touched);
+            }
+            Update::Lost(error) => {
+                let error = error.to_string();
+                // The watch reports every attempt; the log shows the first.
+                if followed.lost.is_none() {
+                    followed.journal.lost(&error, now);
+                }
+                followed.lost = Some(error);
+            }
+        }
+    }
+
+    /// Returns the status of the keyspace.
+    pub fn status(&self, now: u64) -> KeyspaceStatus {
+        KeyspaceStatus::of(&self.lock().view, now)
+    }
+
+    /// Returns something that differs after every change.
+    pub(super) fn version(&self) -> (u64, u64, bool) {
+        let followed = self.lock();
+        (followed.view.revision.get(), followed.journal.next(), followed.lost.is_some())
+    }
+
+    /// Returns what has changed since the last look, and the journal from its `n`th place on. With `all`, returns every
+    /// owner.
+    pub(super) fn take(&self, n: u64, all: bool, now: u64) -> Changes {
+        let mut followed = self.lock();
+        let changed = std::mem::replace(&mut followed.changed, Changed::Some(BTreeSet::new()));
+        let Followed { view, journal, lost, .. } = &*followed;
+        let owner = |partition: PartitionId| {
+            (partition, view.live_owner(partition).map(|(assignment, _)| assignment.owner.clone()))
+        };
+        let owners = match changed {
+            Changed::Some(partitions) if !all => {
+                partitions.into_iter().filter(|partition| partition.get() < view.partitions()).map(owner).collect()
+            }
+            _ => PartitionId::all(view.partitions()).map(owner).collect(),
+        };
+        Changes {
+            status: KeyspaceStatus::of(view, now),
+            owners,
+            shares: shares(view),
+            entries: journal.entries_from(n).cloned().collect(),
+            cutovers: journal.cutovers_from(n).cloned().collect(),
+            next: journal.next(),
+            lost: lost.clone(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Followed> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Changed {
+    fn add(&mut self, touched: ViewDelta) {
+        let Changed::Some(partitions) = self else { return };
+        partitions.extend(touched.partitions);
+        // A pod that comes or goes makes the owner of its partitions live or dead.
+        if touched.membership || partitions.len() > MAX_CHANGED {
+            *self = Changed::All;
+        }
+    }
+}
+
+/// Returns `partitions × weight / sum of weights` for each pod that accepts partitions.
+fn shares(view: &View) -> BTreeMap<String, f64> {
+    let ready = || view.pods.iter().filter(|(_, pod)| pod.value.status == PodStatus::Ready);
+    let total: f64 = ready().map(|(_, pod)| f64::from(pod.value.weight.0)).sum();
+    let share = |weight: u32| if total > 0.0 { f64::from(view.partitions()) * f64::from(weight) / total } else { 0.0 };
+    ready().map(|(name, pod)| (name.clone(), share(pod.value.weight.0))).collect()
+}

@@ -1,0 +1,576 @@
+// The live page: follows /events, keeps the keyspace as it is told, and draws it.
+//
+// A `state` replaces everything and a `change` alters it; both carry the object `keyspace` of /status. What arrives is only
+// shown as text, never as markup. Sections are drawn in the order of page.html, at most once per animation frame.
+
+const byId = (id) => document.getElementById(id);
+const PHASES = ['Warming', 'Ready', 'Syncing', 'Switching', 'Complete'];
+// A handoff counts as stuck after so many milliseconds in a phase. Copying state may take a while; all else is short.
+const STUCK = { Warming: 60_000 };
+const STUCK_OTHERWISE = 5_000;
+const MOVE_ROWS = 50;
+const KEPT_CUTOVERS = 1000;
+const KEPT_ENTRIES = 200;
+
+const state = {
+  keyspace: null, lost: null, process: {}, shares: {}, names: [], owners: [], cutovers: [], log: [],
+  arrived: 0, clock: 0, connected: false,
+};
+
+// ---- the stream
+
+let source;
+let heard = performance.now();
+
+function connect() {
+  source?.close();
+  source = new EventSource('events');
+  source.addEventListener('state', (event) => { hear(); take(JSON.parse(event.data), true); });
+  source.addEventListener('change', (event) => { hear(); take(JSON.parse(event.data), false); });
+  source.addEventListener('beat', hear);
+}
+
+function hear() {
+  heard = performance.now();
+  if (!state.connected) {
+    state.connected = true;
+    draw();
+  }
+}
+
+// The browser opens a stream that ended again by itself, except after an error; and it does not notice a dead network.
+setInterval(() => {
+  const silent = performance.now() - heard;
+  if (silent > 3_000 && source.readyState !== EventSource.OPEN && state.connected) {
+    state.connected = false;
+    draw();
+  }
+  if ((silent > 2_000 && source.readyState === EventSource.CLOSED) || silent > 12_000) {
+    heard = performance.now() - 3_000;
+    state.connected = false;
+    connect();
+  }
+}, 1_000);
+
+function take(event, whole) {
+  state.clock = Date.now() - event.now;
+  state.process = event.process ?? state.process;
+  if (event.keyspace) {
+    const { keyspace, lost, shares, names } = event;
+    Object.assign(state, { keyspace, lost, shares, names, arrived: performance.now() });
+    if (whole) {
+      Object.assign(state, { owners: event.owners, cutovers: event.cutovers, log: event.log });
+    } else {
+      for (const [partition, owner] of event.owners) state.owners[partition] = owner;
+      state.cutovers = [...state.cutovers, ...event.cutovers].slice(-KEPT_CUTOVERS);
+      state.log = [...state.log, ...event.log].slice(-KEPT_ENTRIES);
+    }
+  }
+  draw();
+}
+
+// ---- drawing
+
+let drawing = false;
+function draw() {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    drawVerdict();
+    if (!state.keyspace) return;
+    for (const part of [drawMoves, drawMap, drawPods, drawRouters, drawCutovers, drawDetail, drawLog]) part();
+  });
+}
+
+function element(name, attributes = {}, ...content) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === 'click') made.addEventListener('click', value);
+    else made.setAttribute(key, value);
+  }
+  made.append(...content);
+  return made;
+}
+
+// Gives `parent` one child for each item. A child whose text is the same stays, and with it the reader's focus.
+function list(parent, items, key, make) {
+  const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  items.forEach((item, index) => {
+    const made = make(item);
+    made.dataset.key = key(item);
+    const old = known.get(made.dataset.key);
+    if (old?.isEqualNode(made)) {
+      if (parent.children[index] !== old) parent.insertBefore(old, parent.children[index] ?? null);
+    } else if (old) {
+      const focused = [...old.querySelectorAll('button')].indexOf(document.activeElement);
+      old.replaceWith(made);
+      if (parent.children[index] !== made) parent.insertBefore(made, parent.children[index] ?? null);
+      if (focused >= 0) made.querySelectorAll('button')[focused]?.focus();
+    } else {
+      parent.insertBefore(made, parent.children[index] ?? null);
+    }
+  });
+  while (parent.children.length > items.length) parent.lastChild.remove();
+}
+
+const setText = (id, text) => { if (byId(id).textContent !== text) byId(id).textContent = text; };
+const plural = (count, one, many = `${one}s`) => `${count.toLocaleString('en')} ${count === 1 ? one : many}`;
+const time = (at) => new Date(at + state.clock).toTimeString().slice(0, 8);
+
+function span(milliseconds) {
+  if (milliseconds < 1_000) return `${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms`;
+  if (milliseconds < 120_000) return `${(milliseconds / 1_000).toFixed(milliseconds < 10_000 ? 1 : 0)} s`;
+  return `${Math.floor(milliseconds / 60_000)} min`;
+}
+
+const age = (handoff) => handoff.phase_age_ms + performance.now() - state.arrived;
+const isStuck = (handoff) => age(handoff) > (STUCK[handoff.phase] ?? STUCK_OTHERWISE);
+const oldestFirst = (handoffs) => [...handoffs].sort((a, b) => b.phase_age_ms - a.phase_age_ms || a.partition - b.partition);
+
+function verdict() {
+  const { keyspace, lost, connected } = state;
+  if (!connected && !keyspace) return ['waiting', 'Connecting …'];
+  if (!connected) return ['bad', 'Not connected to this process. What follows is the last that it reported.'];
+  if (lost) return [keyspace.revision ? 'bad' : 'waiting', `The store cannot be followed: ${lost}`];
+  const { handoffs, unowned, partitions, leader } = keyspace;
+  const stuck = oldestFirst(handoffs.filter(isStuck));
+  if (stuck.length > 0) {
+    const [first] = stuck;
+    const others = stuck.length > 1 ? `, and ${stuck.length - 1} more` : '';
+    const waits = first.waiting_for ? `waiting for ${first.waiting_for}` : 'waiting for the coordinator';
+    return ['bad', `Stuck: partition ${first.partition} has been in ${first.phase} for ${span(age(first))}, ${waits}${others}`];
+  }
+  if (!leader) return ['bad', 'No coordinator leads: nothing is planned until one does'];
+  if (partitions === 0) return ['warn', 'The keyspace has no partitions yet'];
+  const moves = handoffs.length > 0 ? `${plural(handoffs.length, 'handoff')} in flight` : '';
+  if (unowned > 0) {
+    return ['warn', `${plural(unowned, 'partition')} without a living owner${moves && `; ${moves}`}`];
+  }
+  if (moves) return ['moving', moves];
+  return ['settled', 'Settled: every partition has its owner and none moves'];
+}
+
+function drawVerdict() {
+  const [tone, text] = verdict();
+  byId('headline').dataset.state = tone;
+  setText('verdict', text);
+  const { keyspace, process } = state;
+  if (!keyspace) return;
+  document.title = `${{ settled: '✓', moving: '⇄', waiting: '…' }[tone] ?? '▲'} Segue`;
+  setText('leader', keyspace.leader ?? 'none');
+  setText('revision', String(keyspace.revision));
+  setText('partitions', keyspace.partitions.toLocaleString('en'));
+  setText('unowned', keyspace.unowned.toLocaleString('en'));
+  const notices = [
+    ...(process.coordinator?.notices ?? []),
+    ...['router', 'coordinator', 'pod'].filter((role) => process[role]?.not_ready).map((role) => `${role}: ${process[role].not_ready}`),
+    ...keyspace.malformed.map(([key, reason]) => `${key} cannot be read: ${reason}`),
+    ...keyspace.leaseless.map((key) => `${key} has no lease and will not end by itself`),
+    ...keyspace.repairs.map((command) => `if its process is gone: ${command}`),
+  ];
+  list(byId('notices'), notices, String, (notice) => element('li', {}, notice));
+}
+
+const podName = (name) => [swatch(name), name];
+function swatch(name) {
+  const made = element('span', { class: 'swatch' });
+  made.style.background = colour(name);
+  return made;
+}
+
+function drawMoves() {
+  const moving = oldestFirst(state.keyspace.handoffs);
+  const rows = moving.slice(0, MOVE_ROWS).map((handoff) => ({ handoff, key: `${handoff.partition} ${handoff.to}` }));
+  // A cutover is often over before anybody can read it: the last ones stay in sight.
+  const past = state.cutovers.slice(-12).reverse().filter((one, index, all) => all.findIndex((other) => other.partition === one.partition) === index);
+  rows.push(...past.slice(0, Math.max(0, 6 - rows.length)).map((cutover) => ({ cutover, key: `past ${cutover.n}` })));
+  setText('moves-count', moving.length > MOVE_ROWS ? `${moving.length}, the oldest ${MOVE_ROWS} of them here` : `${moving.length}`);
+  list(byId('moves').querySelector('tbody'), rows, (row) => row.key, ({ handoff, cutover }) => {
+    const { partition, from, to } = handoff ?? cutover;
+    const [phase, when, waits] = handoff
+      ? [handoff.phase, span(Math.floor(age(handoff) / 100) * 100), handoff.waiting_for]
+      : ['done', time(cutover.at), `paused ${span(cutover.pause_us / 1_000)} on ${cutover.router}`];
+    const number = PHASES.indexOf(phase);
+    const bar = PHASES.map((name, index) => element('i', { title: name, class: index === number ? 'now' : index < number || cutover ? 'done' : '' }));
+    const stuck = handoff && isStuck(handoff);
+    return element('tr', { class: cutover ? 'past' : stuck ? 'late-row' : '' },
+      element('td', {}, partitionLink(partition)),
+      element('td', {}, ...(from ? podName(from) : ['nobody']), ' → ', ...podName(to)),
+      element('td', {}, element('span', { class: 'phases' }, ...bar), phase),
+      element('td', { class: `number${stuck ? ' late' : ''}` }, when),
+      element('td', stuck ? { class: 'late' } : {}, waits));
+  });
+}
+
+const partitionLink = (partition) =>
+  element('button', { type: 'button', class: 'link', 'data-partition': partition }, String(partition));
+document.addEventListener('click', (event) => {
+  const partition = event.target.closest?.('[data-partition]')?.dataset.partition;
+  if (partition !== undefined) show(Number(partition));
+  const pod = event.target.closest?.('[data-pod]')?.dataset.pod;
+  if (pod !== undefined) highlight(map.highlighted === pod ? null : pod);
+});
+
+// ---- colours: eight that the colour-blind tell apart (Okabe and Ito), then the same lighter and darker
+
+const HUES = ['#0072b2', '#e69f00', '#009e73', '#cc79a7', '#56b4e9', '#b5a300', '#7a5ab5', '#8a6d55'];
+const shades = new Map();
+function colour(name) {
+  if (!shades.has(name)) {
+    const place = shades.size;
+    const [red, green, blue] = [1, 3, 5].map((at) => parseInt(HUES[place % 8].slice(at, at + 2), 16));
+    const [towards, by] = [[0, 0], [255, 0.45], [0, 0.4]][Math.floor(place / 8) % 3];
+    shades.set(name, `rgb(${[red, green, blue].map((part) => Math.round(part + (towards - part) * by)).join(' ')})`);
+  }
+  return shades.get(name);
+}
+const parts = (text) => (text.startsWith('#') ? [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16)) : text.match(/\d+/g).map(Number));
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const full = (hex) => (hex.length === 4 ? `#${[...hex.slice(1)].map((digit) => digit + digit).join('')}` : hex);
+
+// ---- the map
+
+const map = { canvas: byId('cells').firstChild, byOwner: false, highlighted: null, cursor: -1, order: [], size: 1, columns: 1 };
+const pixels = document.createElement('canvas');
+
+// Places the cells: as large as fits, in the order of their numbers or of their owners.
+function layOut(count) {
+  const width = byId('cells').clientWidth;
+  const height = width < 600 ? 340 : 430;
+  const fits = (size) => Math.ceil(count / Math.floor(width / size)) * size <= height;
+  map.size = [28, 24, 20, 16, 13, 11, 9, 7, 6, 5, 4, 3].find(fits) ?? 2;
+  map.columns = Math.min(Math.floor(width / map.size), Math.max(count, 1));
+  map.order = Array.from({ length: count }, (_, partition) => partition);
+  if (map.byOwner) {
+    const rank = new Map([...state.names.keys()].sort((a, b) => (state.names[a] < state.names[b] ? -1 : 1)).map((number, place) => [number, place]));
+    map.order.sort((a, b) => (rank.get(state.owners[a]) ?? -1) - (rank.get(state.owners[b]) ?? -1) || a - b);
+  }
+}
+
+function drawMap() {
+  const count = state.keyspace.partitions;
+  map.canvas.hidden = count === 0;
+  if (count === 0 || byId('cells').clientWidth === 0) return;
+  layOut(count);
+  const { canvas, size, columns, order } = map;
+  const rows = Math.ceil(count / columns);
+  const scale = devicePixelRatio || 1;
+  const [width, height] = [columns * size, Math.max(rows, 1) * size];
+  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+    [canvas.width, canvas.height] = [Math.round(width * scale), Math.round(height * scale)];
+    [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
+  }
+  const context = canvas.getContext('2d');
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, height);
+  const moving = new Map(state.keyspace.handoffs.map((handoff) => [handoff.partition, handoff]));
+  const [unowned, card, contrast] = [style('--unowned'), full(style('--card')), full(style('--moving'))];
+  const dim = (text) => `rgb(${parts(text).map((part, index) => Math.round(part * 0.15 + parts(card)[index] * 0.85)).join(' ')})`;
+  const shade = (name) => (map.highlighted && map.highlighted !== name ? dim(colour(name)) : colour(name));
+  const palette = state.names.map(shade);
+  (size < 6 ? drawPixels : drawCells)(context, { rows, width, height, moving, palette, unowned, contrast });
+  if (map.cursor >= 0 && map.cursor < count) {
+    const at = order.indexOf(map.cursor);
+    const grown = Math.max(size, 9);
+    const [x, y] = [((at % columns) + 0.5) * size - grown / 2, (Math.floor(at / columns) + 0.5) * size - grown / 2];
+    context.lineWidth = 4;
+    context.strokeStyle = card;
+    context.strokeRect(x, y, grown, grown);
+    context.lineWidth = 2;
+    context.strokeStyle = contrast;
+    context.strokeRect(x, y, grown, grown);
+  }
+  drawPointed();
+}
+
+// Many cells: one pixel each, enlarged by the browser.
+function drawPixels(context, { rows, width, height, moving, palette, unowned, contrast }) {
+  [pixels.width, pixels.height] = [map.columns, rows];
+  const image = new ImageData(map.columns, rows);
+  const words = new Uint32Array(image.data.buffer);
+  const word = (text) => { const [red, green, blue] = parts(text); return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0; };
+  const words_of = palette.map(word);
+  const [nobody, marked] = [word(full(unowned)), word(contrast)];
+  map.order.forEach((partition, at) => { words[at] = moving.has(partition) ? marked : words_of[state.owners[partition]] ?? nobody; });
+  pixels.getContext('2d').putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(pixels, 0, 0, width, height);
+}
+
+function drawCells(context, { moving, palette, unowned, contrast }) {
+  const { size, columns, order } = map;
+  const side = size - (size > 12 ? 3 : size > 7 ? 2 : 1);
+  order.forEach((partition, at) => {
+    const [x, y] = [(at % columns) * size, Math.floor(at / columns) * size];
+    const owner = palette[state.owners[partition]];
+    if (owner) {
+      context.fillStyle = owner;
+      context.fillRect(x, y, side, side);
+    } else {
+      // Told from the others by its form as well: a frame with a cross.
+      context.strokeStyle = unowned;
+      context.lineWidth = size > 12 ? 2 : 1;
+      context.strokeRect(x + 1, y + 1, side - 2, side - 2);
+      line(context, x + 1, y + 1, x + side - 1, y + side - 1);
+      line(context, x + 1, y + side - 1, x + side - 1, y + 1);
+    }
+    const handoff = moving.get(partition);
+    if (!handoff) return;
+    context.fillStyle = colour(handoff.to);
+    context.beginPath();
+    context.moveTo(x + side, y);
+    context.lineTo(x + side, y + side);
+    context.lineTo(x, y + side);
+    context.fill();
+    context.strokeStyle = contrast;
+    context.lineWidth = size > 12 ? 2 : 1;
+    context.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
+    line(context, x + side, y, x, y + side);
+  });
+}
+
+function line(context, fromX, fromY, toX, toY) {
+  context.beginPath();
+  context.moveTo(fromX, fromY);
+  context.lineTo(toX, toY);
+  context.stroke();
+}
+
+const ownerOf = (partition) => state.names[state.owners[partition]];
+const handoffOf = (partition) => state.keyspace.handoffs.find((handoff) => handoff.partition === partition);
+
+function drawPointed() {
+  if (map.cursor < 0 || map.cursor >= state.keyspace.partitions) return setText('pointed', 'Point at a cell, or use the arrow keys; click or Enter shows details.');
+  const handoff = handoffOf(map.cursor);
+  const moves = handoff ? `, moves to ${handoff.to} (${handoff.phase})` : '';
+  setText('pointed', `Partition ${map.cursor}: ${ownerOf(map.cursor) ?? 'no living owner'}${moves}`);
+}
+
+function point(partition) {
+  if (partition === map.cursor) return;
+  map.cursor = partition;
+  draw();
+}
+
+function partitionAt(event) {
+  const [column, row] = [Math.floor(event.offsetX / map.size), Math.floor(event.offsetY / map.size)];
+  return column < map.columns ? map.order[row * map.columns + column] ?? -1 : -1;
+}
+map.canvas.addEventListener('pointermove', (event) => point(partitionAt(event)));
+map.canvas.addEventListener('pointerleave', () => point(selected ?? -1));
+map.canvas.addEventListener('click', (event) => { if (partitionAt(event) >= 0) show(partitionAt(event)); });
+map.canvas.addEventListener('keydown', (event) => {
+  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -map.columns, ArrowDown: map.columns, Home: -Infinity, End: Infinity }[event.key];
+  if (step) {
+    const at = Math.max(map.order.indexOf(map.cursor), 0);
+    const to = map.cursor < 0 ? 0 : Math.min(Math.max(at + step, 0), map.order.length - 1);
+    point(map.order[to] ?? -1);
+  } else if (event.key === 'Enter' && map.cursor >= 0) {
+    show(map.cursor);
+  } else {
+    return;
+  }
+  event.preventDefault();
+});
+byId('order').addEventListener('click', () => {
+  map.byOwner = !map.byOwner;
+  byId('order').setAttribute('aria-pressed', String(map.byOwner));
+  draw();
+});
+byId('map').querySelector('form').addEventListener('submit', (event) => {
+  event.preventDefault();
+  const wanted = Number(byId('go').value);
+  if (byId('go').value !== '' && wanted < state.keyspace?.partitions) show(wanted);
+});
+
+function highlight(pod) {
+  map.highlighted = pod;
+  draw();
+}
+
+// ---- pods and routers
+
+function drawPods() {
+  const { pods, handoffs } = state.keyspace;
+  const most = Math.max(1, ...pods.map((pod) => Math.max(pod.partitions, state.shares[pod.name] ?? 0)));
+  setText('pods-count', String(pods.length));
+  list(byId('pods').querySelector('tbody'), pods, (pod) => pod.name, (pod) => {
+    const share = state.shares[pod.name];
+    const fill = element('i');
+    fill.style.width = `${(pod.partitions / most) * 94}%`;
+    fill.style.background = colour(pod.name);
+    const bar = element('div', { class: 'bar' }, fill);
+    if (share !== undefined) {
+      const mark = element('b');
+      mark.style.left = `${(share / most) * 94}%`;
+      bar.append(mark);
+    }
+    bar.append(element('span', {}, element('strong', { class: 'owned' }, String(pod.partitions)), share === undefined ? '' : ` of ${share.toFixed(share % 1 ? 1 : 0)}`));
+    const [gets, gives] = [handoffs.filter(({ to }) => to === pod.name).length, handoffs.filter(({ from }) => from === pod.name).length];
+    const tag = pod.status === 'Ready' ? [] : [element('span', { class: 'tag' }, pod.status)];
+    const can = pod.capabilities.join(', ') || 'none';
+    const button = element('button', {
+      type: 'button', class: 'link', 'data-pod': pod.name, 'aria-pressed': String(map.highlighted === pod.name),
+      title: `${pod.address}; capabilities: ${can}. Click: show only its partitions`,
+    }, pod.name);
+    return element('tr', {}, element('td', {}, swatch(pod.name), button, ...tag), element('td', {}, bar),
+      element('td', { class: 'number' }, [gets && `+${gets}`, gives && `−${gives}`].filter(Boolean).join(' ') || '–'));
+  });
+}
+
+function drawRouters() {
+  const { routers, handoffs } = state.keyspace;
+  const known = new Map([...(state.process.demo?.routers ?? []), state.process.router].filter(Boolean).map((router) => [router.name, router]));
+  setText('routers-count', String(routers.length));
+  list(byId('routers').querySelector('tbody'), routers, String, (router) => {
+    const waiting = handoffs.filter(({ waiting_for: text }) => text.split(', ').some((one) => one.includes(`router ${router} `)));
+    const late = waiting.some(isStuck);
+    const longest = Math.floor(Math.max(0, ...waiting.map(age)) / 100) * 100;
+    const text = waiting.length > 0 ? `${plural(waiting.length, 'waits', 'wait')} for it, ${span(longest)}` : 'none waits for it';
+    const { in_flight: inFlight, stashed } = known.get(router) ?? {};
+    const number = (value) => element('td', { class: 'number' }, value?.toLocaleString('en') ?? element('span', { class: 'faint', title: 'Another process: see its own page' }, '–'));
+    return element('tr', {}, element('td', {}, router), element('td', { class: late ? 'late' : waiting.length > 0 ? '' : 'faint' }, text), number(inFlight), number(stashed));
+  });
+}
+
+// ---- cutovers
+
+function quantile(sorted, share) {
+  return sorted[Math.min(sorted.length - 1, Math.ceil(sorted.length * share) - 1)];
+}
+
+function drawCutovers() {
+  const canvas = byId('cutovers').querySelector('canvas');
+  const [width, height, scale] = [canvas.clientWidth, canvas.clientHeight, devicePixelRatio || 1];
+  [canvas.width, canvas.height] = [width * scale, height * scale];
+  const context = canvas.getContext('2d');
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  const { cutovers } = state;
+  if (cutovers.length === 0) return;
+  const sorted = cutovers.map((one) => one.pause_us / 1_000).sort((a, b) => a - b);
+  const [middle, high] = [quantile(sorted, 0.5), quantile(sorted, 0.99)];
+  const slowest = cutovers.reduce((a, b) => (b.pause_us > a.pause_us ? b : a));
+  const strong = (text) => element('strong', {}, text);
+  byId('pauses').replaceChildren(plural(cutovers.length, 'cutover'), ': p50 ', strong(span(middle)), ', p99 ', strong(span(high)), ', slowest ', strong(span(slowest.pause_us / 1_000)),
+    ` (partition ${slowest.partition} on ${slowest.router}: ${slowest.reason})`);
+
+  // Time to the right, the pause upwards on a logarithmic scale.
+  const [left, bottom] = [46, height - 18];
+  const end = Date.now() - state.clock;
+  const begin = Math.min(end - 60_000, cutovers[0].at);
+  const [low, top] = [Math.min(0.1, sorted[0]), Math.max(100, sorted.at(-1) * 1.5)];
+  const x = (at) => left + ((at - begin) / (end - begin)) * (width - left - 6);
+  const y = (pause) => bottom - (Math.log(Math.max(pause, low) / low) / Math.log(top / low)) * (bottom - 8);
+  const [grid, faint, text] = ['--line', '--faint', '--text'].map(style);
+  context.font = '11px system-ui, sans-serif';
+  context.textBaseline = 'middle';
+  context.textAlign = 'right';
+  for (let pause = 0.1; pause <= top; pause *= 10) {
+    context.strokeStyle = grid;
+    line(context, left, y(pause), width, y(pause));
+    context.fillStyle = faint;
+    context.fillText(pause < 1_000 ? `${Number(pause.toPrecision(1))} ms` : `${pause / 1_000} s`, left - 6, y(pause));
+  }
+  context.fillText('now', width - 6, height - 6);
+  context.textAlign = 'left';
+  context.fillText(`${span(end - begin)} ago`, left, height - 6);
+  context.globalAlpha = 0.75;
+  for (const one of cutovers) {
+    context.fillStyle = colour(one.to);
+    context.beginPath();
+    context.arc(x(one.at), y(one.pause_us / 1_000), 3, 0, 2 * Math.PI);
+    context.fill();
+  }
+  context.globalAlpha = 1;
+  context.setLineDash([4, 3]);
+  for (const [name, pause] of [['p50', middle], ['p99', high]]) {
+    context.strokeStyle = context.fillStyle = text;
+    line(context, left, y(pause), width, y(pause));
+    context.fillText(name, left + 4, y(pause) - 7);
+  }
+}
+
+// ---- one partition in detail
+
+let selected = null;
+let explained = null;
+let explains = true;
+
+function show(partition) {
+  selected = partition;
+  explained = null;
+  point(partition);
+  draw();
+  requestAnimationFrame(() => byId('detail-title').focus());
+  explain(partition);
+}
+
+// A process that explains its decisions is asked; for any other the page says what it knows itself.
+async function explain(partition) {
+  if (!explains) return;
+  const response = await fetch(`v1/partitions/${partition}`).catch(() => null);
+  if (response?.status === 404) explains = false;
+  if (!response?.ok || selected !== partition) return;
+  explained = await response.json();
+  draw();
+}
+
+function hide() {
+  selected = null;
+  draw();
+  map.canvas.focus();
+}
+byId('close').addEventListener('click', hide);
+document.addEventListener('keydown', (event) => { if (event.key === 'Escape' && selected !== null) hide(); });
+
+function facts(pairs) {
+  return element('dl', {}, ...pairs.filter(([, value]) => value !== undefined && value !== null && value !== '')
+    .flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, String(value))]));
+}
+
+const words = (value) => (value !== null && typeof value === 'object'
+  ? Object.entries(value).map(([key, part]) => `${key.replaceAll('_', ' ')} ${words(part)}`).join(', ')
+  : String(value));
+
+function drawDetail() {
+  byId('detail').hidden = selected === null;
+  if (selected === null) return;
+  setText('detail-title', `Partition ${selected}`);
+  const handoff = handoffOf(selected);
+  const content = [facts([
+    ['Owner', ownerOf(selected) ?? 'no living owner'],
+    ['Moves to', handoff?.to],
+    ['Phase', handoff && `${handoff.phase} for ${span(Math.floor(age(handoff) / 100) * 100)}`],
+    ['Waits for', handoff?.waiting_for],
+    ['Why', handoff?.reason],
+    ['Mode', handoff?.mode],
+  ])];
+  for (const [name, value] of Object.entries(explained ?? {})) {
+    if (value === null || ['partition', 'owner', 'handoff'].includes(name)) continue;
+    content.push(element('h3', {}, name.replaceAll('_', ' ')));
+    const lines = Array.isArray(value) ? value : [value];
+    content.push(element('ul', {}, ...lines.map((part) => element('li', {}, words(part)))));
+  }
+  const section = (title, items, none) => content.push(element('h3', {}, title),
+    items.length > 0 ? element('ul', {}, ...items.map((text) => element('li', {}, text))) : element('p', { class: 'empty' }, none));
+  const cutovers = state.cutovers.filter(({ partition }) => partition === selected).slice(-6).reverse();
+  section('Last cutovers', cutovers.map((one) =>
+    `${time(one.at)} ${one.from} → ${one.to} on ${one.router}: paused ${span(one.pause_us / 1_000)}, ${plural(one.stashed, 'request')} held`), 'None seen.');
+  section('Events', state.log.filter(({ partition }) => partition === selected).slice(-6).reverse().map((entry) => `${time(entry.at)} ${entry.text}`), 'None seen.');
+  const parent = byId('detail').querySelector('.scroll');
+  const fresh = element('div', {}, ...content);
+  if (!parent.firstChild?.isEqualNode(fresh)) parent.replaceChildren(fresh);
+}
+
+function drawLog() {
+  const entries = [...state.log].reverse();
+  list(byId('log').querySelector('ol'), entries, (entry) => String(entry.n), (entry) =>
+    element('li', entry.warn ? { class: 'warn' } : {}, element('time', {}, time(entry.at)), element('span', {}, `${entry.warn ? '▲ ' : ''}${entry.text}`)));
+}
+
+// Ages grow while nothing arrives.
+setInterval(draw, 1_000);
+addEventListener('resize', draw);
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
+connect();
