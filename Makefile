@@ -101,6 +101,11 @@ peers: setup-build setup-etcd setup-peers ## CPU time a request beside HAProxy, 
 	@$(CARGO) build --release --locked --bin segue
 	@python3 benches/comparison/run.py $(ARGS)
 
+.PHONY: instructions
+instructions: setup-build setup-instructions ## Instructions per request under callgrind: fails when they have grown (ARGS=--accept: take the new counts)
+	@$(CARGO) build --release --locked --workspace --bin segue-instructions
+	@target/release/segue-instructions $(ARGS)
+
 .PHONY: pause
 pause: setup-build setup-etcd ## How long clients wait when partitions move, against a real etcd on disk (ARGS=--long, ARGS="--plot FILE")
 	@$(CARGO) bench --locked --bench cutover_latency -- $(ARGS)
@@ -142,6 +147,10 @@ setup-browser: # Chromium, its driver and selenium
 .PHONY: setup-fresh
 setup-fresh: # debootstrap
 	@scripts/setup fresh
+
+.PHONY: setup-instructions
+setup-instructions: # valgrind
+	@scripts/setup instructions
 
 .PHONY: setup-peers
 setup-peers: # The proxies, h2load, and cmake for C parts of Pingora
