@@ -102,7 +102,7 @@ impl RemotePod {
                 }
             };
             let was_effective = view.assignments.get(&partition).is_some_and(|it| it.value.epoch >= epoch);
-            let local = LocalState { loaded: Some(loaded), drained: None };
+            let local = LocalState { loaded: Some(loaded), ..LocalState::default() };
             pod.told.insert(partition, Told { local, was_effective, ..Told::default() });
         }
         pod
@@ -223,6 +223,8 @@ fn awaited(duty: Duty, report: PodReport) -> Option<Task> {
         PodReport::Synced => Callback::Sync,
         PodReport::Drained => Callback::Drain,
         PodReport::Released => Callback::Release,
+        // Only a pod that runs the callback itself knows that it failed.
+        PodReport::Failed => return None,
     };
     match duty {
         Duty::Warm { handoff, epoch } | Duty::Sync { handoff, epoch } | Duty::Drain { handoff, epoch } => {
@@ -266,7 +268,7 @@ pub fn judge(
     let is_old = value.old_owner.as_deref() == Some(pod) && value.old_incarnation == incarnation;
     let said = |kind| view.pod_ack(partition, pod, kind, handoff).is_some();
     let commit = |ack| {
-        let ack = Ack::Pod(PodAck { pod_name: pod.to_owned(), partition, handoff, ack, acked_at: now });
+        let ack = Ack::Pod(PodAck { pod_name: pod.to_owned(), partition, handoff, ack, acked_at: now, reason: None });
         Verdict::Commit(Box::new(acknowledge(view, &ack, view.keys().pod(pod), incarnation, now)))
     };
     let duty = duty(view, pod, incarnation, partition);

@@ -91,7 +91,7 @@ pub enum CancelReason {
 
 impl CancelReason {
     /// The names of all reasons.
-    pub const NAMES: [&str; 10] = [
+    pub const NAMES: [&str; 11] = [
         "new_owner_dead",
         "new_owner_draining",
         "new_owner_failed",
