@@ -30,6 +30,8 @@ pub enum KeyName {
     PodAck(PartitionId, String, PodAckKind),
     /// `coordinator/leader`
     Leader,
+    /// `wanted`
+    Wanted,
 }
 
 impl Keyspace {
@@ -51,6 +53,11 @@ impl Keyspace {
     /// Returns the key of the elected coordinator.
     pub fn leader(&self) -> String {
         format!("{}coordinator/leader", self.root)
+    }
+
+    /// Returns the key of the owners that the strategy `external` follows.
+    pub fn wanted(&self) -> String {
+        format!("{}wanted", self.root)
     }
 
     /// Returns the key of a pod's registration.
@@ -104,6 +111,7 @@ impl Keyspace {
         let kind = parts.next()?;
         let name = match kind {
             "config" => KeyName::Config,
+            "wanted" => KeyName::Wanted,
             "coordinator" => (parts.next()? == "leader").then_some(KeyName::Leader)?,
             "pods" => KeyName::Pod(name(parts.next()?)?),
             "routers" => KeyName::Router(name(parts.next()?)?),
@@ -146,6 +154,7 @@ mod tests {
         for (key, name) in [
             (keys.config(), KeyName::Config),
             (keys.leader(), KeyName::Leader),
+            (keys.wanted(), KeyName::Wanted),
             (keys.pod("w-0"), KeyName::Pod("w-0".into())),
             (keys.router("r"), KeyName::Router("r".into())),
             (keys.assignment(P0), KeyName::Assignment(P0)),

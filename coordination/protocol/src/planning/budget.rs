@@ -26,14 +26,21 @@ pub enum MoveCause {
     FirstPlacement,
     /// The owner is draining.
     DrainingOwner,
+    /// The key `wanted` names another owner.
+    Wanted,
     /// The owner has more than its share.
     Balance,
 }
 
 impl MoveCause {
     /// All causes.
-    pub const ALL: [MoveCause; 4] =
-        [MoveCause::DeadOwner, MoveCause::FirstPlacement, MoveCause::DrainingOwner, MoveCause::Balance];
+    pub const ALL: [MoveCause; 5] = [
+        MoveCause::DeadOwner,
+        MoveCause::FirstPlacement,
+        MoveCause::DrainingOwner,
+        MoveCause::Wanted,
+        MoveCause::Balance,
+    ];
 
     /// Returns why a standing handoff was planned, as far as the view shows it. What has happened to the old owner since
     /// looks like the cause.
@@ -42,6 +49,7 @@ impl MoveCause {
         match view.live_pod(owner, handoff.old_incarnation) {
             None => MoveCause::DeadOwner,
             Some(pod) if pod.status == PodStatus::Draining => MoveCause::DrainingOwner,
+            Some(_) if is_wanted(view, handoff) => MoveCause::Wanted,
             Some(_) => MoveCause::Balance,
         }
     }
@@ -57,9 +65,16 @@ impl MoveCause {
             MoveCause::DeadOwner => "dead_owner",
             MoveCause::FirstPlacement => "first_placement",
             MoveCause::DrainingOwner => "draining_owner",
+            MoveCause::Wanted => "wanted",
             MoveCause::Balance => "balance",
         }
     }
+}
+
+/// Returns whether the key `wanted` names the new owner, so that the strategy `external` may have planned the move.
+fn is_wanted(view: &View, handoff: &Handoff) -> bool {
+    let wanted = view.wanted.as_ref().and_then(|wanted| wanted.value.owners.get(&handoff.partition));
+    wanted.is_some_and(|pod| *pod == handoff.new_owner)
 }
 
 /// The free places.

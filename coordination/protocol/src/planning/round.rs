@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Policy, Strategy};
-use crate::ids::Incarnation;
+use crate::ids::{Incarnation, Revision};
 use crate::records::{PodRecord, PodStatus, Thousandths};
 use crate::view::{Versioned, View};
 
@@ -22,7 +22,7 @@ pub enum RoundCause {
     Election,
     /// A pod came, went, or changed its status, weight or zone.
     Membership,
-    /// The settings of the keyspace or the strategy changed.
+    /// The settings of the keyspace, the strategy or the owners that it follows changed.
     Config,
     /// No change: the period has passed.
     Heartbeat,
@@ -46,6 +46,8 @@ struct Membership {
     pods: BTreeMap<String, (Incarnation, PodStatus, Thousandths, Option<String>)>,
     partitions: Option<u32>,
     strategy: Strategy,
+    /// When the owners that the strategy follows were last written.
+    wanted: Option<Revision>,
 }
 
 impl Membership {
@@ -59,6 +61,7 @@ impl Membership {
             pods: view.pods.iter().map(member).collect(),
             partitions: super::partitions(view),
             strategy: policy.strategy,
+            wanted: view.wanted.as_ref().filter(|_| policy.strategy == Strategy::External).map(|it| it.mod_revision),
         }
     }
 }

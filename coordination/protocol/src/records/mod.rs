@@ -7,6 +7,7 @@ mod acks;
 mod handoff;
 mod keyspace;
 mod participants;
+mod wanted;
 
 use serde::Serialize;
 
@@ -14,6 +15,7 @@ pub use self::acks::{PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
 pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, Phase};
 pub use self::keyspace::{KeyspaceConfig, MAX_PARTITIONS, Partitioner};
 pub use self::participants::{Capabilities, Leader, PodRecord, PodStatus, RouterRecord, Thousandths};
+pub use self::wanted::{Wanted, WantedDefault};
 
 /// Returns a record as JSON, ready to be put.
 pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {

@@ -18,7 +18,7 @@ use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::{KeyName, Keyspace};
 use crate::records::{
     Assignment, Handoff, KeyspaceConfig, Leader, PodAck, PodAckKind, PodRecord, RouterCutoverAck, RouterDrainedAck,
-    RouterRecord,
+    RouterRecord, Wanted,
 };
 use crate::txn::{Batch, Event, KeyValue, Snapshot};
 
@@ -102,6 +102,8 @@ pub struct View {
     known_config: Option<KeyspaceConfig>,
     /// The leader.
     pub leader: Option<Versioned<Leader>>,
+    /// The owners that the strategy `external` follows.
+    pub wanted: Option<Versioned<Wanted>>,
     /// The registered pods.
     pub pods: BTreeMap<String, Versioned<PodRecord>>,
     /// The registered routers.
@@ -141,6 +143,7 @@ impl View {
             revision: Revision::ZERO,
             config: None,
             known_config: None,
+            wanted: None,
             leader: None,
             pods: BTreeMap::new(),
             routers: BTreeMap::new(),
@@ -212,6 +215,10 @@ impl View {
                     self.config = Some(config);
                 })
             }
+            KeyName::Wanted => {
+                self.wanted = None;
+                read.stamped().map(|wanted| self.wanted = Some(wanted))
+            }
             KeyName::Leader => {
                 let result = read.stamped();
                 // A leader's key excludes every other leader while it exists, whatever its value.
@@ -263,6 +270,7 @@ impl View {
         let partition = match name {
             KeyName::Config => return self.config = None,
             KeyName::Leader => return self.leader = None,
+            KeyName::Wanted => return self.wanted = None,
             KeyName::Pod(pod) => return drop(self.pods.remove(&pod)),
             KeyName::Router(router) => return drop(self.routers.remove(&router)),
             KeyName::Assignment(partition) => return drop(self.assignments.remove(&partition)),
@@ -412,7 +420,8 @@ impl ViewDelta {
     fn note(&mut self, name: &KeyName) {
         match name {
             KeyName::Config | KeyName::Pod(_) | KeyName::Router(_) => self.membership = true,
-            KeyName::Leader => {}
+            // Only the leader acts on the wanted owners, and it plans after every change.
+            KeyName::Leader | KeyName::Wanted => {}
             KeyName::Assignment(partition)
             | KeyName::Handoff(partition)
             | KeyName::RouterDrained(partition, _)

@@ -1,6 +1,7 @@
 //! Planning as a whole, against a simple, obviously correct store and participants ([`world`]).
 
 mod chaos;
+mod external;
 mod guards;
 mod phase_timeouts;
 mod placement;

@@ -25,15 +25,15 @@ fn layouts_with(
     let member = (prop::sample::select(weights), prop::sample::select(&ZONES[..]), any::<bool>(), eligibility);
     let members = prop::collection::vec(member, 0..=members);
     let mobility = prop_oneof![3 => Just(Mobility::Free), 1 => Just(Mobility::Reluctant), 1 => Just(Mobility::Pinned)];
-    let slot =
-        (prop::option::of(any::<prop::sample::Index>()), prop::option::of(any::<prop::sample::Index>()), mobility);
+    let index = || prop::option::of(any::<prop::sample::Index>());
+    let slot = (index(), index(), index(), mobility);
     (members, prop::collection::vec(slot, 0..=slots)).prop_map(|(members, slots)| {
         let count = members.len();
         let pick = |index: Option<prop::sample::Index>| index.filter(|_| count > 0).map(|index| index.index(count));
-        let slot = |(owner, home, mobility)| {
+        let slot = |(owner, home, wanted, mobility)| {
             let owner = pick(owner);
             let home = pick(home).filter(|_| owner.is_none());
-            Slot { owner, home, mobility }
+            Slot { owner, home, wanted: pick(wanted), mobility }
         };
         let member = |(index, (weight, zone, newest, eligibility)): (usize, (u32, _, _, _))| Member {
             name: NAMES[index],
@@ -356,7 +356,7 @@ fn even(members: usize, slots: usize) -> Layout<'static> {
         newest: true,
         eligibility: Eligibility::Open,
     };
-    let slot = Slot { owner: None, home: None, mobility: Mobility::Free };
+    let slot = Slot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
     Layout { members: (0..members).map(member).collect(), slots: vec![slot; slots] }
 }
 
