@@ -8,7 +8,7 @@
 //! # Invariants
 //!
 //! * Without the key, or while it cannot be read, no partition moves that does not have to.
-//! * [`write`] replaces only what its caller has seen, and only by a later generation.
+//! * [`write()`] replaces only what its caller has seen, and only by a later generation.
 
 use std::fmt;
 
