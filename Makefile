@@ -92,8 +92,9 @@ bench: setup-build ## criterion: cutover pause, gate, routing decision
 	$(CARGO) bench --locked $(ARGS)
 
 .PHONY: strategies
-strategies: setup-build ## Placement strategies: balance, moves when a pod joins or leaves and in a rolling restart, time of the placement
+strategies: setup-build setup-kafka ## Placement strategies: balance, moves when a pod joins or leaves and in a rolling restart, time of the placement
 	@$(CARGO) test --locked -p segue-protocol --lib -- --ignored --nocapture planning::tests::rolls::table_of_rolls
+	@.tools/kafka/bin/python benches/kafka/cooperative_sticky.py
 	@$(CARGO) bench --locked --bench strategies
 
 .PHONY: peers
@@ -151,6 +152,10 @@ setup-fresh: # debootstrap
 .PHONY: setup-instructions
 setup-instructions: # valgrind
 	@scripts/setup instructions
+
+.PHONY: setup-kafka
+setup-kafka: # kafka-python, for its assignor
+	@scripts/setup kafka
 
 .PHONY: setup-peers
 setup-peers: # The proxies, h2load, and cmake for C parts of Pingora

@@ -38,6 +38,8 @@ pub enum KeyName {
     Pause,
     /// `operations/{id}`
     Operation(String),
+    /// `wanted`
+    Wanted,
 }
 
 impl Keyspace {
@@ -65,6 +67,11 @@ impl Keyspace {
     /// value: a view that shows its revision shows everything before it.
     pub fn pod_stream(&self, pod: &str) -> String {
         format!("{}pod_streams/{pod}", self.root)
+    }
+
+    /// Returns the key of the owners that the strategy `external` follows.
+    pub fn wanted(&self) -> String {
+        format!("{}wanted", self.root)
     }
 
     /// Returns the key of a pod's registration.
@@ -138,6 +145,7 @@ impl Keyspace {
         let kind = parts.next()?;
         let name = match kind {
             "config" => KeyName::Config,
+            "wanted" => KeyName::Wanted,
             "coordinator" => (parts.next()? == "leader").then_some(KeyName::Leader)?,
             "pods" => KeyName::Pod(name(parts.next()?)?),
             "routers" => KeyName::Router(name(parts.next()?)?),
@@ -187,6 +195,7 @@ mod tests {
         for (key, name) in [
             (keys.config(), KeyName::Config),
             (keys.leader(), KeyName::Leader),
+            (keys.wanted(), KeyName::Wanted),
             (keys.pod("w-0"), KeyName::Pod("w-0".into())),
             (keys.router("r"), KeyName::Router("r".into())),
             (keys.assignment(P0), KeyName::Assignment(P0)),

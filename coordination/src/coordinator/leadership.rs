@@ -357,7 +357,7 @@ impl<'a> Leadership<'a> {
         }
         for notice in notices.iter().filter(|notice| !self.notices.contains(notice)) {
             match notice {
-                Notice::Assurance(Assurance::Full) => info!("{notice}"),
+                Notice::Assurance(Assurance::Full) | Notice::Roll { .. } => info!("{notice}"),
                 _ => warn!("{notice}"),
             }
         }

@@ -150,7 +150,7 @@ impl Store {
     fn asked(&self, key: &str) -> (bool, bool) {
         match self.keys.parse(key) {
             Some(KeyName::Leader | KeyName::Router(_)) => (true, false),
-            Some(KeyName::Config | KeyName::Assignment(_)) => (false, true),
+            Some(KeyName::Config | KeyName::Wanted | KeyName::Assignment(_)) => (false, true),
             Some(KeyName::Pod(_) | KeyName::Handoff(_)) => (true, true),
             _ => (false, false),
         }
@@ -244,7 +244,7 @@ impl Store {
                 let ack = acks(partition)?.pods.get(&(pod, kind))?.clone();
                 encode(&PodAck { handoff: handoff(ack.handoff), ..ack })
             }
-            KeyName::Config | KeyName::Leader | KeyName::Pod(_) | KeyName::Router(_) => return None,
+            KeyName::Config | KeyName::Leader | KeyName::Wanted | KeyName::Pod(_) | KeyName::Router(_) => return None,
             // The model has no operator.
             KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => return None,
         })

@@ -28,17 +28,20 @@ pub enum MoveCause {
     DrainingOwner,
     /// An operator wants the partition elsewhere.
     Operator,
+    /// The key `wanted` names another owner.
+    Wanted,
     /// The owner has more than its share.
     Balance,
 }
 
 impl MoveCause {
     /// All causes.
-    pub const ALL: [MoveCause; 5] = [
+    pub const ALL: [MoveCause; 6] = [
         MoveCause::DeadOwner,
         MoveCause::FirstPlacement,
         MoveCause::DrainingOwner,
         MoveCause::Operator,
+        MoveCause::Wanted,
         MoveCause::Balance,
     ];
 
@@ -50,6 +53,7 @@ impl MoveCause {
             None => MoveCause::DeadOwner,
             Some(_) if view.is_draining(owner) => MoveCause::DrainingOwner,
             Some(_) if view.is_pinned_to(handoff.partition, &handoff.new_owner) => MoveCause::Operator,
+            Some(_) if is_wanted(view, handoff) => MoveCause::Wanted,
             Some(_) => MoveCause::Balance,
         }
     }
@@ -66,9 +70,16 @@ impl MoveCause {
             MoveCause::FirstPlacement => "first_placement",
             MoveCause::DrainingOwner => "draining_owner",
             MoveCause::Operator => "operator",
+            MoveCause::Wanted => "wanted",
             MoveCause::Balance => "balance",
         }
     }
+}
+
+/// Returns whether the key `wanted` names the new owner, so that the strategy `external` may have planned the move.
+fn is_wanted(view: &View, handoff: &Handoff) -> bool {
+    let wanted = view.wanted.as_ref().and_then(|wanted| wanted.value.owners.get(&handoff.partition));
+    wanted.is_some_and(|pod| *pod == handoff.new_owner)
 }
 
 /// The free places.

@@ -2,8 +2,9 @@
 //!
 //! [`plan`] takes a view of the keyspace and returns [`Action`]s, each with its reason, and the moment of the next
 //! call. [`txn`] turns an action into a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
-//! moves are planned, strategies ([`placement`], [`sticky`], [`jump`], [`ring`]) *where to*, [`budget`] *how many* at a time,
-//! [`phase_timeouts`] which handoffs are cancelled, `operations` and `pins` what operators want. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
+//! moves are planned, strategies ([`placement`], [`sticky`], [`jump`], [`ring`], [`external`]) *where to*, [`budget`] *how many* at a
+//! time, [`phase_timeouts`] which handoffs are cancelled, `operations` and `pins` what operators want. Not here: moving a
+//! phase on ([`advance`](crate::handoff::advance)).
 //!
 //! Pure: no clock, no randomness, no I/O, no log. The same view, policy, memory and moment give the same plan.
 //!
@@ -32,6 +33,7 @@ mod backoff;
 pub mod budget;
 mod cool_downs;
 mod departures;
+pub mod external;
 pub mod jump;
 mod moves;
 mod notice;
@@ -121,12 +123,18 @@ pub enum Strategy {
     Jump,
     /// [`ring`]: consistent hash ring with bounded loads; ignores zones.
     Ring,
+    /// [`external`]: the owners that the key `wanted` names.
+    External,
 }
 
 impl Strategy {
     /// All strategies, by their names in the configuration file.
-    pub const NAMES: &[(&str, Self)] =
-        &[("sticky", Strategy::Sticky), ("jump", Strategy::Jump), ("ring", Strategy::Ring)];
+    pub const NAMES: &[(&str, Self)] = &[
+        ("sticky", Strategy::Sticky),
+        ("jump", Strategy::Jump),
+        ("ring", Strategy::Ring),
+        ("external", Strategy::External),
+    ];
 
     /// Returns the strategy with this name.
     pub fn placement(self) -> &'static dyn placement::Placement {
@@ -134,6 +142,7 @@ impl Strategy {
             Strategy::Sticky => &sticky::Sticky,
             Strategy::Jump => &jump::Jump,
             Strategy::Ring => &ring::Ring,
+            Strategy::External => &external::External,
         }
     }
 }

@@ -10,7 +10,6 @@
 
 use std::time::Duration;
 
-use super::Policy;
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backoff::BackOffs;
 use super::budget::{Budget, Full, MoveCause, Needed, is_planned, make_room};
@@ -18,6 +17,7 @@ use super::cool_downs::CoolDowns;
 use super::departures::Departures;
 use super::pins;
 use super::placement::{Eligibility, Layout, Member, Mobility, layout};
+use super::{Policy, Strategy};
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
 use crate::records::{Handoff, Mode, PodRecord};
 use crate::view::View;
@@ -129,7 +129,13 @@ impl Context<'_> {
             match budget.take(cause, member.name, member.incarnation) {
                 Ok(()) => {
                     planned[to] += 1;
-                    let reason = reason(&layout, &counts, cause, partition, to, view);
+                    let mut reason = reason(&layout, &counts, cause, partition, to, view);
+                    if let Some(wanted) = view.wanted.as_ref().filter(|_| policy.strategy == Strategy::External) {
+                        let names = layout.slots[partition.index()].wanted == Some(to);
+                        let verb = if names { "names" } else { "does not name" };
+                        let generation = wanted.value.generation;
+                        reason = format!("{reason} (generation {generation} of wanted {verb} {})", member.name);
+                    }
                     actions.push(begin(view, policy, partition, member, cause, reason));
                     backlog.try_again_at(self.retry_at);
                 }
@@ -223,6 +229,7 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backl
         let cause = match slot.owner {
             Some(owner) if layout.members[owner].eligibility == Eligibility::Leaving => MoveCause::DrainingOwner,
             Some(_) if view.is_pinned_to(partition, layout.members[to].name) => MoveCause::Operator,
+            Some(_) if policy.strategy == Strategy::External => MoveCause::Wanted,
             Some(_) => MoveCause::Balance,
             None if view.assignments.contains_key(&partition) => MoveCause::DeadOwner,
             None => MoveCause::FirstPlacement,
@@ -300,6 +307,7 @@ fn reason(
             None => format!("its owner {owner} is draining"),
         },
         MoveCause::Operator => pins::reason(view, partition),
+        MoveCause::Wanted => format!("it is wanted elsewhere than on {owner}"),
         MoveCause::Balance => {
             let (from_has, to_has) = (slot.owner.map_or(0, |owner| counts[owner]), counts[to]);
             let name = layout.members[to].name;

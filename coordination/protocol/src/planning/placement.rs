@@ -58,6 +58,8 @@ pub struct Slot {
     pub owner: Option<usize>,
     /// The member with the dead owner's name, in a new life. Preferred when the partition needs a place anyway.
     pub home: Option<usize>,
+    /// The member that the key `wanted` names. Only the strategy `external` follows it.
+    pub wanted: Option<usize>,
     /// How readily the partition moves.
     pub mobility: Mobility,
 }
@@ -121,13 +123,14 @@ pub(super) fn layout<'a>(
         .collect();
     let named = |name: &str| members.binary_search_by(|member| member.name.cmp(name)).ok();
     let slot = |partition| {
+        let wanted = view.wanted.as_ref().and_then(|wanted| named(wanted.value.owners.get(&partition)?));
         let handoff = view.handoffs.get(&partition).map(|handoff| &handoff.value);
         let assignment = view.assignments.get(&partition).map(|assignment| &assignment.value);
         let of_handoff = handoff.map(|handoff| (handoff.new_owner.as_str(), handoff.new_incarnation));
         let of_assignment = assignment.map(|assignment| (assignment.owner.as_str(), assignment.incarnation));
         let Some((name, incarnation)) = of_handoff.or(of_assignment) else {
             let mobility = mobility(view.is_malformed(partition), false);
-            return Slot { owner: None, home: None, mobility };
+            return Slot { owner: None, home: None, wanted, mobility };
         };
         let same_name = named(name);
         let owner = same_name.filter(|index| members[*index].incarnation == incarnation);
@@ -137,6 +140,7 @@ pub(super) fn layout<'a>(
         Slot {
             owner,
             home: if owner.is_some() { None } else { same_name },
+            wanted,
             mobility: mobility(pinned, reluctant(partition)),
         }
     };

@@ -122,7 +122,7 @@ mod tests {
             newest: true,
             eligibility: Eligibility::Open,
         };
-        let slot = Slot { owner: None, home: None, mobility: Mobility::Free };
+        let slot = Slot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
         Layout { members: names.iter().map(|name| member(name.as_str())).collect(), slots: vec![slot; slots] }
     }
 

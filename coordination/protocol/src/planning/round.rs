@@ -22,7 +22,7 @@ pub enum RoundCause {
     Election,
     /// A pod came, went, or changed its status, weight or zone.
     Membership,
-    /// The settings of the keyspace or the strategy changed.
+    /// The settings of the keyspace, the strategy or the owners that it follows changed.
     Config,
     /// An operator pinned, unpinned, paused or resumed.
     Operator,
@@ -56,6 +56,8 @@ struct Membership {
     strategy: Strategy,
     pins: BTreeMap<PartitionId, Revision>,
     is_paused: bool,
+    /// When the owners that the strategy follows were last written.
+    wanted: Option<Revision>,
 }
 
 impl Membership {
@@ -71,6 +73,7 @@ impl Membership {
             strategy: policy.strategy,
             pins: view.intentions.pins.keys().map(|partition| (*partition, view.pin_revision(*partition))).collect(),
             is_paused: view.intentions.pause.is_some(),
+            wanted: view.wanted.as_ref().filter(|_| policy.strategy == Strategy::External).map(|it| it.mod_revision),
         }
     }
 }

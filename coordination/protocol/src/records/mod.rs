@@ -8,6 +8,7 @@ mod handoff;
 mod keyspace;
 mod operator;
 mod participants;
+mod wanted;
 
 use serde::Serialize;
 
@@ -16,6 +17,7 @@ pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, Phase};
 pub use self::keyspace::{KeyspaceConfig, MAX_PARTITIONS, Partitioner};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{Capabilities, Leader, PodRecord, PodStatus, RouterRecord, Thousandths};
+pub use self::wanted::{Wanted, WantedDefault};
 
 /// Returns a record as JSON, ready to be put.
 pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {

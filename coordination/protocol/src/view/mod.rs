@@ -20,7 +20,7 @@ use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::{KeyName, Keyspace};
 use crate::records::{
     Assignment, Handoff, KeyspaceConfig, Leader, PodAck, PodAckKind, PodRecord, RouterCutoverAck, RouterDrainedAck,
-    RouterRecord,
+    RouterRecord, Wanted,
 };
 use crate::txn::{Batch, Event, KeyValue, Snapshot};
 
@@ -104,6 +104,8 @@ pub struct View {
     known_config: Option<KeyspaceConfig>,
     /// The leader.
     pub leader: Option<Versioned<Leader>>,
+    /// The owners that the strategy `external` follows.
+    pub wanted: Option<Versioned<Wanted>>,
     /// The registered pods.
     pub pods: BTreeMap<String, Versioned<PodRecord>>,
     /// The registered routers.
@@ -145,6 +147,7 @@ impl View {
             revision: Revision::ZERO,
             config: None,
             known_config: None,
+            wanted: None,
             leader: None,
             pods: BTreeMap::new(),
             routers: BTreeMap::new(),
@@ -217,6 +220,10 @@ impl View {
                     self.config = Some(config);
                 })
             }
+            KeyName::Wanted => {
+                self.wanted = None;
+                read.stamped().map(|wanted| self.wanted = Some(wanted))
+            }
             KeyName::Leader => {
                 let result = read.stamped();
                 // A leader's key excludes every other leader while it exists, whatever its value.
@@ -271,6 +278,7 @@ impl View {
         let partition = match name.clone() {
             KeyName::Config => return self.config = None,
             KeyName::Leader => return self.leader = None,
+            KeyName::Wanted => return self.wanted = None,
             KeyName::Pod(pod) => return drop(self.pods.remove(&pod)),
             KeyName::Router(router) => return drop(self.routers.remove(&router)),
             KeyName::Assignment(partition) => return drop(self.assignments.remove(&partition)),
@@ -430,8 +438,9 @@ impl ViewDelta {
     fn note(&mut self, name: &KeyName) {
         match name {
             KeyName::Config | KeyName::Pod(_) | KeyName::Router(_) => self.membership = true,
-            // Only planning obeys operators, and it looks at the whole view.
-            KeyName::Leader | KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {}
+            // Only planning obeys operators and the wanted owners, and it looks at the whole view.
+            KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {}
+            KeyName::Leader | KeyName::Wanted => {}
             KeyName::Assignment(partition)
             | KeyName::Handoff(partition)
             | KeyName::RouterDrained(partition, _)

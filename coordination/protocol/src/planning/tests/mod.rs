@@ -1,6 +1,7 @@
 //! Planning as a whole, against a simple, obviously correct store and participants ([`world`]).
 
 mod chaos;
+mod external;
 mod failed;
 mod guards;
 mod operators;

@@ -1,4 +1,5 @@
-//! The strategies against brute force, and their invariants on random layouts.
+//! The strategies against brute force on small layouts and against the cheapest flow on larger ones, and their invariants
+//! on random layouts.
 
 use proptest::prelude::*;
 
@@ -21,25 +22,25 @@ fn layouts_with(
     weights: &'static [u32],
     eligibility: impl Strategy<Value = Eligibility> + Clone,
 ) -> impl Strategy<Value = Layout<'static>> {
-    let member = (prop::sample::select(weights), prop::sample::select(&ZONES[..]), eligibility);
+    let member = (prop::sample::select(weights), prop::sample::select(&ZONES[..]), any::<bool>(), eligibility);
     let members = prop::collection::vec(member, 0..=members);
     let mobility = prop_oneof![3 => Just(Mobility::Free), 1 => Just(Mobility::Reluctant), 1 => Just(Mobility::Pinned)];
-    let slot =
-        (prop::option::of(any::<prop::sample::Index>()), prop::option::of(any::<prop::sample::Index>()), mobility);
+    let index = || prop::option::of(any::<prop::sample::Index>());
+    let slot = (index(), index(), index(), mobility);
     (members, prop::collection::vec(slot, 0..=slots)).prop_map(|(members, slots)| {
         let count = members.len();
         let pick = |index: Option<prop::sample::Index>| index.filter(|_| count > 0).map(|index| index.index(count));
-        let slot = |(owner, home, mobility)| {
+        let slot = |(owner, home, wanted, mobility)| {
             let owner = pick(owner);
             let home = pick(home).filter(|_| owner.is_none());
-            Slot { owner, home, mobility }
+            Slot { owner, home, wanted: pick(wanted), mobility }
         };
-        let member = |(index, (weight, zone, eligibility)): (usize, (u32, _, _))| Member {
+        let member = |(index, (weight, zone, newest, eligibility)): (usize, (u32, _, _, _))| Member {
             name: NAMES[index],
             incarnation: Incarnation::registered_at(Revision::new(1 + index as u64)),
             weight: Thousandths(weight),
             zone,
-            newest: true,
+            newest,
             eligibility,
         };
         Layout {
@@ -88,6 +89,101 @@ fn fewest_moves(layout: &Layout<'_>) -> usize {
     let all = (0..members.pow(slots as u32)).map(placement);
     let balanced = all.filter(|places| is_balanced(layout, places));
     balanced.map(|places| moves(layout, &places)).min().expect("a balanced placement exists")
+}
+
+/// Returns the fewest moves of any balanced placement, as the minimum cost of a flow: from each owner's partitions to
+/// members, at a cost of one unless they stay, within each member's share rounded down and up. Successive shortest paths
+/// are exact, so this is right for any size.
+fn fewest_moves_by_flow(layout: &Layout<'_>) -> usize {
+    let members = layout.members.len();
+    let takes = |member: usize| layout.members[member].eligibility != Eligibility::Leaving;
+    let equal = (0..members).filter(|member| takes(*member)).all(|member| layout.members[member].weight.0 == 0);
+    let weight = |member: usize| match takes(member) {
+        false => 0,
+        true if equal => 1,
+        true => u64::from(layout.members[member].weight.0),
+    };
+    let sum: u64 = (0..members).map(weight).sum();
+    // Partitions of one owner are alike. The last group has no owner.
+    let mut groups = vec![0i64; members + 1];
+    layout.slots.iter().for_each(|slot| groups[slot.owner.unwrap_or(members)] += 1);
+    // Nodes: 0 the source, then the groups, the members, and the sink.
+    let (first_member, sink) = (members + 2, 2 * members + 2);
+    let mut flow = Flow { edges: Vec::new(), nodes: sink + 1 };
+    // More than all moves together, so that every member gets its share rounded down first.
+    let prize = layout.slots.len() as i64 + 1;
+    for (group, size) in groups.into_iter().enumerate() {
+        flow.edge(0, 1 + group, size, 0);
+        for member in (0..members).filter(|member| takes(*member)) {
+            flow.edge(1 + group, first_member + member, size, i64::from(group != member));
+        }
+    }
+    let mut prizes = 0;
+    for member in 0..members {
+        let share = layout.slots.len() as u64 * weight(member);
+        let (least, most) = ((share / sum) as i64, share.div_ceil(sum) as i64);
+        flow.edge(first_member + member, sink, least, -prize);
+        flow.edge(first_member + member, sink, most - least, 0);
+        prizes += prize * least;
+    }
+    let (sent, cost) = flow.cheapest(0, sink);
+    assert_eq!(sent, layout.slots.len() as i64, "every partition has a place");
+    usize::try_from(cost + prizes).expect("a number of moves")
+}
+
+/// A network with costs. Each edge is followed by its reverse.
+struct Flow {
+    edges: Vec<Edge>,
+    nodes: usize,
+}
+
+struct Edge {
+    from: usize,
+    to: usize,
+    room: i64,
+    cost: i64,
+}
+
+impl Flow {
+    fn edge(&mut self, from: usize, to: usize, room: i64, cost: i64) {
+        self.edges.push(Edge { from, to, room, cost });
+        self.edges.push(Edge { from: to, to: from, room: 0, cost: -cost });
+    }
+
+    /// Sends as much as possible as cheaply as possible. Returns how much, and its cost.
+    fn cheapest(&mut self, source: usize, sink: usize) -> (i64, i64) {
+        let (mut sent, mut paid) = (0, 0);
+        loop {
+            let mut best: Vec<Option<(i64, usize)>> = vec![None; self.nodes];
+            best[source] = Some((0, usize::MAX));
+            let mut improved = true;
+            while improved {
+                improved = false;
+                for (index, edge) in self.edges.iter().enumerate().filter(|(_, edge)| edge.room > 0) {
+                    let Some((cost, _)) = best[edge.from] else { continue };
+                    if best[edge.to].is_none_or(|(known, _)| cost + edge.cost < known) {
+                        best[edge.to] = Some((cost + edge.cost, index));
+                        improved = true;
+                    }
+                }
+            }
+            let Some((cost, _)) = best[sink] else { return (sent, paid) };
+            let mut path = Vec::new();
+            let mut node = sink;
+            while node != source {
+                let (_, edge) = best[node].expect("on the path");
+                path.push(edge);
+                node = self.edges[edge].from;
+            }
+            let amount = path.iter().map(|edge| self.edges[*edge].room).min().expect("an edge");
+            for edge in path {
+                self.edges[edge].room -= amount;
+                self.edges[edge ^ 1].room += amount;
+            }
+            sent += amount;
+            paid += amount * cost;
+        }
+    }
 }
 
 fn has_takers(layout: &Layout<'_>) -> bool {
@@ -169,6 +265,28 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn the_flow_finds_what_brute_force_finds(layout in layouts(3, 5, &[0, 500, 1000, 3000])) {
+        if has_takers(&layout) {
+            prop_assert_eq!(fewest_moves_by_flow(&layout), fewest_moves(&layout));
+        }
+    }
+
+    #[test]
+    fn sticky_moves_no_more_than_the_cheapest_flow(
+        layout in layouts(8, 300, &[0, 1, 333, 1000, 1700, u32::MAX]),
+    ) {
+        if has_takers(&layout) {
+            let places = Name::Sticky.placement().place(&layout);
+            prop_assert!(is_balanced(&layout, &places), "{places:?}");
+            prop_assert_eq!(moves(&layout, &places), fewest_moves_by_flow(&layout));
+        }
+    }
+}
+
 /// Returns the layout with this eligibility of the member at `index`.
 fn with_eligibility<'a>(layout: &Layout<'a>, index: usize, eligibility: Eligibility) -> Layout<'a> {
     let mut changed = layout.clone();
@@ -238,7 +356,7 @@ fn even(members: usize, slots: usize) -> Layout<'static> {
         newest: true,
         eligibility: Eligibility::Open,
     };
-    let slot = Slot { owner: None, home: None, mobility: Mobility::Free };
+    let slot = Slot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
     Layout { members: (0..members).map(member).collect(), slots: vec![slot; slots] }
 }
 
@@ -289,4 +407,19 @@ fn under_jump_a_partition_whose_pod_is_shunned_stays_where_it_is() {
     for (slot, (meant, place)) in layout.slots.iter().zip(meant.iter().zip(places)) {
         assert_eq!(place, if *meant == Some(0) { slot.owner } else { *meant });
     }
+}
+
+#[test]
+fn a_partition_that_has_to_move_goes_to_a_pod_of_the_newest_version() {
+    let mut layout = even(4, 9);
+    layout.members[1].newest = false;
+    layout.members[3].newest = false;
+    layout.members[0].eligibility = Eligibility::Leaving;
+    // The second pod has two too many, and the last two have room for three together.
+    for (slot, owner) in layout.slots.iter_mut().zip([1, 1, 1, 1, 1, 0, 2, 3, 3]) {
+        slot.owner = Some(owner);
+    }
+    let places = Name::Sticky.placement().place(&layout);
+    assert_eq!(places[5], Some(2), "{places:?}");
+    assert_eq!(moves(&layout, &places), 3);
 }

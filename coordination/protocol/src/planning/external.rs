@@ -1,0 +1,122 @@
+//! The strategy by which an operator or another system says where partitions belong: the key `wanted`.
+//!
+//! Segue moves partitions there as it moves any: by the budget, with the barrier, and never to a pod that drains. A
+//! partition that `wanted` does not name, or whose pod is not there or accepts none, stays where it is. If it has to
+//! leave, because its owner is dead or drains, it goes to the next life of that owner or else to the pod with the fewest
+//! partitions for its weight. Nothing is balanced otherwise.
+//!
+//! # Invariants
+//!
+//! * Without the key, or while it cannot be read, no partition moves that does not have to.
+//! * [`write()`] replaces only what its caller has seen, and only by a later generation.
+
+use std::fmt;
+
+use super::placement::{Eligibility, Layout, Placement};
+use crate::ids::{PartitionId, Revision};
+use crate::records::{Wanted, encode};
+use crate::txn::{Compare, Op, Txn};
+use crate::view::View;
+
+/// The strategy that follows the key `wanted`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct External;
+
+impl Placement for External {
+    fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>> {
+        let no_other_choice = layout.has_no_other_choice();
+        let is_open = |member: &usize| match layout.members[*member].eligibility {
+            Eligibility::Open => true,
+            Eligibility::Shunned => no_other_choice,
+            Eligibility::Leaving => false,
+        };
+        let stays = |member: &usize| layout.members[*member].eligibility != Eligibility::Leaving;
+        let mut placed: Vec<Option<usize>> = layout
+            .slots
+            .iter()
+            .map(|slot| {
+                let is_there = slot.owner.filter(|owner| slot.wanted == Some(*owner)).filter(stays);
+                let wanted = slot.wanted.filter(is_open);
+                is_there.or(wanted).or(slot.owner.filter(stays)).or(slot.home.filter(is_open))
+            })
+            .collect();
+        let mut loads = vec![0u64; layout.members.len()];
+        placed.iter().flatten().for_each(|member| loads[*member] += 1);
+        for place in placed.iter_mut().filter(|place| place.is_none()) {
+            // A weight of zero counts as the least one above it.
+            let weight = |member: usize| u64::from(layout.members[member].weight.0.max(1));
+            let open = (0..loads.len()).filter(is_open);
+            let least = open.min_by(|one, other| {
+                let (one_load, other_load) = (loads[*one] + 1, loads[*other] + 1);
+                (one_load * weight(*other)).cmp(&(other_load * weight(*one))).then(one.cmp(other))
+            });
+            let Some(least) = least else { break };
+            loads[least] += 1;
+            *place = Some(least);
+        }
+        placed
+    }
+}
+
+/// Why wanted owners are not written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WriteError {
+    /// The key exists and cannot be read, so nobody knows its generation.
+    Unreadable {
+        /// The key.
+        key: String,
+    },
+    /// The generation is not later than the one that is stored.
+    Outdated {
+        /// The stored generation.
+        stored: u64,
+    },
+    /// The keyspace has no such partition.
+    NoSuchPartition {
+        /// The partition.
+        partition: PartitionId,
+        /// The number of partitions of the keyspace.
+        partitions: u32,
+    },
+}
+
+impl std::error::Error for WriteError {}
+
+impl fmt::Display for WriteError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WriteError::Unreadable { key } => {
+                write!(out, "{key} cannot be read, so its generation is not known; delete it or restore it first")
+            }
+            WriteError::Outdated { stored } => {
+                write!(out, "generation {stored} is stored; expected a later one")
+            }
+            WriteError::NoSuchPartition { partition, partitions } => {
+                write!(out, "partition {partition} is wanted, but the keyspace has {partitions}")
+            }
+        }
+    }
+}
+
+/// Returns the transaction that writes the wanted owners. It fails if the key has changed since this view.
+pub fn write(view: &View, wanted: &Wanted) -> Result<Txn, WriteError> {
+    let key = view.keys().wanted();
+    if view.malformed.contains_key(&key) {
+        return Err(WriteError::Unreadable { key });
+    }
+    if let Some(stored) = view.wanted.as_ref().map(|stored| stored.value.generation)
+        && stored >= wanted.generation
+    {
+        return Err(WriteError::Outdated { stored });
+    }
+    let partitions = view.partitions();
+    if let Some(partition) = wanted.owners.keys().copied().find(|partition| partition.get() >= partitions) {
+        return Err(WriteError::NoSuchPartition { partition, partitions });
+    }
+    let seen = view.wanted.as_ref().map_or(Revision::ZERO, |stored| stored.mod_revision);
+    Ok(Txn {
+        when: vec![Compare::unchanged_since(key.clone(), seen)],
+        then: vec![Op::Put { key, value: encode(wanted), lease: None }],
+        otherwise: None,
+    })
+}
