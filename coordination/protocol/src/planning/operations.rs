@@ -11,7 +11,8 @@
 
 use std::time::Duration;
 
-use super::actions::{Action, Answered, CancelReason, ObservedHandoff};
+use super::actions::{Action, CancelReason, ObservedHandoff};
+use super::answers::Answered;
 use super::phase_timeouts::past_no_return;
 use super::{FIRST_BACK_OFF, Memory, is_dead};
 use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
