@@ -152,6 +152,8 @@ fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
         ("owner", "it has the partition".to_owned())
     } else if let Some(obstacle) = obstacle(view, pod) {
         ("no", obstacle)
+    } else if pin == Some(pod) {
+        ("chosen", "an operator wants the partition there, and its move has not begun".to_owned())
     } else if let Some(to) = pin.filter(|to| *to != pod) {
         ("no", format!("the partition is pinned to {to}"))
     } else if report.handoff.is_some() {

@@ -46,7 +46,7 @@ pub(in crate::commands) fn pause(args: &PauseArgs) -> Result<(), Failure> {
         if !link.commit(Txn { when, then: vec![Op::Put { key: key.clone(), value, lease }], otherwise: None }).await? {
             return Err(changed(&key));
         }
-        let end = args.duration.map_or("until segue resume".to_owned(), |duration| format!("for {duration:?}"));
+        let end = args.duration.map_or("until segue resume".to_owned(), |duration| format!("for {}", span(duration)));
         let moving = match view.handoffs.len() {
             0 => String::new(),
             moving => format!(" {} on the move: their moves go on.", partitions(moving)),
@@ -57,6 +57,16 @@ pub(in crate::commands) fn pause(args: &PauseArgs) -> Result<(), Failure> {
         );
         link.print(json!({ "paused": true, "until": until }), &text)
     })
+}
+
+/// Returns a duration as command lines take it.
+fn span(duration: Duration) -> String {
+    match duration.as_secs() {
+        _ if duration.subsec_nanos() > 0 => format!("{duration:?}"),
+        seconds if seconds % 3600 == 0 => format!("{}h", seconds / 3600),
+        seconds if seconds % 60 == 0 => format!("{}m", seconds / 60),
+        seconds => format!("{seconds}s"),
+    }
 }
 
 pub(in crate::commands) fn resume(args: &ResumeArgs) -> Result<(), Failure> {

@@ -103,7 +103,7 @@ fn assume_drained(view: &mut View, pod: &str) -> Result<(), Failure> {
         let pods: Vec<&str> = view.pods.keys().map(String::as_str).collect();
         return Err(refused(format!("no pod {pod} is registered; registered are: {}", or_none(&pods.join(", ")))));
     };
-    let origin = Origin { who: "--without".into(), why: String::new(), at: 0 };
+    let origin = Origin { who: "this dry run".into(), why: String::new(), at: 0 };
     let drain = Versioned {
         create_revision: registered.create_revision,
         mod_revision: registered.mod_revision,

@@ -35,7 +35,8 @@ pub(super) fn drained(view: &View, pod: &str, by_operator: bool) -> Standing {
         .collect();
     let unreadable = unreadable(view);
     if owned == 0 && moving.is_empty() && unreadable.is_empty() {
-        return Standing::Done(format!("pod {pod} is empty"));
+        let gone = if view.pod_key(pod).is_none() { " and not registered" } else { "" };
+        return Standing::Done(format!("pod {pod} is empty{gone}"));
     }
     let mut text = format!("pod {pod} owns {}, {} on the move", partitions(owned), moving.len());
     if let Some(first) = moving.first().filter(|first| !describe_waits(view, **first).is_empty()) {

@@ -15,6 +15,8 @@ use super::{Failure, Link, Target, block_on};
 
 /// Shortest time between two lines of progress.
 const LINE_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a command waits before it says what for.
+const FIRST_LINE_AFTER: Duration = Duration::from_millis(200);
 
 /// How long a command waits.
 #[derive(Debug, clap::Args)]
@@ -93,10 +95,14 @@ pub(super) async fn until(
     let mut watcher = Watcher::start(link.store.clone(), link.keys.clone());
     let deadline = Instant::now() + timeout;
     let mut view: Option<View> = None;
-    let mut progress = Progress::default();
+    let mut progress = Progress::new();
     loop {
         let update = tokio::select! {
             update = watcher.next() => update,
+            () = sleep_until(progress.due), if !progress.is_shown => {
+                progress.show();
+                continue;
+            }
             () = sleep_until(deadline) => {
                 let what = progress.last.take().unwrap_or_else(|| "nothing is known yet".to_owned());
                 progress.end();
@@ -107,7 +113,7 @@ pub(super) async fn until(
             Update::Snapshot(snapshot) => view = Some(*snapshot),
             Update::Batch(batch) => view.iter_mut().for_each(|view| drop(view.apply(batch.clone()))),
             Update::Lost(error) => {
-                progress.show(format!("{error}; trying again"));
+                progress.note(format!("{error}; trying again"));
                 continue;
             }
         }
@@ -124,33 +130,38 @@ pub(super) async fn until(
                 progress.end();
                 return Err(super::refused(why));
             }
-            Standing::Waiting(text) => progress.show(text),
+            Standing::Waiting(text) => progress.note(text),
         }
     }
 }
 
-/// Progress on standard error: one line that is rewritten on a terminal, a line now and then elsewhere.
-#[derive(Debug, Default)]
+/// Progress on standard error: one line that is rewritten on a terminal, a line now and then elsewhere. What is over at
+/// once is not shown.
+#[derive(Debug)]
 struct Progress {
     last: Option<String>,
-    printed: Option<Instant>,
+    is_shown: bool,
+    due: Instant,
 }
 
 impl Progress {
-    fn show(&mut self, text: String) {
-        if self.last.as_ref() == Some(&text) {
-            return;
+    fn new() -> Self {
+        Progress { last: None, is_shown: true, due: Instant::now() + FIRST_LINE_AFTER }
+    }
+
+    fn note(&mut self, text: String) {
+        if self.last.as_ref() != Some(&text) {
+            (self.last, self.is_shown) = (Some(text), false);
         }
+    }
+
+    fn show(&mut self) {
+        let Some(text) = &self.last else { return };
         let mut out = std::io::stderr().lock();
         // A progress that cannot be shown stops nothing.
-        if out.is_terminal() {
-            let _ = write!(out, "\r\x1b[K{text}");
-            let _ = out.flush();
-        } else if self.printed.is_none_or(|printed| printed.elapsed() >= LINE_INTERVAL) {
-            let _ = writeln!(out, "{text}");
-            self.printed = Some(Instant::now());
-        }
-        self.last = Some(text);
+        let _ = if out.is_terminal() { write!(out, "\r\x1b[K{text}") } else { writeln!(out, "{text}") };
+        let _ = out.flush();
+        (self.is_shown, self.due) = (true, Instant::now() + LINE_INTERVAL);
     }
 
     fn end(&mut self) {

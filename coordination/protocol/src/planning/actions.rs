@@ -12,6 +12,7 @@
 
 use std::fmt;
 
+use super::answers::{self, Answered};
 use super::budget::MoveCause;
 use crate::handoff::advance::{PendingOn, delete_handoff, flip};
 use crate::ids::{PartitionId, Revision};
@@ -33,17 +34,6 @@ impl ObservedHandoff {
     pub fn partition(&self) -> PartitionId {
         self.handoff.value.partition
     }
-}
-
-/// An operation with its answer, as the transaction that acts on it writes it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Answered {
-    /// The operation's id.
-    pub id: String,
-    /// When the operation was last written: it has no answer yet.
-    pub seen: Revision,
-    /// The operation. The time of its answer is filled in by [`txn`].
-    pub operation: Operation,
 }
 
 /// Why a handoff was cancelled.
@@ -306,14 +296,7 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             }
             let mut then = delete_handoff(view, observed.partition());
             if let CancelReason::Operator { answered, wish } = reason {
-                let (guard, write) = write_answer(view, answered, now_ms);
-                when.push(guard);
-                then.push(write);
-                if let Some(seen) = wish {
-                    let key = keys.pin(observed.partition());
-                    when.push(Compare::unchanged_since(&key, *seen));
-                    then.push(Op::Delete(Keys::One(key)));
-                }
+                answers::cancel(view, answered, *wish, now_ms, &mut when, &mut then);
             }
             then
         }
@@ -336,31 +319,9 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             when.push(Compare::unchanged_since(keys.handoff(*partition), Revision::ZERO));
             keys.acks_of(*partition).map(|prefix| Op::Delete(Keys::Prefix(prefix))).into()
         }
-        Action::Answer { answered, pin } => {
-            let (guard, write) = write_answer(view, answered, now_ms);
-            when.push(guard);
-            let mut then = vec![write];
-            if let Some((pin, seen)) = pin {
-                let key = keys.pin(answered.operation.request.partition());
-                when.push(Compare::unchanged_since(&key, *seen));
-                when.push(Compare::unchanged_since(keys.drain(&pin.to), Revision::ZERO));
-                if pin.ends_with_the_pod() {
-                    when.push(Compare::created_at(keys.pod(&pin.to), pin.incarnation.revision()));
-                }
-                then.push(put(key, encode(pin)));
-            }
-            then
-        }
-        Action::DropPin { partition, pin, seen } => {
-            when.push(Compare::unchanged_since(keys.pin(*partition), *seen));
-            when.push(Compare::not_created_at(keys.pod(&pin.to), pin.incarnation.revision()));
-            vec![Op::Delete(Keys::One(keys.pin(*partition)))]
-        }
-        Action::ForgetOperations { operations } => {
-            let unchanged = |(id, seen): &(String, Revision)| Compare::unchanged_since(keys.operation(id), *seen);
-            when.extend(operations.iter().map(unchanged));
-            operations.iter().map(|(id, _)| Op::Delete(Keys::One(keys.operation(id)))).collect()
-        }
+        Action::Answer { answered, pin } => answers::answer(view, answered, pin.as_ref(), now_ms, &mut when),
+        Action::DropPin { partition, pin, seen } => answers::drop_pin(view, *partition, pin, *seen, &mut when),
+        Action::ForgetOperations { operations } => answers::forget(view, operations, &mut when),
     };
     Some(Txn { when, then, otherwise: None })
 }
@@ -381,15 +342,6 @@ fn new_owner_is_gone(view: &View, observed: &ObservedHandoff) -> Compare {
     Compare::not_created_at(view.keys().pod(&handoff.new_owner), handoff.new_incarnation.revision())
 }
 
-/// Returns the guard that an operation has no answer yet, and the write of its answer.
-fn write_answer(view: &View, answered: &Answered, now_ms: u64) -> (Compare, Op) {
-    let (key, mut operation) = (view.keys().operation(&answered.id), answered.operation.clone());
-    if let Some(answer) = &mut operation.answer {
-        answer.at = now_ms;
-    }
-    (Compare::unchanged_since(&key, answered.seen), put(key, encode(&operation)))
-}
-
-fn put(key: String, value: Vec<u8>) -> Op {
+pub(super) fn put(key: String, value: Vec<u8>) -> Op {
     Op::Put { key, value, lease: None }
 }

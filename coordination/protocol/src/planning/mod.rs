@@ -29,6 +29,7 @@ use crate::records::{KeyspaceConfig, Mode, Partitioner};
 use crate::view::{PodLife, View};
 
 mod actions;
+mod answers;
 mod backoff;
 pub mod budget;
 mod cool_downs;
@@ -50,7 +51,8 @@ pub mod sticky;
 #[cfg(test)]
 mod tests;
 
-pub use self::actions::{Action, Answered, CancelReason, ObservedHandoff, txn};
+pub use self::actions::{Action, CancelReason, ObservedHandoff, txn};
+pub use self::answers::Answered;
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;

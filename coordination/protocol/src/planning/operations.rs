@@ -11,7 +11,8 @@
 
 use std::time::Duration;
 
-use super::actions::{Action, Answered, CancelReason, ObservedHandoff};
+use super::actions::{Action, CancelReason, ObservedHandoff};
+use super::answers::Answered;
 use super::phase_timeouts::past_no_return;
 use super::{FIRST_BACK_OFF, Memory, is_dead};
 use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
@@ -112,16 +113,19 @@ fn or_none(text: &str) -> &str {
 
 fn judge_move(view: &View, partition: PartitionId, to: &str, pin: bool, by: &Operation) -> Result<Verdict, String> {
     let life = target(view, to)?;
-    let mut text = match (view.handoffs.get(&partition), view.live_owner(partition)) {
-        (Some(handoff), _) if handoff.value.new_owner == to => format!("partition {partition} moves to {to} already"),
-        (Some(handoff), _) => {
-            format!("partition {partition} moves to {to} once its move to {} has ended", handoff.value.new_owner)
+    let (mut text, begins_later) = match (view.handoffs.get(&partition), view.live_owner(partition)) {
+        (Some(handoff), _) if handoff.value.new_owner == to => {
+            (format!("partition {partition} moves to {to} already"), false)
         }
-        (None, Some((owner, _))) if owner.owner == to => format!("partition {partition} is on {to} already"),
-        (None, _) => format!("partition {partition} moves to {to}"),
+        (Some(handoff), _) => {
+            let first = &handoff.value.new_owner;
+            (format!("partition {partition} moves to {to} once its move to {first} has ended"), true)
+        }
+        (None, Some((owner, _))) if owner.owner == to => (format!("partition {partition} is on {to} already"), false),
+        (None, _) => (format!("partition {partition} moves to {to}"), true),
     };
     text += if pin { ", and stays there until it is unpinned" } else { ", and stays there until the pod goes" };
-    if let Some(pause) = &view.intentions.pause {
+    if let Some(pause) = view.intentions.pause.as_ref().filter(|_| begins_later) {
         text += &format!("; planned moves are paused by {}, so it waits for segue resume", pause.value.origin);
     }
     let incarnation = if pin { Incarnation::NONE } else { life };

@@ -8,7 +8,8 @@ use super::Strategy;
 use super::budget::MoveCause;
 use super::placement::{Eligibility, Layout, Mobility};
 use crate::ids::PartitionId;
-use crate::view::View;
+use crate::records::Pin;
+use crate::view::{Versioned, View};
 
 /// Returns the place of each partition by the strategy and the pins.
 pub(super) fn place(view: &View, strategy: Strategy, layout: &Layout<'_>) -> Vec<Option<usize>> {
@@ -30,12 +31,13 @@ pub(super) fn place(view: &View, strategy: Strategy, layout: &Layout<'_>) -> Vec
 
 /// Returns the pinned partitions whose pod accepts partitions or has them already, each with its pod.
 fn pinned(view: &View, layout: &Layout<'_>) -> Vec<(usize, usize)> {
-    let place = |(partition, pin): (&PartitionId, &Option<_>)| {
+    let place = |(partition, pin): (&PartitionId, &Option<Versioned<Pin>>)| {
         let slot = layout.slots.get(partition.index())?;
         let to = match pin {
-            Some(_) => {
-                (0..layout.members.len()).find(|member| view.is_pinned_to(*partition, layout.members[*member].name))?
+            Some(pin) if view.is_pinned_to(*partition, &pin.value.to) => {
+                layout.members.binary_search_by(|member| member.name.cmp(&pin.value.to)).ok()?
             }
+            Some(_) => return None,
             // The pin cannot be read: the partition stays where it is.
             None => slot.owner?,
         };

@@ -117,6 +117,31 @@ mod tests {
     }
 
     #[test]
+    fn intentions_of_operators_have_their_wire_form_and_are_not_read_without_who() {
+        let origin = Origin { who: "ann".into(), why: "hot".into(), at: 5 };
+        let request = Request::Move { partition: P7, to: "w".into(), pin: false };
+        let operation = Operation { request, origin: origin.clone(), answer: None };
+        for (value, text) in [
+            (encode(&Drain { origin: origin.clone() }), r#"{"who":"ann","why":"hot","at":5}"#),
+            (
+                encode(&Pin { to: "w".into(), incarnation: I12, origin: origin.clone() }),
+                r#"{"to":"w","incarnation":12,"who":"ann","why":"hot","at":5}"#,
+            ),
+            (encode(&Pause { origin, until: None }), r#"{"who":"ann","why":"hot","at":5,"until":null}"#),
+            (
+                encode(&operation),
+                r#"{"kind":"move","partition":7,"to":"w","pin":false,"who":"ann","why":"hot","at":5,"answer":null}"#,
+            ),
+        ] {
+            assert_eq!(String::from_utf8(value).unwrap(), text);
+        }
+        let cancel: Operation =
+            serde_json::from_str(r#"{"kind":"cancel","partition":7,"handoff":12,"who":"ann","news":1}"#).unwrap();
+        assert_eq!(cancel.request, Request::Cancel { partition: P7, handoff: H12 });
+        assert!(serde_json::from_str::<Drain>("{}").is_err());
+    }
+
+    #[test]
     fn odd_weights_become_numbers_that_planning_can_use() {
         for (text, expected) in [("0.5", 500), ("-3", 0), ("1e300", u32::MAX)] {
             assert_eq!(serde_json::from_str::<Thousandths>(text).unwrap(), Thousandths(expected));

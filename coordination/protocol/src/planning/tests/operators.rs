@@ -270,7 +270,7 @@ fn a_cancelled_move_ends_with_its_wish_and_rests() {
     let answer = world.answer("b").unwrap();
     assert!(answer.accepted && answer.text.contains(&format!("stays with {owner}")), "{answer:?}");
     let view = world.view();
-    assert!(view.handoffs.get(&P0).is_none() && view.intentions.pins.is_empty());
+    assert!(!view.handoffs.contains_key(&P0) && view.intentions.pins.is_empty());
     world.run_until_quiet();
     assert_eq!(world.owner(P0), owner);
 }

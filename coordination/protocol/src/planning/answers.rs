@@ -1,0 +1,96 @@
+//! The writes that answer operators' operations, and their guards: the part of [`txn`](super::txn) that is about
+//! operators.
+//!
+//! # Invariants
+//!
+//! * An answer is written only while its operation has none.
+//! * A pin is written only if its pod is still the one that was judged and nobody drains it, and never over a pin that
+//!   was not seen.
+
+use super::actions::put;
+use crate::ids::{PartitionId, Revision};
+use crate::records::{Operation, Pin, encode};
+use crate::txn::{Compare, Keys, Op};
+use crate::view::View;
+
+/// An operation with its answer, as the transaction that acts on it writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Answered {
+    /// The operation's id.
+    pub id: String,
+    /// When the operation was last written: it has no answer yet.
+    pub seen: Revision,
+    /// The operation. The time of its answer is filled in by [`txn`].
+    pub operation: Operation,
+}
+
+/// Answers an operation, and pins its partition if it asks for that. The pin comes with the `mod_revision` of the one that
+/// it replaces; 0 if there is none.
+pub(super) fn answer(
+    view: &View,
+    answered: &Answered,
+    pin: Option<&(Pin, Revision)>,
+    now_ms: u64,
+    when: &mut Vec<Compare>,
+) -> Vec<Op> {
+    let (keys, mut then) = (view.keys(), vec![write(view, answered, now_ms, when)]);
+    if let Some((pin, seen)) = pin {
+        let key = keys.pin(answered.operation.request.partition());
+        when.push(Compare::unchanged_since(&key, *seen));
+        when.push(Compare::unchanged_since(keys.drain(&pin.to), Revision::ZERO));
+        if pin.ends_with_the_pod() {
+            when.push(Compare::created_at(keys.pod(&pin.to), pin.incarnation.revision()));
+        }
+        then.push(put(key, encode(pin)));
+    }
+    then
+}
+
+/// Answers the operation that a handoff is cancelled for. `wish` is when the move was last asked for by an operator; that
+/// pin ends with the move.
+pub(super) fn cancel(
+    view: &View,
+    answered: &Answered,
+    wish: Option<Revision>,
+    now_ms: u64,
+    when: &mut Vec<Compare>,
+    then: &mut Vec<Op>,
+) {
+    then.push(write(view, answered, now_ms, when));
+    if let Some(seen) = wish {
+        let key = view.keys().pin(answered.operation.request.partition());
+        when.push(Compare::unchanged_since(&key, seen));
+        then.push(Op::Delete(Keys::One(key)));
+    }
+}
+
+/// Deletes a pin if its life of its pod is over.
+pub(super) fn drop_pin(
+    view: &View,
+    partition: PartitionId,
+    pin: &Pin,
+    seen: Revision,
+    when: &mut Vec<Compare>,
+) -> Vec<Op> {
+    let key = view.keys().pin(partition);
+    when.push(Compare::unchanged_since(&key, seen));
+    when.push(Compare::not_created_at(view.keys().pod(&pin.to), pin.incarnation.revision()));
+    vec![Op::Delete(Keys::One(key))]
+}
+
+/// Deletes operations that are as they were seen.
+pub(super) fn forget(view: &View, operations: &[(String, Revision)], when: &mut Vec<Compare>) -> Vec<Op> {
+    let key = |id: &String| view.keys().operation(id);
+    when.extend(operations.iter().map(|(id, seen)| Compare::unchanged_since(key(id), *seen)));
+    operations.iter().map(|(id, _)| Op::Delete(Keys::One(key(id)))).collect()
+}
+
+/// Writes an answer, under the guard that there is none yet.
+fn write(view: &View, answered: &Answered, now_ms: u64, when: &mut Vec<Compare>) -> Op {
+    let (key, mut operation) = (view.keys().operation(&answered.id), answered.operation.clone());
+    if let Some(answer) = &mut operation.answer {
+        answer.at = now_ms;
+    }
+    when.push(Compare::unchanged_since(&key, answered.seen));
+    put(key, encode(&operation))
+}
