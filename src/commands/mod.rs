@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod conformance;
 mod demo;
 mod forget;
 mod operator;
@@ -104,6 +105,12 @@ enum Command {
     Demo(demo::Args),
     /// Send the demo's load to running routers, and check that no request is lost, duplicated or reordered.
     Bench(bench::Args),
+    /// Send a running pod requests with right and wrong stamps, and print what it got wrong.
+    ///
+    /// Reads in the store what the pod owns, and requires that it accepts requests of a partition at its epoch, and
+    /// refuses every other request with 421. Exits 0 if it does, 1 otherwise. The accepted requests reach the service:
+    /// choose a path that changes nothing.
+    Conformance(conformance::Args),
     /// Enforce the deadline of a sidecar's service. Started by the sidecar.
     #[command(hide = true)]
     Supervise {
@@ -167,6 +174,7 @@ impl Cli {
             Command::Wait(args) => operator::wait(&args),
             Command::Demo(args) => demo::demo(&args),
             Command::Bench(args) => bench::run(&args),
+            Command::Conformance(args) => conformance::conformance(&args),
             Command::Supervise { files, command } => Err(Failure::Exit(supervise::supervise(&command, files)?)),
             Command::BecomeService { supervisor, files, command } => {
                 Err(Failure::Exit(supervise::become_service(supervisor, &command, files)?))

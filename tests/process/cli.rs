@@ -264,7 +264,7 @@ fn a_listen_address_in_use_is_an_error_that_names_it_and_its_key() {
 
 #[test]
 fn a_command_that_needs_a_store_is_not_content_with_a_keyspace() {
-    for command in [vec!["status"], vec!["forget", "pod", "writer-0"]] {
+    for command in [vec!["status"], vec!["forget", "pod", "writer-0"], vec!["conformance", "--pod", "http://a:1"]] {
         let output = run(&[&command[..], &["--keyspace", "orders"]].concat());
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         assert!(stderr(&output).contains("--config <FILE>|--etcd <URL>"), "{}", stderr(&output));

@@ -48,6 +48,11 @@ impl Keyspace {
         Keyspace { root: format!("{prefix}{name}/") }
     }
 
+    /// Returns the keyspace's name.
+    pub fn name(&self) -> &str {
+        self.root.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
+    }
+
     /// Returns the prefix of every key of the keyspace.
     pub fn root(&self) -> &str {
         &self.root
@@ -192,6 +197,7 @@ mod tests {
     #[test]
     fn every_key_reads_back_as_what_it_was_built_from() {
         let keys = Keyspace::new("/segue/", "default");
+        assert_eq!(keys.name(), "default");
         for (key, name) in [
             (keys.config(), KeyName::Config),
             (keys.leader(), KeyName::Leader),

@@ -146,8 +146,8 @@ impl HookClient {
 
     /// Posts `body`. Returns the status of the response, with its body if the status is not one that simply means done.
     pub(crate) async fn post(&self, url: &HookUrl, body: &Value) -> Result<(StatusCode, Bytes), HookError> {
-        let mut request = Request::post(url.uri.clone()).header(CONTENT_TYPE, "application/json");
-        if socket_of(&url.uri).is_some() {
+        let mut request = Request::post(url.uri().clone()).header(CONTENT_TYPE, "application/json");
+        if socket_of(url.uri()).is_some() {
             request = request.header(HOST, "localhost");
         }
         if let Some(secret) = self.secret().await? {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Uri;
@@ -69,10 +70,24 @@ impl Hook {
 
 /// The address of a hook: `http://host:port/path` or, on a unix socket, `unix:/socket:/path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HookUrl {
+pub struct HookUrl(Arc<Address>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Address {
     text: String,
     /// With the scheme `unix` and the socket in hexadecimal digits as its authority, or as it was written.
-    pub(super) uri: Uri,
+    uri: Uri,
+}
+
+impl HookUrl {
+    fn new(text: &str, uri: Uri) -> Self {
+        HookUrl(Arc::new(Address { text: text.to_owned(), uri }))
+    }
+
+    /// Returns the URI for the client.
+    pub(super) fn uri(&self) -> &Uri {
+        &self.0.uri
+    }
 }
 
 /// Why a text is no address of a hook.
@@ -96,7 +111,7 @@ impl FromStr for HookUrl {
         let Some(unix) = text.strip_prefix("unix:") else {
             let uri: Uri = text.parse().map_err(|_| HookUrlError::Form)?;
             let is_usable = uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty());
-            return is_usable.then(|| HookUrl { text: text.to_owned(), uri }).ok_or(HookUrlError::Form);
+            return is_usable.then(|| HookUrl::new(text, uri)).ok_or(HookUrlError::Form);
         };
         // As curl and Docker write it: unix:///socket.
         let unix = unix.strip_prefix("//").unwrap_or(unix);
@@ -110,13 +125,13 @@ impl FromStr for HookUrl {
         // The pool tells connections apart by their authority, so the socket stands there in an encoded form.
         let authority: String = socket.bytes().map(|byte| format!("{byte:02x}")).collect();
         let uri = format!("{UNIX}://{authority}/{path}").parse().map_err(|_| HookUrlError::Form)?;
-        Ok(HookUrl { text: text.to_owned(), uri })
+        Ok(HookUrl::new(text, uri))
     }
 }
 
 impl fmt::Display for HookUrl {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.text)
+        out.write_str(&self.0.text)
     }
 }
 
@@ -140,15 +155,15 @@ mod tests {
             ("unix:/run/a.sock", "/run/a.sock", "/"),
         ] {
             let url: HookUrl = text.parse().unwrap();
-            assert_eq!(socket_of(&url.uri), Some(socket.into()), "{text}");
-            assert_eq!(url.uri.path_and_query().unwrap(), path);
+            assert_eq!(socket_of(url.uri()), Some(socket.into()), "{text}");
+            assert_eq!(url.uri().path_and_query().unwrap(), path);
             assert_eq!(url.to_string(), text);
         }
     }
 
     #[test]
     fn a_host_is_no_socket_whatever_its_name() {
-        assert_eq!(socket_of(&"http://2f61/".parse::<HookUrl>().unwrap().uri), None);
+        assert_eq!(socket_of("http://2f61/".parse::<HookUrl>().unwrap().uri()), None);
     }
 
     #[test]

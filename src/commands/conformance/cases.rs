@@ -1,0 +1,174 @@
+//! What a pod under test is sent, and which responses conform to the protocol. Pure.
+//!
+//! Not here: handoffs. A single request shows whether a pod obeys the stamps, not whether its state is complete.
+
+use std::fmt;
+
+use http::StatusCode;
+use segue_protocol::headers::{SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER};
+use segue_protocol::ids::{Epoch, PartitionId};
+
+/// How far above the present epoch the future one is: no pod can be about to see it.
+const FUTURE: u64 = 1_000_000;
+
+/// What the pod under test owns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Owned {
+    pub(super) keyspace: String,
+    pub(super) partition: PartitionId,
+    pub(super) epoch: Epoch,
+    /// A partition that it does not own.
+    pub(super) foreign: PartitionId,
+}
+
+/// What the protocol requires of the response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// The service's own response.
+    Accepted,
+    /// `421`.
+    Refused,
+}
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Case {
+    /// What is special about it.
+    pub(super) name: &'static str,
+    pub(super) stamps: Vec<(&'static str, String)>,
+    pub(super) expected: Expected,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Observed {
+    /// The head of a response, with its `segue-misdirected`.
+    Response { status: StatusCode, misdirected: Option<String> },
+    /// No response within this many seconds.
+    Silence(u64),
+    /// The exchange broke.
+    Broken(String),
+}
+
+/// Returns the requests to send, in this order. The last one repeats the first: a refusal changes nothing.
+pub(super) fn cases(owned: &Owned) -> Vec<Case> {
+    let Owned { keyspace, partition, epoch, foreign } = owned;
+    let (partition, epoch, foreign) = (partition.get().to_string(), epoch.get(), foreign.get().to_string());
+    let (now, before, after) = (epoch.to_string(), epoch.saturating_sub(1).to_string(), (epoch + FUTURE).to_string());
+    let stamped = |partition: &[&str], epoch: &[&str], keyspace: &str| {
+        let partitions = partition.iter().map(|partition| (SEGUE_PARTITION, (*partition).to_owned()));
+        let epochs = epoch.iter().map(|epoch| (SEGUE_EPOCH, (*epoch).to_owned()));
+        let rest = [(SEGUE_KEYSPACE, keyspace.to_owned()), (SEGUE_ROUTER, "segue-conformance".to_owned())];
+        partitions.chain(epochs).chain(rest).collect::<Vec<_>>()
+    };
+    let accepted =
+        |name| Case { name, stamps: stamped(&[&partition], &[&now], keyspace), expected: Expected::Accepted };
+    let refused = |name, stamps| Case { name, stamps, expected: Expected::Refused };
+    vec![
+        accepted("the right partition and epoch"),
+        refused("an epoch that is over", stamped(&[&partition], &[&before], keyspace)),
+        refused("an epoch that has not begun", stamped(&[&partition], &[&after], keyspace)),
+        refused("a partition that the pod does not own", stamped(&[&foreign], &[&now], keyspace)),
+        refused("another keyspace", stamped(&[&partition], &[&now], &format!("not-{keyspace}"))),
+        refused("no stamps at all", Vec::new()),
+        refused("no partition", stamped(&[], &[&now], keyspace)),
+        refused("no epoch", stamped(&[&partition], &[], keyspace)),
+        refused("an epoch that is no number", stamped(&[&partition], &["latest"], keyspace)),
+        refused("a partition that is no number", stamped(&["all"], &[&now], keyspace)),
+        refused("two epochs", stamped(&[&partition], &[&now, &before], keyspace)),
+        accepted("the right partition and epoch, after the refusals"),
+    ]
+}
+
+/// Returns what is wrong with a response, and what would follow from it. `None` if it conforms.
+pub(super) fn fault(expected: Expected, observed: &Observed) -> Option<String> {
+    let (status, own) = match observed {
+        Observed::Response { status, misdirected } => (*status, misdirected.as_deref() == Some("0")),
+        Observed::Silence(seconds) => return Some(format!("no response within {seconds} s")),
+        Observed::Broken(why) => {
+            let expected = match expected {
+                Expected::Accepted => "the service's own response",
+                Expected::Refused => "421",
+            };
+            return Some(format!("the exchange broke ({why}); expected {expected}: a client gets 502"));
+        }
+    };
+    let misdirected = status == StatusCode::MISDIRECTED_REQUEST;
+    match expected {
+        Expected::Accepted if misdirected && !own => {
+            Some("refused; expected the service's own response: the router holds the request".to_owned())
+        }
+        Expected::Accepted if status.is_server_error() => {
+            Some(format!("{status}; expected the service's own response: choose a --path that succeeds"))
+        }
+        Expected::Refused if misdirected && own => {
+            Some("421 with segue-misdirected: 0; expected 1 or none: the client gets the refusal".to_owned())
+        }
+        Expected::Refused if !misdirected && status.is_success() => {
+            Some(format!("accepted with {status}; expected 421: two pods may apply requests of one partition"))
+        }
+        Expected::Refused if !misdirected => {
+            Some(format!("{status}; expected 421: the client gets this response instead of the owner's"))
+        }
+        _ => None,
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Expected::Accepted => "accepted",
+            Expected::Refused => "refused",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(status: u16, misdirected: Option<&str>) -> Observed {
+        let status = StatusCode::from_u16(status).unwrap();
+        Observed::Response { status, misdirected: misdirected.map(str::to_owned) }
+    }
+
+    #[test]
+    fn a_refusal_is_a_421_that_is_not_the_services_own() {
+        for (expected, observed, conforms) in [
+            (Expected::Refused, response(421, Some("1")), true),
+            (Expected::Refused, response(421, None), true),
+            (Expected::Refused, response(421, Some("0")), false),
+            (Expected::Refused, response(200, None), false),
+            (Expected::Refused, response(409, Some("1")), false),
+            (Expected::Refused, Observed::Silence(5), false),
+            (Expected::Accepted, response(200, None), true),
+            (Expected::Accepted, response(404, None), true),
+            (Expected::Accepted, response(421, Some("0")), true),
+            (Expected::Accepted, response(421, None), false),
+            (Expected::Accepted, response(500, None), false),
+            (Expected::Accepted, Observed::Broken("reset".to_owned()), false),
+        ] {
+            assert_eq!(fault(expected, &observed).is_none(), conforms, "{expected} {observed:?}");
+        }
+    }
+
+    #[test]
+    fn every_case_differs_from_the_right_stamps_in_one_respect() {
+        let owned = Owned {
+            keyspace: "orders".to_owned(),
+            partition: PartitionId::new(7),
+            epoch: Epoch::new(42),
+            foreign: PartitionId::new(8),
+        };
+        let cases = cases(&owned);
+        let right = &cases[0].stamps;
+        assert_eq!(right[..2], [(SEGUE_PARTITION, "7".to_owned()), (SEGUE_EPOCH, "42".to_owned())]);
+        assert_eq!(cases.last().unwrap().stamps, *right);
+        for case in &cases[1..cases.len() - 1] {
+            assert_eq!(case.expected, Expected::Refused);
+            assert_ne!(case.stamps, *right, "{}", case.name);
+            let other = case.stamps.iter().filter(|stamp| !right.contains(stamp)).count();
+            assert!(other <= 1, "{}: {:?}", case.name, case.stamps);
+        }
+    }
+}
