@@ -16,7 +16,7 @@ demo: setup-build ## Watch partitions move under load: builds Segue and runs `se
 	@$(CARGO) run --release --locked --bin segue -- demo $(ARGS)
 
 .PHONY: test
-test: setup-build setup-etcd lint ## Format, lints and every test, against a real etcd
+test: setup-build setup-etcd setup-pods lint ## Format, lints and every test, against a real etcd
 	$(CARGO) build --workspace --all-targets --locked
 	$(CARGO) test --workspace --locked --no-fail-fast
 
@@ -128,6 +128,10 @@ setup-netns: # Programs for hosts in network namespaces
 .PHONY: setup-foreign
 setup-foreign: # curl, nghttp2, nginx and Python packages
 	@scripts/setup foreign
+
+.PHONY: setup-pods
+setup-pods: # Python packages for the example pod
+	@scripts/setup pods
 
 .PHONY: setup-fresh
 setup-fresh: # debootstrap

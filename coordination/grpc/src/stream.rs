@@ -116,13 +116,14 @@ impl Stream {
                     self.pod.warmed_by_hand(partition);
                     self.changes.look_at(partition);
                 }
-                () = self.changes.wait() => {}
                 room = events.reserve(), if has_news => match room {
                     Ok(room) => if let Some(event) = self.next_event() {
                         room.send(Ok(event));
                     },
                     Err(_) => return Ok("the pod is gone"),
                 },
+                // Last: in a busy keyspace there is always a change.
+                () = self.changes.wait() => {}
             }
         }
     }
