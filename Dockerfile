@@ -45,7 +45,7 @@ COPY --from=build /image /
 ENV PATH=/usr/local/bin
 USER 65532:65532
 # The default ports: 8080 for requests, 9090 for health, metrics and status.
-EXPOSE 8080 9090
+EXPOSE 7070 8080 9090
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["segue"]
 CMD ["--help"]

@@ -16,7 +16,7 @@ demo: setup-build ## Watch partitions move under load: builds Segue and runs `se
 	@$(CARGO) run --release --locked --bin segue -- demo $(ARGS)
 
 .PHONY: test
-test: setup-build setup-etcd lint ## Format, lints and every test, against a real etcd
+test: setup-build setup-etcd setup-pods lint ## Format, lints and every test, against a real etcd
 	$(CARGO) build --workspace --all-targets --locked
 	$(CARGO) test --workspace --locked --no-fail-fast
 
@@ -144,6 +144,10 @@ setup-foreign: # curl, nghttp2, nginx and Python packages
 .PHONY: setup-browser
 setup-browser: # Chromium, its driver and selenium
 	@scripts/setup browser
+
+.PHONY: setup-pods
+setup-pods: # Python packages for the example pod
+	@scripts/setup pods
 
 .PHONY: setup-fresh
 setup-fresh: # debootstrap

@@ -17,8 +17,7 @@ impl Config {
 
     /// Adds a coordinator.
     pub fn coordinator(self, name: &str, partitions: u32) -> Self {
-        let listen = "127.0.0.1:0";
-        self.set("coordinator.name", name).set("coordinator.partitions", partitions).set("coordinator.listen", listen)
+        self.set("coordinator.name", name).set("coordinator.partitions", partitions)
     }
 
     /// Adds a router.
@@ -108,7 +107,7 @@ mod tests {
             .quick();
         let expected = "[store]\nendpoints = [\"http://e:1\"]\n[router]\nname = \"r\"\nlisten = \"127.0.0.1:1\"\n\
              lease_ttl = \"9s\"\ndrain.timeout = \"1s\"\npartition = { header = \"b\", order_by = { header = \"c\" } }\n\
-             [coordinator]\nname = \"c\"\npartitions = 4\nlisten = \"127.0.0.1:0\"\nlease_ttl = \"2s\"\n\
+             [coordinator]\nname = \"c\"\npartitions = 4\nlease_ttl = \"2s\"\n\
              settle = \"50ms\"\nmin_interval = \"100ms\"\ncool_down = \"0s\"\n";
         assert_eq!(config.0.to_string().parse::<Table>(), expected.parse::<Table>());
     }

@@ -128,7 +128,7 @@ impl Changes {
 
     /// Takes the changed partitions; `None` for all.
     pub(crate) fn take(&mut self) -> Option<BTreeSet<PartitionId>> {
-        std::mem::replace(&mut self.partitions, Some(BTreeSet::new()))
+        self.partitions.replace(BTreeSet::new())
     }
 }
 

@@ -29,7 +29,7 @@ pub use service::PodsServer;
 pub use shared::PodsSettings;
 
 /// The messages of `pods.proto`, with its client and its server.
-#[allow(missing_docs, unreachable_pub, clippy::all)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod proto {
     tonic::include_proto!("segue.v1");
 

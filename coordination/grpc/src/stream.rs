@@ -84,6 +84,12 @@ impl Stream {
                 let _ = timeout(Duration::from_secs(1), events.send(Err(status))).await;
             }
         }
+        if self.shared.hub.view().incarnation_of(&pod) != self.attached.incarnation() {
+            // The lease has no registration any more. Its end also ends what renewed it here.
+            if let Err(error) = self.shared.store.revoke(self.attached.lease()).await {
+                debug!(pod, %error, "cannot revoke the lease of a registration that is over");
+            }
+        }
     }
 
     async fn serve(&mut self, heartbeats: &mut Streaming<Heartbeat>, events: &Events) -> Result<&'static str, Status> {
@@ -116,13 +122,14 @@ impl Stream {
                     self.pod.warmed_by_hand(partition);
                     self.changes.look_at(partition);
                 }
-                () = self.changes.wait() => {}
                 room = events.reserve(), if has_news => match room {
                     Ok(room) => if let Some(event) = self.next_event() {
                         room.send(Ok(event));
                     },
                     Err(_) => return Ok("the pod is gone"),
                 },
+                // Last: in a busy keyspace there is always a change.
+                () = self.changes.wait() => {}
             }
         }
     }

@@ -126,7 +126,9 @@ pub(crate) async fn register(
 }
 
 pub(crate) async fn ack(address: SocketAddr, token: Vec<u8>, acks: Vec<Ack>) -> Result<Vec<AckOutcome>, Status> {
-    let answer = connect(address).await.ack(AckRequest { resume: token, acks }).await?.into_inner();
+    let client = PodsClient::connect(format!("http://{address}")).await;
+    let mut client = client.map_err(|error| Status::unavailable(error.to_string()))?;
+    let answer = client.ack(AckRequest { resume: token, acks }).await?.into_inner();
     Ok(answer.outcomes.into_iter().map(|outcome| AckOutcome::try_from(outcome).unwrap()).collect())
 }
 

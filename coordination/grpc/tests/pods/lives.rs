@@ -1,12 +1,13 @@
 //! Registrations, leases and reconnects.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use segue_grpc::proto::LeaveRequest;
-use segue_protocol::records::{PodRecord, encode};
+use segue_grpc::proto::{Heartbeat, Hello, LeaveRequest};
+use segue_protocol::records::{Phase, PodRecord, encode};
 use tonic::Code;
 
-use crate::client::{Known, Pod, connect, hello};
+use crate::client::{Known, Pod, connect, hello, register};
 use crate::site::Site;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,7 +62,7 @@ async fn a_restarted_process_waits_for_the_old_lease_and_is_a_new_incarnation() 
     let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
     let before = a.owns(4).await;
     drop(a);
-    let status = crate::client::register(site.address(1), hello(&site.name, "a")).await.unwrap_err();
+    let status = register(site.address(1), hello(&site.name, "a")).await.unwrap_err();
     assert_eq!(status.code(), Code::AlreadyExists, "{status:?}");
     let a = Pod::start(site.address(1), hello(&site.name, "a")).await;
     let known = a.owns(4).await;
@@ -95,6 +96,30 @@ async fn a_silent_pod_loses_its_lease_and_nobody_else_does() {
     let known = a.owns(4).await;
     assert_eq!(known.incarnation(), site.view().await.incarnation_of("a").get());
     assert!(known.ended.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_reads_nothing_delays_only_its_own_partitions() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    a.owns(4).await;
+    let (beats, _unread) = register(site.address(0), hello(&site.name, "b")).await.unwrap();
+    let beating = tokio::spawn(async move {
+        for seq in 2.. {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            if beats.send(Heartbeat { seq, ..Heartbeat::default() }).await.is_err() {
+                return;
+            }
+        }
+    });
+    site.until("moves to b have begun", |view| view.handoffs.values().any(|it| it.value.new_owner == "b")).await;
+    // So heavy that what b does not get either goes to it.
+    let c = Pod::start(site.address(0), Hello { weight: 20.0, ..hello(&site.name, "c") }).await;
+    c.until("it owns some", |known| !known.owned.is_empty()).await;
+    let view = site.view().await;
+    assert!(view.handoffs.values().any(|it| it.value.new_owner == "b" && it.value.phase == Phase::Warming));
+    assert!(view.pods.contains_key("b"), "it beats");
+    beating.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,315 @@
+"""Takes part in Segue's handoffs through the gRPC service of its coordinators.
+
+`Membership` keeps the stream, does the tasks by the service's callbacks, and knows which requests may be accepted. It knows
+nothing of HTTP or of the service's state, and can be copied as it is.
+
+What must stay true:
+
+* A request is accepted only at the epoch that the pod owns, and only while the lease clock runs.
+* The lease clock counts from when a confirmed heartbeat was *sent*, by a clock that counts suspended time.
+* The token stays in this process. A restarted process is a new incarnation.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import itertools
+import logging
+import pathlib
+import sys
+import tempfile
+import time
+
+import grpc
+
+log = logging.getLogger("pod")
+
+
+def load_stubs(folder):
+    """Generates the client from segue/v1/pods.proto below `folder`, and imports it."""
+    from grpc_tools import protoc
+
+    with tempfile.TemporaryDirectory() as out:
+        well_known = pathlib.Path(protoc.__file__).parent / "_proto"
+        arguments = [f"-I{folder}", f"-I{well_known}", f"--python_out={out}", f"--grpc_python_out={out}"]
+        if protoc.main(["protoc", *arguments, "segue/v1/pods.proto"]) != 0:
+            raise SystemExit(f"cannot compile {folder}/segue/v1/pods.proto")
+        sys.path.insert(0, out)
+        try:
+            return importlib.import_module("segue.v1.pods_pb2"), importlib.import_module("segue.v1.pods_pb2_grpc")
+        finally:
+            sys.path.remove(out)
+
+
+# What a call raises when its stream, its channel or its server is gone.
+BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, asyncio.TimeoutError)
+
+
+def lease_now():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def describe(error):
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return repr(error)
+
+
+def seconds(span):
+    return span.seconds + span.nanos / 1e9
+
+
+class Membership:
+    """A pod's part in the keyspace.
+
+    `service` has the coroutines `warm(partition, epoch, from_address)`, `sync(partition)`, `drain(partition)` and
+    `release(partition)`.
+    """
+
+    def __init__(self, stubs, coordinators, keyspace, name, address, lease_ttl, service):
+        self.pb, self.rpc = stubs
+        self.targets = itertools.cycle(coordinators)
+        self.keyspace, self.name, self.address, self.lease_ttl = keyspace, name, address, lease_ttl
+        self.service = service
+        self.incarnation = 0
+        self.resume = b""
+        self.owned = {}  # partition: epoch
+        self.held = {}  # partition: the epoch of the state that is here
+        self.in_flight = {}  # partition: how many requests are being worked on
+        self.trusted_until = self.stands_until = 0.0
+        self.trust, self.ttl = lease_ttl * 2 / 3, lease_ttl
+        self.running = {}  # partition: (kind, handoff, task)
+        self.acks = {}
+        self.acks_due = asyncio.Event()
+        self.changed = asyncio.Condition()
+        self.stub = None
+        self.leaving = self.left = False
+
+    # Requests.
+
+    @contextlib.asynccontextmanager
+    async def request(self, partition, epoch):
+        """Yields whether a request is accepted. It counts as in flight until the block ends."""
+        if self.owned.get(partition, 0) < epoch:
+            # The router may have learnt of the ownership first.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.until(lambda: self.owned.get(partition, 0) >= epoch), 0.25)
+        accepted = self.owned.get(partition) == epoch and lease_now() < self.trusted_until
+        if not accepted:
+            yield False
+            return
+        self.in_flight[partition] = self.in_flight.get(partition, 0) + 1
+        try:
+            yield True
+        finally:
+            self.in_flight[partition] -= 1
+            await self.notify()
+
+    def may_write(self):
+        """Says whether what an accepted request writes now takes effect before the lease can have ended."""
+        return lease_now() < self.stands_until
+
+    async def until(self, holds):
+        async with self.changed:
+            await self.changed.wait_for(holds)
+
+    async def notify(self):
+        async with self.changed:
+            self.changed.notify_all()
+
+    # The stream.
+
+    async def run(self):
+        """Keeps a stream to one of the coordinators until the pod has left."""
+        acks = asyncio.create_task(self.send_acks())
+        try:
+            while True:
+                target = next(self.targets)
+                options = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000)]
+                async with grpc.aio.insecure_channel(target, options=options) as channel:
+                    self.stub = self.rpc.PodsStub(channel)
+                    try:
+                        await self.follow(self.stub)
+                    except BROKEN as error:
+                        log.info("stream to %s ended: %s", target, describe(error))
+                        is_over = isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.NOT_FOUND
+                        if self.leaving and is_over:
+                            self.left = True
+                            return
+                await asyncio.sleep(0.1)
+        finally:
+            acks.cancel()
+
+    async def follow(self, stub):
+        pb = self.pb
+        call = stub.Register()
+        sent = {1: lease_now()}
+        hello = pb.Hello(protocol_min=1, protocol_max=1, keyspace=self.keyspace, pod=self.name, address=self.address)
+        hello.lease_ttl.seconds = self.lease_ttl
+        hello.capabilities.extend(["sync", "drained", "released", "fence"])
+        hello.resume = self.resume
+        hello.holdings.extend(pb.Holding(partition=p, epoch=e) for p, e in self.held.items())
+        await call.write(pb.Heartbeat(seq=1, hello=hello))
+        beats, seen = None, [0]
+        try:
+            # Every heartbeat is confirmed. A coordinator that falls silent is left while the lease is still good.
+            while (event := await asyncio.wait_for(call.read(), self.trust / 2)) is not grpc.aio.EOF:
+                if event.HasField("welcome"):
+                    await self.welcomed(event.welcome)
+                    beats = asyncio.create_task(self.beat(call, seconds(event.welcome.heartbeat_every), sent, seen))
+                if event.confirmed in sent:
+                    begun = sent[event.confirmed]
+                    self.trusted_until = begun + self.trust
+                    # Half-way to the end of the lease: clocks may differ in speed.
+                    self.stands_until = begun + (self.trust + self.ttl) / 2
+                    for seq in [seq for seq in sent if seq <= event.confirmed]:
+                        del sent[seq]
+                await self.assigned(event)
+                for dropped in event.dropped:
+                    self.stop(dropped.partition, dropped.handoff)
+                for task in event.tasks:
+                    self.begin(task)
+                seen[0] = event.seq
+                if event.HasField("go_away"):
+                    return
+        finally:
+            if beats:
+                beats.cancel()
+            call.cancel()
+
+    async def beat(self, call, every, sent, seen):
+        for seq in itertools.count(2):
+            await asyncio.sleep(every)
+            sent[seq] = lease_now()
+            try:
+                await call.write(self.pb.Heartbeat(seq=seq, seen=seen[0]))
+            except BROKEN:
+                return  # the reader sees it too
+
+    async def welcomed(self, welcome):
+        if not welcome.resumed:
+            # Another life: nothing of the earlier one is owned, and its state is of no use.
+            self.owned.clear()
+            self.trusted_until = self.stands_until = 0.0
+            self.acks.clear()
+            for _, _, task in self.running.values():
+                task.cancel()
+            self.running.clear()
+            for partition in list(self.held):
+                await self.service.release(partition)
+            self.held.clear()
+        self.resume, self.incarnation = welcome.resume, welcome.incarnation
+        self.trust, self.ttl = seconds(welcome.trust), seconds(welcome.lease_ttl)
+        log.info("registered: incarnation %d, resumed: %s", self.incarnation, welcome.resumed)
+
+    async def assigned(self, event):
+        if not event.HasField("assignment"):
+            return
+        if event.assignment.full:
+            self.owned.clear()
+        for partition in event.assignment.gone:
+            self.owned.pop(partition, None)
+        self.owned.update((owned.partition, owned.epoch) for owned in event.assignment.owned)
+        await self.notify()
+
+    # Tasks.
+
+    def begin(self, task):
+        kind, partition, handoff = task.WhichOneof("kind"), task.id.partition, task.id.handoff
+        if kind is None:
+            return  # of a later version
+        before = self.running.get(partition)
+        if before and before[:2] == (kind, handoff) and not before[2].done():
+            return  # told again after a reconnect
+        self.running[partition] = (kind, handoff, asyncio.create_task(self.do(kind, task, before)))
+
+    def stop(self, partition, handoff):
+        running = self.running.get(partition)
+        if running and running[1] == handoff:
+            running[2].cancel()
+
+    async def do(self, kind, task, before):
+        partition, pb = task.id.partition, self.pb
+        if before:
+            if before[0] != "release":
+                before[2].cancel()
+            await asyncio.wait([before[2]])
+        while True:
+            try:
+                await self.call(kind, task)
+                break
+            except Exception as error:  # noqa: BLE001: whatever it is, the task is still due
+                log.exception("%s of partition %d failed", kind, partition)
+                self.ack(pb.Ack(id=task.id, kind=self.report(kind), failure=str(error) or "failed"))
+                await asyncio.sleep(1)
+        log.info("%s of partition %d done, handoff %d", kind, partition, task.id.handoff)
+        self.ack(pb.Ack(id=task.id, kind=self.report(kind)))
+
+    async def call(self, kind, task):
+        partition, service = task.id.partition, self.service
+        if kind == "warm" and self.held.get(partition) != task.epoch:
+            await service.warm(partition, task.epoch, task.warm.from_address)
+            self.held[partition] = task.epoch
+        elif kind == "sync":
+            await service.sync(partition)
+        elif kind == "drain":
+            await self.until(lambda: not self.in_flight.get(partition))
+            await service.drain(partition)
+        elif kind == "release":
+            await self.until(lambda: not self.in_flight.get(partition))
+            self.held.pop(partition, None)
+            await service.release(partition)
+
+    def report(self, kind):
+        pb = self.pb
+        return {"warm": pb.READY, "sync": pb.SYNCED, "drain": pb.DRAINED, "release": pb.RELEASED}[kind]
+
+    def ack(self, ack):
+        self.acks[ack.id.partition, ack.id.handoff, ack.kind] = ack
+        self.acks_due.set()
+
+    async def send_acks(self):
+        """Sends acknowledgements until each has been answered, by whichever instance."""
+        while True:
+            await self.acks_due.wait()
+            self.acks_due.clear()
+            batch = dict(self.acks)
+            try:
+                request = self.pb.AckRequest(resume=self.resume, acks=batch.values())
+                outcomes = (await self.answer(lambda stub: stub.Ack(request, timeout=5))).outcomes
+            except BROKEN:
+                outcomes = [self.pb.AGAIN] * len(batch)
+                await asyncio.sleep(0.1)
+            for (key, ack), outcome in zip(batch.items(), outcomes):
+                if outcome == self.pb.AGAIN:
+                    self.acks_due.set()
+                elif self.acks.get(key) is ack:
+                    del self.acks[key]
+
+    async def answer(self, call):
+        """Makes a call at the coordinator of the present stream."""
+        if self.stub is None:
+            raise asyncio.InvalidStateError("no stream yet")
+        try:
+            return await call(self.stub)
+        except asyncio.CancelledError:
+            if asyncio.current_task().cancelling():
+                raise
+            # grpcio says so when the channel is closed during a call.
+            raise asyncio.InvalidStateError("the channel was closed") from None
+
+    async def leave(self, within):
+        """Hands everything over. Returns whether that was possible in time. Requests are served meanwhile."""
+        self.leaving = True
+        deadline = lease_now() + within
+        while (left := deadline - lease_now()) > 0:
+            try:
+                request = self.pb.LeaveRequest(resume=self.resume)
+                return (await self.answer(lambda stub: stub.Leave(request, timeout=left))).empty
+            except BROKEN as error:
+                if self.left:
+                    # The stream has learnt of the end before the answer came.
+                    return not self.owned
+                log.info("leaving: %s", describe(error))
+                await asyncio.sleep(0.1)
+        return False
