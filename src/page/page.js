@@ -14,7 +14,7 @@ const KEPT_ENTRIES = 200;
 
 const state = {
   keyspace: null, lost: null, process: {}, shares: {}, names: [], owners: [], cutovers: [], log: [],
-  arrived: 0, clock: 0, connected: false,
+  arrived: 0, clock: 0, connected: false, refused: false,
 };
 
 // ---- the stream
@@ -33,7 +33,7 @@ function connect() {
 function hear() {
   heard = performance.now();
   if (!state.connected) {
-    state.connected = true;
+    Object.assign(state, { connected: true, refused: false });
     draw();
   }
 }
@@ -46,6 +46,7 @@ setInterval(() => {
     draw();
   }
   if ((silent > 2_000 && source.readyState === EventSource.CLOSED) || silent > 12_000) {
+    state.refused = source.readyState === EventSource.CLOSED;
     heard = performance.now() - 3_000;
     state.connected = false;
     connect();
@@ -132,6 +133,7 @@ const oldestFirst = (handoffs) => [...handoffs].sort((a, b) => b.phase_age_ms - 
 
 function verdict() {
   const { keyspace, lost, connected } = state;
+  if (!connected && state.refused) return ['bad', 'The process refuses the stream, perhaps because too many pages are open. Trying again …'];
   if (!connected && !keyspace) return ['waiting', 'Connecting …'];
   if (!connected) return ['bad', 'Not connected to this process. What follows is the last that it reported.'];
   if (lost) return [keyspace.revision ? 'bad' : 'waiting', `The store cannot be followed: ${lost}`];
@@ -216,7 +218,7 @@ document.addEventListener('click', (event) => {
   if (pod !== undefined) highlight(map.highlighted === pod ? null : pod);
 });
 
-// ---- colours: eight that the colour-blind tell apart (Okabe and Ito), then the same lighter and darker
+// ---- colours: eight that the colour-blind tell apart (Okabe and Ito), then the same darker and lighter
 
 const HUES = ['#0072b2', '#e69f00', '#009e73', '#cc79a7', '#56b4e9', '#b5a300', '#7a5ab5', '#8a6d55'];
 const shades = new Map();
@@ -224,7 +226,7 @@ function colour(name) {
   if (!shades.has(name)) {
     const place = shades.size;
     const [red, green, blue] = [1, 3, 5].map((at) => parseInt(HUES[place % 8].slice(at, at + 2), 16));
-    const [towards, by] = [[0, 0], [255, 0.45], [0, 0.4]][Math.floor(place / 8) % 3];
+    const [towards, by] = [[0, 0], [0, 0.45], [255, 0.55]][Math.floor(place / 8) % 3];
     shades.set(name, `rgb(${[red, green, blue].map((part) => Math.round(part + (towards - part) * by)).join(' ')})`);
   }
   return shades.get(name);
