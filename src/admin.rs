@@ -359,4 +359,20 @@ mod tests {
         serving.await.unwrap().unwrap();
         TcpStream::connect(address).await.unwrap_err();
     }
+
+    #[tokio::test]
+    async fn an_open_page_does_not_delay_the_end() {
+        let (address, _, serving, end) = start();
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /events HTTP/1.1\r\nhost: h\r\n\r\n").await.unwrap();
+        let mut read = String::new();
+        while !read.contains("event: state\ndata: {") {
+            let mut bytes = [0; 4096];
+            let count = stream.read(&mut bytes).await.unwrap();
+            assert!(count > 0, "{read}");
+            read += &String::from_utf8_lossy(&bytes[..count]);
+        }
+        end.cancel();
+        tokio::time::timeout(IO_TIMEOUT / 2, serving).await.expect("the end of the stream").unwrap().unwrap();
+    }
 }

@@ -183,10 +183,7 @@ async fn serve(
 
     let followed = KeyspaceStatusSource::start(store, keys);
     let board = followed.board();
-    let mut sources: Vec<Arc<dyn StatusSource>> = vec![Arc::new(followed)];
-    sources.extend(router.as_ref().map(|role| role.status_source()));
-    sources.extend(coordinator.as_ref().map(|role| role.status_source()));
-    sources.extend(pod.as_ref().map(|role| role.status_source()));
+    let sources = sources(followed, router.as_ref(), coordinator.as_ref(), pod.as_ref());
     let end_admin = CancellationToken::new();
     let admin = admin.map(|admin| tokio::spawn(admin.serve(sources, board, registry, end_admin.clone())));
     let mut hot_restart = startup.serving(sockets, hot_restarts).await;
@@ -219,6 +216,20 @@ async fn serve(
     }
     info!("ended");
     Ok(service.map_or(0, |ended| ended.code))
+}
+
+/// Returns what `/status` shows.
+fn sources(
+    keyspace: KeyspaceStatusSource,
+    router: Option<&RouterRole>,
+    coordinator: Option<&CoordinatorRole>,
+    pod: Option<&PodRole>,
+) -> Vec<Arc<dyn StatusSource>> {
+    let mut sources: Vec<Arc<dyn StatusSource>> = vec![Arc::new(keyspace)];
+    sources.extend(router.map(RouterRole::status_source));
+    sources.extend(coordinator.map(CoordinatorRole::status_source));
+    sources.extend(pod.map(PodRole::status_source));
+    sources
 }
 
 /// How long the admin endpoint may take to end.

@@ -21,7 +21,7 @@ use crate::status::KeyspaceStatus;
 /// From so many changed partitions on, all of them are read.
 const MAX_CHANGED: usize = 4096;
 
-/// A keyspace that a follower writes and the admin endpoint reads.
+/// A keyspace that a follower writes and the admin endpoint reads. One stream takes the changes.
 #[derive(Debug)]
 pub struct Board(Mutex<Followed>);
 

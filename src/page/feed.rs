@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //!
-//! * Nothing is made while nobody reads.
+//! * Nothing is made while nobody reads, and frequent requests make nothing more often.
 //! * A reader that presents the id of an event that is still kept gets the events after it; any other gets a full state.
 //! * A reader that falls behind gets a full state in place of a backlog.
 //! * An id names one event of one process: another process never continues from it.
@@ -74,6 +74,8 @@ pub(crate) struct Feed {
 #[derive(Default)]
 struct Published {
     sequence: u64,
+    /// Until when the process and the keyspace are not looked at again.
+    fresh_until: Option<Instant>,
     version: Option<(u64, u64, bool)>,
     keyspace: Value,
     lost: Option<String>,
@@ -125,7 +127,9 @@ impl Feed {
                 let _ = self.events.send(Bytes::from_static(b"event: beat\ndata: {}\n\n"));
                 sent = began;
             }
-            tokio::time::sleep(INTERVAL.max(began.elapsed() * INTERVAL_FACTOR)).await;
+            let fresh_until = began + INTERVAL.max(began.elapsed() * INTERVAL_FACTOR);
+            self.lock().fresh_until = Some(fresh_until);
+            tokio::time::sleep_until(fresh_until).await;
         }
     }
 
@@ -137,7 +141,10 @@ impl Feed {
         let place = self.readers.clone().try_acquire_owned();
         let place = place.map_err(|_| format!("{MAX_READERS} readers have this stream open already"))?;
         let mut published = self.lock();
-        self.refresh(&mut published, true);
+        if published.fresh_until.is_none_or(|until| until <= Instant::now()) {
+            self.refresh(&mut published, true);
+            published.fresh_until = Some(Instant::now() + INTERVAL);
+        }
         let events = self.events.subscribe();
         let mut waiting: VecDeque<Bytes> = self.after(&published, last).unwrap_or_default();
         if waiting.is_empty() {

@@ -224,7 +224,8 @@ impl Journal {
             (Some(from), None) => format!("partition {partition} moved from {from} to {to}"),
             (Some(from), Some((pause, router))) => {
                 let pause = pause as f64 / 1e3;
-                format!("partition {partition} moved from {from} to {to}; longest pause {pause:.1} ms on {router}")
+                let digits = usize::from(pause < 10.0);
+                format!("partition {partition} moved from {from} to {to}: paused {pause:.digits$} ms on {router}")
             }
         };
         self.say(now, false, Some(partition), text);

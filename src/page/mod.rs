@@ -81,7 +81,12 @@ async fn events(State(feed): State<Arc<Feed>>, request: HeaderMap) -> Response {
     let last = request.get("last-event-id").and_then(|id| id.to_str().ok());
     match feed.subscribe(last) {
         Ok(stream) => {
-            let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+            // The next stream takes a new connection: this one would have to end in its midst.
+            let headers = [
+                (header::CONTENT_TYPE, "text/event-stream"),
+                (header::CACHE_CONTROL, "no-store"),
+                (header::CONNECTION, "close"),
+            ];
             (headers, Body::from_stream(stream)).into_response()
         }
         Err(reason) => {

@@ -14,7 +14,7 @@ const KEPT_ENTRIES = 200;
 
 const state = {
   keyspace: null, lost: null, process: {}, shares: {}, names: [], owners: [], cutovers: [], log: [],
-  arrived: 0, clock: 0, connected: false,
+  arrived: 0, clock: 0, connected: false, refused: false,
 };
 
 // ---- the stream
@@ -33,7 +33,7 @@ function connect() {
 function hear() {
   heard = performance.now();
   if (!state.connected) {
-    state.connected = true;
+    Object.assign(state, { connected: true, refused: false });
     draw();
   }
 }
@@ -46,6 +46,7 @@ setInterval(() => {
     draw();
   }
   if ((silent > 2_000 && source.readyState === EventSource.CLOSED) || silent > 12_000) {
+    state.refused = source.readyState === EventSource.CLOSED;
     heard = performance.now() - 3_000;
     state.connected = false;
     connect();
@@ -58,6 +59,8 @@ function take(event, whole) {
   if (event.keyspace) {
     const { keyspace, lost, shares, names } = event;
     Object.assign(state, { keyspace, lost, shares, names, arrived: performance.now() });
+    // In the order of their names, so that each keeps its colour when the page is loaded again.
+    keyspace.pods.forEach((pod) => colour(pod.name));
     if (whole) {
       Object.assign(state, { owners: event.owners, cutovers: event.cutovers, log: event.log });
     } else {
@@ -119,7 +122,7 @@ const plural = (count, one, many = `${one}s`) => `${count.toLocaleString('en')} 
 const time = (at) => new Date(at + state.clock).toTimeString().slice(0, 8);
 
 function span(milliseconds) {
-  if (milliseconds < 1_000) return `${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms`;
+  if (milliseconds < 1_000) return `${milliseconds > 0 && milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms`;
   if (milliseconds < 120_000) return `${(milliseconds / 1_000).toFixed(milliseconds < 10_000 ? 1 : 0)} s`;
   return `${Math.floor(milliseconds / 60_000)} min`;
 }
@@ -130,6 +133,7 @@ const oldestFirst = (handoffs) => [...handoffs].sort((a, b) => b.phase_age_ms - 
 
 function verdict() {
   const { keyspace, lost, connected } = state;
+  if (!connected && state.refused) return ['bad', 'The process refuses the stream, perhaps because too many pages are open. Trying again …'];
   if (!connected && !keyspace) return ['waiting', 'Connecting …'];
   if (!connected) return ['bad', 'Not connected to this process. What follows is the last that it reported.'];
   if (lost) return [keyspace.revision ? 'bad' : 'waiting', `The store cannot be followed: ${lost}`];
@@ -165,6 +169,8 @@ function drawVerdict() {
   const notices = [
     ...(process.coordinator?.notices ?? []),
     ...['router', 'coordinator', 'pod'].filter((role) => process[role]?.not_ready).map((role) => `${role}: ${process[role].not_ready}`),
+    ...(keyspace.paused ? [`planned moves are paused, by ${keyspace.paused}`] : []),
+    ...(keyspace.drains ?? []).map(([pod, by]) => `pod ${pod} is drained, by ${by}`),
     ...keyspace.malformed.map(([key, reason]) => `${key} cannot be read: ${reason}`),
     ...keyspace.leaseless.map((key) => `${key} has no lease and will not end by itself`),
     ...keyspace.repairs.map((command) => `if its process is gone: ${command}`),
@@ -190,7 +196,7 @@ function drawMoves() {
     const { partition, from, to } = handoff ?? cutover;
     const [phase, when, waits] = handoff
       ? [handoff.phase, span(Math.floor(age(handoff) / 100) * 100), handoff.waiting_for]
-      : ['done', time(cutover.at), `paused ${span(cutover.pause_us / 1_000)} on ${cutover.router}`];
+      : ['done', time(cutover.at), `paused ${span(cutover.pause_us / 1_000)} on ${cutover.router}, ${cutover.stashed} held`];
     const number = PHASES.indexOf(phase);
     const bar = PHASES.map((name, index) => element('i', { title: name, class: index === number ? 'now' : index < number || cutover ? 'done' : '' }));
     const stuck = handoff && isStuck(handoff);
@@ -212,7 +218,7 @@ document.addEventListener('click', (event) => {
   if (pod !== undefined) highlight(map.highlighted === pod ? null : pod);
 });
 
-// ---- colours: eight that the colour-blind tell apart (Okabe and Ito), then the same lighter and darker
+// ---- colours: eight that the colour-blind tell apart (Okabe and Ito), then the same darker and lighter
 
 const HUES = ['#0072b2', '#e69f00', '#009e73', '#cc79a7', '#56b4e9', '#b5a300', '#7a5ab5', '#8a6d55'];
 const shades = new Map();
@@ -220,7 +226,7 @@ function colour(name) {
   if (!shades.has(name)) {
     const place = shades.size;
     const [red, green, blue] = [1, 3, 5].map((at) => parseInt(HUES[place % 8].slice(at, at + 2), 16));
-    const [towards, by] = [[0, 0], [255, 0.45], [0, 0.4]][Math.floor(place / 8) % 3];
+    const [towards, by] = [[0, 0], [0, 0.45], [255, 0.55]][Math.floor(place / 8) % 3];
     shades.set(name, `rgb(${[red, green, blue].map((part) => Math.round(part + (towards - part) * by)).join(' ')})`);
   }
   return shades.get(name);
@@ -398,15 +404,16 @@ function drawPods() {
   list(byId('pods').querySelector('tbody'), pods, (pod) => pod.name, (pod) => {
     const share = state.shares[pod.name];
     const fill = element('i');
-    fill.style.width = `${(pod.partitions / most) * 94}%`;
+    fill.style.width = `${(pod.partitions / most) * 100}%`;
     fill.style.background = colour(pod.name);
     const bar = element('div', { class: 'bar' }, fill);
     if (share !== undefined) {
       const mark = element('b');
-      mark.style.left = `${(share / most) * 94}%`;
+      mark.style.left = `${(share / most) * 100}%`;
       bar.append(mark);
     }
-    bar.append(element('span', {}, element('strong', { class: 'owned' }, String(pod.partitions)), share === undefined ? '' : ` of ${share.toFixed(share % 1 ? 1 : 0)}`));
+    const owned = element('td', { class: 'number' }, element('strong', { class: 'owned' }, String(pod.partitions)),
+      element('span', { class: 'faint' }, share === undefined ? '' : ` / ${share.toFixed(share % 1 && share < 1_000 ? 1 : 0)}`));
     const [gets, gives] = [handoffs.filter(({ to }) => to === pod.name).length, handoffs.filter(({ from }) => from === pod.name).length];
     const tag = pod.status === 'Ready' ? [] : [element('span', { class: 'tag' }, pod.status)];
     const can = pod.capabilities.join(', ') || 'none';
@@ -414,7 +421,7 @@ function drawPods() {
       type: 'button', class: 'link', 'data-pod': pod.name, 'aria-pressed': String(map.highlighted === pod.name),
       title: `${pod.address}; capabilities: ${can}. Click: show only its partitions`,
     }, pod.name);
-    return element('tr', {}, element('td', {}, swatch(pod.name), button, ...tag), element('td', {}, bar),
+    return element('tr', {}, element('td', {}, swatch(pod.name), button, ...tag), element('td', {}, bar), owned,
       element('td', { class: 'number' }, [gets && `+${gets}`, gives && `−${gives}`].filter(Boolean).join(' ') || '–'));
   });
 }
@@ -459,7 +466,7 @@ function drawCutovers() {
   const [left, bottom] = [46, height - 18];
   const end = Date.now() - state.clock;
   const begin = Math.min(end - 60_000, cutovers[0].at);
-  const [low, top] = [Math.min(0.1, sorted[0]), Math.max(100, sorted.at(-1) * 1.5)];
+  const [low, top] = [0.1, Math.max(100, sorted.at(-1) * 1.5)];
   const x = (at) => left + ((at - begin) / (end - begin)) * (width - left - 6);
   const y = (pause) => bottom - (Math.log(Math.max(pause, low) / low) / Math.log(top / low)) * (bottom - 8);
   const [grid, faint, text] = ['--line', '--faint', '--text'].map(style);
@@ -484,36 +491,22 @@ function drawCutovers() {
   }
   context.globalAlpha = 1;
   context.setLineDash([4, 3]);
-  for (const [name, pause] of [['p50', middle], ['p99', high]]) {
+  for (const [name, pause, below] of [['p50', middle, 8], ['p99', high, -7]]) {
     context.strokeStyle = context.fillStyle = text;
     line(context, left, y(pause), width, y(pause));
-    context.fillText(name, left + 4, y(pause) - 7);
+    context.fillText(name, left + 4, y(pause) + below);
   }
 }
 
 // ---- one partition in detail
 
 let selected = null;
-let explained = null;
-let explains = true;
 
 function show(partition) {
   selected = partition;
-  explained = null;
   point(partition);
   draw();
   requestAnimationFrame(() => byId('detail-title').focus());
-  explain(partition);
-}
-
-// A process that explains its decisions is asked; for any other the page says what it knows itself.
-async function explain(partition) {
-  if (!explains) return;
-  const response = await fetch(`v1/partitions/${partition}`).catch(() => null);
-  if (response?.status === 404) explains = false;
-  if (!response?.ok || selected !== partition) return;
-  explained = await response.json();
-  draw();
 }
 
 function hide() {
@@ -529,10 +522,6 @@ function facts(pairs) {
     .flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, String(value))]));
 }
 
-const words = (value) => (value !== null && typeof value === 'object'
-  ? Object.entries(value).map(([key, part]) => `${key.replaceAll('_', ' ')} ${words(part)}`).join(', ')
-  : String(value));
-
 function drawDetail() {
   byId('detail').hidden = selected === null;
   if (selected === null) return;
@@ -546,12 +535,6 @@ function drawDetail() {
     ['Why', handoff?.reason],
     ['Mode', handoff?.mode],
   ])];
-  for (const [name, value] of Object.entries(explained ?? {})) {
-    if (value === null || ['partition', 'owner', 'handoff'].includes(name)) continue;
-    content.push(element('h3', {}, name.replaceAll('_', ' ')));
-    const lines = Array.isArray(value) ? value : [value];
-    content.push(element('ul', {}, ...lines.map((part) => element('li', {}, words(part)))));
-  }
   const section = (title, items, none) => content.push(element('h3', {}, title),
     items.length > 0 ? element('ul', {}, ...items.map((text) => element('li', {}, text))) : element('p', { class: 'empty' }, none));
   const cutovers = state.cutovers.filter(({ partition }) => partition === selected).slice(-6).reverse();

@@ -243,7 +243,7 @@ fn the_journal_tells_how_a_move_ended() {
         "reading the keyspace from revision 0",
         "pod a registered",
         "pod b registered",
-        "partition 7 moved from a to b; longest pause 42.0 ms on r-1",
+        "partition 7 moved from a to b: paused 42 ms on r-1",
         "move of partition 7 from a to b cancelled in Ready",
         "pod b is gone",
     ];

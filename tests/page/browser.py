@@ -5,6 +5,7 @@ import json
 import os
 
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.chrome.service import Service
@@ -84,7 +85,7 @@ class Browser:
     def press(self, *keys):
         """Sends keys, by the names that selenium has for them, to what has the focus."""
         for key in keys:
-            self.driver.switch_to.active_element.send_keys(getattr(Keys, key, key))
+            ActionChains(self.driver).send_keys(getattr(Keys, key, key)).perform()
 
     def focused(self):
         script = "const at = document.activeElement; return at.id || at.tagName + ' in ' + at.parentElement.id"

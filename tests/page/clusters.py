@@ -128,7 +128,7 @@ class LargeKeyspace:
         for pod in self.pods:
             answer = self.put([(f"pods/{pod}", {"pod_name": pod, "address": "127.0.0.1:1"})], lease)
             self.lives[pod] = int(answer["header"]["revision"])
-        self.epoch = 1
+        self.epoch, self.owners = 1, {}
         for first in range(0, self.PARTITIONS, 128):
             self.assign({partition: self.pods[partition * 7 % self.PODS] for partition in range(first, first + 128)})
         port = free_port()
@@ -146,9 +146,15 @@ workers = 1
 header = "x-partition"
 [admin]
 listen = "127.0.0.1:{port}"
+[log]
+level = "debug"
 """)
         self.process = Process("large", folder, [segue, "run", "--config", config])
-        until(lambda: (self.admin.keyspace() or {}).get("unowned") == 0, "all partitions in /status")
+        def is_read():
+            keyspace = self.admin.keyspace()
+            return keyspace and keyspace["partitions"] == self.PARTITIONS and keyspace["unowned"] == 0
+
+        until(is_read, "all partitions in /status")
 
     def call(self, path, body):
         request = urllib.request.Request(f"{self.etcd.url}/v3/{path}", json.dumps(body).encode(), method="POST")
@@ -163,6 +169,7 @@ listen = "127.0.0.1:{port}"
 
     def assign(self, owners):
         self.epoch += 1
+        self.owners |= owners
         self.put([(f"assignments/{partition}", {
             "partition": partition, "owner": pod, "incarnation": self.lives[pod], "epoch": self.epoch,
         }) for partition, pod in owners.items()])

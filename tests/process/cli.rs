@@ -1,6 +1,7 @@
 //! The `segue` command as a user meets it: real processes, bad input, signals.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -380,7 +381,12 @@ fn a_demo_with_an_admin_endpoint_counts_its_routers_and_shows_its_steps() {
         let metrics = page("/metrics");
         answered(&metrics, 0) && answered(&metrics, 1) && metrics.contains("segue_leader 1")
     });
-    assert!(page("/metrics").contains("segue_cutovers_total{result=\"switched\"}"));
+    let metrics = page("/metrics");
+    assert!(metrics.contains("segue_cutovers_total{result=\"switched\"}"));
+    let described: Vec<&str> = metrics.lines().filter(|line| line.starts_with("# TYPE ")).collect();
+    let once: HashSet<&&str> = described.iter().collect();
+    assert_eq!(described.len(), once.len(), "a family is described once for both routers");
+    assert!(page("/").contains("<title>Segue</title>"));
     let status: serde_json::Value = serde_json::from_str(&page("/status")).unwrap();
     assert_eq!(status["keyspace"]["partitions"], 8);
     assert_eq!(status["keyspace"]["routers"], serde_json::json!(["router-0", "router-1"]));
