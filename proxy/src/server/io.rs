@@ -101,6 +101,10 @@ pub(super) struct ClientIo {
     presence: Presence,
     /// The informational responses that are being written.
     between: Bytes,
+    /// Whether this says that it writes several slices at once. `h2` asks when it takes the connection over. Told no, it
+    /// copies data frames of up to 1 KiB instead of 256 bytes behind the frames before them, and so writes a small
+    /// response with its trailers, or several small responses, at once. For larger frames it asks again.
+    is_vectored: bool,
 }
 
 impl ClientIo {
@@ -110,6 +114,7 @@ impl ClientIo {
         arrived: Arc<Arrived>,
         interim: Interim,
         presence: Presence,
+        is_http2: bool,
     ) -> Self {
         let mut io = ClientIo {
             stream,
@@ -120,6 +125,7 @@ impl ClientIo {
             interim,
             presence,
             between: Bytes::new(),
+            is_vectored: !is_http2,
         };
         io.note(&ahead);
         io.ahead = ahead;
@@ -213,6 +219,7 @@ impl AsyncRead for ClientIo {
 impl AsyncWrite for ClientIo {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
+        this.is_vectored = true;
         this.presence.reply(|| this.stream.is_closed_by_peer());
         ready!(this.poll_write_between(context))?;
         if this.instead.is_none() && is_bare_431(bytes) {
@@ -254,7 +261,7 @@ impl AsyncWrite for ClientIo {
     }
 
     fn is_write_vectored(&self) -> bool {
-        true
+        self.is_vectored
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

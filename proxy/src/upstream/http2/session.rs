@@ -153,7 +153,12 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
         .max_header_list_size(MAX_HEAD_BYTES as u32)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .enable_push(false)
-        .handshake::<_, Bytes>(Heard { stream, state: state.clone(), announced: Announced::default() })
+        .handshake::<_, Bytes>(Heard {
+            stream,
+            state: state.clone(),
+            announced: Announced::default(),
+            is_vectored: false,
+        })
         .await
         .map_err(io::Error::other)?;
     let (pings, driven) = (connection.ping_pong(), state.clone());
@@ -191,6 +196,10 @@ struct Heard {
     stream: Stream,
     state: Rc<State>,
     announced: Announced,
+    /// Whether this says that it writes several slices at once. `h2` asks when it takes the connection over. Told no, it
+    /// copies data frames of up to 1 KiB instead of 256 bytes behind the frames before them, and so writes small requests
+    /// at once. For larger frames it asks again.
+    is_vectored: bool,
 }
 
 impl Heard {
@@ -233,6 +242,7 @@ impl AsyncRead for Heard {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.is_vectored = true;
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         self.note(&read, &buffer.filled()[before..]);
@@ -256,7 +266,7 @@ impl AsyncWrite for Heard {
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.is_vectored
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
