@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use super::announced::Announced;
+use super::joined_writes::{ExpectedBodies, JoinedWrites};
 use crate::tls::{Stream, refuses_certificate};
 use crate::upstream::http1::MAX_HEAD_BYTES;
 
@@ -51,6 +52,7 @@ pub(in crate::upstream) struct Bounds {
 /// An open connection.
 pub(super) struct Session {
     pub(super) sender: SendRequest<Bytes>,
+    pub(super) expected_bodies: ExpectedBodies,
     pub(super) secure: bool,
     load: Cell<usize>,
     resets: Cell<usize>,
@@ -146,7 +148,7 @@ impl Drop for Lease {
 
 pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
     let secure = stream.is_secure();
-    let state = Rc::<State>::default();
+    let (state, expected_bodies) = (Rc::<State>::default(), ExpectedBodies::default());
     let (sender, mut connection) = client::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -154,7 +156,7 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .enable_push(false)
         .handshake::<_, Bytes>(Heard {
-            stream,
+            stream: JoinedWrites::new(stream, expected_bodies.clone()),
             state: state.clone(),
             announced: Announced::default(),
             is_vectored: false,
@@ -171,7 +173,15 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
         }
         driven.closed.set(true);
     });
-    Ok(Session { sender, secure, load: Cell::new(0), resets: Cell::new(0), used: Cell::new(Instant::now()), state })
+    Ok(Session {
+        sender,
+        expected_bodies,
+        secure,
+        load: Cell::new(0),
+        resets: Cell::new(0),
+        used: Cell::new(Instant::now()),
+        state,
+    })
 }
 
 /// Returns once responses are due and the pod sends nothing, not even a ping acknowledgement.
@@ -193,7 +203,7 @@ async fn silence(pings: Option<PingPong>, state: &State) {
 
 /// A connection that records in its [`State`] when bytes arrive, and whether the pod refuses it.
 struct Heard {
-    stream: Stream,
+    stream: JoinedWrites,
     state: Rc<State>,
     announced: Announced,
     /// Whether this says that it writes several slices at once. `h2` asks when it takes the connection over. Told no, it
