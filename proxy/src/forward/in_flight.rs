@@ -164,8 +164,10 @@ impl Drop for InFlight {
             self.shared.metrics.ends();
             self.shared.load.end(permit.pod().slot);
             let now = Instant::now();
-            self.shared.metrics.took(now - self.started);
-            self.shared.metrics.upstream_took(now - self.admitted);
+            let took = now - self.started;
+            self.shared.metrics.took(took);
+            // Few requests were held.
+            self.shared.metrics.upstream_took(if self.admitted == self.started { took } else { now - self.admitted });
         }
     }
 }

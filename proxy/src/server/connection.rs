@@ -81,7 +81,7 @@ impl ConnectionGuard {
             Err(command) => {
                 if command == ConnectionCommand::HeaderTimeout {
                     let presence = Presence::default();
-                    ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence)
+                    ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence, false)
                         .refuse(LocalReply::TooSlow);
                 }
                 return;
@@ -101,7 +101,7 @@ impl ConnectionGuard {
         if !is_http2 {
             client.arrived.await_head();
         }
-        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence);
+        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence, is_http2);
         client.http2.set(is_http2);
         if is_http2 {
             // Boxed: otherwise every HTTP/1.1 connection would reserve room for it.

@@ -128,6 +128,11 @@ impl Attempt {
         self.left
     }
 
+    /// Returns whether more of it is kept than has been handed out.
+    pub(crate) fn is_at_hand(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.borrow().kept.len() > self.next)
+    }
+
     /// Returns when more of the body has to have arrived for its client to be fast enough.
     pub(crate) fn upload_due(&self) -> Option<Instant> {
         self.source.as_ref()?.borrow().upload_due()

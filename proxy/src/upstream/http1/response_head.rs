@@ -20,6 +20,8 @@ use crate::message::local_reply::is_pods_reason;
 
 /// Most headers of a response.
 const MAX_HEADERS: usize = 128;
+/// Number of headers that most responses do not exceed. Room for them is on the stack and has to be cleared for each head.
+const FEW_HEADERS: usize = 16;
 /// Largest head of a response. Generous, because pods are trusted more than clients, but bounded.
 pub(crate) const MAX_HEAD_BYTES: usize = 256 << 10;
 
@@ -61,11 +63,13 @@ pub(crate) enum HeadError {
     Coding,
 }
 
+/// Where a header's name begins and ends in the head, and its value.
+type Place = (u32, u32, u32, u32);
+
 /// Takes the head of a response off the front of `buffer`. Returns `None` if it has not all arrived. Informational
 /// responses are returned like any other. `to_head`: the request was a HEAD.
 pub(crate) fn parse_response_head(buffer: &mut BytesMut, to_head: bool) -> Result<Option<ResponseHead>, HeadError> {
     let mut slots = [const { std::mem::MaybeUninit::uninit() }; MAX_HEADERS];
-    let mut places = [(0u32, 0u32, 0u32, 0u32); MAX_HEADERS];
     let mut response = httparse::Response::new(&mut []);
     let parsed =
         httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut response, buffer, &mut slots);
@@ -88,6 +92,13 @@ pub(crate) fn parse_response_head(buffer: &mut BytesMut, to_head: bool) -> Resul
         .then(|| Bytes::copy_from_slice(reason.as_bytes()));
     let base = buffer.as_ptr() as usize;
     let count = response.headers.len();
+    let (mut few, mut many) = ([Place::default(); FEW_HEADERS], Vec::new());
+    let places = if count <= FEW_HEADERS {
+        &mut few[..count]
+    } else {
+        many.resize(count, Place::default());
+        &mut many[..]
+    };
     for (place, header) in places.iter_mut().zip(response.headers.iter()) {
         let name = header.name.as_ptr() as usize - base;
         let value = header.value.as_ptr() as usize - base;
@@ -96,7 +107,7 @@ pub(crate) fn parse_response_head(buffer: &mut BytesMut, to_head: bool) -> Resul
     let bytes = buffer.split_to(length).freeze();
     let mut headers = HeaderMap::with_capacity(count);
     let mut said = Said::default();
-    for (name_start, name_end, value_start, value_end) in &places[..count] {
+    for (name_start, name_end, value_start, value_end) in &*places {
         let name = &bytes[*name_start as usize..*name_end as usize];
         let name = HeaderName::from_bytes(name).map_err(|_| HeadError::Syntax)?;
         let value = bytes.slice(*value_start as usize..*value_end as usize);

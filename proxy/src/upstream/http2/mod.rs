@@ -12,6 +12,7 @@
 
 mod announced;
 mod head;
+mod joined_writes;
 mod reader;
 mod session;
 mod sessions;
@@ -71,11 +72,12 @@ impl Exchange {
         let most = lease.session().most_head(most);
         let request = head::request(head, scan, routing, attempt.left(), lease.session().secure, most)?;
         let ended = attempt.is_end_stream();
+        let expected = (!ended && attempt.is_at_hand()).then(|| lease.session().expected_bodies.expect());
         // A handle of its own: a shared one remembers a stream that waits to be opened, and refuses others meanwhile.
         let mut sender = lease.session().sender.clone();
         Ok(match sender.send_request(request, ended) {
             Ok((response, stream)) => {
-                let upload = Upload::new(attempt, stream, Rc::new(lease), most);
+                let upload = Upload::new(attempt, stream, Rc::new(lease), most, expected);
                 Exchange { live: Some(Live { response, upload, is_sending: !ended }), refused: None }
             }
             Err(error) => {

@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use super::announced::Announced;
+use super::joined_writes::{ExpectedBodies, JoinedWrites};
 use crate::tls::{Stream, refuses_certificate};
 use crate::upstream::http1::MAX_HEAD_BYTES;
 
@@ -51,6 +52,7 @@ pub(in crate::upstream) struct Bounds {
 /// An open connection.
 pub(super) struct Session {
     pub(super) sender: SendRequest<Bytes>,
+    pub(super) expected_bodies: ExpectedBodies,
     pub(super) secure: bool,
     load: Cell<usize>,
     resets: Cell<usize>,
@@ -146,14 +148,19 @@ impl Drop for Lease {
 
 pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
     let secure = stream.is_secure();
-    let state = Rc::<State>::default();
+    let (state, expected_bodies) = (Rc::<State>::default(), ExpectedBodies::default());
     let (sender, mut connection) = client::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(MAX_HEAD_BYTES as u32)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .enable_push(false)
-        .handshake::<_, Bytes>(Heard { stream, state: state.clone(), announced: Announced::default() })
+        .handshake::<_, Bytes>(Heard {
+            stream: JoinedWrites::new(stream, expected_bodies.clone()),
+            state: state.clone(),
+            announced: Announced::default(),
+            is_vectored: false,
+        })
         .await
         .map_err(io::Error::other)?;
     let (pings, driven) = (connection.ping_pong(), state.clone());
@@ -166,7 +173,15 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
         }
         driven.closed.set(true);
     });
-    Ok(Session { sender, secure, load: Cell::new(0), resets: Cell::new(0), used: Cell::new(Instant::now()), state })
+    Ok(Session {
+        sender,
+        expected_bodies,
+        secure,
+        load: Cell::new(0),
+        resets: Cell::new(0),
+        used: Cell::new(Instant::now()),
+        state,
+    })
 }
 
 /// Returns once responses are due and the pod sends nothing, not even a ping acknowledgement.
@@ -188,9 +203,13 @@ async fn silence(pings: Option<PingPong>, state: &State) {
 
 /// A connection that records in its [`State`] when bytes arrive, and whether the pod refuses it.
 struct Heard {
-    stream: Stream,
+    stream: JoinedWrites,
     state: Rc<State>,
     announced: Announced,
+    /// Whether this says that it writes several slices at once. `h2` asks when it takes the connection over. Told no, it
+    /// copies data frames of up to 1 KiB instead of 256 bytes behind the frames before them, and so writes small requests
+    /// at once. For larger frames it asks again.
+    is_vectored: bool,
 }
 
 impl Heard {
@@ -233,6 +252,7 @@ impl AsyncRead for Heard {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.is_vectored = true;
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         self.note(&read, &buffer.filled()[before..]);
@@ -256,7 +276,7 @@ impl AsyncWrite for Heard {
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.is_vectored
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

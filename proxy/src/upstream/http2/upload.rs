@@ -16,6 +16,7 @@ use http_body::Body as _;
 use tokio::time::Instant;
 
 use super::head::list_size;
+use super::joined_writes::ExpectedBody;
 use super::session::Lease;
 use crate::message::request_body::Attempt;
 use crate::upstream::rest::Remaining;
@@ -35,6 +36,9 @@ pub(super) struct Upload {
     /// Bound on the trailers, as HTTP/2 counts their size.
     most_trailers: usize,
     sent: u64,
+    /// Set while the head waits for the body's beginning.
+    expected: Option<ExpectedBody>,
+    has_waited: bool,
 }
 
 /// How an upload ended.
@@ -50,8 +54,24 @@ pub(super) enum End {
 }
 
 impl Upload {
-    pub(super) fn new(attempt: Attempt, stream: SendStream<Bytes>, lease: Rc<Lease>, most_trailers: usize) -> Self {
-        Upload { attempt, stream, lease, waiting: Bytes::new(), is_last: false, most_trailers, sent: 0 }
+    pub(super) fn new(
+        attempt: Attempt,
+        stream: SendStream<Bytes>,
+        lease: Rc<Lease>,
+        most_trailers: usize,
+        expected: Option<ExpectedBody>,
+    ) -> Self {
+        Upload {
+            attempt,
+            stream,
+            lease,
+            waiting: Bytes::new(),
+            is_last: false,
+            most_trailers,
+            sent: 0,
+            expected,
+            has_waited: false,
+        }
     }
 
     /// Sends as much as can be sent. Ready when nothing more will be.
@@ -59,15 +79,23 @@ impl Upload {
         loop {
             if !self.waiting.is_empty() {
                 let room = match self.stream.capacity() {
-                    0 => match ready!(self.stream.poll_capacity(context)) {
-                        Some(Ok(room)) => room,
-                        Some(Err(_)) | None => return Poll::Ready(End::Refused),
+                    0 => match self.stream.poll_capacity(context) {
+                        Poll::Ready(Some(Ok(room))) => room,
+                        Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(End::Refused),
+                        Poll::Pending => {
+                            // The first wait is for the stream to be opened, any other one for the pod.
+                            if std::mem::replace(&mut self.has_waited, true) {
+                                self.expected = None;
+                            }
+                            return Poll::Pending;
+                        }
                     },
                     room => room,
                 };
                 let data = self.waiting.split_to(room.min(self.waiting.len()));
                 let ends = self.is_last && self.waiting.is_empty();
                 self.sent += data.len() as u64;
+                self.expected = None;
                 if self.stream.send_data(data, ends).is_err() {
                     return Poll::Ready(End::Refused);
                 }
