@@ -42,7 +42,7 @@ fn view(owner: Option<(&str, Epoch)>, handoff: Option<(HandoffId, Epoch, Phase)>
         let record = Handoff { phase, ..Handoff::new(P, "b", life("b"), epoch).taken_from("a", life("a")) };
         entries.push(entry(keys().handoff(P), encode(&record), id.get(), None));
         for &(pod, ack) in acks {
-            let record = PodAck { pod_name: pod.to_owned(), partition: P, handoff: id, ack, acked_at: 0 };
+            let record = PodAck { pod_name: pod.to_owned(), partition: P, handoff: id, ack, acked_at: 0, reason: None };
             entries.push(entry(keys().pod_ack(P, pod, ack), encode(&record), 30, None));
         }
     }
