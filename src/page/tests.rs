@@ -164,9 +164,29 @@ async fn a_reader_that_comes_back_gets_only_what_it_missed() {
     assert_eq!(back.next().await.unwrap(), "beat", "the stream is known to be open");
     assert_eq!(back.next().await.unwrap(), "change");
     assert_eq!([0, 1, 2].map(|partition| back.owner(partition)), [Some("a"), Some("a"), None]);
-    // The same place in the events of another process says nothing.
-    let mut elsewhere = Reader::open(&world.feed(), last.as_deref()).unwrap();
-    assert_eq!(elsewhere.next().await.unwrap(), "state");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_in_the_events_of_another_process_says_nothing() {
+    let (mut feeds, mut lasts) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let mut world = World::new(4);
+        let a = world.register("a");
+        let feed = world.feed();
+        let _running = running(&feed);
+        let mut reader = Reader::open(&feed, None).unwrap();
+        reader.next().await.unwrap();
+        for partition in 0..4 {
+            world.assign(partition, "a", a);
+            assert_eq!(reader.next().await.unwrap(), "change");
+        }
+        lasts.push(reader.last);
+        feeds.push(feed);
+    }
+    let first_event =
+        async |feed, last: &Option<String>| Reader::open(feed, last.as_deref()).unwrap().next().await.unwrap();
+    assert_eq!(first_event(&feeds[1], &lasts[1]).await, "beat", "its own events go on");
+    assert_eq!(first_event(&feeds[1], &lasts[0]).await, "state");
 }
 
 #[tokio::test(start_paused = true)]
