@@ -53,11 +53,10 @@ impl WriterCluster {
 
     /// Starts a coordinator that serves pods by gRPC at this address.
     pub fn coordinator_at(&mut self, name: &str, listen: Option<SocketAddr>) {
-        let mut config = self
-            .cluster
-            .config()
-            .coordinator(name, PARTITIONS)
-            .with("coordinator", "settle = \"100ms\"\nmin_interval = \"200ms\"\ncool_down = \"0s\"\nheartbeat = \"5s\"");
+        let mut config = self.cluster.config().coordinator(name, PARTITIONS).with(
+            "coordinator",
+            "settle = \"100ms\"\nmin_interval = \"200ms\"\ncool_down = \"0s\"\nheartbeat = \"5s\"",
+        );
         if let Some(listen) = listen {
             config = config.set("coordinator.listen", listen.to_string());
         }
