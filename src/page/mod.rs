@@ -7,7 +7,7 @@
 //!
 //! * The browser may load, run and connect to nothing but this endpoint (`Content-Security-Policy`), and no other site may
 //!   frame the page.
-//! * The number of readers of the stream and the memory for each of them are bounded ([`feed`]).
+//! * The number of readers of the stream and the memory for each of them are bounded (`feed`).
 
 pub mod board;
 pub(crate) mod feed;

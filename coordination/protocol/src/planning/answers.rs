@@ -20,7 +20,7 @@ pub struct Answered {
     pub id: String,
     /// When the operation was last written: it has no answer yet.
     pub seen: Revision,
-    /// The operation. The time of its answer is filled in by [`txn`].
+    /// The operation. The time of its answer is filled in by [`txn`](super::txn).
     pub operation: Operation,
 }
 

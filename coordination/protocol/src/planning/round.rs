@@ -102,7 +102,9 @@ impl Rounds {
             None => RoundCause::Election,
             Some(was) if *was == is => return,
             Some(was) if was.pods != is.pods => RoundCause::Membership,
-            Some(was) if (was.partitions, was.strategy) != (is.partitions, is.strategy) => RoundCause::Config,
+            Some(was) if (was.partitions, was.strategy, was.wanted) != (is.partitions, is.strategy, is.wanted) => {
+                RoundCause::Config
+            }
             Some(_) => RoundCause::Operator,
         };
         self.seen = Some(is);

@@ -1,0 +1,34 @@
+//! What a batch of changes touched, so that whoever acts on the view looks again only where something may have changed.
+
+use std::collections::BTreeSet;
+
+use crate::ids::PartitionId;
+use crate::keys::KeyName;
+
+/// The subjects of one batch of changes, so that a shell reconsiders only what may have changed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ViewDelta {
+    /// Partitions whose assignment, handoff or acks changed.
+    pub partitions: BTreeSet<PartitionId>,
+    /// A pod, a router or the settings of the keyspace changed: every partition may be affected.
+    pub membership: bool,
+}
+
+impl ViewDelta {
+    /// Records a change of this key.
+    pub(super) fn note(&mut self, name: &KeyName) {
+        match name {
+            KeyName::Config | KeyName::Pod(_) | KeyName::Router(_) => self.membership = true,
+            // Only planning obeys operators and the wanted owners, and it looks at the whole view.
+            KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {}
+            KeyName::Leader | KeyName::Wanted => {}
+            KeyName::Assignment(partition)
+            | KeyName::Handoff(partition)
+            | KeyName::RouterDrained(partition, _)
+            | KeyName::RouterCutover(partition, _)
+            | KeyName::PodAck(partition, ..) => {
+                self.partitions.insert(*partition);
+            }
+        }
+    }
+}
