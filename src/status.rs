@@ -129,7 +129,7 @@ impl KeyspaceStatus {
                     name: name.clone(),
                     incarnation: pod.incarnation(),
                     address: pod.value.address.clone(),
-                    status: pod.value.status,
+                    status: if view.is_draining(name) { PodStatus::Draining } else { pod.value.status },
                     partitions: owned.get(&(name.as_str(), pod.incarnation())).copied().unwrap_or(0),
                     capabilities: pod.value.capabilities.into(),
                 })

@@ -8,7 +8,7 @@ use segue_protocol::records::{Pause, encode};
 use segue_protocol::txn::{Compare, Op, Txn};
 use serde_json::json;
 
-use super::{Failure, Link, Target, Why, block_on, changed, partitions, unreachable};
+use super::{Failure, Link, Target, Why, block_on, changed, partitions, refused, unreachable};
 
 /// How long, and why.
 #[derive(Debug, clap::Args)]
@@ -33,6 +33,10 @@ pub(in crate::commands) fn pause(args: &PauseArgs) -> Result<(), Failure> {
     block_on(async {
         let link = Link::open(&args.target).await?;
         let view = link.view().await?;
+        if view.settings().is_none() && view.leader.is_none() {
+            let root = link.keys.root();
+            return Err(refused(format!("no keyspace has been at {root} in this store yet: is its name right?")));
+        }
         let key = link.keys.pause();
         let seen = view.intentions.pause.as_ref().map_or(Revision::ZERO, |pause| pause.mod_revision);
         // The store ends the pause, so that no clocks are compared: nobody renews the lease.

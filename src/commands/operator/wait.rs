@@ -10,6 +10,7 @@ use segue_protocol::view::View;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until};
 
+use super::drain::known;
 use super::standing::{Standing, drained, moved, settled};
 use super::{Failure, Link, Target, block_on};
 
@@ -74,7 +75,12 @@ pub(in crate::commands) fn wait(args: &WaitArgs) -> Result<(), Failure> {
     };
     block_on(async {
         let link = Link::open(&limited.target).await?;
-        link.view().await?;
+        let view = link.view().await?;
+        if let Condition::Drained { pod, .. } = &args.condition
+            && !view.intentions.drains.contains_key(pod)
+        {
+            known(&view, pod)?;
+        }
         let judge = |view: &View| match &args.condition {
             Condition::Settled(_) => settled(view),
             Condition::Moved { partition, .. } => moved(view, *partition, None),

@@ -5,8 +5,8 @@
 //! * **Pod.** A new owner that was not warm or had not read the tail in time, or that died meanwhile, is shunned: it
 //!   keeps what it has and gets no more. The back-off belongs to the pod's name, so a pod that crashes each time it
 //!   warms does not start afresh with each life.
-//! * **Partition and pod.** A pod that says that it cannot take a partition does not get that one for now. Neither the
-//!   partition nor the pod waits otherwise: another pod is planned at once.
+//! * **Partition and pod.** A pod that says that it cannot take a partition does not get that one for now. The partition
+//!   does not wait: another pod is planned at once. A pod that says so of several partitions is shunned.
 //!
 //! All waits double with each failure in a row, and a move that reaches `Switching` ends the row. A pod is shunned for
 //! twice as long as its partition waits, so that the next attempt goes to another pod if there is one.
@@ -33,6 +33,8 @@ pub const MAX_BACK_OFF: Duration = Duration::from_secs(600);
 
 /// Ratio of a pod's wait to its partition's.
 const SHUNNED_SCALE: u32 = 2;
+/// How many partitions a pod may say at a time that it cannot take before it is shunned: then it is not about the partition.
+const BARRED_BEFORE_SHUNNED: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct BackOff {
@@ -90,7 +92,11 @@ impl BackOffs {
             CancelReason::NewOwnerDead => return self.shun(&handoff.new_owner, now),
             CancelReason::NewOwnerFailed { .. } => {
                 let pair = (handoff.partition, handoff.new_owner.clone());
-                return self.pairs.entry(pair).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+                self.pairs.entry(pair).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+                if self.barred_from(&handoff.new_owner, now) >= BARRED_BEFORE_SHUNNED {
+                    self.shun(&handoff.new_owner, now);
+                }
+                return;
             }
             CancelReason::GaveUp { .. } | CancelReason::Operator { .. } => false,
             // Planning responds to these at once.
@@ -105,6 +111,14 @@ impl BackOffs {
         if new_owner_is_slow {
             self.shun(&handoff.new_owner, now);
         }
+    }
+
+    /// Returns how many partitions this pod is not to be given now, because it said that it cannot take them.
+    fn barred_from(&self, pod: &str, now: Duration) -> usize {
+        let is_barred = |((_, other), back_off): &(&(PartitionId, String), &BackOff)| {
+            other == pod && back_off.waits(false, now).is_some()
+        };
+        self.pairs.iter().filter(is_barred).count()
     }
 
     fn shun(&mut self, pod: &str, now: Duration) {

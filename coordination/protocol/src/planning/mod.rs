@@ -21,6 +21,7 @@
 //! * The store alone is enough to continue: a new leader with an empty memory only measures its times anew.
 //! * Nothing is cancelled past the point of no return ([`phase_timeouts::past_no_return`]).
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::ids::{Incarnation, PartitionId, Revision};
@@ -212,7 +213,6 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
         Err(notice) => plan.notices.push(notice),
     }
     operations::answer(view, memory, now, &mut plan.actions);
-    plan.actions.extend(operations::void_pins(view));
     let ending = end_handoffs(view, policy, memory, now, &mut plan);
 
     let retry_at = now + retry_pause(policy);
@@ -243,9 +243,15 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     if ending {
         memory.backlog.try_again_at(retry_at);
     }
+    // A move that begins matters more than the deletion of a pin that has no effect any more.
+    let busy: BTreeSet<_> = plan.actions.iter().filter_map(Action::partition).collect();
+    let is_free = |action: &Action| action.partition().is_none_or(|partition| !busy.contains(&partition));
+    plan.actions.extend(operations::void_pins(view).filter(is_free));
+    if plan.round.is_some() {
+        plan.actions.extend(operations::old_operations(view));
+    }
     if plan.round == Some(RoundCause::Heartbeat) {
         plan.actions.extend(phase_timeouts::sweep(view));
-        plan.actions.extend(operations::old_operations(view));
     }
     plan.waiting = memory.backlog.waiting();
     plan.notices.extend(memory.backoffs.notices(now));

@@ -173,9 +173,10 @@ impl Context<'_> {
         ends.filter(|_| cause == MoveCause::Balance)
     }
 
-    /// Returns the pod to move the partition to: `to` or, if that one cannot take it, the open pod with the fewest
-    /// partitions for its weight that can. With it, until when the move waits because no pod can. A move for balance
-    /// has no second choice, because it helps only the pod that it is for; nor has an operator's.
+    /// Returns the pod to move the partition to: `to` or, if that one cannot take it, the pod with the fewest partitions
+    /// for its weight that can. With it, until when the move waits because no pod can. A partition without a living
+    /// owner rather goes to a shunned pod than to none. A partition whose owner serves it stays there: a move for
+    /// balance, by an operator or by the key `wanted` has no second choice.
     fn around_barred(
         &self,
         layout: &Layout<'_>,
@@ -187,19 +188,20 @@ impl Context<'_> {
         let waits =
             |to: usize| self.backoffs.pair_waits(partition, layout.members[to].name, cause.is_urgent(), self.now);
         let Some(until) = waits(to) else { return (to, None) };
-        let can_take = |other: &usize| {
-            layout.members[*other].eligibility == Eligibility::Open
-                && waits(*other).is_none()
-                && !matches!(cause, MoveCause::Balance | MoveCause::Operator)
-        };
+        if matches!(cause, MoveCause::Balance | MoveCause::Operator | MoveCause::Wanted) {
+            return (to, Some(until));
+        }
         // Compares counts / weights without dividing; a weight of 0 takes partitions last.
         let load = |other: usize| (u64::from(counts[other]) + 1, u64::from(layout.members[other].weight.0));
-        let others = (0..layout.members.len()).filter(can_take);
-        let least = others.reduce(|best, other| {
-            let ((has, weight), (best_has, best_weight)) = (load(other), load(best));
-            if has.saturating_mul(best_weight) < best_has.saturating_mul(weight) { other } else { best }
-        });
-        least.map_or((to, Some(until)), |other| (other, None))
+        let least = |eligibility: Eligibility| {
+            let is_one = |other: &usize| layout.members[*other].eligibility == eligibility && waits(*other).is_none();
+            (0..layout.members.len()).filter(is_one).reduce(|best, other| {
+                let ((has, weight), (best_has, best_weight)) = (load(other), load(best));
+                if has.saturating_mul(best_weight) < best_has.saturating_mul(weight) { other } else { best }
+            })
+        };
+        let shunned = || cause.is_urgent().then(|| least(Eligibility::Shunned)).flatten();
+        least(Eligibility::Open).or_else(shunned).map_or((to, Some(until)), |other| (other, None))
     }
 
     /// Returns until when a dead owner's partition waits for the next life of the same pod, which is preferred.

@@ -35,10 +35,11 @@ enum Verdict {
 /// Answers the operations that have no answer yet.
 pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &mut Vec<Action>) {
     let Some(partitions) = super::partitions(view) else { return };
-    for (id, operation) in &view.intentions.operations {
-        if operation.value.answer.is_some() {
-            continue;
-        }
+    // The oldest first: of two wishes for one partition the later one counts.
+    let is_open = |(_, operation): &(&String, &Versioned<Operation>)| operation.value.answer.is_none();
+    let mut open: Vec<_> = view.intentions.operations.iter().filter(is_open).collect();
+    open.sort_unstable_by_key(|(_, operation)| operation.create_revision);
+    for (id, operation) in open {
         let verdict = judge(view, partitions, &operation.value);
         let answered = |accepted, text| answered(id, operation, accepted, text);
         match verdict {

@@ -1,11 +1,11 @@
 //! What a leader would do about a view, without waiting and without a limit on moves at a time: a dry run.
 //!
-//! It is the planner itself with an empty memory. A real leader may differ where it remembers failed moves, and begins
-//! only as many moves at a time as its budget allows.
+//! It is the planner itself with an empty memory. A real leader may differ where it remembers failed moves, waits for the
+//! next pod of a rolling restart, and begins only as many moves at a time as its budget allows.
 
 use std::time::Duration;
 
-use super::{Memory, Plan, Policy, REBIRTH_GRACE, plan};
+use super::{Memory, Plan, Policy, REBIRTH_GRACE, ROLL_PATIENCE, plan};
 use crate::view::View;
 
 /// Returns everything that a leader wants to do about this view.
@@ -20,7 +20,9 @@ pub fn preview(view: &View, policy: &Policy) -> Plan {
         ..policy.clone()
     };
     let mut memory = Memory::default();
+    // A rolling restart that began long ago holds no move back.
+    memory.rolls.observe(view, Duration::ZERO);
     // The first call notices which owners are dead; their partitions move once the grace has passed.
-    plan(view, &policy, &mut memory, Duration::ZERO);
-    plan(view, &policy, &mut memory, REBIRTH_GRACE)
+    plan(view, &policy, &mut memory, ROLL_PATIENCE);
+    plan(view, &policy, &mut memory, ROLL_PATIENCE + REBIRTH_GRACE)
 }

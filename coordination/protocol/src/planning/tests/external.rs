@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::failed::fail;
 use super::world::{World, policy, secs};
 use crate::ids::PartitionId;
 use crate::planning::external::{WriteError, write};
@@ -134,4 +135,23 @@ fn wanted_moves_keep_to_the_budget() {
     assert_eq!(begun(&world.wait(secs(3))).len(), 2, "half of the places");
     world.run_until_quiet();
     assert_eq!(world.balance()["w-1"], 8);
+}
+
+#[test]
+fn a_partition_stays_with_its_owner_while_the_wanted_pod_cannot_take_it() {
+    for pods in [&["w-0", "w-1"][..], &["w-0", "w-1", "w-2"]] {
+        let mut world = world(pods);
+        let before = owners(&world);
+        let elsewhere = if before[&0] == "w-0" { "w-1" } else { "w-0" };
+        want(&mut world, 41, &[(0, elsewhere)]);
+        world.wait(secs(2));
+        assert_eq!(fail(&mut world, Some("no disk")), elsewhere);
+        world.lead();
+        let plans = world.wait(secs(2));
+        assert_eq!(begun(&plans), [], "nobody else is wanted");
+        assert_eq!(owners(&world), before);
+        // It is tried again there, and nowhere else.
+        let again = begun(&world.wait(secs(15)));
+        assert!(again.iter().all(|(_, to, ..)| to == elsewhere), "{again:?}");
+    }
 }

@@ -9,11 +9,15 @@ use crate::records::{PodAck, PodAckKind};
 const P0: PartitionId = PartitionId::new(0);
 
 /// Lets the new owner of partition 0 say that it cannot take it. Returns the pod's name.
-fn fail(world: &mut World, reason: Option<&str>) -> String {
-    let (view, handoff) = (world.view(), world.handoff(P0));
+pub(super) fn fail(world: &mut World, reason: Option<&str>) -> String {
+    fail_at(world, P0, reason)
+}
+
+fn fail_at(world: &mut World, partition: PartitionId, reason: Option<&str>) -> String {
+    let (view, handoff) = (world.view(), world.handoff(partition));
     let ack = PodAck {
         reason: reason.map(str::to_owned),
-        ..PodAck::new(handoff.new_owner.clone(), P0, world.handoff_id(P0), PodAckKind::Failed)
+        ..PodAck::new(handoff.new_owner.clone(), partition, world.handoff_id(partition), PodAckKind::Failed)
     };
     let key = world.keys.pod(&handoff.new_owner);
     let txn = acknowledge(&view, &Ack::Pod(ack), key, handoff.new_incarnation, 0);
@@ -54,6 +58,44 @@ fn the_only_pod_gets_a_partition_again_that_it_could_not_take() {
     assert!(world.view().handoffs.is_empty(), "it has just failed");
     world.wait(secs(2));
     assert_eq!(world.handoff(P0).new_owner, "w-0");
+}
+
+#[test]
+fn a_pod_that_cannot_take_several_partitions_is_shunned() {
+    let mut world = World::settled(policy(8), &["w-0"]);
+    world.join_pod("w-1");
+    world.wait(secs(2));
+    let mut refused = 0;
+    while refused < 4 {
+        let handoffs: Vec<PartitionId> = world.view().handoffs.keys().copied().collect();
+        assert!(!handoffs.is_empty(), "no move after {refused}");
+        for partition in handoffs {
+            assert_eq!(fail_at(&mut world, partition, Some("wrong volume")), "w-1");
+            refused += 1;
+        }
+        world.lead();
+        world.wait(secs(0));
+    }
+    world.wait(secs(1));
+    assert!(world.view().handoffs.is_empty(), "{:?}", world.view().handoffs);
+}
+
+#[test]
+fn a_partition_without_an_owner_goes_to_a_shunned_pod_if_no_other_can_take_it() {
+    let mut world = World::settled(policy(1), &["w-0"]);
+    world.join_pod("w-1");
+    world.join_pod("w-2");
+    world.kill_pod("w-0");
+    world.wait(secs(1));
+    let slow = world.handoff(P0).new_owner;
+    // It is not warm in time, and shunned for it.
+    world.wait(policy(1).warm_timeout + FIRST_BACK_OFF + secs(1));
+    let other = world.handoff(P0).new_owner;
+    assert_ne!(other, slow);
+    fail(&mut world, Some("no disk"));
+    world.lead();
+    world.wait(secs(0));
+    assert_eq!(world.handoff(P0).new_owner, slow);
 }
 
 #[test]
