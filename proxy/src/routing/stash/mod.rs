@@ -387,6 +387,7 @@ impl<W> Stash<W> {
         self.bytes = 0;
         let mut entries: Vec<Entry<W>> = self.queues.values_mut().flat_map(|queue| queue.entries.drain(..)).collect();
         self.queues.retain(|_, queue| queue.in_progress > 0);
+        self.queues.values_mut().for_each(|queue| queue.batch = 0);
         self.owe(|queue| queue.owed);
         entries.sort_unstable_by_key(|entry| entry.arrival);
         entries.into_iter().map(|entry| entry.waiter).collect()
