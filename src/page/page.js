@@ -399,10 +399,12 @@ function highlight(pod) {
 
 function drawPods() {
   const { pods, handoffs } = state.keyspace;
-  const most = Math.max(1, ...pods.map((pod) => Math.max(pod.partitions, state.shares[pod.name] ?? 0)));
+  // Names of pods are free text: one may be that of a method which every object has.
+  const shareOf = (pod) => (Object.hasOwn(state.shares, pod.name) ? state.shares[pod.name] : undefined);
+  const most = Math.max(1, ...pods.map((pod) => Math.max(pod.partitions, shareOf(pod) ?? 0)));
   setText('pods-count', String(pods.length));
   list(byId('pods').querySelector('tbody'), pods, (pod) => pod.name, (pod) => {
-    const share = state.shares[pod.name];
+    const share = shareOf(pod);
     const fill = element('i');
     fill.style.width = `${(pod.partitions / most) * 100}%`;
     fill.style.background = colour(pod.name);
