@@ -76,6 +76,9 @@ fn at_work(body: &[u8]) -> Answer {
     let Ok(said) = serde_json::from_slice::<Value>(body) else {
         return unreadable("a body that is not JSON");
     };
+    if !said.is_object() {
+        return unreadable("a body that is no JSON object");
+    }
     match said.get("progress") {
         None => Answer::Done,
         Some(progress) => match progress.as_f64().filter(|progress| (0.0..=1.0).contains(progress)) {

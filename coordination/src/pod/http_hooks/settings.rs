@@ -96,6 +96,9 @@ pub enum HookUrlError {
     /// Neither a URL with `http://` and a host nor a unix address.
     #[error("it is neither http://HOST:PORT/PATH nor unix:/SOCKET:/PATH")]
     Form,
+    /// It has a user's name or password.
+    #[error("it has credentials, which no request carries; use secret_file")]
+    Credentials,
     /// The path of the socket does not begin with a slash.
     #[error("the path of its socket is not absolute")]
     RelativeSocket,
@@ -110,6 +113,10 @@ impl FromStr for HookUrl {
     fn from_str(text: &str) -> Result<Self, HookUrlError> {
         let Some(unix) = text.strip_prefix("unix:") else {
             let uri: Uri = text.parse().map_err(|_| HookUrlError::Form)?;
+            // A password in a URL would be printed in logs, and no request would carry it.
+            if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+                return Err(HookUrlError::Credentials);
+            }
             let is_usable = uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty());
             return is_usable.then(|| HookUrl::new(text, uri)).ok_or(HookUrlError::Form);
         };
