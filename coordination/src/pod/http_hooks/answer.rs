@@ -119,8 +119,8 @@ mod tests {
             |progress, detail: Option<&str>| Answer::AtWork(Progress { progress, detail: detail.map(str::to_owned) });
         assert_eq!(of(202, r#"{"progress":0.4,"detail":"7 of 20 files"}"#), at_work(0.4, Some("7 of 20 files")));
         assert_eq!(of(202, r#"{"progress":1,"detail":7}"#), at_work(1.0, None));
-        for bad in [r#"{"progress":0."#, r#"{"progress":40}"#, r#"{"progress":"0.4"}"#, r#"{"progress":null}"#, "soon"]
-        {
+        let numbers = [r#"{"progress":0."#, r#"{"progress":40}"#, r#"{"progress":"0.4"}"#, r#"{"progress":null}"#];
+        for bad in numbers.into_iter().chain(["soon", "\"soon\"", "[]", "null"]) {
             let Answer::Unreadable { why } = of(202, bad) else { panic!("{bad}") };
             assert!(why.contains("expected nothing, or {\"progress\":0.4"), "{why}");
         }

@@ -179,6 +179,7 @@ mod tests {
             assert_eq!(bad.parse::<HookUrl>(), Err(HookUrlError::Form), "{bad}");
         }
         assert_eq!("unix:run/a.sock:/x".parse::<HookUrl>(), Err(HookUrlError::RelativeSocket));
+        assert_eq!("http://ann:secret@host/x".parse::<HookUrl>(), Err(HookUrlError::Credentials));
         let long = format!("unix:/{}", "x".repeat(MAX_SOCKET_PATH));
         assert_eq!(long.parse::<HookUrl>(), Err(HookUrlError::LongSocket));
     }

@@ -141,6 +141,8 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
         assert!(seen.insert(action.partition()), "two actions for one partition: {:?}", plan.actions);
         match action {
             Action::Create { handoff, cause, .. } => {
+                let from = (handoff.old_owner.as_deref(), handoff.old_incarnation);
+                assert_ne!(from, (Some(handoff.new_owner.as_str()), handoff.new_incarnation), "moves to itself");
                 let partition = handoff.partition;
                 assert!(!view.handoffs.contains_key(&partition), "partition {partition} is pinned");
                 assert!(partition < PartitionId::new(view.partitions()), "partition {partition} does not exist");
