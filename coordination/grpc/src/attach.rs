@@ -72,7 +72,7 @@ pub(crate) async fn attach(shared: &Shared, hello: &Hello) -> Result<Attached, S
     if !hello.resume.is_empty() {
         let token = Token::parse(&hello.resume)?;
         if token.pod != hello.pod {
-            return Err(Status::invalid_argument(format!("`resume` is of pod {}, `pod` is {}", token.pod, hello.pod)));
+            return Err(Status::invalid_argument(format!("`resume` is for pod {}, `pod` is {}", token.pod, hello.pod)));
         }
         if let Some(attached) = resume(shared, token).await? {
             return Ok(attached);
@@ -129,7 +129,7 @@ async fn register(shared: &Shared, record: PodRecord, ttl: Duration) -> Result<A
     let key = shared.keys.pod(&record.pod_name);
     let taken = || {
         Status::already_exists(format!(
-            "pod {} is registered; a new registration is possible once the lease of that one has ended",
+            "pod {} is already registered; retry once the lease of that registration has ended",
             record.pod_name
         ))
     };
@@ -175,7 +175,7 @@ pub(crate) async fn end(shared: &Shared, token: &Token) -> Result<(), Status> {
 fn read(shared: &Shared, hello: &Hello) -> Result<(PodRecord, Duration), Status> {
     if !(hello.protocol_min..=hello.protocol_max).contains(&PROTOCOL) {
         return Err(Status::failed_precondition(format!(
-            "this server speaks version {PROTOCOL} of the protocol, the pod {} to {}",
+            "this server speaks version {PROTOCOL} of the protocol, the pod versions {} to {}",
             hello.protocol_min, hello.protocol_max
         )));
     }

@@ -71,7 +71,7 @@ impl Hub {
         let mut seen = self.shared.revision.subscribe();
         match timeout(CATCH_UP, seen.wait_for(|seen| *seen >= revision)).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(Status::unavailable("this instance does not follow the store at the moment")),
+            _ => Err(Status::unavailable("this instance cannot follow the store at present; retry")),
         }
     }
 

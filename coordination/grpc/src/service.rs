@@ -160,7 +160,7 @@ impl Pods for Calls {
         let LeaveRequest { resume: token, now } = request.into_inner();
         let ending = self.shared.ending.clone();
         let left = ending.run_until_cancelled(leave(&self.shared, Token::parse(&token)?, now)).await;
-        left.unwrap_or_else(|| Err(Status::unavailable("this instance ends; ask another one"))).map(Response::new)
+        left.unwrap_or_else(|| Err(Status::unavailable("this instance shuts down; use another one"))).map(Response::new)
     }
 }
 
@@ -177,7 +177,7 @@ impl Calls {
             // The view may be stale, or another writer may have overwritten the record.
             None => match find(&self.shared, token).await? {
                 Some(attached) => Ok(attached.token),
-                None => Err(Status::not_found("the registration is over: register anew")),
+                None => Err(Status::not_found("the registration is over; register again")),
             },
         }
     }

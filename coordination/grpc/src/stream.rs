@@ -104,11 +104,11 @@ impl Stream {
             tokio::select! {
                 biased;
                 () = self.place.replaced.cancelled() => {
-                    return Err(Status::aborted("another stream goes on with this registration"));
+                    return Err(Status::aborted("another stream has resumed this registration"));
                 }
                 () = ending.cancelled() => {
                     self.go_away(events).await;
-                    return Ok("this instance ends");
+                    return Ok("this instance shuts down");
                 }
                 (beat, renewed) = async { renewal.as_mut().expect("there is one").await }, if renewal.is_some() => {
                     renewal = None;
@@ -176,7 +176,7 @@ impl Stream {
     }
 
     fn is_over(&self) -> Status {
-        Status::not_found(format!("the registration of pod {} is over: register anew", self.attached.name()))
+        Status::not_found(format!("the registration of pod {} is over; register again", self.attached.name()))
     }
 
     fn has_room(&self) -> bool {
@@ -211,7 +211,7 @@ impl Stream {
 
     async fn go_away(&mut self, events: &Events) {
         self.seq += 1;
-        let go_away = GoAway { why: "this instance ends".to_owned(), within: span(GO_AWAY_WITHIN) };
+        let go_away = GoAway { why: "this instance shuts down".to_owned(), within: span(GO_AWAY_WITHIN) };
         let event = Event { seq: self.seq, go_away: Some(go_away), ..Event::default() };
         let _ = timeout(GO_AWAY_WITHIN, events.send(Ok(event))).await;
     }

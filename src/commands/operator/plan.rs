@@ -72,7 +72,7 @@ pub(super) fn policy(target: &Target, view: &View) -> Result<Policy, Failure> {
     let given = target.store.policy()?;
     if given.is_none() {
         eprintln!(
-            "planned with the defaults of [coordinator]; --config with the coordinator's file gives its strategy"
+            "planning with the defaults of [coordinator]; give the coordinator's file with --config to use its settings"
         );
     }
     Ok(Policy { partitions: view.partitions(), ..given.unwrap_or_default() })
