@@ -34,7 +34,8 @@ pub const MAX_BACK_OFF: Duration = Duration::from_secs(600);
 
 /// Ratio of a pod's wait to its partition's.
 const SHUNNED_SCALE: u32 = 2;
-/// How many partitions a pod may say at a time that it cannot take before it is shunned: then it is not about the partition.
+/// Number of partitions from which a pod is barred at a time before it is shunned. With so many, the cause is not the
+/// partition.
 const BARRED_BEFORE_SHUNNED: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -114,7 +115,7 @@ impl BackOffs {
         }
     }
 
-    /// Returns how many partitions this pod is not to be given now, because it said that it cannot take them.
+    /// Returns from how many partitions this pod is barred now.
     fn barred_from(&self, pod: &str, now: Duration) -> usize {
         let is_barred = |((_, other), back_off): &(&(PartitionId, String), &BackOff)| {
             other == pod && back_off.waits(false, now).is_some()
