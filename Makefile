@@ -66,7 +66,7 @@ foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and
 	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/interop/run.py --segue target/verify/segue $(ARGS)
 
 .PHONY: page
-page: setup-build setup-etcd setup-browser ## The live page in a real Chromium, compared with what segue reports (ARGS="--only keys", ARGS="--pictures FOLDER")
+page: setup-build setup-etcd setup-browser ## The live page in a real Chromium, compared with /status (ARGS="--only keys", ARGS="--pictures FOLDER")
 	@$(BUILD_VERIFY)
 	@.tools/browser/bin/python tests/page/run.py --segue target/verify/segue $(ARGS)
 

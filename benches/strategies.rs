@@ -118,7 +118,7 @@ fn measure(strategy: &dyn Placement, pods: usize, partitions: usize) -> Outcome 
 
 fn main() {
     let is_test = !std::env::args().any(|argument| argument == "--bench");
-    // `external` places nothing by itself.
+    // `external` does not place partitions by itself.
     let computed = Strategy::NAMES.iter().filter(|(_, strategy)| *strategy != Strategy::External);
     let strategies = computed.map(|(name, strategy)| (*name, strategy.placement()));
     let strategies: Vec<(&str, &dyn Placement)> = strategies.chain([("rendezvous", &Rendezvous as _)]).collect();

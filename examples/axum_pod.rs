@@ -24,7 +24,7 @@ struct Counters {
 
 #[async_trait]
 impl HandoffHandler for Counters {
-    /// Reads the counter, while the old owner, if there is one, still counts.
+    /// Reads the counter while the old owner, if there is one, still increments it.
     async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         let count = match std::fs::read_to_string(self.folder.join(part.partition.to_string())) {
             Ok(text) => text.parse()?,
@@ -35,7 +35,7 @@ impl HandoffHandler for Counters {
         Ok(())
     }
 
-    /// Reads it again: the old owner has stopped.
+    /// Reads the counter again after the old owner has stopped.
     async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.warm(part).await
     }
@@ -46,7 +46,7 @@ impl HandoffHandler for Counters {
     }
 }
 
-/// Counts on, in the file before the response. The layer has made sure that this pod owns the partition.
+/// Increments the counter and writes the file before it responds. The layer admits only partitions that this pod owns.
 async fn count(State(counters): State<Arc<Counters>>, owned: Extension<Owned>) -> Result<String, StatusCode> {
     let mut counts = counters.counts.lock().unwrap_or_else(PoisonError::into_inner);
     let count = counts.get_mut(&owned.partition).ok_or(StatusCode::INTERNAL_SERVER_ERROR)?;

@@ -1,7 +1,7 @@
 //! The admin endpoint: `/health`, `/ready`, `/metrics`, `/status`, and the live page with its stream.
 //!
-//! The endpoint shows what the process's status sources report and decides nothing. It has a thread of its own, so that requests
-//! to it take nothing from the threads that renew leases.
+//! The endpoint shows what the process's status sources report and decides nothing. It has a thread of its own, so that
+//! requests to it take nothing from the threads that renew leases.
 //!
 //! # Invariants
 //!
@@ -46,8 +46,8 @@ const IO_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_LIFETIME: Duration = Duration::from_secs(60);
 /// Pause of the accept loop after an error, such as no file descriptors left.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// Age, in multiples of the time it took to make, at which a page is made again, but at the latest after [`MAX_PAGE_AGE`].
-/// Making pages takes at most a twentieth of the thread's time.
+/// Age, in multiples of the time it took to make, at which a page is made again, but at the latest after
+/// [`MAX_PAGE_AGE`]. Making pages takes at most a twentieth of the thread's time.
 const PAGE_AGE_FACTOR: u32 = 20;
 const MAX_PAGE_AGE: Duration = Duration::from_secs(1);
 
@@ -59,7 +59,7 @@ pub trait StatusSource: Send + Sync + 'static {
     fn ready(&self) -> Result<(), String>;
     /// Returns the present state.
     fn status(&self) -> Value;
-    /// Returns the few numbers of the present state that the live page shows, if there are any.
+    /// Returns the figures of the current state that the live page shows, if there are any.
     fn summary(&self) -> Option<Value> {
         None
     }
@@ -259,7 +259,7 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Returns a function that reads the numbers of all roles for the live page.
+/// Returns a function that reads the figures of all roles for the live page.
 fn summary(sources: Vec<Arc<dyn StatusSource>>) -> page::feed::Summary {
     Box::new(move || {
         let numbers = sources.iter().filter_map(|source| Some((source.name().to_owned(), source.summary()?)));

@@ -1,11 +1,11 @@
 //! The page `/metrics` in the format that its reader asks for: the classic text format of Prometheus, or OpenMetrics.
 //!
-//! `prometheus-client` writes OpenMetrics alone. The classic format differs in how families and two types are named, so it
-//! is made from the other, line by line.
+//! `prometheus-client` writes OpenMetrics alone. The classic format differs in how families and two types are named, so
+//! it is made from the other, line by line.
 //!
 //! # Invariants
 //!
-//! * A family is described once, and its samples follow its description, whoever registered them.
+//! * A metric family is described once, and all its samples follow the description.
 
 use std::collections::HashMap;
 
@@ -63,8 +63,9 @@ impl Format {
     }
 }
 
-/// Returns the page with each family in one place. A registry describes a family once for each label that it adds to a
-/// part of itself, as for the routers of a demo, and a family that is described twice is an error to strict readers.
+/// Returns the page with the samples of each metric family in one place. A registry with sub-registries, as for the
+/// routers of a demo, describes a family once for each of them, and strict parsers reject a family that is described
+/// twice.
 fn gather(page: &str) -> String {
     let (mut families, mut places): (Vec<[String; 2]>, HashMap<&str, usize>) = Default::default();
     let (mut place, mut is_new) = (0, true);

@@ -1,7 +1,7 @@
 //! The `segue` command: reads its arguments, runs one command, and reports a failure in one line.
 //!
-//! Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no process reached, 4 still waiting. A sidecar whose supervised service ends
-//! exits with the service's code.
+//! Exit codes: 0 done, 1 the work failed, 2 bad input, 3 the store is unreachable, 4 still waiting. A sidecar whose
+//! supervised service ends exits with the service's code.
 
 #![warn(clippy::too_many_lines)]
 

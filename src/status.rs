@@ -29,9 +29,9 @@ pub struct KeyspaceStatus {
     pub unowned: usize,
     /// The handoffs in progress.
     pub handoffs: Vec<HandoffLine>,
-    /// Who has paused planned moves, and why.
+    /// The operator who has paused planned moves, and the reason.
     pub paused: Option<String>,
-    /// The pods that operators drain, registered or not, each with who wants it and why.
+    /// The pods that operators drain, registered or not, each with the operator and the reason.
     pub drains: Vec<(String, String)>,
     /// The partitions that operators have placed.
     pub pins: Vec<PinLine>,
@@ -70,9 +70,9 @@ pub struct PinLine {
     pub partition: PartitionId,
     /// The pod that it belongs on. `None` if the pin cannot be read: the partition stays where it is.
     pub to: Option<String>,
-    /// Whether the partition is only moved there, and the pin ends with the pod.
+    /// Whether the pin comes from a move and ends with the pod's incarnation.
     pub until_pod_goes: bool,
-    /// Who wants it, and why.
+    /// The operator, and the reason.
     pub by: String,
 }
 

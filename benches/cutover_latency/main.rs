@@ -204,9 +204,9 @@ impl Bench {
         ]
     }
 
-    /// Returns the figures that goals exist for: in microseconds, and as multiples of the same percentile of a single put
-    /// (`x`), which differ less between machines. The time in which many partitions have moved is a multiple of the
-    /// median put.
+    /// Returns the figures that have goals, in microseconds and as multiples (`x`) of the same percentile of a single
+    /// put. Multiples differ less between machines. The time in which many partitions move is a multiple of the median
+    /// put.
     fn summary(&self, put_p50: u64, put_p99: u64) -> String {
         let mut summary = String::new();
         let times = |figure: u64, put: u64| figure as f64 / put as f64;

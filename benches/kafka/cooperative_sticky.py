@@ -1,9 +1,9 @@
-"""Counts what Kafka's cooperative sticky assignor moves on the cases of `benches/strategies.rs`.
+"""Counts the partitions that Kafka's cooperative sticky assignor moves in the cases of `benches/strategies.rs`.
 
 The assignor is `CooperativeStickyAssignor` of kafka-python, a port of the Java client's (KIP-429 on top of KIP-54) by the
-authors of kafka-python. It is played as a group leader does: in a first rebalance the old owner gives up what moves, and in
-a second one the new owner gets it. A partition counts as moved once. Times are not compared, because the port is Python.
-For the same reason the largest case is left out: 4,096 partitions take seconds already.
+authors of kafka-python. The script calls it as a group leader does: in a first rebalance the old owner gives up the partitions
+that move, and in a second one the new owner gets them. A partition counts as moved once. Times are not compared, because the
+port is in Python. For the same reason the largest case is left out: 4,096 partitions already take seconds.
 """
 
 import sys

@@ -127,7 +127,8 @@ impl Router {
         }
     }
 
-    /// Returns the settings of the control side. `admin` is the address that others use for this process's admin endpoint.
+    /// Returns the settings of the control side. `admin` is the address that others use for this process's admin
+    /// endpoint.
     pub fn control_settings(&self, admin: Option<String>) -> RouterSettings {
         RouterSettings {
             name: self.name.clone(),
@@ -150,7 +151,7 @@ pub struct Coordinator {
     pub lease_ttl: Duration,
     /// The placement policy: 1 to 65536 partitions, `settle` at most `settle_max`, at least one handoff at a time.
     pub policy: Policy,
-    /// The address of the gRPC service for pods. `None` for no service.
+    /// The address of the gRPC service for pods, or `None` without the service.
     pub listen: Option<SocketAddr>,
 }
 

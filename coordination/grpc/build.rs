@@ -1,4 +1,4 @@
-//! Compiles `pods.proto` without a protoc: to Rust, and to a descriptor set that a test compares with the committed one.
+//! Compiles `pods.proto` without protoc: to Rust, and to a descriptor set that a test compares with the committed one.
 #![allow(missing_docs)]
 
 use std::path::PathBuf;

@@ -1,9 +1,9 @@
 """Takes part in Segue's handoffs through the gRPC service of its coordinators.
 
-`Membership` keeps the stream, does the tasks by the service's callbacks, and knows which requests may be accepted. It knows
-nothing of HTTP or of the service's state, and can be copied as it is.
+`Membership` keeps the stream open, runs the service's callbacks for tasks, and decides which requests may be accepted. It is
+independent of HTTP and of the service's state, so other services can copy it unchanged.
 
-What must stay true:
+Invariants:
 
 * A request is accepted only at the epoch that the pod owns, and only while the lease clock runs.
 * The lease clock counts from when a confirmed heartbeat was *sent*, by a clock that counts suspended time.
@@ -41,7 +41,7 @@ def load_stubs(folder):
             sys.path.remove(out)
 
 
-# What a call raises when its stream, its channel or its server is gone.
+# Raised by a call whose stream, channel or server is gone.
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, asyncio.TimeoutError)
 
 
@@ -74,8 +74,8 @@ class Membership:
         self.incarnation = 0
         self.resume = b""
         self.owned = {}  # partition: epoch
-        self.held = {}  # partition: the epoch of the state that is here
-        self.in_flight = {}  # partition: how many requests are being worked on
+        self.held = {}  # partition: the epoch of the state that the pod has
+        self.in_flight = {}  # partition: number of requests in progress
         self.trusted_until = self.stands_until = 0.0
         self.trust, self.ttl = lease_ttl * 2 / 3, lease_ttl
         self.running = {}  # partition: (kind, handoff, task)
@@ -91,7 +91,7 @@ class Membership:
     async def request(self, partition, epoch):
         """Yields whether a request is accepted. It counts as in flight until the block ends."""
         if self.owned.get(partition, 0) < epoch:
-            # The router may have learnt of the ownership first.
+            # The router may learn of the ownership before the pod does.
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.until(lambda: self.owned.get(partition, 0) >= epoch), 0.25)
         accepted = self.owned.get(partition) == epoch and lease_now() < self.trusted_until
@@ -106,7 +106,7 @@ class Membership:
             await self.notify()
 
     def may_write(self):
-        """Says whether what an accepted request writes now takes effect before the lease can have ended."""
+        """Returns whether a write of an accepted request takes effect now before the lease can have ended."""
         return lease_now() < self.stands_until
 
     async def until(self, holds):
@@ -120,7 +120,7 @@ class Membership:
     # The stream.
 
     async def run(self):
-        """Keeps a stream to one of the coordinators until the pod has left."""
+        """Keeps a stream open to one of the coordinators until the pod has left."""
         acks = asyncio.create_task(self.send_acks())
         try:
             while True:
@@ -152,7 +152,7 @@ class Membership:
         await call.write(pb.Heartbeat(seq=1, hello=hello))
         beats, seen = None, [0]
         try:
-            # Every heartbeat is confirmed. A coordinator that falls silent is left while the lease is still good.
+            # A coordinator confirms every heartbeat. If it falls silent, the pod leaves it while the lease is still good.
             while (event := await asyncio.wait_for(call.read(), self.trust / 2)) is not grpc.aio.EOF:
                 if event.HasField("welcome"):
                     await self.welcomed(event.welcome)
@@ -160,7 +160,7 @@ class Membership:
                 if event.confirmed in sent:
                     begun = sent[event.confirmed]
                     self.trusted_until = begun + self.trust
-                    # Half-way to the end of the lease: clocks may differ in speed.
+                    # Half-way between `trust` and the end of the lease, because clocks may differ in speed.
                     self.stands_until = begun + (self.trust + self.ttl) / 2
                     for seq in [seq for seq in sent if seq <= event.confirmed]:
                         del sent[seq]
@@ -184,11 +184,11 @@ class Membership:
             try:
                 await call.write(self.pb.Heartbeat(seq=seq, seen=seen[0]))
             except BROKEN:
-                return  # the reader sees it too
+                return  # the reader notices as well
 
     async def welcomed(self, welcome):
         if not welcome.resumed:
-            # Another life: nothing of the earlier one is owned, and its state is of no use.
+            # A new incarnation owns nothing, and cannot use the state of an earlier one.
             self.owned.clear()
             self.trusted_until = self.stands_until = 0.0
             self.acks.clear()
@@ -217,10 +217,10 @@ class Membership:
     def begin(self, task):
         kind, partition, handoff = task.WhichOneof("kind"), task.id.partition, task.id.handoff
         if kind is None:
-            return  # of a later version
+            return  # a kind of a later version
         before = self.running.get(partition)
         if before and before[:2] == (kind, handoff) and not before[2].done():
-            return  # told again after a reconnect
+            return  # repeated after a reconnect
         self.running[partition] = (kind, handoff, asyncio.create_task(self.do(kind, task, before)))
 
     def stop(self, partition, handoff):
@@ -238,7 +238,7 @@ class Membership:
             try:
                 await self.call(kind, task)
                 break
-            except Exception as error:  # noqa: BLE001: whatever it is, the task is still due
+            except Exception as error:  # noqa: BLE001: after any error the task is still due
                 log.exception("%s of partition %d failed", kind, partition)
                 self.ack(pb.Ack(id=task.id, kind=self.report(kind), failure=str(error) or "failed"))
                 await asyncio.sleep(1)
@@ -269,7 +269,7 @@ class Membership:
         self.acks_due.set()
 
     async def send_acks(self):
-        """Sends acknowledgements until each has been answered, by whichever instance."""
+        """Sends each acknowledgement, to any instance, until it gets a response."""
         while True:
             await self.acks_due.wait()
             self.acks_due.clear()
@@ -287,7 +287,7 @@ class Membership:
                     del self.acks[key]
 
     async def answer(self, call):
-        """Makes a call at the coordinator of the present stream."""
+        """Calls the coordinator of the current stream."""
         if self.stub is None:
             raise asyncio.InvalidStateError("no stream yet")
         try:
@@ -295,11 +295,11 @@ class Membership:
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():
                 raise
-            # grpcio says so when the channel is closed during a call.
+            # grpcio raises CancelledError if the channel is closed during a call.
             raise asyncio.InvalidStateError("the channel was closed") from None
 
     async def leave(self, within):
-        """Hands everything over. Returns whether that was possible in time. Requests are served meanwhile."""
+        """Hands all partitions over while it serves requests. Returns whether none was left in time."""
         self.leaving = True
         deadline = lease_now() + within
         while (left := deadline - lease_now()) > 0:
@@ -308,7 +308,7 @@ class Membership:
                 return (await self.answer(lambda stub: stub.Leave(request, timeout=left))).empty
             except BROKEN as error:
                 if self.left:
-                    # The stream has learnt of the end before the answer came.
+                    # The stream learnt of the end before the response arrived.
                     return not self.owned
                 log.info("leaving: %s", describe(error))
                 await asyncio.sleep(0.1)

@@ -1,7 +1,7 @@
-"""A writer pod in Python: the last value of each key, read from a log that all pods of the keyspace share.
+"""A writer pod in Python: keeps the last value of each key, in a log that all pods of the keyspace share.
 
-It does what `examples/writer.rs` does, in the same log, and takes part by gRPC: `membership.py` has the part that any service
-can use. Every write is appended as it was accepted; no epochs are compared, so the log shows whatever went wrong.
+It is `examples/writer.rs` in Python, with the same log, and takes part by gRPC. `membership.py` is the part that any service can
+use. Each accepted write is appended without a comparison of epochs, so the log shows every mistake.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Log:
         with open(self.path(partition), "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             record["appended_at"] = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-            # One call: a process that dies leaves the whole record or nothing.
+            # A single write: a process that dies leaves the whole record or nothing.
             os.write(file.fileno(), json.dumps(record).encode() + b"\n")
             return os.fstat(file.fileno()).st_size
 
@@ -55,7 +55,7 @@ class Log:
 
 
 class State:
-    """What is known of a partition."""
+    """The state of a partition."""
 
     def __init__(self):
         self.entries = {}  # key: (the highest sequence number, the last value)
@@ -109,7 +109,7 @@ class Http:
                 stream.write("\r\n".join(lines).encode() + b"\r\n\r\n" + answer)
                 await stream.drain()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # a router that closes a connection is no error, and so is the end of this process
+            pass  # neither a router that closes a connection nor the end of this process is an error
         finally:
             stream.close()
 
@@ -150,7 +150,7 @@ class Http:
             return "400 Bad Request", {}, b"not stamped with partition and epoch: it came by no router\n"
         async with membership.request(partition, epoch) as accepted:
             if not accepted or headers.get("segue-keyspace") != membership.keyspace:
-                # The promise that nothing was done: the router asks again.
+                # The header promises that nothing was done, so the router retries.
                 return "421 Misdirected Request", {"segue-misdirected": "1"}, b""
             return await self.work(method, path, headers, body, partition, epoch)
 

@@ -1,13 +1,15 @@
-//! What a service in Rust adds to take part in Segue: it owns partitions, gets them and gives them up without a lost
-//! request.
+//! The library with which a service in Rust takes part in Segue: it owns partitions, and takes and gives them up
+//! without losing a request.
 //!
 //! For: registering a pod, preparing and releasing the state of partitions, and admitting only requests of partitions
-//! that the pod owns. Not for: services in other processes or languages, which use the sidecar of `segue run`.
+//! that the pod owns. Not for: services in other processes or languages, which use the sidecar of `segue run` or the
+//! gRPC service of the coordinators.
 //!
 //! 1. Implement [`HandoffHandler`]. Each callback has a default that does nothing.
 //! 2. [`PodHandle::start`] registers the pod and calls the handler when a partition comes or goes.
 //! 3. [`PodHandle::layer`] returns the [`OwnershipLayer`] to put in front of the service. A request that it admits has
-//!    [`Owned`] among its extensions: the partition and the epoch. The others get `421`, and their router tries again.
+//!    [`Owned`] among its extensions: the partition and the epoch. Other requests get `421`, and the router retries
+//!    them.
 //! 4. [`PodHandle::shutdown`] hands all partitions over before the process ends.
 //!
 //! ```
@@ -56,14 +58,14 @@
 //! # }
 //! ```
 //!
-//! # What must be true of a service
+//! # Requirements on a service
 //!
-//! * After `drain` nothing of the partition is written any more, until the partition is accepted again.
-//! * What a response acknowledges is where the next owner's `warm` and `sync` read it.
-//! * A callback tolerates being dropped at an await and being called again.
-//! * A pod without the capability [`fence`](Capabilities) says so in its [`PodSettings`]: by default a pod promises that
-//!   nothing it accepted takes effect after its lease. The layer keeps that promise for work that ends with its request;
-//!   [`Owned::hold`] and [`Owned::abandoned`] are for work that outlives it.
+//! * After `drain` the service writes nothing of the partition until the pod accepts the partition again.
+//! * A write is stored where the next owner's `warm` and `sync` read it before a response acknowledges it.
+//! * A callback may be dropped at an await and be called again.
+//! * By default a pod promises that no accepted request takes effect after its lease. The layer keeps that promise for
+//!   work that ends with its request. Work that outlives its request uses [`Owned::hold`] and [`Owned::abandoned`]. A
+//!   pod that cannot keep the promise clears the capability [`fence`](Capabilities) in its [`PodSettings`].
 
 pub use async_trait::async_trait;
 pub use segue_coordination::pod::{

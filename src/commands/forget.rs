@@ -27,7 +27,7 @@ pub(super) struct Args {
     /// Delete the registration even if it is readable and has a lease.
     #[arg(long)]
     force: bool,
-    /// The process is gone and its work is over. Without it the command says what would follow, and deletes nothing.
+    /// Confirm that the process is gone and its work is over. Without this option nothing is deleted.
     #[arg(long)]
     yes: bool,
     /// Print the result as JSON.
@@ -121,7 +121,7 @@ impl Kind {
 }
 
 impl Forgotten {
-    /// Returns what the deletion means, for an operator who has not confirmed it.
+    /// Returns the consequences of the deletion, for an operator who has not confirmed it.
     fn question(&self) -> String {
         let (kind, name) = (self.kind.word(), &self.name);
         let consequence = match (self.kind, self.partitions.len()) {

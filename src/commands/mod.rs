@@ -49,54 +49,56 @@ enum Command {
     ///
     /// A registration that another writer has put has lost its lease, and never expires if its process is gone. One
     /// that cannot be read may have. `segue status` names both. Run this command only if the process is gone and its
-    /// work is over; it says what follows and asks for --yes. Exits 0 if the registration was deleted, 1 if the deletion was refused, 2 on bad usage, 3 if the
-    /// store is unreachable.
+    /// work is over. Without --yes it deletes nothing and prints the consequences. Exits 0 if the registration was
+    /// deleted, 1 if the deletion was refused, 2 on bad usage, 3 if the store is unreachable.
     Forget(forget::Args),
     /// Empty a pod: it gives up its partitions and gets no more until `segue undrain`.
     ///
     /// The drain is a key in the store. It outlives this command, the coordinator and the pod: a pod that comes back
-    /// under this name gets no partition. No request is lost; each partition moves by an ordinary handoff. Waits until the
-    /// pod is empty. Exits 0 when it is, 1 if the drain was refused or ended by somebody else, 2 on bad usage, 3 if the
-    /// store is unreachable, 4 if it still waits after --timeout; the drain then goes on.
+    /// under this name gets no partition. No request is lost; each partition moves by an ordinary handoff. Waits until
+    /// the pod is empty. Exits 0 when it is, 1 if the drain was refused or ended by somebody else, 2 on bad usage, 3 if
+    /// the store is unreachable, 4 if it still waits after --timeout; the drain then continues.
     Drain(operator::DrainArgs),
     /// End the drain of a pod: it may be given partitions again.
     Undrain(operator::UndrainArgs),
-    /// Stop planned moves: balance, moves and drains by operators. Failover goes on.
+    /// Stop planned moves: balance, moves and drains by operators. Failover continues.
     ///
-    /// Partitions whose owner is dead still move, and so do those of a pod that shuts down by itself: its process ends
-    /// anyway. Moves in flight are completed. With --for the store ends the pause.
+    /// Partitions whose owner is dead still move, and so do those of a pod that shuts down by itself, because its
+    /// process ends anyway. Moves in flight are completed. With --for the store ends the pause.
     Pause(operator::PauseArgs),
-    /// Let planned moves go on.
+    /// Resume planned moves.
     Resume(operator::ResumeArgs),
     /// Move a partition to a pod, and wait until it is there.
     ///
-    /// The coordinator answers at once whether it accepts the move, and moves the partition as soon as its budget allows.
-    /// Without --pin the partition stays there until the pod goes; with it, until `segue unpin`. Refused if the pod is not
-    /// registered, is not Ready or is drained. Exits 0 when it is done, 1 if it was refused or cancelled, 2 on bad usage,
-    /// 3 if the store is unreachable, 4 if it still waits after --timeout; the move then goes on.
+    /// The coordinator answers at once whether it accepts the move, and moves the partition as soon as its budget
+    /// allows. Without --pin the partition stays there until the pod is gone; with it, until `segue unpin`. The move is
+    /// refused if the pod is not registered, is not Ready or is drained. Exits 0 when the move is done, 1 if it was
+    /// refused or cancelled, 2 on bad usage, 3 if the store is unreachable, 4 if it still waits after --timeout; the
+    /// move then continues.
     Move(operator::MoveArgs),
     /// Keep a partition on the pod that has it, until `segue unpin`.
     ///
-    /// While the pod is gone or draining, another pod has the partition; it comes back with the pod.
+    /// While the pod is gone or draining, another pod owns the partition. It returns when the pod does.
     Pin(operator::PartitionArgs),
-    /// Let the strategy decide again where a partition belongs. Ends the effect of `segue move` as well.
+    /// Let the strategy place a partition again. This also ends the effect of `segue move`.
     Unpin(operator::PartitionArgs),
     /// Cancel the move of a partition: it stays with its old owner.
     ///
-    /// Cancels the handoff that stands now and no later one. Refused once the new owner may have been sent requests: from
-    /// then on the move completes by itself.
+    /// Cancels the handoff in flight and no later one. The cancel is refused once the new owner may have been sent
+    /// requests: from then on the move completes by itself.
     Cancel(operator::CancelArgs),
     /// Show what the planner would do now, without doing it.
     ///
-    /// Runs the very planner on the present state of the keyspace, with the [coordinator] of --config, or with its
-    /// defaults. Shows all moves, also those that would wait for a place in the budget. The leader also remembers failed
-    /// moves, which rest for a while; this command does not know them.
+    /// Runs the planner on the current state of the keyspace, with the [coordinator] of --config or its defaults. Shows
+    /// all moves, including those that would wait for a place in the budget. The leader delays moves that have failed;
+    /// this command does not know them.
     Plan(operator::PlanArgs),
-    /// Explain a partition or a pod: why it is as it is, who is waited for, and what can be done about it.
+    /// Explain the state of a partition or a pod: reasons, participants that it waits for, and next steps.
     Explain(operator::ExplainArgs),
     /// Wait until the keyspace is settled, a partition moved, or a pod drained.
     ///
-    /// Exits 0 when it is so, 1 if it will not be, 3 if the store is unreachable, 4 after --timeout.
+    /// Exits 0 when the condition holds, 1 if it cannot hold any more, 3 if the store is unreachable, 4 after
+    /// --timeout.
     Wait(operator::WaitArgs),
     /// Play a cluster in one process: pods join, leave and crash under load, and every response is checked.
     ///
@@ -105,11 +107,11 @@ enum Command {
     Demo(demo::Args),
     /// Send the demo's load to running routers, and check that no request is lost, duplicated or reordered.
     Bench(bench::Args),
-    /// Send a running pod requests with right and wrong stamps, and print what it got wrong.
+    /// Send requests with right and wrong stamps to a running pod, and print the responses that do not conform.
     ///
-    /// Reads in the store what the pod owns, and requires that it accepts requests of a partition at its epoch, and
-    /// refuses every other request with 421. Exits 0 if it does, 1 otherwise. The accepted requests reach the service:
-    /// choose a path that changes nothing.
+    /// Reads in the store what the pod owns. The pod has to accept requests of its partition at its epoch, and to
+    /// refuse every other request with 421. Exits 0 if it does, 1 otherwise. The accepted requests reach the service,
+    /// so choose a path that changes nothing.
     Conformance(conformance::Args),
     /// Enforce the deadline of a sidecar's service. Started by the sidecar.
     #[command(hide = true)]
@@ -137,9 +139,9 @@ pub enum Failure {
     BadInput(String),
     /// The work failed.
     Work(anyhow::Error),
-    /// No process that could have done the work was reached.
+    /// The store is unreachable.
     Unreachable(anyhow::Error),
-    /// What was waited for had not happened in time.
+    /// The condition did not hold in time.
     Waiting(anyhow::Error),
     /// The work failed, and the command has already reported it.
     AlreadyReported,

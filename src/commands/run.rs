@@ -218,7 +218,7 @@ async fn serve(
     Ok(service.map_or(0, |ended| ended.code))
 }
 
-/// Returns what `/status` shows.
+/// Returns the sources of `/status`.
 fn sources(
     keyspace: KeyspaceStatusSource,
     router: Option<&RouterRole>,

@@ -63,7 +63,7 @@ impl StoreArgs {
         Ok((store, Keyspace::new(&self.prefix, &self.keyspace)))
     }
 
-    /// Returns the policy of the configuration file's coordinator. `None` if no file is given or it has none.
+    /// Returns the policy of the configuration file's coordinator, or `None` without a file or a coordinator in it.
     pub(super) fn policy(&self) -> Result<Option<Policy>, Failure> {
         let Some(path) = &self.config else { return Ok(None) };
         Ok(load(path)?.config.coordinator.map(|coordinator| coordinator.policy))

@@ -1,9 +1,9 @@
-//! The followed keyspace as the admin endpoint reads it: the view, the journal, and which partitions changed since the
-//! stream last looked.
+//! The state of the keyspace for the admin endpoint: the view, the journal, and the partitions that have changed since
+//! the stream last read them.
 //!
 //! # Invariants
 //!
-//! * A reader holds the lock for as long as it copies what changed, so that the follower can go on.
+//! * A reader holds the lock only while it copies the changes, so that it does not delay the follower.
 //! * The list of changed partitions is bounded, whether or not anybody reads it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use segue_protocol::view::{View, ViewDelta};
 use super::journal::{Cutover, Entry, Journal};
 use crate::status::KeyspaceStatus;
 
-/// From so many changed partitions on, all of them are read.
+/// Number of changed partitions from which on all partitions are read.
 const MAX_CHANGED: usize = 4096;
 
 /// A keyspace that a follower writes and the admin endpoint reads. One stream takes the changes.
@@ -30,7 +30,7 @@ struct Followed {
     view: View,
     journal: Journal,
     changed: Changed,
-    /// Why the store is not followed at present.
+    /// Why the watch of the store is lost at present.
     lost: Option<String>,
 }
 
@@ -41,7 +41,7 @@ enum Changed {
     All,
 }
 
-/// What has changed since the last look.
+/// The changes since the last read.
 #[derive(Debug)]
 pub(super) struct Changes {
     pub(super) status: KeyspaceStatus,
@@ -51,7 +51,7 @@ pub(super) struct Changes {
     pub(super) shares: BTreeMap<String, f64>,
     pub(super) entries: Vec<Entry>,
     pub(super) cutovers: Vec<Cutover>,
-    /// The place in the journal to look from next time.
+    /// The number of the journal's entry to read from next time.
     pub(super) next: u64,
     pub(super) lost: Option<String>,
 }
@@ -68,7 +68,7 @@ impl Board {
         }))
     }
 
-    /// Takes over what the watch reports. `now` is in Unix milliseconds.
+    /// Applies an update of the watch. `now` is in Unix milliseconds.
     pub fn update(&self, update: Update, now: u64) {
         let mut guard = self.lock();
         let followed = &mut *guard;
@@ -98,14 +98,13 @@ impl Board {
         KeyspaceStatus::of(&self.lock().view, now)
     }
 
-    /// Returns something that differs after every change.
+    /// Returns a value that differs after every change.
     pub(super) fn version(&self) -> (u64, u64, bool) {
         let followed = self.lock();
         (followed.view.revision.get(), followed.journal.next(), followed.lost.is_some())
     }
 
-    /// Returns what has changed since the last look, and the journal from its `n`th place on. With `all`, returns every
-    /// owner.
+    /// Returns the changes since the last read, and the journal from entry `n` on. With `all`, returns every owner.
     pub(super) fn take(&self, n: u64, all: bool, now: u64) -> Changes {
         let mut followed = self.lock();
         let changed = std::mem::replace(&mut followed.changed, Changed::Some(BTreeSet::new()));

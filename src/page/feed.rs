@@ -1,15 +1,15 @@
 //! `/events`: the stream of server-sent events that keeps the live page up to date.
 //!
-//! A reader first gets an event `state`, then an event `change` whenever something has changed, at most four a second. Both
-//! are JSON: `keyspace` as in `/status`, and what `/status` does not have. An event `beat` shows that the stream lives.
-//! Every event is made once for all readers, on the admin endpoint's thread.
+//! A reader first gets an event `state`, then an event `change` whenever something has changed, at most four a second.
+//! Both are JSON: `keyspace` as in `/status`, and what `/status` does not have. An event `beat` shows that the stream
+//! lives. Every event is made once for all readers, on the admin endpoint's thread.
 //!
 //! # Invariants
 //!
-//! * Nothing is made while nobody reads, and frequent requests make nothing more often.
-//! * A reader that presents the id of an event that is still kept gets the events after it; any other gets a full state.
+//! * No event is built without a reader, and frequent requests do not build events more often.
+//! * A reader that presents the id of a kept event gets the events after it. Any other reader gets a full state.
 //! * A reader that falls behind gets a full state in place of a backlog.
-//! * An id names one event of one process: another process never continues from it.
+//! * An id belongs to one event of one process. Another process never continues from it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -34,27 +34,27 @@ const MAX_READERS: usize = 32;
 const QUEUE: usize = 8;
 /// Shortest time between two events.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// Making events takes at most a twentieth of the thread's time.
+/// Building events takes at most a twentieth of the thread's time.
 const INTERVAL_FACTOR: u32 = 20;
-/// How often the process's own numbers are read while the keyspace does not change.
+/// How often the figures of the process's roles are read while the keyspace does not change.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time without a change after which a beat is sent.
 const BEAT: Duration = Duration::from_secs(5);
-/// How long a stream lasts. The browser opens the next one by itself and continues from where it was. Shorter than the
-/// longest life of a connection, so that a stream ends between two events.
+/// How long a stream lasts. The browser reconnects by itself and continues from the last event. The time is shorter
+/// than the longest life of a connection, so that a stream ends between two events.
 const MAX_STREAM: Duration = Duration::from_secs(45);
-/// The events that are kept for readers which come back: at most so many bytes, and so many events.
+/// Most bytes, and most events, that are kept for readers that reconnect.
 const KEPT_BYTES: usize = 1 << 20;
 const KEPT_EVENTS: usize = 64;
-/// Most names of pods before the numbering begins anew.
+/// Most names of pods before their numbering starts again.
 const MAX_NAMES: usize = 1024;
-/// The number of a partition's owner in an event if the partition has none.
+/// Stands for the owner of a partition without one.
 const NOBODY: i32 = -1;
-/// How many cutovers and log entries a full state has.
+/// Most cutovers and log entries in a full state.
 const STATE_CUTOVERS: usize = 1000;
 const STATE_ENTRIES: usize = 200;
 
-/// Reads the numbers of this process's roles.
+/// Reads the figures of this process's roles.
 pub(crate) type Summary = Box<dyn Fn() -> Value + Send + Sync>;
 
 /// The stream of one admin endpoint.
@@ -70,18 +70,18 @@ pub(crate) struct Feed {
     end: CancellationToken,
 }
 
-/// What the readers have been told.
+/// The state that the readers have been told.
 #[derive(Default)]
 struct Published {
     sequence: u64,
-    /// Until when the process and the keyspace are not looked at again.
+    /// Until when the process and the keyspace are not read again.
     fresh_until: Option<Instant>,
     version: Option<(u64, u64, bool)>,
     keyspace: Value,
     lost: Option<String>,
     process: Value,
     shares: BTreeMap<String, f64>,
-    /// The pods by the numbers that `owners` has.
+    /// The names of the pods. `owners` contains indices into this list.
     names: Vec<String>,
     numbers: HashMap<String, i32>,
     owners: Vec<i32>,
@@ -93,7 +93,7 @@ struct Published {
 }
 
 impl Feed {
-    /// Returns the stream of what `board` and `summary` report. All its readers are done at `end`.
+    /// Returns the stream of changes of `board` and `summary`. The streams of all readers end at `end`.
     pub(crate) fn new(board: Arc<Board>, summary: Summary, end: CancellationToken) -> Self {
         Feed {
             board,
@@ -107,7 +107,7 @@ impl Feed {
         }
     }
 
-    /// Makes events while anybody reads.
+    /// Builds events while there are readers.
     pub(crate) async fn run(&self) {
         let mut summarised = Instant::now();
         let mut sent = Instant::now();
@@ -171,7 +171,7 @@ impl Feed {
         Some(std::iter::once(Bytes::from_static(b"retry: 500\nevent: beat\ndata: {}\n\n")).chain(missed).collect())
     }
 
-    /// Publishes what has changed. Returns whether anything has.
+    /// Publishes the changes. Returns whether there were any.
     fn refresh(&self, published: &mut Published, with_summary: bool) -> bool {
         let version = self.board.version();
         let is_new = published.version != Some(version);
@@ -200,7 +200,7 @@ impl Feed {
             let _ = self.events.send(event.clone());
             published.keep(event);
         } else {
-            // The numbers mean something else now.
+            // The earlier numbers are invalid now.
             published.kept.clear();
             let state = self.state(published);
             let _ = self.events.send(state);
@@ -233,8 +233,8 @@ impl Feed {
 }
 
 impl Published {
-    /// Takes the changes over and adds them to `event`. Returns whether the event contains all that has changed: not if the
-    /// numbers of partitions or pods have changed.
+    /// Takes the changes over and adds them to `event`. Returns whether the event contains all that has changed: not if
+    /// the numbers of partitions or pods have changed.
     fn take(&mut self, changes: Changes, renumber: bool, event: &mut Value) -> bool {
         let Changes { status, owners, shares, entries, cutovers, next, lost } = changes;
         let count = status.partitions as usize;

@@ -1,7 +1,7 @@
-//! What has happened in the keyspace lately: its event log and the cutovers of its routers, read from changes of the store.
+//! The recent events of the keyspace and the cutovers of its routers, derived from changes of the store. Pure.
 //!
-//! Pure. Every instance reads the same from the store, whoever carried the change out. The journal is no history: it begins
-//! with the process and forgets its oldest entries.
+//! Every process derives the same entries, whichever participant made the change. The journal is not a history: it
+//! begins with the process and drops its oldest entries.
 //!
 //! # Invariants
 //!
@@ -28,7 +28,7 @@ pub(super) struct Entry {
     pub(super) n: u64,
     /// When this process saw it, in Unix milliseconds.
     at: u64,
-    /// Whether somebody should look at it.
+    /// Whether the event needs attention.
     warn: bool,
     /// The partition that it is about.
     partition: Option<PartitionId>,
@@ -55,7 +55,7 @@ pub(super) struct Cutover {
     stashed: u64,
 }
 
-/// A handoff that stands.
+/// A handoff in flight.
 #[derive(Debug)]
 struct Move {
     id: HandoffId,
@@ -130,7 +130,7 @@ impl Journal {
         }
     }
 
-    /// Applies the changes of a watch to the view, and records what they say.
+    /// Applies the changes of a watch to the view, and records them.
     pub(super) fn apply(&mut self, view: &mut View, batch: Batch, now: u64) -> ViewDelta {
         if batch.revision <= view.revision {
             return ViewDelta::default();
@@ -168,7 +168,7 @@ impl Journal {
         touched
     }
 
-    /// Records that the store is not followed at present.
+    /// Records that the watch of the store is lost.
     pub(super) fn lost(&mut self, error: &str, now: u64) {
         self.say(now, true, None, format!("store watch lost: {error}"));
     }

@@ -1,12 +1,12 @@
 //! The live page: the files that a browser loads from the admin endpoint, and the event stream that fills them.
 //!
-//! The page shows one process's view of the keyspace and changes nothing. It consists of these files alone: no framework, no
-//! build step, and nothing from another origin.
+//! The page shows one process's view of the keyspace and changes nothing. It consists of these files alone: no
+//! framework, no build step, and nothing from another origin.
 //!
 //! # Invariants
 //!
-//! * The browser may load, run and connect to nothing but this endpoint (`Content-Security-Policy`), and no other site may
-//!   frame the page.
+//! * The browser may load, run and connect to nothing but this endpoint (`Content-Security-Policy`), and no other site
+//!   may frame the page.
 //! * The number of readers of the stream and the memory for each of them are bounded (`feed`).
 
 pub mod board;
@@ -66,7 +66,7 @@ fn file(request: &HeaderMap, kind: &'static str, content: &'static str, tag: &st
         headers.insert(header::ETAG, tag);
     }
     for (name, value) in [
-        // A browser asks each time, so that the page is never older than its process.
+        // A browser revalidates the files each time, so that the page is never older than its process.
         (header::CACHE_CONTROL, "no-cache"),
         (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -81,7 +81,7 @@ async fn events(State(feed): State<Arc<Feed>>, request: HeaderMap) -> Response {
     let last = request.get("last-event-id").and_then(|id| id.to_str().ok());
     match feed.subscribe(last) {
         Ok(stream) => {
-            // The next stream takes a new connection: this one would have to end in its midst.
+            // The next stream needs a new connection, because this one would reach its time limit during that stream.
             let headers = [
                 (header::CONTENT_TYPE, "text/event-stream"),
                 (header::CACHE_CONTROL, "no-store"),

@@ -1,11 +1,11 @@
-// The live page: follows /events, keeps the keyspace as it is told, and draws it.
+// The live page: follows /events, keeps the state of the keyspace, and draws it.
 //
 // A `state` replaces everything and a `change` alters it; both carry the object `keyspace` of /status. What arrives is only
 // shown as text, never as markup. Sections are drawn in the order of page.html, at most once per animation frame.
 
 const byId = (id) => document.getElementById(id);
 const PHASES = ['Warming', 'Ready', 'Syncing', 'Switching', 'Complete'];
-// A handoff counts as stuck after so many milliseconds in a phase. Copying state may take a while; all else is short.
+// Time in a phase, in milliseconds, after which a handoff counts as stuck. Only copying state may take long.
 const STUCK = { Warming: 60_000 };
 const STUCK_OTHERWISE = 5_000;
 const MOVE_ROWS = 50;
@@ -38,7 +38,7 @@ function hear() {
   }
 }
 
-// The browser opens a stream that ended again by itself, except after an error; and it does not notice a dead network.
+// The browser reconnects by itself, except after an error. It does not notice a dead network.
 setInterval(() => {
   const silent = performance.now() - heard;
   if (silent > 3_000 && source.readyState !== EventSource.OPEN && state.connected) {
@@ -59,7 +59,7 @@ function take(event, whole) {
   if (event.keyspace) {
     const { keyspace, lost, shares, names } = event;
     Object.assign(state, { keyspace, lost, shares, names, arrived: performance.now() });
-    // In the order of their names, so that each keeps its colour when the page is loaded again.
+    // Sorted by name, so that each pod keeps its colour when the page is reloaded.
     keyspace.pods.forEach((pod) => colour(pod.name));
     if (whole) {
       Object.assign(state, { owners: event.owners, cutovers: event.cutovers, log: event.log });
@@ -188,7 +188,7 @@ function swatch(name) {
 function drawMoves() {
   const moving = oldestFirst(state.keyspace.handoffs);
   const rows = moving.slice(0, MOVE_ROWS).map((handoff) => ({ handoff, key: `${handoff.partition} ${handoff.to}` }));
-  // A cutover is often over before anybody can read it: the last ones stay in sight.
+  // A cutover is often too short to be read, so the last ones stay visible.
   const past = state.cutovers.slice(-12).reverse().filter((one, index, all) => all.findIndex((other) => other.partition === one.partition) === index);
   rows.push(...past.slice(0, Math.max(0, 6 - rows.length)).map((cutover) => ({ cutover, key: `past ${cutover.n}` })));
   setText('moves-count', moving.length > MOVE_ROWS ? `${moving.length}, the oldest ${MOVE_ROWS} of them here` : `${moving.length}`);
@@ -314,7 +314,7 @@ function drawCells(context, { moving, palette, unowned, contrast }) {
       context.fillStyle = owner;
       context.fillRect(x, y, side, side);
     } else {
-      // Told from the others by its form as well: a frame with a cross.
+      // Distinguished by its shape as well: a frame with a cross.
       context.strokeStyle = unowned;
       context.lineWidth = size > 12 ? 2 : 1;
       context.strokeRect(x + 1, y + 1, side - 2, side - 2);
@@ -554,7 +554,7 @@ function drawLog() {
     element('li', entry.warn ? { class: 'warn' } : {}, element('time', {}, time(entry.at)), element('span', {}, `${entry.warn ? '▲ ' : ''}${entry.text}`)));
 }
 
-// Ages grow while nothing arrives.
+// Ages grow even if no event arrives.
 setInterval(draw, 1_000);
 addEventListener('resize', draw);
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);

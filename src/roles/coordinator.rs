@@ -19,7 +19,7 @@ use tracing::error;
 use crate::admin::StatusSource;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics};
 
-/// A coordinator with a bound socket, if it has one, that does not run yet.
+/// A coordinator that does not run yet. The socket of its pods' service is bound, if it has one.
 #[derive(Debug)]
 pub struct BoundCoordinator {
     section: config::Coordinator,

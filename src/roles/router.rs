@@ -239,7 +239,7 @@ impl StatusSource for RouterStatusSource {
     }
 }
 
-/// Returns the numbers of a router over all its partitions.
+/// Returns the figures of a router, summed over all its partitions.
 pub(crate) fn table_summary(name: &str, table: &Table) -> Value {
     let (mut in_flight, mut stashed, mut stashed_bytes) = (0, 0, 0);
     for partition in PartitionId::all(table.partitions()) {

@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.chrome.service import Service
 
-# The page as its reader sees it, in the form of the object `keyspace` of /status.
+# Returns the page as a reader sees it, in the form of the object `keyspace` of /status.
 READ = """
 const text = (id) => document.getElementById(id).textContent;
 const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)];
@@ -30,7 +30,7 @@ return {
 };
 """
 
-# How long frames take while the page is busy, in milliseconds, and the tasks that the browser calls long.
+# Returns the times of frames while the page is busy, in milliseconds, and the browser's long tasks.
 FRAMES = """
 const [seconds, done] = arguments;
 const [frames, tasks] = [[], []];

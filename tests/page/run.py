@@ -17,12 +17,12 @@ import traceback
 from browser import Browser
 from clusters import Cluster, Demo, LargeKeyspace, Process, until
 
-# Generous: the machine of a continuous integration draws without a graphics card, beside everything else.
+# Generous, because CI draws without a graphics card while other jobs run.
 LONGEST_FRAME_P95 = 150.0
 
 
 class Run:
-    """What the checks share: the program, a folder, the browser, and each cluster from its first use on."""
+    """The state that the checks share: the program, a folder, the browser, and each cluster from its first use on."""
 
     def __init__(self, segue, folder, pictures):
         self.segue, self.folder, self.pictures = segue, folder, pictures
@@ -150,7 +150,7 @@ def the_page_reconnects_after_a_restart(run):
     demo.start()
     until(lambda: not browser.read()["verdict"].startswith("Not connected"), "a page that is connected again")
     run.equals_status(demo.admin)
-    # That nobody listened meanwhile is the one thing that the console may show.
+    # The console may show only that connections were refused meanwhile.
     refused = browser.logs()
     assert refused and all("/events" in message and "net::ERR_" in message for message in refused), refused
 
@@ -249,7 +249,7 @@ CHECKS = [
     a_stuck_handoff_names_its_router,
     a_stream_that_ends_is_continued_unnoticed,
     sixty_five_thousand_partitions_stay_fluid,
-    # Last: it is about all that the others have requested.
+    # Last, because it examines the requests of all other checks.
     nothing_is_loaded_from_elsewhere,
 ]
 

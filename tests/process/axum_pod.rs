@@ -1,4 +1,4 @@
-//! The example of an axum service that takes part: counters that move between pods under load.
+//! The example of an axum service: counters that move between pods under load.
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use segue_tests::process::Process;
 
 const PARTITIONS: usize = 4;
 
-/// Counts on in a partition. Returns the count in the response.
+/// Increments the counter of a partition. Returns the count in the response.
 fn count(router: SocketAddr, partition: usize) -> Option<u64> {
     let request = Request::post("/", "").header("x-partition", partition).timeout(Duration::from_secs(60));
     let response = request.send(router)?;

@@ -1,4 +1,4 @@
-//! `segue conformance` against pods that are broken on purpose, each in one way, and against the real ones.
+//! `segue conformance` against pods that each break one rule on purpose, and against correct ones.
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;

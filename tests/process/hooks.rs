@@ -1,4 +1,5 @@
-//! The hooks of a sidecar as processes: what a service answers decides what becomes of the handoff, and is shown.
+//! The hooks of a sidecar as processes: a service's responses decide the outcome of the handoff, and `/status` shows
+//! them.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
 const SECRET: &str = "knock-knock";
 const HOOKS: [&str; 4] = ["warm", "sync", "drain", "release"];
 
-/// A service whose hooks answer as the test says, `200` by default.
+/// A service whose hooks respond as the test says, by default with `200`.
 #[derive(Default)]
 struct Service {
     answers: Mutex<HashMap<String, (u16, &'static str)>>,

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use crate::say;
 
-/// Growth beyond this fails.
+/// Largest accepted growth.
 const MAX_GROWTH: f64 = 0.02;
 
 /// The accepted number of instructions per request of each load.
@@ -31,7 +31,7 @@ impl Accepted {
         std::fs::write(path(), text).with_context(|| format!("cannot write {}", path().display()))
     }
 
-    /// Reports each count beside the accepted one. Returns how many have grown beyond the bound.
+    /// Reports each count and the accepted one. Returns how many counts have grown beyond the bound.
     pub(crate) fn compare(&self, counts: &[(&str, u64)]) -> anyhow::Result<usize> {
         let mut grown = 0;
         for (name, count) in counts {

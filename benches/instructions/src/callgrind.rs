@@ -1,4 +1,4 @@
-//! Runs the router under callgrind and reads how many instructions it took.
+//! Runs the router under callgrind and reads the number of instructions.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -10,8 +10,8 @@ use anyhow::{Context as _, anyhow, ensure};
 use crate::load::Load;
 use crate::{client, pod};
 
-/// Returns the instructions of the router in `program` that starts, serves so many requests, and ends. `profile` is where callgrind's
-/// output is kept.
+/// Returns the instructions that the router in `program` takes to start, serve `requests` requests and end. Callgrind
+/// writes its output to `profile`.
 pub(crate) fn instructions(
     program: &Path,
     load: &Load,
@@ -24,7 +24,7 @@ pub(crate) fn instructions(
     let mut router = start_router(program, load, &pods, &profile)?;
     let played = address_of(&mut router).and_then(|address| client::play(load, address, requests));
     if let Err(error) = played {
-        // It may have ended already.
+        // An error means that the process has already ended.
         let _ = router.kill();
         let _ = router.wait();
         return Err(error.context(format!("{} with {requests} requests", load.name)));
@@ -55,7 +55,7 @@ fn address_of(router: &mut Child) -> anyhow::Result<SocketAddr> {
     line.trim().parse().with_context(|| format!("expected the router's address, got {line:?}"))
 }
 
-/// Returns the total that callgrind has written.
+/// Returns the total from callgrind's output.
 fn total(profile: &Path) -> anyhow::Result<u64> {
     let text = std::fs::read_to_string(profile).with_context(|| format!("callgrind wrote no {}", profile.display()))?;
     let total = text.lines().find_map(|line| line.strip_prefix("totals:"));

@@ -1,6 +1,7 @@
 //! The client: sends one request at a time on one connection.
 //!
-//! By HTTP/2 it uses HPACK's table as clients do: the first request adds its headers, and the others refer to them.
+//! By HTTP/2 it uses HPACK's dynamic table as clients do: the first request adds its headers, and later ones refer to
+//! them.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};

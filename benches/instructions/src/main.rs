@@ -1,14 +1,14 @@
 //! Counts the instructions that a router needs for one request, and fails when they have grown.
 //!
 //! The router runs under callgrind with one worker, and a client sends one request at a time, so scheduling cannot
-//! change the count. Each load is played twice, with few and with many requests. The difference, divided by the
-//! requests between them, contains neither the start nor the first requests.
+//! change the count. Each load runs twice, with few and with many requests. The difference of the counts, divided by
+//! the difference of the numbers of requests, contains neither the start nor the first requests.
 //!
-//! Not here: time. Only `make peers` measures that, because instructions in the kernel are not counted.
+//! Not here: time. Callgrind does not count instructions in the kernel, so `make peers` measures time.
 //!
 //! # Invariants
 //!
-//! * Client and pods always send the same bytes, each message in one write.
+//! * The client and the pods send the same bytes in each run, and each message in one write.
 
 mod accepted;
 mod callgrind;
@@ -28,7 +28,7 @@ use segue_proxy::settings::UpstreamProtocol;
 use crate::accepted::Accepted;
 use crate::load::LOADS;
 
-/// Requests of the two runs. The first ones grow buffers and tables, which later ones use again.
+/// Numbers of requests in the two runs. The first requests grow buffers and tables, which later ones reuse.
 const FEW: u32 = 500;
 const MANY: u32 = 2_500;
 
@@ -37,13 +37,13 @@ const MANY: u32 = 2_500;
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Take the counts of this run as the accepted ones.
+    /// Accept the counts of this run.
     #[arg(long)]
     accept: bool,
-    /// Only loads whose name contains this.
+    /// Run only loads whose name contains this text.
     #[arg(long, default_value = "", conflicts_with = "accept")]
     only: String,
-    /// Measure the router in this build of the program, for a comparison under the same load.
+    /// Measure the router in this other build of the program, under the same load.
     #[arg(long, value_name = "FILE", conflicts_with = "accept")]
     router: Option<PathBuf>,
     /// Keep callgrind's profiles of the longer runs in this folder.

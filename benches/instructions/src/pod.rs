@@ -1,6 +1,6 @@
 //! A pod that answers every request at once, and the frames of HTTP/2 that it and the client exchange.
 //!
-//! It reads no headers but `content-length`: the router's own encoding of a request is what is measured.
+//! It reads only the header `content-length`, because the router is what is measured.
 
 use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Raises a connection's window from its first 65,535 bytes to the largest one.
 pub(crate) const MAX_WINDOW_INCREMENT: [u8; 4] = (0x7fff_ffff_u32 - 0xffff).to_be_bytes();
 
-/// Starts a pod that lasts as long as this process. Returns its address.
+/// Starts a pod that runs until this process ends. Returns its address.
 pub(crate) fn start(http2: bool) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen for the pod")?;
     let address = listener.local_addr()?;
@@ -81,7 +81,7 @@ fn by_http2(mut stream: TcpStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads until `end` is there. Returns where it ends.
+/// Reads until `end` has arrived. Returns the offset after it.
 pub(crate) fn read_until(stream: &mut TcpStream, read: &mut Vec<u8>, end: &[u8]) -> anyhow::Result<usize> {
     loop {
         if let Some(at) = read.windows(end.len()).position(|window| window == end) {
@@ -100,7 +100,7 @@ pub(crate) fn read_more(stream: &mut TcpStream, read: &mut Vec<u8>) -> anyhow::R
     Ok(())
 }
 
-/// Returns the length that a head states; 0 if it states none.
+/// Returns the `content-length` of a head, or 0 if it has none.
 pub(crate) fn content_length(head: &str) -> anyhow::Result<usize> {
     let stated = head.lines().filter_map(|line| line.split_once(':'));
     let mut stated = stated.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));

@@ -1,6 +1,6 @@
 //! The router that is measured: one worker over a table whose partitions lead to three pods.
 //!
-//! There is no store and no control side, so that nothing but requests takes instructions once it has started.
+//! It has no store and no control side, so after the start only requests take instructions.
 
 use std::io::Read as _;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Acknowledgements: judged by the view, written to the store.
+//! Handles acknowledgements: judges them by the view and writes them to the store.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::token::Token;
 /// How long an acknowledgement waits for this instance's view and for the store.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Handles an acknowledgement of the pod that this token belongs to.
+/// Handles an acknowledgement from the pod that holds this token.
 pub(crate) async fn acknowledge(shared: &Shared, token: &Token, ack: &Ack) -> AckOutcome {
     let Some(id) = ack.id else { return AckOutcome::Stale };
     let (partition, handoff) = (PartitionId::new(id.partition), HandoffId::created_at(Revision::new(id.handoff)));

@@ -1,4 +1,4 @@
-//! A pod's registration through this service: a new one, or the continuation of one by its token.
+//! Registers a pod, or resumes a registration by its token.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(15);
 const MAX_TTL: Duration = Duration::from_secs(3600);
 const MAX_NAME_BYTES: usize = 253;
 
-/// A pod whose registration is alive. A view of revision `seen` or later shows all that the pod can have been told.
+/// A registered pod. A view of revision `seen` or later shows everything that any instance can have told the pod.
 #[derive(Debug, Clone)]
 pub(crate) struct Attached {
     pub(crate) token: Token,
@@ -45,14 +45,14 @@ impl Attached {
         self.token.lease()
     }
 
-    /// Returns whether the registration is still there. `Err` with the transaction that restores it if another writer
-    /// has detached it from its lease.
+    /// Returns whether the registration still exists. Returns the transaction that restores it as `Err` if another
+    /// writer has detached it from its lease.
     pub(crate) fn is_registered(&mut self, view: &View) -> Result<bool, Txn> {
         let key = view.pod_key(self.name());
         match attachment(key.as_ref(), self.incarnation(), self.lease()) {
             Attachment::Gone => Ok(false),
             Attachment::Attached => {
-                // A status that was written with the lease is an operator's request, and kept.
+                // A status that an operator wrote with the lease is a request, and is kept.
                 if let Some(record) = view.live_pod(self.name(), self.incarnation()) {
                     self.record.status = record.status;
                 }
@@ -66,13 +66,13 @@ impl Attached {
     }
 }
 
-/// Registers the pod of `hello`, or goes on with its registration.
+/// Registers the pod of `hello`, or resumes its registration.
 pub(crate) async fn attach(shared: &Shared, hello: &Hello) -> Result<Attached, Status> {
     let (record, ttl) = read(shared, hello)?;
     if !hello.resume.is_empty() {
         let token = Token::parse(&hello.resume)?;
         if token.pod != hello.pod {
-            return Err(Status::invalid_argument(format!("`resume` is of pod {}, `pod` is {}", token.pod, hello.pod)));
+            return Err(Status::invalid_argument(format!("`resume` is for pod {}, `pod` is {}", token.pod, hello.pod)));
         }
         if let Some(attached) = resume(shared, token).await? {
             return Ok(attached);
@@ -81,7 +81,7 @@ pub(crate) async fn attach(shared: &Shared, hello: &Hello) -> Result<Attached, S
     register(shared, record, ttl).await
 }
 
-/// Returns the registration of this token, as the store has it. `None` if it is over.
+/// Reads the registration of this token from the store. Returns `None` if it is over.
 pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Attached>, Status> {
     let found = shared.store.snapshot(&Keys::One(shared.keys.pod(&token.pod))).await.map_err(unavailable)?;
     let Some(entry) = found.entries.first() else { return Ok(None) };
@@ -99,10 +99,10 @@ pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Attache
     Ok(Some(Attached { token, resumed: true, seen: entry.mod_revision, record }))
 }
 
-/// Goes on with the registration of this token: renews its lease. `None` if it is over.
+/// Resumes the registration of this token and renews its lease. Returns `None` if it is over.
 ///
-/// What the pod was told by another instance may be newer than this instance's view. A write marks the present: a view
-/// that shows it is new enough.
+/// Another instance may have told the pod more than this instance's view shows. The write marks the current revision: a
+/// view that shows it is recent enough.
 async fn resume(shared: &Shared, token: Token) -> Result<Option<Attached>, Status> {
     let Some(mut attached) = find(shared, token).await? else { return Ok(None) };
     let (pod, lease) = (attached.name(), attached.lease());
@@ -129,11 +129,11 @@ async fn register(shared: &Shared, record: PodRecord, ttl: Duration) -> Result<A
     let key = shared.keys.pod(&record.pod_name);
     let taken = || {
         Status::already_exists(format!(
-            "pod {} is registered; a new registration is possible once the lease of that one has ended",
+            "pod {} is already registered; retry once the lease of that registration has ended",
             record.pod_name
         ))
     };
-    // A pod that asks again and again costs no lease each time.
+    // Checked before the lease is granted, so that a pod that retries does not cost a lease each time.
     if !shared.store.snapshot(&Keys::One(key.clone())).await.map_err(unavailable)?.entries.is_empty() {
         return Err(taken());
     }
@@ -171,11 +171,11 @@ pub(crate) async fn end(shared: &Shared, token: &Token) -> Result<(), Status> {
     Ok(())
 }
 
-/// Reads a hello: the pod's record, and the TTL of its lease.
+/// Validates a hello. Returns the pod's record and the TTL of its lease.
 fn read(shared: &Shared, hello: &Hello) -> Result<(PodRecord, Duration), Status> {
     if !(hello.protocol_min..=hello.protocol_max).contains(&PROTOCOL) {
         return Err(Status::failed_precondition(format!(
-            "this server speaks version {PROTOCOL} of the protocol, the pod {} to {}",
+            "this server speaks version {PROTOCOL} of the protocol, the pod versions {} to {}",
             hello.protocol_min, hello.protocol_max
         )));
     }

@@ -1,4 +1,4 @@
-//! What a pod is told, as messages.
+//! Encodes what a pod is told as messages.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::shared::PodsSettings;
 /// How many events the server may be ahead of what the pod has applied.
 pub(crate) const WINDOW: u64 = 256;
 
-/// Returns the event that tells these changes, without a number. `full` if they are everything.
+/// Returns the event with these changes, not numbered yet. `full` marks them as the complete state.
 pub(crate) fn event(view: &View, settings: &PodsSettings, changes: Changes, full: bool) -> Event {
     let assignment = Assignment {
         full,
@@ -53,7 +53,7 @@ pub(crate) fn welcome(attached: &Attached, view: &View) -> Welcome {
     }
 }
 
-/// Returns a span as a message. `None` if it is too long for one.
+/// Returns a duration as a message, or `None` if it is too long for one.
 pub(crate) fn span(span: Duration) -> Option<prost_types::Duration> {
     span.try_into().ok()
 }
@@ -75,7 +75,7 @@ fn task(view: &View, settings: &PodsSettings, due: RemoteTask) -> Task {
     Task {
         id: Some(task_id(partition, handoff)),
         epoch: epoch.get(),
-        // Nothing is cancelled that no handoff stands behind.
+        // Without a handoff there is nothing to cancel.
         within: within.filter(|_| record.is_some()).and_then(span),
         why: record.map_or_else(String::new, |record| record.reason.clone()),
         kind: Some(kind),

@@ -1,4 +1,4 @@
-//! The keyspace as one instance sees it, shared by all its pods, with notices of what has changed.
+//! The view of one instance, shared by all its pods, and notices of its changes.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -15,10 +15,10 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 use tracing::warn;
 
-/// How many notices a reader may be behind. One that is further behind looks at every partition.
+/// Most notices that wait for a reader. A reader that misses some looks at every partition.
 const NOTICES: usize = 256;
 
-/// How long a call waits for the view to reach a revision.
+/// How long a call waits until the view has reached a revision.
 const CATCH_UP: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -34,10 +34,10 @@ struct Shared {
     revision: watch::Sender<Revision>,
 }
 
-/// The partitions that have changed; `None` for all.
+/// The partitions that have changed; `None` means all.
 type Change = Option<Arc<BTreeSet<PartitionId>>>;
 
-/// What has changed since it was last taken.
+/// The changes since they were last taken.
 #[derive(Debug)]
 pub(crate) struct Changes {
     receiver: broadcast::Receiver<Change>,
@@ -61,7 +61,7 @@ impl Hub {
         self.shared.view.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the changes from now on, at first all.
+    /// Subscribes to changes. At first every partition counts as changed.
     pub(crate) fn changes(&self) -> Changes {
         Changes { receiver: self.shared.changes.subscribe(), partitions: None }
     }
@@ -71,7 +71,7 @@ impl Hub {
         let mut seen = self.shared.revision.subscribe();
         match timeout(CATCH_UP, seen.wait_for(|seen| *seen >= revision)).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(Status::unavailable("this instance does not follow the store at the moment")),
+            _ => Err(Status::unavailable("this instance cannot follow the store at present; retry")),
         }
     }
 
@@ -97,7 +97,7 @@ impl Changes {
         }
     }
 
-    /// Notes a change. Returns whether there will be no more.
+    /// Records a change. Returns whether the channel is closed.
     fn note(&mut self, received: Result<Change, bool>) -> bool {
         match received {
             Ok(Some(changed)) => {
@@ -119,14 +119,14 @@ impl Changes {
         self.partitions.as_ref().is_none_or(|partitions| !partitions.is_empty())
     }
 
-    /// Counts a partition as changed.
+    /// Marks a partition as changed.
     pub(crate) fn look_at(&mut self, partition: PartitionId) {
         if let Some(partitions) = &mut self.partitions {
             partitions.insert(partition);
         }
     }
 
-    /// Takes the changed partitions; `None` for all.
+    /// Takes the changed partitions; `None` means all.
     pub(crate) fn take(&mut self) -> Option<BTreeSet<PartitionId>> {
         self.partitions.replace(BTreeSet::new())
     }
@@ -159,7 +159,7 @@ async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
             (change, view.revision)
         };
         shared.revision.send_replace(revision);
-        // Without a receiver there is no pod to tell.
+        // An error means that no pod is connected.
         let _ = shared.changes.send(change);
     }
 }

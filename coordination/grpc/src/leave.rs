@@ -1,4 +1,4 @@
-//! A pod's end: it hands its partitions over, then its registration ends.
+//! `Leave`: hands a pod's partitions over and ends its registration.
 
 use segue_coordination::session::unix_millis;
 use segue_protocol::records::{PodRecord, PodStatus, encode};
@@ -12,7 +12,7 @@ use crate::proto::LeaveResponse;
 use crate::shared::Shared;
 use crate::token::Token;
 
-/// Ends the registration of this token: at once if `now`, otherwise when the pod has handed everything over.
+/// Ends the registration of this token: at once if `now` is set, otherwise once the pod has handed everything over.
 pub(crate) async fn leave(shared: &Shared, token: Token, now: bool) -> Result<LeaveResponse, Status> {
     let Some(attached) = find(shared, token).await? else {
         return Ok(LeaveResponse { empty: true, left: Vec::new() });
@@ -45,7 +45,7 @@ fn owned(view: &View, token: &Token) -> Vec<u32> {
     mine.map(|(partition, _)| partition.get()).collect()
 }
 
-/// Returns whether a handoff from or to the pod stands.
+/// Returns whether a handoff from or to the pod is in flight.
 fn moves(view: &View, token: &Token) -> bool {
     view.handoffs.values().map(|it| &it.value).any(|it| {
         is_token(token, &it.new_owner, it.new_incarnation)
@@ -57,7 +57,7 @@ fn is_token(token: &Token, pod: &str, incarnation: segue_protocol::ids::Incarnat
     pod == token.pod && incarnation == token.incarnation()
 }
 
-/// Returns the transaction that makes the pod a draining one. `None` if it is.
+/// Returns the transaction that sets the pod's status to draining, or `None` if it has that status.
 fn drain(view: &View, token: &Token) -> Option<Txn> {
     let key = view.keys().pod(&token.pod);
     let own = view.pods.get(&token.pod).filter(|own| own.incarnation() == token.incarnation())?;

@@ -1,15 +1,16 @@
 //! The gRPC service `segue.v1.Pods`: writer pods in any language take part in handoffs through any coordinator instance.
 //!
-//! An instance keeps nothing about a pod that another one would need. The store has the registration, the pod has a
-//! token that proves that it is its own, and what a pod is told follows from the view:
-//! [`remote_pod`](segue_protocol::handoff::remote_pod) decides it.
+//! An instance holds no state about a pod that another instance would need. The store has the registration, and the pod
+//! has a token that proves that the registration is its own. What a pod is told follows from the view, as
+//! [`remote_pod`](segue_protocol::handoff::remote_pod) decides.
 //!
 //! # Invariants
 //!
-//! * A pod's lease is renewed only upon a heartbeat of that pod. The stream is not the lease.
-//! * A pod is told nothing by a view that is older than its registration, or than the store when its stream began.
-//! * A slow or silent pod delays only itself: for each pod the server keeps the partitions whose news are due, not the
-//!   news.
+//! * Only a pod's heartbeats renew its lease. An open stream does not.
+//! * An instance tells a pod nothing from a view that is older than the pod's registration, or than the store when the
+//!   stream began.
+//! * A slow or silent pod delays only itself: for each pod the server remembers which partitions have changed, not the
+//!   changes.
 
 #![warn(clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -28,7 +29,7 @@ mod token;
 pub use service::PodsServer;
 pub use shared::PodsSettings;
 
-/// The messages of `pods.proto`, with its client and its server.
+/// The messages, the client and the server of `pods.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod proto {
     tonic::include_proto!("segue.v1");

@@ -1,4 +1,4 @@
-//! The service: its calls, and its listener.
+//! The calls of the service, and its listener.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,14 +30,13 @@ use crate::shared::{GO_AWAY_WITHIN, PodsSettings, Shared};
 use crate::stream::{Stream, remote_pod};
 use crate::token::Token;
 
-/// How long a stream may take to say hello.
+/// How long a stream may take to send its first heartbeat.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often a connection is checked, and how long the check may take. A pod that is gone without a word gives up its
-/// stream, not its registration.
+/// Interval and timeout of HTTP/2 keep-alive pings. A pod that does not respond loses its stream, not its registration.
 const PING: Duration = Duration::from_secs(10);
 
-/// How many acknowledgements one request may carry.
+/// Most acknowledgements in one request.
 const MAX_ACKS: usize = 4096;
 
 /// The service `segue.v1.Pods` of one instance.
@@ -47,7 +46,7 @@ pub struct PodsServer {
 }
 
 impl PodsServer {
-    /// Returns the service. It follows the keyspace from here on.
+    /// Creates the service and begins to follow the keyspace.
     pub fn new(store: Arc<dyn Store>, keys: Keyspace, settings: PodsSettings) -> Self {
         let hub = Hub::start(store.clone(), keys.clone());
         let keyspace = settings.keyspace.clone();
@@ -55,7 +54,7 @@ impl PodsServer {
         PodsServer { shared: Arc::new(Shared { store, keys, keyspace, settings, hub, sessions, ending, streams }) }
     }
 
-    /// Serves pods until `shutdown`, and tells them then to go to another instance.
+    /// Serves pods until `shutdown`, and then tells them to connect to another instance.
     pub async fn serve(
         self,
         listener: TcpListener,
@@ -78,7 +77,7 @@ impl PodsServer {
             .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), ended);
         tokio::select! {
             served = served => served,
-            // Calls that are still open are cut off.
+            // Aborts the calls that are still open.
             () = async {
                 shared.ending.cancelled().await;
                 tokio::time::sleep(GO_AWAY_WITHIN * 2).await;
@@ -91,7 +90,7 @@ struct Calls {
     shared: Arc<Shared>,
 }
 
-/// The events of a stream, as its loop sends them.
+/// The receiving end of the events that a stream's loop sends.
 #[derive(Debug)]
 pub(crate) struct EventStream(mpsc::Receiver<Result<Event, Status>>);
 
@@ -116,7 +115,7 @@ impl Pods for Calls {
         let hello = first.hello.as_ref().ok_or_else(no_hello)?;
         let attached = attach(&self.shared, hello).await?;
         let stream = Stream::begin(self.shared.clone(), attached, &first).await?;
-        // Room for one: an event is made when the one before it has been taken.
+        // Capacity one: an event is built only when the previous one has been taken.
         let (sender, events) = mpsc::channel(1);
         self.shared.streams.spawn(stream.run(heartbeats, sender));
         Ok(Response::new(EventStream(events)))
@@ -161,12 +160,12 @@ impl Pods for Calls {
         let LeaveRequest { resume: token, now } = request.into_inner();
         let ending = self.shared.ending.clone();
         let left = ending.run_until_cancelled(leave(&self.shared, Token::parse(&token)?, now)).await;
-        left.unwrap_or_else(|| Err(Status::unavailable("this instance ends; ask another one"))).map(Response::new)
+        left.unwrap_or_else(|| Err(Status::unavailable("this instance shuts down; use another one"))).map(Response::new)
     }
 }
 
 impl Calls {
-    /// Returns the token if it is that of a living registration.
+    /// Returns the token if its registration exists.
     async fn proven(&self, token: &[u8]) -> Result<Token, Status> {
         let token = Token::parse(token)?;
         let known = {
@@ -175,10 +174,10 @@ impl Calls {
         };
         match known {
             Some(proven) => proven.map(|()| token),
-            // The view may be behind, or the record overwritten.
+            // The view may be stale, or another writer may have overwritten the record.
             None => match find(&self.shared, token).await? {
                 Some(attached) => Ok(attached.token),
-                None => Err(Status::not_found("the registration is over: register anew")),
+                None => Err(Status::not_found("the registration is over; register again")),
             },
         }
     }

@@ -1,5 +1,5 @@
-//! The streams of this instance, by the registration that each is about: a new stream ends the one before it, and an
-//! acknowledgement that no record shows reaches the stream.
+//! The streams of this instance, by registration. A new stream ends the previous one of the same registration. An
+//! acknowledgement that the store does not record is passed to the stream.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use segue_protocol::ids::{Incarnation, PartitionId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// How many acknowledgements may wait for a stream's loop.
+/// Most acknowledgements that wait for a stream's loop.
 const ACKS: usize = 64;
 
 #[derive(Debug, Default)]
@@ -22,19 +22,19 @@ struct Entry {
     by_hand: mpsc::Sender<PartitionId>,
 }
 
-/// A stream's place among the sessions. Dropping it leaves the place.
+/// A stream's entry among the sessions. Dropping it removes the entry.
 #[derive(Debug)]
 pub(crate) struct Place {
     sessions: Arc<Sessions>,
     incarnation: Incarnation,
-    /// Cancelled when another stream takes this one's place.
+    /// Cancelled when another stream replaces this one.
     pub(crate) replaced: CancellationToken,
-    /// Partitions without a handoff that the pod has warmed.
+    /// Partitions that an operator assigned by hand and that the pod has warmed.
     pub(crate) by_hand: mpsc::Receiver<PartitionId>,
 }
 
 impl Sessions {
-    /// Takes the place of this registration. A stream that has it is told to end.
+    /// Registers a stream for this registration. A previous stream is told to end.
     pub(crate) fn take(self: &Arc<Self>, incarnation: Incarnation) -> Place {
         let (by_hand, received) = mpsc::channel(ACKS);
         let replaced = CancellationToken::new();
@@ -45,8 +45,8 @@ impl Sessions {
         Place { sessions: self.clone(), incarnation, replaced, by_hand: received }
     }
 
-    /// Passes on that a pod has warmed a partition that an operator assigned to it by hand. Returns whether its stream
-    /// is here.
+    /// Tells the pod's stream that the pod has warmed a partition that an operator assigned to it by hand. Returns
+    /// whether this instance has the stream.
     pub(crate) fn warmed_by_hand(&self, incarnation: Incarnation, partition: PartitionId) -> bool {
         self.lock().get(&incarnation).is_some_and(|entry| entry.by_hand.try_send(partition).is_ok())
     }
@@ -58,7 +58,7 @@ impl Sessions {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // A place that was taken belongs to the next stream.
+        // The entry of a replaced stream belongs to its successor.
         if !self.replaced.is_cancelled() {
             self.sessions.lock().remove(&self.incarnation);
         }

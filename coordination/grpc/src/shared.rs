@@ -1,4 +1,4 @@
-//! What the calls of an instance share.
+//! The state that all calls of an instance share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use crate::hub::Hub;
 use crate::sessions::Sessions;
 
-/// How long an instance that ends still answers.
+/// How long an instance that shuts down still responds.
 pub(crate) const GO_AWAY_WITHIN: Duration = Duration::from_secs(2);
 
 /// The settings of the service.
@@ -19,13 +19,13 @@ pub(crate) const GO_AWAY_WITHIN: Duration = Duration::from_secs(2);
 pub struct PodsSettings {
     /// The name of the keyspace.
     pub keyspace: String,
-    /// How long a pod may warm before the coordinator cancels, to tell it.
+    /// How long a pod may warm before the coordinator cancels. Pods are told.
     pub warm_timeout: Duration,
-    /// How long `Ready` and `Syncing` may last together, to tell it.
+    /// How long `Ready` and `Syncing` may last together. Pods are told.
     pub phase_timeout: Duration,
 }
 
-/// What the calls of an instance share.
+/// The state that all calls of an instance share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! * An event is made when there is room for it, from the newest view: a slow pod skips intermediate states.
-//! * `confirmed` names a heartbeat that had come in before the renewal was sent to the store.
+//! * An event is built from the newest view once the pod can take it, so a slow pod skips intermediate states.
+//! * `confirmed` names a heartbeat that had arrived before the renewal was sent to the store.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -45,15 +45,15 @@ pub(crate) struct Stream {
     beat: u64,
     /// The newest heartbeat that was followed by a renewal of the lease.
     confirmed: u64,
-    /// The newest heartbeat whose confirmation has been told.
+    /// The newest heartbeat whose confirmation has been sent to the pod.
     told: u64,
 }
 
-/// A renewal in flight, with the newest heartbeat before it.
+/// A renewal in flight, and the newest heartbeat that arrived before it.
 type Renewal = Pin<Box<dyn Future<Output = (u64, Result<(), StoreError>)> + Send>>;
 
 impl Stream {
-    /// Returns the stream of a pod that has just been attached by this heartbeat, once the view shows its registration.
+    /// Returns the stream of a pod that has just attached with this heartbeat, once the view shows its registration.
     pub(crate) async fn begin(shared: Arc<Shared>, attached: Attached, first: &Heartbeat) -> Result<Self, Status> {
         let changes = shared.hub.changes();
         shared.hub.shows(attached.seen).await?;
@@ -80,12 +80,12 @@ impl Stream {
             Ok(why) => debug!(pod, incarnation, why, "pod's stream ended"),
             Err(status) => {
                 info!(pod, incarnation, code = ?status.code(), why = status.message(), "pod's stream closed");
-                // A pod that does not read does not learn why.
+                // The timeout is for a pod that does not read.
                 let _ = timeout(Duration::from_secs(1), events.send(Err(status))).await;
             }
         }
         if self.shared.hub.view().incarnation_of(&pod) != self.attached.incarnation() {
-            // The lease has no registration any more. Its end also ends what renewed it here.
+            // The registration is gone. Revoking its lease ends all renewals.
             if let Err(error) = self.shared.store.revoke(self.attached.lease()).await {
                 debug!(pod, %error, "cannot revoke the lease of a registration that is over");
             }
@@ -104,11 +104,11 @@ impl Stream {
             tokio::select! {
                 biased;
                 () = self.place.replaced.cancelled() => {
-                    return Err(Status::aborted("another stream goes on with this registration"));
+                    return Err(Status::aborted("another stream has resumed this registration"));
                 }
                 () = ending.cancelled() => {
                     self.go_away(events).await;
-                    return Ok("this instance ends");
+                    return Ok("this instance shuts down");
                 }
                 (beat, renewed) = async { renewal.as_mut().expect("there is one").await }, if renewal.is_some() => {
                     renewal = None;
@@ -128,7 +128,7 @@ impl Stream {
                     },
                     Err(_) => return Ok("the pod is gone"),
                 },
-                // Last: in a busy keyspace there is always a change.
+                // Last, because in a busy keyspace there is always a change.
                 () = self.changes.wait() => {}
             }
         }
@@ -176,14 +176,14 @@ impl Stream {
     }
 
     fn is_over(&self) -> Status {
-        Status::not_found(format!("the registration of pod {} is over: register anew", self.attached.name()))
+        Status::not_found(format!("the registration of pod {} is over; register again", self.attached.name()))
     }
 
     fn has_room(&self) -> bool {
         self.seq - self.seen < WINDOW
     }
 
-    /// Returns the next event, if there is anything to tell.
+    /// Returns the next event, or `None` if nothing has changed.
     fn next_event(&mut self) -> Option<Event> {
         let is_first = self.seq == 0;
         let shared = self.shared.clone();
@@ -211,13 +211,13 @@ impl Stream {
 
     async fn go_away(&mut self, events: &Events) {
         self.seq += 1;
-        let go_away = GoAway { why: "this instance ends".to_owned(), within: span(GO_AWAY_WITHIN) };
+        let go_away = GoAway { why: "this instance shuts down".to_owned(), within: span(GO_AWAY_WITHIN) };
         let event = Event { seq: self.seq, go_away: Some(go_away), ..Event::default() };
         let _ = timeout(GO_AWAY_WITHIN, events.send(Ok(event))).await;
     }
 }
 
-/// Returns the pod as it says that it is.
+/// Returns the pod with the state that it reports.
 pub(crate) fn remote_pod(shared: &Shared, attached: &Attached, hello: Option<&Hello>) -> RemotePod {
     // The state of an earlier life is not taken over: only this life can have read the log to its end.
     let holdings = hello.filter(|_| attached.resumed).map(|hello| hello.holdings.as_slice()).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! The token by which a pod goes on with its registration, at any instance.
+//! The token with which a pod resumes its registration at any instance.
 //!
 //! The registration's record holds a digest of the token's secret, so an instance can check a token that it did not
-//! issue, and readers of the store cannot make one.
+//! issue, and readers of the store cannot forge one.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use segue_protocol::ids::{Incarnation, LeaseId, Revision};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-/// What a pod presents to go on with its registration.
+/// The token that a pod presents to resume its registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Token {
     pub(crate) pod: String,
@@ -20,7 +20,7 @@ pub(crate) struct Token {
     secret: String,
 }
 
-/// A new secret, and the digest that the record shows.
+/// A new secret, and its digest for the pod's record.
 pub(crate) struct Secret {
     secret: String,
     pub(crate) digest: String,

@@ -68,8 +68,8 @@ impl Keyspace {
         format!("{}coordinator/leader", self.root)
     }
 
-    /// Returns the key that a pod's stream puts when it goes on at an instance of the gRPC service. Nobody reads its
-    /// value: a view that shows its revision shows everything before it.
+    /// Returns the key that an instance of the gRPC service puts when it resumes a pod's stream. Only its revision
+    /// matters: a view that shows it shows everything before it.
     pub fn pod_stream(&self, pod: &str) -> String {
         format!("{}pod_streams/{pod}", self.root)
     }

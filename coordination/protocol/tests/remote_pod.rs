@@ -1,4 +1,4 @@
-//! What a pod in another process is told along a handoff, whatever of it the instance has seen.
+//! What a pod in another process is told along a handoff, for every choice of views that the instance skips.
 #![allow(clippy::unwrap_used)]
 
 use segue_protocol::handoff::pod_reconcile::Callback;

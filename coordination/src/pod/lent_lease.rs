@@ -56,7 +56,7 @@ struct ToldLease {
 }
 
 impl LentLease {
-    /// Returns a lease that the service is told by `POST` to `url`, with the secret in `secret_file`.
+    /// Returns a lease that is lent to the service by `POST` to `url`, with the secret in `secret_file`.
     pub fn new(url: HookUrl, secret_file: Option<PathBuf>) -> Self {
         let (target, targets) = watch::channel(TargetLease::Ended);
         let (sender, told) = watch::channel(ToldLease::default());

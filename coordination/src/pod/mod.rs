@@ -64,12 +64,12 @@ pub struct HandoffContext {
     pub handoff: HandoffId,
 }
 
-/// Why a callback failed, in words. The callback is retried with a growing back-off while it is due. [`PermanentFailure`]
-/// is not retried.
+/// The reason for which a callback failed. The callback is retried with a growing back-off while it is due, unless the
+/// error is a [`PermanentFailure`].
 pub type HandlerError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The error of a `warm` or `sync` that this pod can never complete. The handoff is cancelled, and the partition goes to
-/// another pod. After the point of no return, where there is no other pod, it is an error like any other.
+/// The error of a `warm` or `sync` that this pod can never complete. The handoff is cancelled, and the partition goes
+/// to another pod. After the point of no return, where there is no other pod, it is an error like any other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct PermanentFailure {
@@ -77,7 +77,7 @@ pub struct PermanentFailure {
 }
 
 impl PermanentFailure {
-    /// Returns the failure with its reason in a few words, which operators read.
+    /// Creates a failure. `reason` is a short text for operators.
     pub fn new(reason: impl Into<String>) -> Self {
         PermanentFailure { reason: reason.into() }
     }

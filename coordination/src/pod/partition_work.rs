@@ -36,7 +36,7 @@ pub(super) struct PartitionWork {
     running: Option<Running>,
     /// The task that failed last, and when it is retried.
     failed: Option<(Task, Instant)>,
-    /// Why the handoff that `local` records as failed cannot succeed here.
+    /// Why the handoff that `local` records as failed cannot succeed on this pod.
     failure: Option<String>,
     back_off: StoreRetry,
 }

@@ -354,7 +354,8 @@ impl Router {
                     break;
                 }
                 Some(Step::AckCutover(handoff)) => {
-                    // With nothing held the gate opens in the switch itself, before the table's notification arrives.
+                    // If no request was held, the gate opens in the switch itself, before the table's notification
+                    // arrives.
                     self.note_cutover(partition);
                     self.write((partition, handoff, AckKind::Cutover));
                     break;

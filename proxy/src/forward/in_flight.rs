@@ -166,7 +166,7 @@ impl Drop for InFlight {
             let now = Instant::now();
             let took = now - self.started;
             self.shared.metrics.took(took);
-            // Few requests were held.
+            // Most requests were not held, and need no second subtraction.
             self.shared.metrics.upstream_took(if self.admitted == self.started { took } else { now - self.admitted });
         }
     }

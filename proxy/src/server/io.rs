@@ -80,8 +80,8 @@ impl Arrived {
     }
 }
 
-/// Returns where the first empty line ends. A head has few lines, so looking at their ends costs a fraction of looking at
-/// each byte.
+/// Returns the offset after the first empty line. A head has few lines, so examining the ends of lines costs a fraction
+/// of examining each byte.
 fn end_of_head(bytes: &[u8]) -> Option<usize> {
     let mut lines = memchr::memchr_iter(b'\n', bytes);
     lines.find(|end| bytes[end + 1..].starts_with(b"\r\n")).map(|end| end + 3)
@@ -101,9 +101,9 @@ pub(super) struct ClientIo {
     presence: Presence,
     /// The informational responses that are being written.
     between: Bytes,
-    /// Whether this says that it writes several slices at once. `h2` asks when it takes the connection over. Told no, it
-    /// copies data frames of up to 1 KiB instead of 256 bytes behind the frames before them, and so writes a small
-    /// response with its trailers, or several small responses, at once. For larger frames it asks again.
+    /// The value of `is_write_vectored`, which `h2` reads when it takes the connection over. If it is false, `h2`
+    /// copies data frames of up to 1 KiB, instead of 256 bytes, behind the frames before them. It then writes a small
+    /// response with its trailers, or several small responses, at once. For larger frames `h2` reads the value again.
     is_vectored: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a pod under test is sent, and which responses conform to the protocol. Pure.
+//! The requests of the conformance test, and the responses that conform to the protocol. Pure.
 //!
 //! Not here: handoffs. A single request shows whether a pod obeys the stamps, not whether its state is complete.
 
@@ -8,20 +8,20 @@ use http::StatusCode;
 use segue_protocol::headers::{SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER};
 use segue_protocol::ids::{Epoch, PartitionId};
 
-/// How far above the present epoch the future one is: no pod can be about to see it.
+/// Distance from the current epoch to the future one. It is so large that no pod can be about to see that epoch.
 const FUTURE: u64 = 1_000_000;
 
-/// What the pod under test owns.
+/// The partition and epoch that the pod under test owns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Owned {
     pub(super) keyspace: String,
     pub(super) partition: PartitionId,
     pub(super) epoch: Epoch,
-    /// A partition that it does not own.
+    /// A partition that the pod does not own.
     pub(super) foreign: PartitionId,
 }
 
-/// What the protocol requires of the response.
+/// The response that the protocol requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
     /// The service's own response.
@@ -33,13 +33,13 @@ pub(super) enum Expected {
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Case {
-    /// What is special about it.
+    /// What distinguishes the request.
     pub(super) name: &'static str,
     pub(super) stamps: Vec<(&'static str, String)>,
     pub(super) expected: Expected,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Observed {
     /// The head of a response, with its `segue-misdirected`.
@@ -50,7 +50,8 @@ pub(super) enum Observed {
     Broken(String),
 }
 
-/// Returns the requests to send, in this order. The last one repeats the first: a refusal changes nothing.
+/// Returns the requests to send, in this order. The last one repeats the first one, because refusals must not change
+/// anything.
 pub(super) fn cases(owned: &Owned) -> Vec<Case> {
     let Owned { keyspace, partition, epoch, foreign } = owned;
     let (partition, epoch, foreign) = (partition.get().to_string(), epoch.get(), foreign.get().to_string());
@@ -80,7 +81,7 @@ pub(super) fn cases(owned: &Owned) -> Vec<Case> {
     ]
 }
 
-/// Returns what is wrong with a response, and what would follow from it. `None` if it conforms.
+/// Returns what is wrong with a response and its consequence, or `None` if it conforms.
 pub(super) fn fault(expected: Expected, observed: &Observed) -> Option<String> {
     let (status, own) = match observed {
         Observed::Response { status, misdirected } => (*status, misdirected.as_deref() == Some("0")),

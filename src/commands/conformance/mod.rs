@@ -1,6 +1,7 @@
-//! `segue conformance`: sends a running pod requests with right and wrong stamps, and prints what it got wrong.
+//! `segue conformance`: sends requests with right and wrong stamps to a running pod, and prints the responses that do
+//! not conform.
 //!
-//! The store says what the pod owns. A result counts only if the pod owned the same before and after.
+//! The store shows what the pod owns. A result counts only if the pod owned the same before and after.
 
 mod cases;
 
@@ -27,9 +28,9 @@ use self::cases::{Case, Observed, Owned, cases, fault};
 use super::store::StoreArgs;
 use super::{Failure, runtime};
 
-/// How long a pod may take to respond. A pod that sees a future epoch waits a quarter of a second for its own view.
+/// How long a pod may take to respond. A pod that gets a future epoch waits a quarter of a second for its own view.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the requests are sent again because the partition moved meanwhile.
+/// How often the test starts again because the partition has moved meanwhile.
 const MAX_ATTEMPTS: usize = 3;
 
 /// The pod under test.
@@ -38,7 +39,7 @@ pub(super) struct Args {
     /// URL of the pod, such as http://10.0.0.7:8181: the address that it registered, not that of a router.
     #[arg(long, value_name = "URL")]
     pod: Uri,
-    /// Name of the pod, if it is reached by another address than it registered.
+    /// Name of the pod, if --pod is not the address that it registered.
     #[arg(long)]
     name: Option<String>,
     /// Path of the requests, each a GET.
@@ -65,7 +66,7 @@ struct Report {
 struct Outcome {
     request: &'static str,
     expected: String,
-    /// What was wrong; `None` if nothing was.
+    /// What is wrong with the response; `None` if it conforms.
     fault: Option<String>,
 }
 
@@ -75,7 +76,7 @@ pub(super) fn conformance(args: &Args) -> Result<(), Failure> {
     let text = if args.json { serde_json::to_string(&report) } else { Ok(report.to_string()) };
     let text = text.map_err(anyhow::Error::new)?;
     writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
-    // The report has already said what is wrong.
+    // The report has already been printed.
     if report.conforms { Ok(()) } else { Err(Failure::AlreadyReported) }
 }
 

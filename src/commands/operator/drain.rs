@@ -77,7 +77,7 @@ pub(in crate::commands) fn undrain(args: &UndrainArgs) -> Result<(), Failure> {
     })
 }
 
-/// Refuses a pod that is neither registered nor owns a partition: its name is probably a mistake.
+/// Refuses a pod that is not registered and owns no partition, because its name is probably a mistake.
 pub(super) fn known(view: &View, pod: &str) -> Result<(), Failure> {
     let is_known = view.pod_key(pod).is_some() || owned(view, pod) > 0 || view.intentions.drains.contains_key(pod);
     if is_known {

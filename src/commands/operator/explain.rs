@@ -1,4 +1,4 @@
-//! `segue explain`: why a partition or a pod is as it is, and what can be done about it.
+//! `segue explain`: explains the state of a partition or a pod, and the next steps.
 
 use std::io::Write as _;
 
@@ -33,10 +33,10 @@ struct PartitionReport {
     /// Whether the owner is registered in the life that owns the partition.
     owner_lives: bool,
     epoch: Option<Epoch>,
-    /// Where an operator wants it, in words.
+    /// The partition's pin, in words.
     pinned: Option<String>,
     handoff: Option<HandoffReport>,
-    /// Where the planner would move it.
+    /// The move that the planner would make.
     wanted: Option<Move>,
     candidates: Vec<Candidate>,
     next_steps: Vec<String>,
@@ -54,7 +54,7 @@ struct HandoffReport {
     may_be_cancelled: bool,
 }
 
-/// A pod, and whether it gets the partition.
+/// A pod, and whether the partition goes to it.
 #[derive(Debug, Serialize)]
 struct Candidate {
     pod: String,
@@ -72,7 +72,7 @@ struct PodReport {
     owns: Vec<PartitionId>,
     arriving: Vec<PartitionId>,
     leaving: Vec<PartitionId>,
-    /// What the planner would move to it or away from it.
+    /// Moves that the planner would make to the pod or away from it.
     wanted: Vec<Move>,
     next_steps: Vec<String>,
 }

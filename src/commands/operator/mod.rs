@@ -1,7 +1,7 @@
 //! The operator's commands: each writes an intention that the coordinator acts on, and waits until it is done.
 //!
-//! Nothing that an operator wants lives in this process: it is in the store, under keys that no participant writes, and
-//! holds when the command is interrupted. What a command waits for is decided by [`standing`] from a view alone.
+//! An operator's intention is kept in the store, under keys that only these commands and the leader write, so it holds
+//! when the command is interrupted. [`standing`] decides from a view alone whether an intention is fulfilled.
 
 mod drain;
 mod explain;
@@ -34,7 +34,7 @@ pub(super) use self::pause::{PauseArgs, ResumeArgs, pause, resume};
 pub(super) use self::plan::{PlanArgs, plan};
 pub(super) use self::wait::{WaitArgs, wait};
 
-/// Where the keyspace is, and the form of the output.
+/// The keyspace, and the format of the output.
 #[derive(Debug, clap::Args)]
 pub(super) struct Target {
     /// Print the result as JSON.
@@ -47,7 +47,7 @@ pub(super) struct Target {
 /// Why an operator wants something.
 #[derive(Debug, clap::Args)]
 pub(super) struct Why {
-    /// Reason that is kept with it and shown to others.
+    /// Reason, which is stored and shown to others.
     #[arg(long = "why", value_name = "TEXT", default_value = "")]
     text: String,
 }
@@ -106,7 +106,7 @@ impl Link {
         Ok(self.store.commit(txn).await.map_err(unreachable)?.committed())
     }
 
-    /// Prints what has been done: `text`, or as JSON the text together with `facts`.
+    /// Prints the result: `text`, or a JSON object with the text and `facts`.
     fn print(&self, facts: Value, text: &str) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();
         let line = if self.json {
@@ -134,7 +134,7 @@ fn refused(why: impl std::fmt::Display) -> Failure {
     Failure::Work(anyhow!("{why}"))
 }
 
-/// Returns that somebody else has written the key at the same time.
+/// Returns the failure that somebody else has written the key at the same time.
 fn changed(key: &str) -> Failure {
     refused(format!("{key} was changed at the same time; nothing was done: run the command again"))
 }

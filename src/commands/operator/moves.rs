@@ -1,4 +1,4 @@
-//! `segue move`, `pin`, `unpin` and `cancel`: where a single partition belongs.
+//! `segue move`, `pin`, `unpin` and `cancel`: the placement of a single partition.
 //!
 //! A move, a pin and a cancel are operations: the coordinator answers each in the transaction that acts on it.
 
@@ -25,7 +25,7 @@ pub(in crate::commands) struct MoveArgs {
     /// Pod that gets the partition.
     #[arg(long, value_name = "POD")]
     to: String,
-    /// Keep the partition there until `segue unpin`, also when the pod comes back in a new life.
+    /// Keep the partition there until `segue unpin`, also after the pod has restarted.
     #[arg(long)]
     pin: bool,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(in crate::commands) struct CancelArgs {
 
 #[derive(Debug, clap::Args)]
 struct Asked {
-    /// Name of this operation. Repeating a command with the same id does nothing twice.
+    /// Name of this operation. A command with the id of an earlier one has no second effect.
     #[arg(long, value_name = "ID")]
     id: Option<String>,
     #[command(flatten)]
@@ -129,7 +129,7 @@ pub(in crate::commands) fn cancel(args: &CancelArgs) -> Result<(), Failure> {
     })
 }
 
-/// Writes an operation and waits for its answer. Fails with the answer if it was refused.
+/// Writes an operation and waits for its answer. Fails with the answer if the operation was refused.
 async fn ask(link: &Link, id: &str, request: Request, why: &Why, timeout: Duration) -> Result<String, Failure> {
     if id.is_empty() || id.contains('/') {
         return Err(Failure::BadInput(format!("segue: --id {id:?}: expected a name without a slash")));

@@ -1,4 +1,4 @@
-//! `segue pause` and `segue resume`: planned moves stop and go on.
+//! `segue pause` and `segue resume`: stop and resume planned moves.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub(in crate::commands) fn pause(args: &PauseArgs) -> Result<(), Failure> {
         }
         let key = link.keys.pause();
         let seen = view.intentions.pause.as_ref().map_or(Revision::ZERO, |pause| pause.mod_revision);
-        // The store ends the pause, so that no clocks are compared: nobody renews the lease.
+        // The lease is never renewed, so the store ends the pause and no clocks are compared.
         let lease = match args.duration {
             Some(duration) => Some(link.store.grant(duration).await.map_err(unreachable)?),
             None => None,
@@ -63,7 +63,7 @@ pub(in crate::commands) fn pause(args: &PauseArgs) -> Result<(), Failure> {
     })
 }
 
-/// Returns a duration as command lines take it.
+/// Formats a duration as command-line options take it.
 fn span(duration: Duration) -> String {
     match duration.as_secs() {
         _ if duration.subsec_nanos() > 0 => format!("{duration:?}"),

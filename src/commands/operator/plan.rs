@@ -1,4 +1,4 @@
-//! `segue plan`: the planner on the present view, as a dry run.
+//! `segue plan`: a dry run of the planner on the current view.
 
 use std::io::Write as _;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Failure, Link, Target, block_on, or_none, partitions, refused};
 
-/// What is assumed.
+/// Assumptions of the dry run.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct PlanArgs {
     /// Assume that this pod is drained.
@@ -36,7 +36,7 @@ struct Preview {
     revision: Revision,
     without: Option<String>,
     moves: Vec<Move>,
-    /// What else the planner would do, in words.
+    /// Other actions of the planner, in words.
     others: Vec<String>,
     notices: Vec<String>,
 }
@@ -72,7 +72,7 @@ pub(super) fn policy(target: &Target, view: &View) -> Result<Policy, Failure> {
     let given = target.store.policy()?;
     if given.is_none() {
         eprintln!(
-            "planned with the defaults of [coordinator]; --config with the coordinator's file gives its strategy"
+            "planning with the defaults of [coordinator]; give the coordinator's file with --config to use its settings"
         );
     }
     Ok(Policy { partitions: view.partitions(), ..given.unwrap_or_default() })

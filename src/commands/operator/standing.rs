@@ -1,4 +1,4 @@
-//! How far a keyspace is from what an operator waits for. Pure functions over a view.
+//! Decides whether a condition that an operator waits for holds. Pure functions over a view.
 
 use segue_coordination::coordinator::describe_waits;
 use segue_protocol::ids::PartitionId;
@@ -7,19 +7,19 @@ use segue_protocol::view::View;
 
 use super::partitions;
 
-/// How far it is.
+/// Whether a condition holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It is so. In words.
+    /// The condition holds. The text describes the state.
     Done(String),
-    /// It will not be so. Why.
+    /// The condition cannot hold any more. The text says why.
     Failed(String),
-    /// It is not so yet. What is missing.
+    /// The condition does not hold yet. The text says what is missing.
     Waiting(String),
 }
 
-/// Returns whether a pod is empty: it owns no partition, and no handoff leads to it or away from it. `by_operator`: it
-/// has to be drained by an operator until then.
+/// Returns whether a pod is empty: it owns no partition, and no handoff leads to it or away from it. With
+/// `by_operator`, the condition fails if an operator ends the drain before.
 pub(super) fn drained(view: &View, pod: &str, by_operator: bool) -> Standing {
     if by_operator && !view.intentions.drains.contains_key(pod) {
         return Standing::Failed(format!(
@@ -51,8 +51,8 @@ pub(super) fn drained(view: &View, pod: &str, by_operator: bool) -> Standing {
     Standing::Waiting(text)
 }
 
-/// Returns whether a partition is where an operator wants it. Given `to`, that is this pod; otherwise it is the pod that it
-/// is pinned to, or any living one.
+/// Returns whether a partition is on the pod where it belongs: `to` if given, otherwise the pod that it is pinned to,
+/// or any living one.
 pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> Standing {
     if view.settings().is_some_and(|settings| partition.get() >= settings.partitions) {
         return Standing::Failed(format!("there is no partition {partition}"));
@@ -82,8 +82,8 @@ pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> St
     }
 }
 
-/// Returns whether the keyspace is at rest: each partition has a living owner, no handoff stands, draining pods are empty
-/// and pinned partitions are where they belong, as far as pods accept them.
+/// Returns whether the keyspace is at rest: each partition has a living owner, no handoff is in flight, draining pods
+/// are empty, and each pinned partition is on its pod if that pod accepts partitions.
 pub(super) fn settled(view: &View) -> Standing {
     let count = view.partitions();
     if count == 0 {
@@ -114,7 +114,7 @@ pub(super) fn settled(view: &View) -> Standing {
     Standing::Done(format!("the keyspace is at rest: {}, each with a living owner", partitions(count as usize)))
 }
 
-/// Returns how many partitions are assigned to a pod, in any life.
+/// Returns how many partitions are assigned to a pod, in any incarnation.
 pub(super) fn owned(view: &View, pod: &str) -> usize {
     view.assignments.values().filter(|assignment| assignment.value.owner == pod).count()
 }
@@ -125,7 +125,7 @@ fn unreadable(view: &View) -> Vec<&String> {
     view.malformed.keys().filter(matters).collect()
 }
 
-/// Returns what keeps moves from beginning, as a continuation of a sentence. Empty if nothing is known to.
+/// Returns what prevents moves, as the end of a sentence. Empty if nothing is known to prevent them.
 fn obstacles(view: &View) -> String {
     if view.leader.is_none() {
         return "; no coordinator leads".to_owned();

@@ -1,4 +1,4 @@
-//! Waits until a view shows what an operator waits for, with progress on standard error. `segue wait`.
+//! `segue wait`, and the wait of other commands: waits until a condition holds, with progress on standard error.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -16,21 +16,21 @@ use super::{Failure, Link, Target, block_on};
 
 /// Shortest time between two lines of progress.
 const LINE_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a command waits before it says what for.
+/// How long a command waits before it prints what it waits for.
 const FIRST_LINE_AFTER: Duration = Duration::from_millis(200);
 
 /// How long a command waits.
 #[derive(Debug, clap::Args)]
 pub(super) struct Patience {
-    /// Do not wait: exit as soon as it is written down and accepted.
+    /// Do not wait: exit as soon as the intention is stored and accepted.
     #[arg(long)]
     pub(super) no_wait: bool,
-    /// How long to wait before exiting 4. What was asked for goes on.
+    /// How long to wait before exiting 4. The intention stays in the store.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = segue_config::parse_duration)]
     pub(super) timeout: Duration,
 }
 
-/// What to wait for.
+/// The condition to wait for.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct WaitArgs {
     #[command(subcommand)]
@@ -41,10 +41,11 @@ pub(in crate::commands) struct WaitArgs {
 enum Condition {
     /// Wait until the keyspace is at rest.
     ///
-    /// Each partition has a living owner, no handoff stands, draining pods are empty, and pinned partitions are on their
-    /// pods. The coordinator may still be about to plan moves for a change that has just happened (coordinator.settle).
+    /// Each partition has a living owner, no handoff is in flight, draining pods are empty, and pinned partitions are
+    /// on their pods. The coordinator may still plan moves for a change that has just happened (coordinator.settle).
     Settled(Limited),
-    /// Wait until a partition has a living owner, does not move, and is on the pod that it is pinned to, if it is pinned.
+    /// Wait until a partition has a living owner, does not move, and is on the pod that it is pinned to, if it is
+    /// pinned.
     Moved {
         /// The partition.
         partition: PartitionId,
@@ -91,8 +92,8 @@ pub(in crate::commands) fn wait(args: &WaitArgs) -> Result<(), Failure> {
     })
 }
 
-/// Waits until `judge` says that it is done, and returns its words. Fails if it says that it will not be, or after
-/// `timeout`.
+/// Waits until `judge` returns [`Standing::Done`], and returns its text. Fails if `judge` returns [`Standing::Failed`],
+/// or after `timeout`.
 pub(super) async fn until(
     link: &Link,
     timeout: Duration,
@@ -141,8 +142,8 @@ pub(super) async fn until(
     }
 }
 
-/// Progress on standard error: one line that is rewritten on a terminal, a line now and then elsewhere. What is over at
-/// once is not shown.
+/// Progress on standard error: a single line that is rewritten on a terminal, occasional lines elsewhere. A short wait
+/// prints nothing.
 #[derive(Debug)]
 struct Progress {
     last: Option<String>,
@@ -164,7 +165,7 @@ impl Progress {
     fn show(&mut self) {
         let Some(text) = &self.last else { return };
         let mut out = std::io::stderr().lock();
-        // A progress that cannot be shown stops nothing.
+        // A command does not fail because its progress cannot be printed.
         let _ = if out.is_terminal() { write!(out, "\r\x1b[K{text}") } else { writeln!(out, "{text}") };
         let _ = out.flush();
         (self.is_shown, self.due) = (true, Instant::now() + LINE_INTERVAL);

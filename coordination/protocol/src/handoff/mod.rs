@@ -6,7 +6,7 @@
 //! | [`router`] | routers | where a partition's requests go; the next step towards that |
 //! | [`pod`] | pods | what the pod has to do with a partition |
 //! | [`pod_reconcile`] | pods | which epoch to accept, and which callback or acknowledgement is next |
-//! | [`remote_pod`] | the gRPC service, for pods elsewhere | what the pod is told; what its reports mean |
+//! | [`remote_pod`] | the gRPC service, for pods in other processes | what the pod is told; what its reports mean |
 //! | [`epoch_fence`] | pods, for each request | whether the request is admitted, waits or is refused |
 //!
 //! # How it is driven

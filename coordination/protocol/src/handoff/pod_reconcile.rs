@@ -20,7 +20,7 @@ pub struct LocalState {
     pub loaded: Option<LoadedState>,
     /// The handoff for which all work on the partition has ended.
     pub drained: Option<HandoffId>,
-    /// The handoff that cannot succeed here: its `warm` or `sync` has failed for good.
+    /// The handoff whose `warm` or `sync` has failed for good, so that it cannot succeed on this pod.
     pub failed: Option<HandoffId>,
 }
 
@@ -166,8 +166,8 @@ impl LocalState {
         }
     }
 
-    /// Records that a callback has failed for good. Returns whether another pod can take the partition: only `warm` and
-    /// `sync` of a handoff can say so.
+    /// Records that a callback has failed for good. Returns whether another pod can take the partition, which is
+    /// possible only for `warm` and `sync` of a handoff.
     pub fn fail(&mut self, task: Task) -> bool {
         let is_about_a_move =
             matches!(task.callback, Callback::Warm | Callback::Sync) && task.handoff != HandoffId::NONE;
@@ -332,7 +332,7 @@ mod tests {
         let said = Some(PodAction::Report(PodReport::Failed, H7));
         assert_eq!(decide(Duty::Warm { handoff: H7, epoch: E3 }, &local, true).action, said);
         assert_eq!(decide(Duty::Sync { handoff: H7, epoch: E3 }, &local, true).action, said);
-        // Past the point of no return there is no other pod, and the next handoff is another attempt.
+        // Past the point of no return no other pod can take over. The next handoff is another attempt.
         assert_eq!(decide(Duty::Serve { epoch: E3 }, &local, true).action, run(Callback::Warm));
         assert_eq!(decide(Duty::Warm { handoff: H9, epoch: E4 }, &local, true).action, run(Callback::Release));
         assert_eq!(decide(Duty::Idle, &local, true).action, run(Callback::Release));

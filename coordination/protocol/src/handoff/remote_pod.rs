@@ -1,14 +1,15 @@
 //! Decides what a pod in another process is told, and what its reports mean.
 //!
-//! A pod that takes part through the coordinators' gRPC service runs its callbacks itself. It may talk to a different
-//! instance at any moment, so an instance relies on what the store shows and on what it has told the pod on the present
-//! stream. Everything else is [`pod_reconcile`](super::pod_reconcile), with the view in place of the callbacks' results.
+//! A pod that takes part through the coordinators' gRPC service runs its callbacks itself. It may connect to another
+//! instance at any moment, so an instance relies only on the store and on what it has told the pod on the current
+//! stream. All other decisions are those of [`pod_reconcile`](super::pod_reconcile), with the view in place of the
+//! callbacks' results.
 //!
 //! # Invariants
 //!
 //! * A pod is told to serve an epoch only if it has the state of that epoch, with its tail.
 //! * A task whose report the store needs is due until the view shows the report.
-//! * A new [`RemotePod`] tells everything again, so nothing depends on what was lost.
+//! * A new [`RemotePod`] tells everything again, so a lost message does no harm.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,7 @@ use crate::records::{Phase, PodAck, PodAckKind};
 use crate::txn::Txn;
 use crate::view::View;
 
-/// A pod, and what it has been told.
+/// A pod in another process, and what it has been told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemotePod {
     name: String,
@@ -31,7 +32,7 @@ pub struct RemotePod {
 /// What a pod has been told about a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Told {
-    /// The state that the pod is presumed to have.
+    /// The pod's state, as far as the view shows it.
     local: LocalState,
     /// The epoch of that state took effect.
     was_effective: bool,
@@ -39,18 +40,18 @@ struct Told {
     task: Option<RemoteTask>,
 }
 
-/// A callback that a pod is to run.
+/// A callback that a pod has to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteTask {
     /// The partition.
     pub partition: PartitionId,
     /// Which callback.
     pub callback: Callback,
-    /// The handoff that the report has to name; 0 if none is involved.
+    /// The handoff that the report has to name; 0 without a handoff.
     pub handoff: HandoffId,
     /// The epoch that begins (warm, sync) or ends (drain, release).
     pub epoch: Epoch,
-    /// With `Release`: the epoch never took effect.
+    /// Whether the epoch of a `Release` never took effect.
     pub cancelled: bool,
 }
 
@@ -75,8 +76,8 @@ impl Changes {
 }
 
 impl RemotePod {
-    /// Returns a pod that has been told nothing. `holdings` are the partitions whose state it says that it has, with
-    /// the epochs of that state.
+    /// Returns a pod that has been told nothing yet. `holdings` are the partitions whose state the pod reports to have,
+    /// with the epochs of that state.
     pub fn new(
         view: &View,
         name: impl Into<String>,
@@ -113,7 +114,7 @@ impl RemotePod {
         view.assignments.keys().chain(view.handoffs.keys()).chain(self.told.keys()).copied().collect()
     }
 
-    /// Returns what the pod has to be told about these partitions. It counts as told from here on.
+    /// Returns what the pod has to be told about these partitions, and records it as told.
     pub fn update(&mut self, view: &View, partitions: impl IntoIterator<Item = PartitionId>) -> Changes {
         let mut changes = Changes::default();
         let record = view.live_pod(&self.name, self.incarnation);
@@ -127,7 +128,7 @@ impl RemotePod {
                     let brings = view.handoffs.get(&partition).is_some_and(|record| record.value.old_owner.is_some());
                     told.tell(partition, duty, brings, record.capabilities.sync, &mut changes);
                 }
-                // The owner cannot be read at the moment: accept nothing, and release nothing.
+                // The view cannot tell who owns the partition, so the pod accepts nothing and releases nothing.
                 _ => told.own(partition, None, &mut changes),
             }
             if *told == Told::default() {
@@ -137,7 +138,7 @@ impl RemotePod {
         changes
     }
 
-    /// Records that the pod has warmed a partition that an operator assigned by hand. No record shows that.
+    /// Records that the pod has warmed a partition that an operator assigned by hand. The store has no record of that.
     pub fn warmed_by_hand(&mut self, partition: PartitionId) {
         let loaded = self.told.get_mut(&partition).and_then(|told| told.local.loaded.as_mut());
         if let Some(loaded) = loaded.filter(|loaded| loaded.handoff == HandoffId::NONE) {
@@ -154,7 +155,7 @@ impl LocalState {
             return;
         }
         match duty {
-            // The assignment flips only after this pod has said that it is ready and, if it can, synced.
+            // The assignment flips only after this pod has reported ready and, if it has the capability, synced.
             Duty::Serve { epoch } if epoch == loaded.epoch => loaded.completeness = Completeness::Synced,
             Duty::Stand { handoff, .. } | Duty::Sync { handoff, .. } if handoff == loaded.handoff => {
                 loaded.completeness = if has_synced(handoff) { Completeness::Synced } else { Completeness::Warm };
@@ -178,8 +179,8 @@ impl Told {
                     told.or_else(|| Some(due(Callback::Release, handoff, epoch.unwrap_or_default())))
                 }
                 (_, Some(PodAction::Run(task))) if task.callback == Callback::Release => {
-                    // Nothing in the store waits for it, so it is told once and presumed to be done. A pod that misses
-                    // it names the state when it connects again.
+                    // Nothing in the store waits for it, so it is sent once and presumed to be done. A pod that misses
+                    // it lists the state when it reconnects.
                     let cancelled = !self.was_effective;
                     changes.tasks.push(RemoteTask { cancelled, ..due(task.callback, task.handoff, task.epoch) });
                     *self = Told::default();
@@ -216,14 +217,14 @@ impl Told {
     }
 }
 
-/// Returns the task that ends with this report.
+/// Returns the task that this report completes.
 fn awaited(duty: Duty, report: PodReport) -> Option<Task> {
     let callback = match report {
         PodReport::Ready => Callback::Warm,
         PodReport::Synced => Callback::Sync,
         PodReport::Drained => Callback::Drain,
         PodReport::Released => Callback::Release,
-        // Only a pod that runs the callback itself knows that it failed.
+        // Only the process that runs the callback knows that it failed.
         PodReport::Failed => return None,
     };
     match duty {
@@ -234,20 +235,20 @@ fn awaited(duty: Duty, report: PodReport) -> Option<Task> {
     }
 }
 
-/// What a pod's report leads to.
+/// The consequence of a pod's report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// This has to be committed. If a guard fails, the view is out of date.
+    /// The transaction has to be committed. If a guard fails, the view is stale.
     Commit(Box<Txn>),
-    /// The store has it.
+    /// The store already has the report.
     Known,
-    /// What it reports on is over.
+    /// The handoff or task that the report is about is over.
     Stale,
-    /// The view does not show yet that it is due.
+    /// The view does not show yet that the task is due.
     TooEarly,
 }
 
-/// Judges the report that a pod has ended this callback for this handoff.
+/// Judges a pod's report that it has completed this callback for this handoff.
 pub fn judge(
     view: &View,
     pod: &str,

@@ -43,9 +43,9 @@ pub enum CancelReason {
     NewOwnerDead,
     /// The new owner began to drain while it was warming.
     NewOwnerDraining,
-    /// The new owner cannot take the partition, and says so.
+    /// The new owner reported that it cannot take the partition.
     NewOwnerFailed {
-        /// Why, in the pod's words.
+        /// The reason, as the pod reported it.
         reason: String,
     },
     /// The new owner was not warm in time.
@@ -74,7 +74,7 @@ pub enum CancelReason {
     Operator {
         /// The operation.
         answered: Box<Answered>,
-        /// When the move was last asked for, if an operator had asked for it; 0 otherwise. That wish ends with it.
+        /// The `mod_revision` of the pin if an operator asked for the move. The pin ends with the move.
         wish: Option<Revision>,
     },
 }
@@ -192,10 +192,10 @@ pub enum Action {
     Answer {
         /// The operation.
         answered: Answered,
-        /// The pin that it asks for, and the `mod_revision` of the pin that it replaces; 0 if there is none.
+        /// The requested pin, and the `mod_revision` of the pin that it replaces, or 0.
         pin: Option<(Pin, Revision)>,
     },
-    /// Delete a pin whose life of its pod is over.
+    /// Delete a pin that ended with an incarnation of its pod.
     DropPin {
         /// The partition.
         partition: PartitionId,
@@ -206,7 +206,7 @@ pub enum Action {
     },
     /// Delete old operations.
     ForgetOperations {
-        /// Their ids, and when each was last written.
+        /// Their ids, each with its `mod_revision`.
         operations: Vec<(String, Revision)>,
     },
 }

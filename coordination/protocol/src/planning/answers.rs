@@ -1,11 +1,11 @@
-//! The writes that answer operators' operations, and their guards: the part of [`txn`](super::txn) that is about
+//! The writes that answer operators' operations, and their guards. This is the part of [`txn`](super::txn) for
 //! operators.
 //!
 //! # Invariants
 //!
 //! * An answer is written only while its operation has none.
-//! * A pin is written only if its pod is still the one that was judged and nobody drains it, and never over a pin that
-//!   was not seen.
+//! * A pin is written only if its pod is still the same incarnation and no operator drains it, and never over a pin
+//!   that the view did not show.
 
 use super::actions::put;
 use crate::ids::{PartitionId, Revision};
@@ -13,19 +13,19 @@ use crate::records::{Operation, Pin, encode};
 use crate::txn::{Compare, Keys, Op};
 use crate::view::View;
 
-/// An operation with its answer, as the transaction that acts on it writes it.
+/// An operation with its answer, written by the transaction that acts on it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Answered {
     /// The operation's id.
     pub id: String,
-    /// When the operation was last written: it has no answer yet.
+    /// The operation's `mod_revision` before the answer.
     pub seen: Revision,
-    /// The operation. The time of its answer is filled in by [`txn`](super::txn).
+    /// The operation. [`txn`](super::txn) fills in the time of the answer.
     pub operation: Operation,
 }
 
-/// Answers an operation, and pins its partition if it asks for that. The pin comes with the `mod_revision` of the one that
-/// it replaces; 0 if there is none.
+/// Answers an operation, and writes its pin if it has one. `pin` contains the `mod_revision` of the pin that it
+/// replaces, or 0.
 pub(super) fn answer(
     view: &View,
     answered: &Answered,
@@ -46,8 +46,8 @@ pub(super) fn answer(
     then
 }
 
-/// Answers the operation that a handoff is cancelled for. `wish` is when the move was last asked for by an operator; that
-/// pin ends with the move.
+/// Answers the operation that cancels a handoff. If an operator asked for the move, `wish` is the `mod_revision` of its
+/// pin, which ends with the move.
 pub(super) fn cancel(
     view: &View,
     answered: &Answered,
@@ -64,7 +64,7 @@ pub(super) fn cancel(
     }
 }
 
-/// Deletes a pin if its life of its pod is over.
+/// Deletes a pin if the incarnation that it is meant for is over.
 pub(super) fn drop_pin(
     view: &View,
     partition: PartitionId,
@@ -78,14 +78,14 @@ pub(super) fn drop_pin(
     vec![Op::Delete(Keys::One(key))]
 }
 
-/// Deletes operations that are as they were seen.
+/// Deletes operations that have not changed since the view.
 pub(super) fn forget(view: &View, operations: &[(String, Revision)], when: &mut Vec<Compare>) -> Vec<Op> {
     let key = |id: &String| view.keys().operation(id);
     when.extend(operations.iter().map(|(id, seen)| Compare::unchanged_since(key(id), *seen)));
     operations.iter().map(|(id, _)| Op::Delete(Keys::One(key(id)))).collect()
 }
 
-/// Writes an answer, under the guard that there is none yet.
+/// Writes an answer, guarded by the absence of an earlier one.
 fn write(view: &View, answered: &Answered, now_ms: u64, when: &mut Vec<Compare>) -> Op {
     let (key, mut operation) = (view.keys().operation(&answered.id), answered.operation.clone());
     if let Some(answer) = &mut operation.answer {

@@ -1,12 +1,13 @@
 //! Remembers failed moves, and how long partitions and pods rest after them.
 //!
-//! * **Partition.** After a cancel for a timeout, for a drain that did not end, or by an operator, the partition waits before it is
-//!   moved again.
+//! * **Partition.** After a cancel for a timeout, for a drain that did not end, or by an operator, the partition waits
+//!   before it is moved again.
 //! * **Pod.** A new owner that was not warm or had not read the tail in time, or that died meanwhile, is shunned: it
 //!   keeps what it has and gets no more. The back-off belongs to the pod's name, so a pod that crashes each time it
 //!   warms does not start afresh with each life.
-//! * **Partition and pod.** A pod that says that it cannot take a partition does not get that one for now. The partition
-//!   does not wait: another pod is planned at once. A pod that says so of several partitions is shunned.
+//! * **Partition and pod.** A pod that reports that it cannot take a partition is barred from that partition for a
+//!   while. The partition does not wait, because another pod is planned at once. A pod that reports this for several
+//!   partitions is shunned.
 //!
 //! All waits double with each failure in a row, and a move that reaches `Switching` ends the row. A pod is shunned for
 //! twice as long as its partition waits, so that the next attempt goes to another pod if there is one.
@@ -33,7 +34,8 @@ pub const MAX_BACK_OFF: Duration = Duration::from_secs(600);
 
 /// Ratio of a pod's wait to its partition's.
 const SHUNNED_SCALE: u32 = 2;
-/// How many partitions a pod may say at a time that it cannot take before it is shunned: then it is not about the partition.
+/// Number of partitions from which a pod is barred at a time before it is shunned. With so many, the cause is not the
+/// partition.
 const BARRED_BEFORE_SHUNNED: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -113,7 +115,7 @@ impl BackOffs {
         }
     }
 
-    /// Returns how many partitions this pod is not to be given now, because it said that it cannot take them.
+    /// Returns from how many partitions this pod is barred now.
     fn barred_from(&self, pod: &str, now: Duration) -> usize {
         let is_barred = |((_, other), back_off): &(&(PartitionId, String), &BackOff)| {
             other == pod && back_off.waits(false, now).is_some()
@@ -138,7 +140,7 @@ impl BackOffs {
         back_off.waits(urgent, now)
     }
 
-    /// Returns until when this pod is not to be given this partition, if that is later than `now`.
+    /// Returns until when this pod is barred from this partition, if that is later than `now`.
     pub(super) fn pair_waits(
         &self,
         partition: PartitionId,
@@ -149,7 +151,7 @@ impl BackOffs {
         self.pairs.get(&(partition, pod.to_owned()))?.waits(urgent, now)
     }
 
-    /// Returns whether some pod is not to be given this partition.
+    /// Returns whether some pod is barred from this partition.
     pub(super) fn is_barred(&self, partition: PartitionId, now: Duration) -> bool {
         let pairs = self.pairs.range((partition, String::new())..).take_while(|((of, _), _)| *of == partition);
         pairs.into_iter().any(|(_, back_off)| back_off.until > now)

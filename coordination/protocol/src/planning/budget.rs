@@ -2,9 +2,9 @@
 //!
 //! `max_concurrent_handoffs` limits all of them together. Planned moves, whose partitions are served meanwhile, take at
 //! most half of the places. A long rebalance therefore leaves room for partitions without a live owner, whose clients
-//! are waiting. `max_warming_per_pod` limits how many partitions one pod warms at a time, because warming costs the pod
-//! that serves others meanwhile. If urgent moves find no place all the same, planned moves that are still warming are
-//! cancelled (`make_room`): any of them for a place in all, those to the same pod for a place there.
+//! are waiting. `max_warming_per_pod` limits how many partitions one pod warms at a time, because the pod serves other
+//! partitions meanwhile. If urgent moves still find no place, `make_room` cancels planned moves that are warming: any
+//! of them if the limit on all moves is reached, or those to the same pod if the limit of that pod is reached.
 //!
 //! # Invariants
 //!
@@ -45,8 +45,8 @@ impl MoveCause {
         MoveCause::Balance,
     ];
 
-    /// Returns why a standing handoff was planned, as far as the view shows it. What has happened to the old owner since
-    /// looks like the cause.
+    /// Returns why a standing handoff was planned, as far as the view shows it. What has happened to the old owner
+    /// since looks like the cause.
     pub fn of(view: &View, handoff: &Handoff) -> Self {
         let Some(owner) = &handoff.old_owner else { return MoveCause::FirstPlacement };
         match view.live_pod(owner, handoff.old_incarnation) {
@@ -88,12 +88,12 @@ pub(super) struct Budget<'a> {
     free: usize,
     /// How many of the free places planned moves may take.
     planned: usize,
-    /// How many handoffs to each life of a pod are warming.
+    /// Number of warming handoffs to each incarnation of a pod.
     warming: BTreeMap<(&'a str, Incarnation), usize>,
     most_warming: usize,
 }
 
-/// Which limit leaves no place for a move.
+/// The limit that a move has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Full {
     /// The limit on all moves, or on all planned ones.
@@ -118,7 +118,7 @@ impl<'a> Budget<'a> {
         Budget { free, planned, warming, most_warming: policy.max_warming_per_pod }
     }
 
-    /// Takes a place for a move to this life of a pod.
+    /// Takes a place for a move to this incarnation of a pod.
     pub(super) fn take(&mut self, cause: MoveCause, to: &'a str, life: Incarnation) -> Result<(), Full> {
         let warming = self.warming.entry((to, life)).or_default();
         if *warming >= self.most_warming {
@@ -150,7 +150,7 @@ impl<'a> Needed<'a> {
         }
     }
 
-    /// Takes what a place that is given up by a move to this pod is needed for. Returns `false` if it is not needed.
+    /// Assigns the place of a cancelled move to this pod to an urgent move. Returns `false` if no urgent move needs it.
     fn meet(&mut self, to: &str) -> bool {
         let here = self.by_pod.get_mut(to).filter(|needed| **needed > 0);
         let needed = here.unwrap_or(&mut self.in_all);
@@ -160,7 +160,7 @@ impl<'a> Needed<'a> {
     }
 }
 
-/// Returns the planned moves that give their places up to urgent ones: those that are still warming, the youngest first.
+/// Returns the planned moves to cancel in favour of urgent ones: those that are still warming, the youngest first.
 pub(super) fn make_room<'a>(view: &'a View, mut needed: Needed<'_>) -> impl Iterator<Item = &'a Versioned<Handoff>> {
     let warms = |handoff: &&Versioned<Handoff>| handoff.value.phase == Phase::Warming && is_planned(view, handoff);
     let mut warming: Vec<_> = view.handoffs.values().filter(warms).collect();

@@ -1,14 +1,16 @@
-//! Remembers which partitions have moved lately, so that they rest before they move again for balance.
+//! Remembers which partitions have moved recently, so that they do not move again for balance too soon.
 //!
-//! Each move costs the new owner a warm-up and clients a short wait. A pod that comes and goes would otherwise take the
-//! same partitions back and forth. Only moves for balance rest: a dead or draining owner's partitions move at once. A
-//! first placement starts no rest, because pods that start one after the other are to share what the first one got.
+//! Each move costs the new owner a warm-up and clients a short wait. Without a cool-down, a pod that comes and goes
+//! would take the same partitions back and forth. Only moves for balance wait for it: partitions of a dead or draining
+//! owner move at once. A first placement starts no cool-down, so that pods that start one after the other can share the
+//! partitions of the first one.
 //!
-//! The rest is in the planner's memory, not in the store: a new leader may move a partition sooner, which is harmless.
+//! Cool-downs are kept in the planner's memory, not in the store. A new leader may move a partition sooner, which is
+//! harmless.
 //!
 //! # Invariants
 //!
-//! * A partition rests from the moment at which this planner last saw that its new owner takes over or has taken over.
+//! * A cool-down begins when this planner last saw that a new owner takes over or has taken over.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +18,7 @@ use std::time::Duration;
 use super::Policy;
 use crate::ids::PartitionId;
 
-/// When which partitions last moved.
+/// The time of each partition's last move.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct CoolDowns {
     moved: BTreeMap<PartitionId, Duration>,
@@ -33,7 +35,7 @@ impl CoolDowns {
         self.moved.get(&partition).map(|moved| *moved + policy.cool_down).filter(|ends| *ends > now)
     }
 
-    /// Drops the rests that are over.
+    /// Drops the cool-downs that are over.
     pub(super) fn forget_old(&mut self, policy: &Policy, now: Duration) {
         self.moved.retain(|_, moved| *moved + policy.cool_down > now);
     }

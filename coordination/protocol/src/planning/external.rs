@@ -1,14 +1,14 @@
-//! The strategy by which an operator or another system says where partitions belong: the key `wanted`.
+//! The strategy `external`: an operator or another system sets the owners in the key `wanted`.
 //!
-//! Segue moves partitions there as it moves any: by the budget, with the barrier, and never to a pod that drains. A
-//! partition that `wanted` does not name, or whose pod is not there or accepts none, stays where it is. If it has to
-//! leave, because its owner is dead or drains, it goes to the next life of that owner or else to the pod with the fewest
-//! partitions for its weight. Nothing is balanced otherwise.
+//! Segue moves partitions to these owners under the same rules as any other move: within the budget, with the barrier,
+//! and never to a draining pod. A partition stays where it is if `wanted` does not name it, or if its pod is absent or
+//! accepts no partitions. A partition whose owner is dead or drains has to move: it goes to the next incarnation of
+//! that owner, or else to the pod with the fewest partitions for its weight. Nothing else is balanced.
 //!
 //! # Invariants
 //!
-//! * Without the key, or while it cannot be read, no partition moves that does not have to.
-//! * [`write()`] replaces only what its caller has seen, and only by a later generation.
+//! * Without the key, or while it cannot be read, no partition moves unless it has to.
+//! * [`write()`] replaces only the value that its caller has seen, and only by a later generation.
 
 use std::fmt;
 
@@ -43,7 +43,7 @@ impl Placement for External {
         let mut loads = vec![0u64; layout.members.len()];
         placed.iter().flatten().for_each(|member| loads[*member] += 1);
         for place in placed.iter_mut().filter(|place| place.is_none()) {
-            // A weight of zero counts as the least one above it.
+            // A weight of zero counts as the smallest positive weight.
             let weight = |member: usize| u64::from(layout.members[member].weight.0.max(1));
             let open = (0..loads.len()).filter(is_open);
             let least = open.min_by(|one, other| {
@@ -58,15 +58,15 @@ impl Placement for External {
     }
 }
 
-/// Why wanted owners are not written.
+/// Why [`write()`] refuses wanted owners.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteError {
-    /// The key exists and cannot be read, so nobody knows its generation.
+    /// The key exists but cannot be read, so its generation is unknown.
     Unreadable {
         /// The key.
         key: String,
     },
-    /// The generation is not later than the one that is stored.
+    /// The generation is not later than the stored one.
     Outdated {
         /// The stored generation.
         stored: u64,

@@ -2,9 +2,9 @@
 //!
 //! [`plan`] takes a view of the keyspace and returns [`Action`]s, each with its reason, and the moment of the next
 //! call. [`txn`] turns an action into a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
-//! moves are planned, strategies ([`placement`], [`sticky`], [`jump`], [`ring`], [`external`]) *where to*, [`budget`] *how many* at a
-//! time, [`phase_timeouts`] which handoffs are cancelled, `operations` and `pins` what operators want. Not here: moving a
-//! phase on ([`advance`](crate::handoff::advance)).
+//! moves are planned, strategies ([`placement`], [`sticky`], [`jump`], [`ring`], [`external`]) *where to*, [`budget`]
+//! *how many* at a time, [`phase_timeouts`] which handoffs are cancelled, `operations` and `pins` what operators want.
+//! Not here: moving a phase on ([`advance`](crate::handoff::advance)).
 //!
 //! Pure: no clock, no randomness, no I/O, no log. The same view, policy, memory and moment give the same plan.
 //!
@@ -92,7 +92,7 @@ pub struct Policy {
     pub max_concurrent_handoffs: usize,
     /// Most partitions that one pod warms at a time.
     pub max_warming_per_pod: usize,
-    /// How long a partition that has moved is not moved again for balance.
+    /// Shortest time between a partition's move and its next move for balance.
     pub cool_down: Duration,
 }
 
@@ -151,8 +151,8 @@ impl Strategy {
 }
 
 /// The planner's memory between calls: when it first saw what it times, how often which moves failed, and which
-/// partitions have just moved. It may be lost at any moment. The times then begin anew, failed moves are retried sooner,
-/// and partitions that have just moved may move for balance.
+/// partitions have just moved. It may be lost at any moment. The times then begin anew, failed moves are retried
+/// sooner, and partitions that have just moved may move for balance.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
     rounds: round::Rounds,

@@ -4,9 +4,9 @@
 //!
 //! * A partition with a handoff, or with records that cannot be read, gets no handoff.
 //! * A draining pod is never a new owner, whether it drains by itself or an operator drains it.
-//! * A pod that cannot take a partition is not its new owner for now, whatever the strategy says.
-//! * A move that has to wait for a place in the budget, a back-off or a cool-down is remembered as [`Backlog`]. It begins when
-//!   the wait ends, without another round.
+//! * A pod that is barred from a partition does not become its new owner, whatever the strategy wants.
+//! * A move that has to wait for a place in the budget, a back-off or a cool-down is remembered as [`Backlog`]. It
+//!   begins when the wait ends, without another round.
 
 use std::time::Duration;
 
@@ -167,15 +167,15 @@ impl Context<'_> {
         backlog
     }
 
-    /// Returns until when the partition is not moved for balance: it has just moved, or pods restart one by one.
+    /// Returns until when a move for balance waits, because the partition has just moved or pods restart one by one.
     fn rests_until(&self, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
         let ends = self.cool_downs.ends(self.policy, partition, self.now).max(self.roll_ends);
         ends.filter(|_| cause == MoveCause::Balance)
     }
 
-    /// Returns the pod to move the partition to: `to` or, if that one cannot take it, the pod with the fewest partitions
-    /// for its weight that can. With it, until when the move waits because no pod can. A partition without a living
-    /// owner rather goes to a shunned pod than to none. A partition whose owner serves it stays there: a move for
+    /// Returns the pod to move the partition to, and until when the move waits if no pod can take it. The pod is `to`
+    /// or, if that one is barred, the pod with the fewest partitions for its weight. A partition without a living owner
+    /// goes to a shunned pod if no other one can take it. A partition whose owner serves it stays there: a move for
     /// balance, by an operator or by the key `wanted` has no second choice.
     fn around_barred(
         &self,

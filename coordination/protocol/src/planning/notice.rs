@@ -141,7 +141,7 @@ pub enum Notice {
         /// Failures in a row.
         failures: u32,
     },
-    /// Pods restart one by one with another version, so moves for balance wait.
+    /// A rolling restart is in progress, so moves for balance wait.
     Roll {
         /// The version of the pod that registered last.
         newest: Option<String>,

@@ -1,4 +1,4 @@
-//! The leader's answers to operators' operations, and what it clears away after them.
+//! Decides the leader's answers to operators' operations, and which answered operations and pins it deletes.
 //!
 //! An accepted move or pin becomes a pin, which placement obeys from then on; an accepted cancel ends a handoff. Either
 //! is written in the transaction that writes the answer.
@@ -6,8 +6,8 @@
 //! # Invariants
 //!
 //! * An operation is answered once: the transaction requires that it still has no answer.
-//! * An operation that cannot be read is not answered, and not cleared away.
-//! * A cancel ends the handoff that its operator saw, and none past the point of no return.
+//! * An operation that cannot be read is neither answered nor deleted.
+//! * A cancel ends only the handoff that its operator saw, and none past the point of no return.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use crate::records::{Answer, Operation, Pin, Request};
 use crate::view::{Versioned, View};
 
-/// Answered operations that are kept, so that a repeated id gets the same answer.
+/// Number of answered operations that are kept, so that a repeated id gets the same answer.
 pub const KEPT_OPERATIONS: usize = 100;
 /// Most operations that one transaction deletes: etcd refuses transactions of more than 128 parts.
 const DELETED_TOGETHER: usize = 50;
 
-/// What an operation leads to.
+/// The outcome of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
     Refused(String),
@@ -87,7 +87,7 @@ fn judge(view: &View, partitions: u32, operation: &Operation) -> Verdict {
     judged.unwrap_or_else(Verdict::Refused)
 }
 
-/// Returns the life of a pod that may be given partitions, or why it may not.
+/// Returns the incarnation of a pod that accepts partitions, or the reason why it does not.
 fn target(view: &View, pod: &str) -> Result<Incarnation, String> {
     let Some(record) = view.pods.get(pod) else {
         if view.pod_key(pod).is_some() {
@@ -168,7 +168,7 @@ fn judge_cancel(view: &View, partition: PartitionId, seen: HandoffId) -> Result<
     Ok(Verdict::Cancelled(observed, format!("partition {partition} {stays}; {next}")))
 }
 
-/// Returns the deletion of each pin whose life of its pod is over.
+/// Returns the deletion of each pin that ended with an incarnation of its pod.
 pub(super) fn void_pins(view: &View) -> impl Iterator<Item = Action> {
     view.intentions.pins.iter().filter_map(|(partition, pin)| {
         let pin = pin.as_ref()?;

@@ -41,12 +41,12 @@ struct Seen {
     has_old_owner: bool,
 }
 
-/// What has happened to the handoffs in flight since the last call.
+/// Changes to the handoffs in flight since the last call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Progress {
-    /// One has ended.
+    /// Whether a handoff has ended.
     pub(super) ended: bool,
-    /// One has left `Warming`.
+    /// Whether a handoff has left `Warming`.
     pub(super) warmed: bool,
     /// The partitions that new owners take over from others.
     pub(super) moved: Vec<PartitionId>,
@@ -234,7 +234,7 @@ fn belies(view: &View, handoff: &Handoff) -> bool {
     })
 }
 
-/// Returns why the new owner cannot take the partition, if it has said so.
+/// Returns why the new owner cannot take the partition, if it has reported that.
 fn failed(view: &View, handoff: &Versioned<Handoff>) -> Option<String> {
     let record = &handoff.value;
     let ack = view.pod_ack(record.partition, &record.new_owner, PodAckKind::Failed, handoff.id())?;

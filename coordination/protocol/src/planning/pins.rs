@@ -1,8 +1,8 @@
-//! Operators' intentions in placement: pins override the strategy, and a pause stops planned moves.
+//! Applies operators' intentions to placement: pins override the strategy, and a pause stops planned moves.
 //!
-//! A pin applies while its pod accepts partitions. While that pod is gone, drains or is shunned, the strategy decides, so
-//! that a pin never leaves a partition without an owner. The strategy sees a pinned partition as one that is already on
-//! its pod and cannot move, and balances the others around it.
+//! A pin applies while its pod accepts partitions. While that pod is gone, drains or is shunned, the strategy decides,
+//! so that a pin never leaves a partition without an owner. For the strategy, a pinned partition is already on its pod
+//! and cannot move; it balances the other partitions around it.
 
 use super::Strategy;
 use super::budget::MoveCause;
@@ -11,7 +11,7 @@ use crate::ids::PartitionId;
 use crate::records::Pin;
 use crate::view::{Versioned, View};
 
-/// Returns the place of each partition by the strategy and the pins.
+/// Returns the place that the strategy and the pins give each partition.
 pub(super) fn place(view: &View, strategy: Strategy, layout: &Layout<'_>) -> Vec<Option<usize>> {
     let pinned = pinned(view, layout);
     if pinned.is_empty() {
@@ -51,7 +51,7 @@ fn pinned(view: &View, layout: &Layout<'_>) -> Vec<(usize, usize)> {
     view.intentions.pins.iter().filter_map(place).collect()
 }
 
-/// Returns why a pinned partition moves, in words.
+/// Returns the reason for the move of a pinned partition.
 pub(super) fn reason(view: &View, partition: PartitionId) -> String {
     let Some(pin) = view.intentions.pin(partition).map(|pin| &pin.value) else {
         return "an operator wants it".to_owned();
@@ -64,8 +64,8 @@ pub(super) fn reason(view: &View, partition: PartitionId) -> String {
     }
 }
 
-/// Returns whether a pause holds this move back. It never holds back what has no living owner, nor a pod that shuts down:
-/// its partitions would soon have none.
+/// Returns whether a pause holds this move back. A pause never holds back partitions without a living owner, nor those
+/// of a pod that shuts down, because they would soon have none.
 pub(super) fn is_paused(view: &View, partition: PartitionId, cause: MoveCause) -> bool {
     let shuts_down = || {
         let assignment = view.assignments.get(&partition);

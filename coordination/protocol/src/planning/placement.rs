@@ -45,7 +45,7 @@ pub struct Member<'a> {
 pub enum Mobility {
     /// The partition cannot move now: its handoff is in flight, or its records cannot be read.
     Pinned,
-    /// The partition's last move failed, or it has just moved; others go first.
+    /// The partition's last move failed, or the partition has just moved. Other partitions move first.
     Reluctant,
     /// The partition moves as readily as any.
     Free,

@@ -1,7 +1,8 @@
-//! What a leader would do about a view, without waiting and without a limit on moves at a time: a dry run.
+//! A dry run of the planner: what a leader would do about a view, without delays and without a limit on concurrent
+//! moves.
 //!
-//! It is the planner itself with an empty memory. A real leader may differ where it remembers failed moves, waits for the
-//! next pod of a rolling restart, and begins only as many moves at a time as its budget allows.
+//! The dry run calls the planner with an empty memory. A real leader also remembers failed moves, waits for the next pod
+//! of a rolling restart, and begins only as many moves at a time as its budget allows.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ pub fn preview(view: &View, policy: &Policy) -> Plan {
     let mut memory = Memory::default();
     // A rolling restart that began long ago holds no move back.
     memory.rolls.observe(view, Duration::ZERO);
-    // The first call notices which owners are dead; their partitions move once the grace has passed.
+    // The first call notices which owners are dead. Their partitions move once the grace period has passed.
     plan(view, &policy, &mut memory, ROLL_PATIENCE);
     plan(view, &policy, &mut memory, ROLL_PATIENCE + REBIRTH_GRACE)
 }

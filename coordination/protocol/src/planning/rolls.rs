@@ -1,37 +1,38 @@
-//! Recognises a rolling restart by the versions of pods, and has balance wait for it.
+//! Recognises a rolling restart by the versions of pods, and delays moves for balance meanwhile.
 //!
-//! In a roll pods drain, exit and come back one after the other, each with the new version. Two things follow for the
-//! fewest moves. What the next pod gives up goes to pods that have been restarted already, since it would have to leave
-//! the others again. And a pod that has just come back stays empty until the next one drains into it: if balance filled
-//! it, the next pod's partitions would have no place but on pods that are still to be restarted. Each pod that remains
-//! has the same load meanwhile, as it has while any pod is away. When all pods have one version, balance fills the last
-//! pod that came back.
+//! In a rolling restart, pods drain, exit and come back one after the other, each with the new version. Two rules
+//! minimise the number of moves. Partitions of a draining pod go to pods that have been restarted already, because they
+//! would have to leave any other pod again. A pod that has just come back stays empty until the next one drains into
+//! it: if balance filled it, the next pod's partitions would have to go to pods that have not been restarted yet. The
+//! load of the other pods is the same as while any pod is away. When all pods have one version, balance fills the pod
+//! that came back last.
 //!
-//! A roll that pauses must not leave a pod empty: balance waits no longer than [`ROLL_PATIENCE`] for the next drain.
+//! A rolling restart that pauses must not leave a pod empty. Balance therefore waits no longer than [`ROLL_PATIENCE`]
+//! for the next drain.
 //!
-//! The newest version is that of the pod that registered last. Versions are not compared otherwise, so that a rollback is
-//! a roll like any other, and no clock decides.
+//! The newest version is that of the pod that registered last. There is no other order of versions, so a rollback is a
+//! rolling restart like any other, and no clock is needed.
 //!
 //! # Invariants
 //!
-//! * Pods of one version, or without one, are no roll.
-//! * A pod that restarts again and again, each time within the patience, does not prolong the wait: only more pods of the
-//!   newest version than before do.
+//! * Pods that all have the same version, or none, are not in a rolling restart.
+//! * A pod that restarts repeatedly, each time within [`ROLL_PATIENCE`], does not prolong the wait. Only a growing
+//!   number of pods of the newest version does.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::view::View;
 
-/// How long balance waits for the next pod of a roll to drain after one has come back.
+/// How long balance waits for the next pod to drain after one has come back.
 pub const ROLL_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The roll in progress, if there is one.
+/// The rolling restart in progress, if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Rolls {
-    /// The most pods of each version at a time while it was the newest.
+    /// The largest number of pods of each version while it was the newest.
     most: BTreeMap<Option<String>, usize>,
-    /// When the roll last made progress.
+    /// When the rolling restart last made progress.
     since: Duration,
     /// Since when all registered pods have had one version.
     uniform_since: Option<Duration>,
@@ -43,7 +44,7 @@ impl Rolls {
         let newest = newest(view).map(str::to_owned);
         let of_newest = view.pods.values().filter(|pod| pod.value.version == newest).count();
         if of_newest == view.pods.len() {
-            // The roll is complete, or the only pods of the newest version are away for a moment.
+            // The restart is complete, or the only pods of the newest version are briefly absent.
             if self.most.contains_key(&newest) {
                 self.most.clear();
             }
@@ -60,14 +61,14 @@ impl Rolls {
         }
     }
 
-    /// Returns until when balance waits for a roll. `None` if it does not.
+    /// Returns until when balance waits for a rolling restart, or `None` if it does not wait.
     pub(super) fn balance_waits_until(&self, now: Duration) -> Option<Duration> {
         let is_rolling = self.uniform_since.is_none() && !self.most.is_empty();
         Some(self.since + ROLL_PATIENCE).filter(|ends| is_rolling && *ends > now)
     }
 }
 
-/// Returns the version of the pod that registered last. `None` if it has none, or without pods.
+/// Returns the version of the pod that registered last, if it has one.
 pub(super) fn newest(view: &View) -> Option<&str> {
     let last = view.pods.values().max_by_key(|pod| pod.create_revision)?;
     last.value.version.as_deref()

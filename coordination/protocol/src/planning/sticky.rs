@@ -3,8 +3,8 @@
 //! A pod's *fair share* is `partitions × weight / sum of weights`; its quota is the share rounded down or up. The pods
 //! that round up are chosen so that the fewest partitions move: first pods that already have one more than their
 //! rounded-down share, then those with the largest remainder, then those of the newest version, then those in the zone
-//! that is furthest below its own share, then by name. Versions and zones are only tie-breaks: they never cost a move or
-//! a pod's balance. During a rolling restart, partitions that have to move go to pods of the newest version first.
+//! that is furthest below its own share, then by name. Versions and zones are only tie-breaks: they never cost a move
+//! or a pod's balance. During a rolling restart, partitions that have to move go to pods of the newest version first.
 //!
 //! No balanced placement moves fewer. With `have[i]` partitions on pod `i` now and `gets[i]` afterwards, at least
 //! `have[i] - gets[i]` must leave it, and no more do. The sum is smallest when odd partitions go to pods with `have >
@@ -39,8 +39,8 @@ impl Placement for Sticky {
                 *place = slot.home.filter(|home| take(&mut room, *home));
             }
         }
-        // Round robin, so that neighbours do not all go to one pod: first over the pods of the newest version, and
-        // first the partitions that have to move.
+        // Round robin, so that neighbours do not all go to one pod. Pods of the newest version come first, and so do
+        // partitions that have to move.
         let with_room = (0..room.len()).filter(|member| room[*member] > 0);
         let (mut newest, mut others): (VecDeque<usize>, VecDeque<usize>) =
             with_room.partition(|member| layout.members[*member].newest);

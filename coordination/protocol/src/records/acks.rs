@@ -96,8 +96,8 @@ pub enum PodAckKind {
     Synced,
     /// The old owner has released the state.
     Released,
-    /// The new owner cannot take the partition, however often it tries. Nobody waits for this ack: the coordinator
-    /// cancels the handoff. Readers that do not know it ignore its key.
+    /// The new owner can never take the partition. No phase waits for this ack: the coordinator cancels the handoff.
+    /// Readers that do not know the kind ignore its key.
     Failed,
 }
 
@@ -136,7 +136,7 @@ pub struct PodAck {
     /// Informational.
     #[serde(default)]
     pub acked_at: u64,
-    /// Why, in words, for an ack of the kind [`Failed`](PodAckKind::Failed).
+    /// The reason of an ack of the kind [`Failed`](PodAckKind::Failed). Informational.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

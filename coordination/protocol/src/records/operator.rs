@@ -1,14 +1,14 @@
-//! What operators want of a keyspace. Each intention is a key of its own that no participant writes, so that it outlives
-//! every process and never edits a participant's record.
+//! Operators' intentions for a keyspace. Each intention has a key of its own, which only operators' commands and the
+//! leader write. It therefore outlives every process, and never edits a participant's record.
 //!
-//! A standing intention (a drain, a pin, a pause) holds until its key is deleted. An [`Operation`] is done once: the
-//! leader writes its [`Answer`] in the transaction that acts on it.
+//! A standing intention (a drain, a pin, a pause) holds until its key is deleted. An [`Operation`] is carried out once:
+//! the leader writes its [`Answer`] in the transaction that acts on it.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{HandoffId, Incarnation, PartitionId};
 
-/// Who wants something, why, and since when.
+/// The operator behind an intention, the reason and the time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Origin {
     /// The operator.
@@ -38,7 +38,7 @@ pub struct Drain {
     pub origin: Origin,
 }
 
-/// `operator/pause`: no planned move begins. A pause with an end is attached to a lease that nobody renews.
+/// `operator/pause`: no planned move begins. A pause with an end is attached to a lease that is never renewed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pause {
     /// Who wants it.
@@ -54,8 +54,8 @@ pub struct Pause {
 pub struct Pin {
     /// The pod.
     pub to: String,
-    /// The life of the pod that is meant. 0 means every life: the pin stands until it is removed. Any other pin comes
-    /// from a move, and is void once that life is over.
+    /// The incarnation of the pod that the pin is for. A pin for 0 holds for every incarnation until it is removed. Any
+    /// other pin comes from a move, and is void once that incarnation is over.
     #[serde(default)]
     pub incarnation: Incarnation,
     /// Who wants it.
@@ -64,13 +64,13 @@ pub struct Pin {
 }
 
 impl Pin {
-    /// Returns whether the pin ends with a life of its pod.
+    /// Returns whether the pin ends with an incarnation of its pod.
     pub fn ends_with_the_pod(&self) -> bool {
         self.incarnation != Incarnation::NONE
     }
 }
 
-/// What an operation asks for.
+/// The request of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Request {
@@ -80,7 +80,7 @@ pub enum Request {
         partition: PartitionId,
         /// The pod that gets it.
         to: String,
-        /// Whether the partition belongs there from then on, also in later lives of the pod.
+        /// Whether the partition stays pinned there, also for later incarnations of the pod.
         #[serde(default)]
         pin: bool,
     },
@@ -93,7 +93,7 @@ pub enum Request {
     Cancel {
         /// The partition.
         partition: PartitionId,
-        /// The handoff that was seen. A later one is not cancelled.
+        /// The handoff that the operator saw. A later one is not cancelled.
         handoff: HandoffId,
     },
 }
@@ -125,20 +125,21 @@ impl Request {
 pub struct Answer {
     /// Whether the operation was carried out.
     pub accepted: bool,
-    /// What happens now, or why nothing does.
+    /// The consequence, or the reason of a refusal.
     pub text: String,
     /// Unix milliseconds. Informational.
     #[serde(default)]
     pub at: u64,
 }
 
-/// `operations/{id}`: something to be done once. The id makes it idempotent: the key is only ever created.
+/// `operations/{id}`: a request to be carried out once. The id makes it idempotent, because operators only ever create
+/// the key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operation {
-    /// What is asked for.
+    /// The request.
     #[serde(flatten)]
     pub request: Request,
-    /// Who asks.
+    /// The operator who asks.
     #[serde(flatten)]
     pub origin: Origin,
     /// `None` until a leader has acted.

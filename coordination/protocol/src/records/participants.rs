@@ -106,7 +106,7 @@ pub struct PodRecord {
     /// pod claims no bound.
     #[serde(default)]
     pub work_ends_within_ms: Option<u64>,
-    /// The digest of the secret by which a pod of the gRPC service goes on with its registration.
+    /// Digest of the secret with which a pod of the gRPC service resumes its registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume_digest: Option<String>,
 }

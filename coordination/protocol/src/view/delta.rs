@@ -1,4 +1,4 @@
-//! What a batch of changes touched, so that whoever acts on the view looks again only where something may have changed.
+//! The subjects of a batch of changes, so that a shell reconsiders only what may have changed.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ impl ViewDelta {
     pub(super) fn note(&mut self, name: &KeyName) {
         match name {
             KeyName::Config | KeyName::Pod(_) | KeyName::Router(_) => self.membership = true,
-            // Only planning obeys operators and the wanted owners, and it looks at the whole view.
+            // Only planning depends on operators' keys and the wanted owners, and it examines the whole view.
             KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {}
             KeyName::Leader | KeyName::Wanted => {}
             KeyName::Assignment(partition)

@@ -112,7 +112,7 @@ pub struct View {
     /// The acks of each partition, also of handoffs that are gone. A partition is listed while any ack of it exists,
     /// even if none can be read.
     pub acks: BTreeMap<PartitionId, Acks>,
-    /// What operators want.
+    /// The intentions of operators.
     pub intentions: Intentions,
     /// The keys whose value this version cannot read, with the reason.
     pub malformed: BTreeMap<String, String>,

@@ -13,14 +13,14 @@ use crate::ids::PartitionId;
 use crate::keys::KeyName;
 use crate::records::{Drain, Operation, Origin, Pause, Pin, PodStatus};
 
-/// What operators want of a keyspace.
+/// Operators' intentions for a keyspace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Intentions {
-    /// The pods that are to be empty.
+    /// The pods that operators drain.
     pub drains: BTreeMap<String, Versioned<Drain>>,
-    /// Where partitions belong. `None` for a pin that cannot be read.
+    /// The pin of each pinned partition. `None` for a pin that cannot be read.
     pub pins: BTreeMap<PartitionId, Option<Versioned<Pin>>>,
-    /// Whether planned moves are to stop.
+    /// The pause of planned moves, if there is one.
     pub pause: Option<Versioned<Pause>>,
     /// The operations that can be read, by id.
     pub operations: BTreeMap<String, Versioned<Operation>>,
@@ -80,7 +80,7 @@ impl View {
         self.pods.get(pod).is_some_and(|pod| pod.value.status == PodStatus::Draining)
     }
 
-    /// Returns whether an operator wants the partition on this life of this pod.
+    /// Returns whether the partition is pinned to this incarnation of this pod.
     pub fn is_pinned_to(&self, partition: PartitionId, pod: &str) -> bool {
         let Some(pin) = self.intentions.pin(partition).map(|pin| &pin.value) else { return false };
         let lives = !pin.ends_with_the_pod() || self.incarnation_of(pod) == pin.incarnation;

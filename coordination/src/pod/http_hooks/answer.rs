@@ -1,4 +1,4 @@
-//! What a service's response to a hook means. Pure.
+//! Interprets a service's response to a hook. Pure.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use serde_json::Value;
 /// Most characters of a service's text that are kept for logs, status and the store.
 const MAX_TEXT: usize = 256;
 
-/// What a service has answered.
+/// The meaning of a service's response.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Answer {
-    /// Any 2xx but the next: the service has done it.
+    /// Any other 2xx: the call is done.
     Done,
-    /// `202` with `{"progress":0.4,"detail":"…"}`: ask again.
+    /// `202` with `{"progress":0.4,"detail":"…"}`: the call is in progress; ask again.
     AtWork(Progress),
-    /// `409` with `{"permanent":true,"reason":"…"}`: the service will never do it.
+    /// `409` with `{"permanent":true,"reason":"…"}`: the call failed for good.
     Permanent {
-        /// Why, in the service's words.
+        /// The reason that the service gives.
         reason: String,
     },
     /// Any other status: try again.
@@ -25,19 +25,19 @@ pub(super) enum Answer {
         /// The beginning of the response, on one line.
         detail: String,
     },
-    /// `202` with something that is not what a `202` has to contain: try again.
+    /// `202` with an invalid body: try again.
     Unreadable {
         /// What was wrong, and what was expected.
         why: String,
     },
 }
 
-/// How far a service is.
+/// The progress that a service reports.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Progress {
     /// From 0 to 1.
     pub(super) progress: f64,
-    /// In the service's words.
+    /// The service's description of its progress.
     pub(super) detail: Option<String>,
 }
 
@@ -108,7 +108,7 @@ mod tests {
         for (status, body) in [(200, ""), (204, ""), (200, "{\"progress\":0.1}"), (201, "garbage"), (299, "")] {
             assert_eq!(of(status, body), Answer::Done, "{status} {body}");
         }
-        // As before there was any progress.
+        // Without progress, a `202` means done.
         assert_eq!(of(202, ""), Answer::Done);
         assert_eq!(of(202, "{\"status\":\"accepted\"}"), Answer::Done);
     }

@@ -1,11 +1,11 @@
-//! The HTTP client of the hooks: HTTP/1.1 over TCP or a unix socket, with connections that are used again.
+//! The HTTP client of the hooks: HTTP/1.1 over TCP or a unix socket, with connection reuse.
 //!
 //! Not here: what a response means ([`answer`](super::answer)), and how long a call may take.
 //!
 //! # Invariants
 //!
-//! * The secret is in no log and no error.
-//! * A response is complete, as far as its body matters, or it is an error.
+//! * No log and no error contains the secret.
+//! * A response whose body matters is complete, or the call fails.
 
 use std::error::Error;
 use std::future::Future;
@@ -32,13 +32,13 @@ use tower_service::Service;
 
 use super::settings::{HookUrl, SECRET_HEADER, socket_of};
 
-/// How long an idle connection is kept: shorter than most services do, which close it after two to five seconds.
+/// How long an idle connection is kept. Most services close idle connections later, after two to five seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most idle connections.
 const MAX_IDLE: usize = 16;
 /// Most bytes of a response that are read.
 const MAX_BODY: usize = 64 << 10;
-/// How long to read the rest of a response that means done, so that its connection can be used again.
+/// How long to read the rest of a response that means done, so that its connection can be reused.
 const REST_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Why a hook failed.
@@ -52,7 +52,7 @@ pub enum HookError {
         /// The time that was waited.
         limit: Duration,
     },
-    /// The service said in time that it was at work, and was not done in time.
+    /// The service reported progress, but was not done in time.
     #[error("{url} was not done within {limit:?}; it last said {said}")]
     Unfinished {
         /// The hook's address.
@@ -116,13 +116,13 @@ pub enum HookError {
     },
 }
 
-/// Whether a connection is used for more than one call.
+/// Whether connections are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Connections {
-    /// Idle connections are used again.
+    /// Idle connections are reused.
     Reused,
-    /// Each call has its own: no call can reach a connection that the service is about to close, which would leave it
-    /// open whether the service has read the call.
+    /// Each call uses a new connection. A reused connection may be closed by the service during the call, and then it
+    /// is unknown whether the service has read the call.
     OnePerCall,
 }
 
@@ -162,13 +162,13 @@ impl HookClient {
         let (status, body) = (response.status(), response.into_body());
         let says_more = status == StatusCode::ACCEPTED || !status.is_success();
         if !says_more {
-            // An error here changes nothing: the status is what counts.
+            // An error here does not matter, because the status decides.
             let _ = timeout(REST_TIMEOUT, read(body)).await;
             return Ok((status, Bytes::new()));
         }
         match read(body).await {
             Ok(body) => Ok((status, body)),
-            // What was to be read only adds to a failure.
+            // The body only explains a failure, so an error while reading it does not matter.
             Err(_) if !status.is_success() && status != StatusCode::CONFLICT => Ok((status, Bytes::new())),
             Err(error) => Err(broke(&*error)),
         }

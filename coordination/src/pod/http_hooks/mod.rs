@@ -1,16 +1,16 @@
-//! The handler of the sidecar: it tells a service that knows nothing of Segue over HTTP which partitions come and go.
+//! The handler of the sidecar. It calls a service that is not linked with Segue by HTTP when partitions come and go.
 //!
-//! Each hook is a `POST` with `{"keyspace","partition","epoch","handoff"}`. [`Answer`] lists what a service can answer:
-//! done, still at work, failed, failed for good. A failed call is repeated, so a hook must tolerate being called twice.
-//! A hook that is not set has nothing to do.
+//! Each hook is a `POST` with `{"keyspace","partition","epoch","handoff"}`. [`Answer`] lists what a response can mean:
+//! done, in progress, failed, failed for good. A failed call is repeated, so a hook must be idempotent. A hook that is
+//! not set counts as done.
 //!
 //! Not here: the proxy in front of the service; `drained`, which the layer can acknowledge for a service that responds
 //! only when its work is done; the lease that a service is lent ([`LentLease`](super::LentLease)).
 //!
 //! # Invariants
 //!
-//! * A call has succeeded only if the service has said so in a complete response.
-//! * A call takes no longer than its hook's timeout, however often the service says that it is still at work.
+//! * A call has succeeded only if a complete response of the service means done.
+//! * A call takes no longer than its hook's timeout, however often the service reports progress.
 
 mod answer;
 mod client;
@@ -36,8 +36,8 @@ use self::answer::{Answer, Progress};
 use self::reports::Running;
 use super::{HandlerError, HandoffContext, HandoffHandler, PermanentFailure};
 
-/// Pauses between two questions to a service that is still at work. Short at first, because requests wait for `sync`
-/// and `drain`.
+/// Pauses between two requests of a call in progress. They are short at first, because requests wait for `sync` and
+/// `drain`.
 const ASK_AGAIN: BackOff = BackOff { first: Duration::from_millis(50), longest: Duration::from_secs(1) };
 
 /// The hooks of a service.
@@ -55,7 +55,7 @@ impl Hooks {
         Hooks { settings, client, reports: HookReports::default() }
     }
 
-    /// Returns what the service has said in the calls that have not succeeded yet.
+    /// Returns the reports of the calls that have not succeeded yet.
     pub fn reports(&self) -> &HookReports {
         &self.reports
     }
@@ -91,7 +91,7 @@ impl Hooks {
         }
     }
 
-    /// Asks until the service is done or has failed.
+    /// Repeats the request until the service is done or has failed.
     async fn ask(
         &self,
         hook: &Hook,

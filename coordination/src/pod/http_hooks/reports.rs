@@ -1,4 +1,4 @@
-//! What the service says in the calls of its hooks, for the status page.
+//! Reports of the hooks' calls, for `/status`.
 //!
 //! # Invariants
 //!
@@ -25,13 +25,13 @@ pub struct HookReport {
     pub handoff: HandoffId,
     /// The epoch that the call is about.
     pub epoch: Epoch,
-    /// Since when it runs or, if it does not run, waits for its next attempt.
+    /// Since when the call runs or, between two attempts, waits.
     pub since: Instant,
     /// Whether it runs.
     pub is_running: bool,
     /// The progress that the service last reported, from 0 to 1.
     pub progress: Option<f64>,
-    /// What the service said about its progress.
+    /// The service's description of its progress.
     pub detail: Option<String>,
     /// Failures in a row.
     pub failures: u32,

@@ -15,10 +15,10 @@ pub const SECRET_HEADER: HeaderName = HeaderName::from_static("segue-hook-secret
 
 const UNIX: &str = "unix";
 
-/// Longest path of a socket, in bytes: that of Linux without its final zero.
+/// Longest path of a socket, in bytes: Linux's limit without the terminating zero.
 pub const MAX_SOCKET_PATH: usize = 107;
 
-/// The hooks of a service. `None`: there is nothing to do.
+/// The hooks of a service. `None` means that the service needs no call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HookSettings {
     /// Get ready to own a partition.
@@ -50,9 +50,9 @@ impl HookSettings {
 /// One hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hook {
-    /// Where it is called.
+    /// The address of the hook.
     pub url: HookUrl,
-    /// How long a call may take until the service is done, with all answers that it is still at work.
+    /// How long a call may take until the service is done, including all responses that report progress.
     pub timeout: Duration,
 }
 
@@ -75,7 +75,8 @@ pub struct HookUrl(Arc<Address>);
 #[derive(Debug, PartialEq, Eq)]
 struct Address {
     text: String,
-    /// With the scheme `unix` and the socket in hexadecimal digits as its authority, or as it was written.
+    /// A unix address has the scheme `unix` and the hexadecimal digits of its socket as authority. Other addresses are
+    /// as written.
     uri: Uri,
 }
 
@@ -90,7 +91,7 @@ impl HookUrl {
     }
 }
 
-/// Why a text is no address of a hook.
+/// Why a text is not the address of a hook.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HookUrlError {
     /// Neither a URL with `http://` and a host nor a unix address.
@@ -129,7 +130,7 @@ impl FromStr for HookUrl {
         if socket.len() > MAX_SOCKET_PATH {
             return Err(HookUrlError::LongSocket);
         }
-        // The pool tells connections apart by their authority, so the socket stands there in an encoded form.
+        // The pool distinguishes connections by their authority, so the authority contains the encoded socket.
         let authority: String = socket.bytes().map(|byte| format!("{byte:02x}")).collect();
         let uri = format!("{UNIX}://{authority}/{path}").parse().map_err(|_| HookUrlError::Form)?;
         Ok(HookUrl::new(text, uri))

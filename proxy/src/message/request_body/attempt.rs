@@ -109,8 +109,8 @@ impl Body for Attempt {
 }
 
 impl Source {
-    /// Returns whether the attempt is known to have been given everything. If that is known with the last frame of data, the
-    /// end needs no frame of its own.
+    /// Returns whether the attempt is known to have been given everything. If that is known with the last frame of
+    /// data, the end needs no frame of its own.
     fn has_ended_after(&self, attempt: &Attempt) -> bool {
         let all_given = attempt.next == self.kept.len() && self.trailers.is_none() && self.attempt == attempt.number;
         let all_here = match self.reading {
@@ -128,7 +128,7 @@ impl Attempt {
         self.left
     }
 
-    /// Returns whether more of it is kept than has been handed out.
+    /// Returns whether part of the kept body has not been handed out yet.
     pub(crate) fn is_at_hand(&self) -> bool {
         self.source.as_ref().is_some_and(|source| source.borrow().kept.len() > self.next)
     }

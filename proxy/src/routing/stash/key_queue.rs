@@ -63,10 +63,10 @@ pub(super) struct KeyQueue<W> {
     pub(super) in_progress: usize,
     /// How many of those have given their place away.
     pub(super) slow: usize,
-    /// How many of those waited, have a key and have not been sent yet.
+    /// How many of the requests in progress had waited with a key and have not been sent yet.
     pub(super) unsent: usize,
-    /// How many waiting requests of a relaxed queue start together, before any of those is sent: those that waited when
-    /// the first of them started. What comes later is the next batch.
+    /// How many waiting requests of a relaxed queue may still start before any of the batch is sent. A batch is the
+    /// requests that waited when its first one started. Later requests are the next batch.
     pub(super) batch: usize,
     /// How many more requests of the queue leave one at a time, even if the flush has relaxed the order of others:
     /// those that were there when it began, and as many again.

@@ -16,8 +16,8 @@
 //! * No request of a queue starts while an earlier one of it waits.
 //! * No request of a queue starts while an earlier one of it is in progress, unless the flush has relaxed the queue's
 //!   order ([`Stash::begin_flush`]).
-//! * In a relaxed queue too, no newcomer starts while a request that waited has been started and not yet sent, for the
-//!   first [`GUARDED_STARTS`] starts.
+//! * Even in a relaxed queue, no newcomer starts while a request that waited has been started but not sent. This holds
+//!   for the first [`GUARDED_STARTS`] starts.
 //! * A request that comes back stands where its arrival puts it in its queue.
 
 mod key_queue;
@@ -29,9 +29,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use self::key_queue::{Arrival, QueuePosition};
 use self::key_queue::{Entry, FlushClaim, KeyQueue, QueueId, StartOrder};
 
-/// How many requests a flush starts from relaxed queues before newcomers may pass those that have not been sent yet. Far
-/// more than arrive while one task waits for its turn to run. Without a bound, a key whose requests arrive faster than
-/// the worker gets round to its tasks would keep the gate from opening.
+/// How many requests a flush starts from relaxed queues before newcomers may pass those that have not been sent yet.
+/// The number is far larger than the number of requests that arrive while a task waits to be polled. Without a bound, a
+/// key whose requests arrive faster than the worker polls its tasks would keep the gate from opening.
 pub const GUARDED_STARTS: usize = 10_000;
 
 /// The state of a flush.
@@ -59,7 +59,7 @@ pub struct Stash<W> {
     keyed_in_progress: usize,
     /// Requests in progress that have given their place away.
     slow: BTreeSet<QueuePosition>,
-    /// Requests with a key that waited, have been started, and have not been sent yet: their tasks have still to run.
+    /// Requests with a key that waited and have been started but not sent, because their tasks have not run yet.
     unsent: BTreeSet<QueuePosition>,
     /// Number of queues that are [`FlushClaim::Due`].
     due_queues: usize,
@@ -152,9 +152,9 @@ impl<W> Stash<W> {
     ///
     /// One at a time per key cannot go on for ever: a key whose requests arrive faster than they are served one after
     /// the other would never leave the stash. So the strict order, and the number of places, hold for twice the
-    /// requests that wait now and a few more. What is left then starts at once, in order of arrival, and newcomers
-    /// follow when that has been [`sent`](Self::sent). A key that has requests here now keeps its order until those, and
-    /// as many again of its own, have been started.
+    /// requests that wait now and a few more. Requests that are left then start at once, in order of arrival, and
+    /// newcomers follow when those have been [`sent`](Self::sent). A key that has requests here now keeps its order
+    /// until those, and as many again of its own, have been started.
     pub fn begin_flush(&mut self, concurrency: usize) {
         let concurrency = concurrency.max(1);
         let in_order_left = 2 * self.waiting + concurrency;
@@ -216,8 +216,8 @@ impl<W> Stash<W> {
             std::mem::take(&mut self.ready).into_iter().map(|((_, arrival), queue)| ((0, arrival), queue)).collect();
     }
 
-    /// Starts the next request that may start now. It counts as in progress until [`done`](Self::done), and newcomers of
-    /// its key wait at least until it has been [`sent`](Self::sent).
+    /// Starts the next request that may start now. It counts as in progress until [`done`](Self::done), and newcomers
+    /// of its key wait at least until it has been [`sent`](Self::sent).
     pub fn start_next(&mut self) -> Option<(QueuePosition, W)> {
         if !self.has_free_place() {
             return None;
@@ -337,7 +337,7 @@ impl<W> Stash<W> {
             return false;
         }
         queue.slow += 1;
-        // Nor does it hold up the newcomers of a relaxed queue.
+        // It no longer holds up the newcomers of a relaxed queue either.
         queue.unsent -= usize::from(self.unsent.remove(&position));
         self.refresh(position.queue);
         true

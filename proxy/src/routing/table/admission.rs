@@ -1,5 +1,5 @@
-//! What requests do at a partition's gate, one operation each. [`TableHandle`](crate::routing::permit::TableHandle) is the
-//! interface to it.
+//! What requests do at a partition's gate, one operation each. [`TableHandle`](crate::routing::permit::TableHandle) is
+//! the interface to it.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -207,8 +207,8 @@ impl Table {
         Self::forget(cell, &mut guard);
     }
 
-    /// Records that a held request with a key has been sent: others of its key may follow if they need not wait for its
-    /// outcome.
+    /// Records that a held request with a key has been sent. Requests of the same key that need not wait for its
+    /// outcome may follow.
     pub(crate) fn sent(&self, partition: PartitionId, position: QueuePosition) {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);

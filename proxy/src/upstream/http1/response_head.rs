@@ -20,7 +20,8 @@ use crate::message::local_reply::is_pods_reason;
 
 /// Most headers of a response.
 const MAX_HEADERS: usize = 128;
-/// Number of headers that most responses do not exceed. Room for them is on the stack and has to be cleared for each head.
+/// Number of headers that most responses do not exceed. The space for them is on the stack and is cleared for each
+/// head.
 const FEW_HEADERS: usize = 16;
 /// Largest head of a response. Generous, because pods are trusted more than clients, but bounded.
 pub(crate) const MAX_HEAD_BYTES: usize = 256 << 10;
@@ -63,7 +64,7 @@ pub(crate) enum HeadError {
     Coding,
 }
 
-/// Where a header's name begins and ends in the head, and its value.
+/// The offsets in the head at which a header's name and its value begin and end.
 type Place = (u32, u32, u32, u32);
 
 /// Takes the head of a response off the front of `buffer`. Returns `None` if it has not all arrived. Informational

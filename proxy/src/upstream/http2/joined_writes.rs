@@ -1,13 +1,13 @@
 //! Writes the head of a request together with the body that is about to follow.
 //!
-//! `h2` lets a body be sent only once it has opened the request's stream, and by then it has written the head. A request
-//! whose body is there would take two system calls and wake its pod twice. So while such a body is expected, what `h2`
-//! writes is put off by one turn of the task that drives the connection. The request's own task takes its turn in
-//! between and gives the body to `h2`.
+//! `h2` accepts a body only once it has opened the request's stream, and by then it has written the head. A request
+//! whose body is available would take two system calls and wake its pod twice. While such a body is expected, the
+//! writes of `h2` are therefore deferred by one poll of the task that drives the connection. In between, the request's
+//! own task is polled and passes the body to `h2`.
 //!
 //! # Invariants
 //!
-//! * A flush is put off by one turn at most, and only while a body is expected.
+//! * A flush is deferred by at most one poll, and only while a body is expected.
 //! * Bytes leave in the order in which they were written.
 
 use std::cell::Cell;
@@ -21,16 +21,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::tls::Stream;
 
-/// Most bytes that are put off. More of them are worth a system call of their own.
+/// Most bytes that are deferred. More bytes are worth a system call of their own.
 const MAX_HELD_BYTES: usize = 4 << 10;
-/// Most slices that are written at once behind the bytes that were put off.
+/// Most slices that are written in one call behind the deferred bytes.
 const MAX_SLICES: usize = 4;
 
 /// The bodies that are about to follow their heads.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ExpectedBodies(Rc<Cell<usize>>);
 
-/// A body that is about to follow its head. Dropped once it has been given to `h2`, or if it cannot be yet.
+/// A body that is about to follow its head. Dropped once `h2` has the body, or if `h2` cannot accept it yet.
 #[derive(Debug)]
 pub(super) struct ExpectedBody(ExpectedBodies);
 
@@ -56,7 +56,7 @@ pub(super) struct JoinedWrites {
     stream: Stream,
     expected: ExpectedBodies,
     held: BytesMut,
-    /// Whether the flush of what is held has been put off.
+    /// Whether the flush of the held bytes has been deferred.
     is_put_off: bool,
 }
 
@@ -65,7 +65,7 @@ impl JoinedWrites {
         JoinedWrites { stream, expected, held: BytesMut::new(), is_put_off: false }
     }
 
-    /// Takes bytes that are to wait for the body behind them. Returns whether they are.
+    /// Keeps bytes that wait for the body behind them. Returns whether they were kept.
     fn holds(&mut self, bytes: &[u8]) -> bool {
         let waits = self.expected.any() && !self.is_put_off && self.held.len() + bytes.len() <= MAX_HELD_BYTES;
         if waits {

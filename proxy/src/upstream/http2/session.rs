@@ -4,9 +4,10 @@
 //!
 //! # Invariants
 //!
-//! * No place is given beyond the streams that the pod has said it allows, so that no exchange waits inside `h2`. In the first
-//!   round trip of a connection the pod has said nothing, and only the [`Bounds`] hold. An exchange that is too many then is
-//!   refused by the pod and sent again, or waits inside `h2`. Having them wait for the pod's word would cost a round trip.
+//! * No place is given beyond the streams that the pod has said it allows, so that no exchange waits inside `h2`. In
+//!   the first round trip of a connection the pod has said nothing, and only the [`Bounds`] hold. An exchange that is
+//!   too many then is refused by the pod and sent again, or waits inside `h2`. Having them wait for the pod's word
+//!   would cost a round trip.
 
 use std::cell::Cell;
 use std::io;
@@ -26,12 +27,12 @@ use super::joined_writes::{ExpectedBodies, JoinedWrites};
 use crate::tls::{Stream, refuses_certificate};
 use crate::upstream::http1::MAX_HEAD_BYTES;
 
-/// Window of a stream: 64 MB/s at a round trip of 1 ms. A client that does not read costs as much memory for each of its
-/// streams.
+/// Window of a stream: 64 MB/s at a round trip of 1 ms. A client that does not read costs as much memory for each of
+/// its streams.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-/// Window of a connection, much larger than those of its streams together, so that clients that do not read never use up what
-/// others on the connection need. It is that large because `h2` also derives from it how many small frames may lie unread
-/// before it closes the connection: each costs 256 bytes, less its length, of half of this.
+/// Window of a connection, much larger than those of its streams together, so that clients that do not read never use
+/// up what others on the connection need. It is that large because `h2` also derives from it how many small frames may
+/// lie unread before it closes the connection: each costs 256 bytes, less its length, of half of this.
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 128 << 20;
 /// Most bytes of one upload that lie inside `h2`, once the pod's window allows them.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
@@ -206,9 +207,9 @@ struct Heard {
     stream: JoinedWrites,
     state: Rc<State>,
     announced: Announced,
-    /// Whether this says that it writes several slices at once. `h2` asks when it takes the connection over. Told no, it
-    /// copies data frames of up to 1 KiB instead of 256 bytes behind the frames before them, and so writes small requests
-    /// at once. For larger frames it asks again.
+    /// The value of `is_write_vectored`, which `h2` reads when it takes the connection over. If it is false, `h2`
+    /// copies data frames of up to 1 KiB, instead of 256 bytes, behind the frames before them, and so writes small
+    /// requests at once. For larger frames `h2` reads the value again.
     is_vectored: bool,
 }
 
@@ -230,8 +231,8 @@ impl Heard {
         }
     }
 
-    /// Reads what is left after a failed write. A pod that refuses sends an alert and closes, and `h2` may see the close
-    /// first. Reading from a connection that has failed never blocks.
+    /// Reads what is left after a failed write. A pod that refuses sends an alert and closes, and `h2` may see the
+    /// close first. Reading from a connection that has failed never blocks.
     fn written<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &written else { return written };
         if self.state.accepted.get() || self.state.refuses.get() || error.raw_os_error().is_none() {

@@ -36,7 +36,7 @@ pub(super) struct Upload {
     /// Bound on the trailers, as HTTP/2 counts their size.
     most_trailers: usize,
     sent: u64,
-    /// Set while the head waits for the body's beginning.
+    /// Set while the head waits for the first bytes of the body.
     expected: Option<ExpectedBody>,
     has_waited: bool,
 }

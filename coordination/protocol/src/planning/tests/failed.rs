@@ -1,4 +1,4 @@
-//! A new owner that says that it cannot take a partition.
+//! New owners that report that they cannot take a partition.
 
 use super::world::{World, policy, secs};
 use crate::handoff::advance::{Ack, acknowledge};
@@ -8,7 +8,7 @@ use crate::records::{PodAck, PodAckKind};
 
 const P0: PartitionId = PartitionId::new(0);
 
-/// Lets the new owner of partition 0 say that it cannot take it. Returns the pod's name.
+/// Lets the new owner of partition 0 report that it cannot take it. Returns the pod's name.
 pub(super) fn fail(world: &mut World, reason: Option<&str>) -> String {
     fail_at(world, P0, reason)
 }

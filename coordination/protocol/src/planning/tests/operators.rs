@@ -1,4 +1,4 @@
-//! What operators want, and what planning makes of it.
+//! Operators' intentions in planning: drains, pins, pauses and operations.
 
 use std::collections::BTreeMap;
 

@@ -8,8 +8,8 @@ use crate::ids::{Epoch, PartitionId};
 use crate::planning::{Notice, ROLL_PATIENCE};
 use crate::records::PodStatus;
 
-/// A roll over all pods, the last one first: each drains, exits, and comes back after `away`; the next one follows after
-/// `rest`.
+/// A rolling restart of all pods, the last one first. Each pod drains, exits, and comes back after `away`. The next one
+/// follows after `rest`.
 #[derive(Clone, Copy)]
 struct Roll {
     pods: usize,
@@ -19,7 +19,7 @@ struct Roll {
     versions: bool,
 }
 
-/// What was seen during a roll.
+/// Observations during a rolling restart.
 #[derive(Debug)]
 struct Outcome {
     moves: u32,
@@ -60,7 +60,7 @@ impl Rolling {
         self.outcome.most = self.outcome.most.max(self.world.balance().into_values().max().unwrap_or(0));
     }
 
-    /// Leads, and lets participants do what they can, until nothing is left to do now. Counts after each step.
+    /// Runs the leader and the participants until nothing is left to do now. Counts after each step.
     fn act(&mut self) {
         loop {
             self.world.lead();
@@ -71,7 +71,7 @@ impl Rolling {
         }
     }
 
-    /// Acts at every moment that the leader asks for.
+    /// Runs the leader at every time that it asks for.
     fn run(&mut self, span: Duration) {
         let end = self.world.now + span;
         while self.world.now < end {
@@ -111,9 +111,9 @@ fn roll(roll: Roll) -> Outcome {
     rolling.outcome
 }
 
-/// Returns the fewest moves of any planner: every partition leaves its pod once; those of the first pod go to one that
-/// is still to be restarted, and leave it as well; and those of the pod that came back last had another place before,
-/// on a pod that had been restarted.
+/// Returns the fewest moves of any planner. Every partition leaves its pod once. Those of the first pod go to a pod
+/// that has not been restarted yet, and leave that one as well. Those of the pod that came back last had a place on
+/// another restarted pod before.
 fn fewest(roll: Roll) -> u32 {
     let share = roll.partitions / roll.pods as u32;
     roll.partitions + 2 * share
