@@ -101,6 +101,11 @@ fn wrong(text: &str, error: &HookUrlError) -> Wrong {
             let near = (!text.contains("://") && text.contains(':')).then(|| quoted(&format!("http://{text}")));
             Wrong::new(format!("{shown} is not a URL of this kind"), EXPECTED_URL).did_you_mean(near)
         }
+        // The text is not repeated: it may hold a password.
+        HookUrlError::Credentials => {
+            let expected = "expected a URL without credentials; pod.hooks.secret_file names what each request carries";
+            Wrong::new("the URL of this hook has a user's name or password", expected)
+        }
         HookUrlError::RelativeSocket => {
             Wrong::new(format!("{shown} does not name a socket by an absolute path"), EXPECTED_URL)
         }
