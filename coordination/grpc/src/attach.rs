@@ -1,5 +1,6 @@
 //! A pod's registration through this service: a new one, or the continuation of one by its token.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::session::unix_millis;
@@ -12,6 +13,7 @@ use segue_protocol::view::View;
 use tonic::Status;
 use tracing::{info, warn};
 
+use crate::hold::Hold;
 use crate::proto::Hello;
 use crate::shared::Shared;
 use crate::token::{Secret, Token};
@@ -24,11 +26,13 @@ const MAX_TTL: Duration = Duration::from_secs(3600);
 const MAX_NAME_BYTES: usize = 253;
 
 /// A pod whose registration is alive. A view of revision `seen` or later shows all that the pod can have been told.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) token: Token,
     pub(crate) resumed: bool,
     pub(crate) seen: Revision,
+    /// `None` if this instance has not renewed the lease.
+    pub(crate) hold: Option<Arc<Hold>>,
     record: PodRecord,
 }
 
@@ -43,6 +47,13 @@ impl Attached {
 
     pub(crate) fn lease(&self) -> LeaseId {
         self.token.lease()
+    }
+
+    /// Notes that the token is on its way to the pod.
+    pub(crate) fn told(&self) {
+        if let Some(hold) = &self.hold {
+            hold.told();
+        }
     }
 
     /// Returns whether the registration is still there. `Err` with the transaction that restores it if another writer
@@ -67,18 +78,24 @@ impl Attached {
 }
 
 /// Registers the pod of `hello`, or goes on with its registration.
-pub(crate) async fn attach(shared: &Shared, hello: &Hello) -> Result<Attached, Status> {
+pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello) -> Result<Attached, Status> {
     let (record, ttl) = read(shared, hello)?;
-    if !hello.resume.is_empty() {
-        let token = Token::parse(&hello.resume)?;
-        if token.pod != hello.pod {
-            return Err(Status::invalid_argument(format!("`resume` is of pod {}, `pod` is {}", token.pod, hello.pod)));
-        }
-        if let Some(attached) = resume(shared, token).await? {
+    let token = Some(&hello.resume).filter(|resume| !resume.is_empty()).map(|resume| Token::parse(resume)).transpose()?;
+    if let Some(token) = token.as_ref().filter(|token| token.pod != hello.pod) {
+        return Err(Status::invalid_argument(format!("`resume` is of pod {}, `pod` is {}", token.pod, hello.pod)));
+    }
+    let shared = shared.clone();
+    // A task of its own: a pod that hangs up must not break off a renewal. The store takes that for the end of its
+    // connection, which carries all leases and watches of this process.
+    let attaching = tokio::spawn(async move {
+        if let Some(token) = token
+            && let Some(attached) = resume(&shared, token).await?
+        {
             return Ok(attached);
         }
-    }
-    register(shared, record, ttl).await
+        register(&shared, record, ttl).await
+    });
+    attaching.await.unwrap_or_else(|_| Err(Status::internal("the registration failed; ask again")))
 }
 
 /// Returns the registration of this token, as the store has it. `None` if it is over.
@@ -96,15 +113,16 @@ pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Attache
         )));
     };
     token.proves(record.resume_digest.as_deref())?;
-    Ok(Some(Attached { token, resumed: true, seen: entry.mod_revision, record }))
+    Ok(Some(Attached { token, resumed: true, seen: entry.mod_revision, hold: None, record }))
 }
 
 /// Goes on with the registration of this token: renews its lease. `None` if it is over.
 ///
 /// What the pod was told by another instance may be newer than this instance's view. A write marks the present: a view
 /// that shows it is new enough.
-async fn resume(shared: &Shared, token: Token) -> Result<Option<Attached>, Status> {
+async fn resume(shared: &Arc<Shared>, token: Token) -> Result<Option<Attached>, Status> {
     let Some(mut attached) = find(shared, token).await? else { return Ok(None) };
+    attached.hold = Some(Hold::known(shared, &attached.token));
     let (pod, lease) = (attached.name(), attached.lease());
     let mark = Txn {
         when: vec![Compare::created_at(shared.keys.pod(pod), attached.incarnation().revision())],
@@ -125,7 +143,7 @@ async fn resume(shared: &Shared, token: Token) -> Result<Option<Attached>, Statu
     }
 }
 
-async fn register(shared: &Shared, record: PodRecord, ttl: Duration) -> Result<Attached, Status> {
+async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration) -> Result<Attached, Status> {
     let key = shared.keys.pod(&record.pod_name);
     let taken = || {
         Status::already_exists(format!(
@@ -151,7 +169,8 @@ async fn register(shared: &Shared, record: PodRecord, ttl: Duration) -> Result<A
             let incarnation = Incarnation::registered_at(outcome.revision);
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
             let token = secret.token(&record.pod_name, incarnation, lease, ttl);
-            Ok(Attached { token, resumed: false, seen: outcome.revision, record })
+            let hold = Some(Hold::new(shared, &token));
+            Ok(Attached { token, resumed: false, seen: outcome.revision, hold, record })
         }
         refused => {
             let _ = shared.store.revoke(lease).await;

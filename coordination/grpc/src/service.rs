@@ -154,6 +154,7 @@ impl Pods for Calls {
             confirmed: heartbeat.seq,
             ..event(&view, &shared.settings, changes, true)
         };
+        attached.told();
         Ok(Response::new(event))
     }
 
