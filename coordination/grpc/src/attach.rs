@@ -16,13 +16,12 @@ use tracing::{info, warn};
 use crate::hold::Hold;
 use crate::proto::Hello;
 use crate::shared::Shared;
-use crate::token::{Secret, Token};
+use crate::token::{MAX_TTL, Secret, Token};
 
 /// The version of this protocol.
 pub(crate) const PROTOCOL: u32 = 1;
 
 const DEFAULT_TTL: Duration = Duration::from_secs(15);
-const MAX_TTL: Duration = Duration::from_secs(3600);
 const MAX_NAME_BYTES: usize = 253;
 
 /// A pod whose registration is alive. A view of revision `seen` or later shows all that the pod can have been told.
@@ -155,9 +154,9 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration) -> Res
     if !shared.store.snapshot(&Keys::One(key.clone())).await.map_err(unavailable)?.entries.is_empty() {
         return Err(taken());
     }
-    let secret = Secret::new();
-    let record = PodRecord { resume_digest: Some(secret.digest.clone()), ..timed(record.clone()) };
     let lease = shared.store.grant(ttl).await.map_err(unavailable)?;
+    let secret = Secret::new(lease, ttl);
+    let record = PodRecord { resume_digest: Some(secret.digest.clone()), ..timed(record.clone()) };
     let create = Txn {
         when: vec![Compare::created_at(key.clone(), Revision::ZERO)],
         then: vec![Op::Put { key, value: encode(&record), lease: Some(lease) }],
@@ -168,7 +167,7 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration) -> Res
         Ok(outcome) if outcome.committed() => {
             let incarnation = Incarnation::registered_at(outcome.revision);
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
-            let token = secret.token(&record.pod_name, incarnation, lease, ttl);
+            let token = secret.token(&record.pod_name, incarnation);
             let hold = Some(Hold::new(shared, &token));
             Ok(Attached { token, resumed: false, seen: outcome.revision, hold, record })
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use segue_grpc::proto::{Ack, AckKind, AckOutcome, Heartbeat, Hello, Holding, PollRequest, TaskId};
+use segue_grpc::proto::{Ack, AckKind, AckOutcome, Event, Heartbeat, Hello, Holding, LeaveRequest, PollRequest, TaskId};
 use tonic::Code;
 
 use crate::client::{Pod, ack, connect, hello, register};
@@ -48,6 +48,43 @@ async fn a_token_with_another_secret_is_refused_and_a_stale_ack_is_named_so() {
     assert_eq!(refused.code(), Code::PermissionDenied);
     let forged = Hello { resume: text.into_bytes(), ..hello(&site.name, "a") };
     assert_eq!(register(site.address(1), forged).await.unwrap_err().code(), Code::PermissionDenied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_with_another_lease_or_ttl_is_refused_and_ends_no_lease() {
+    let site = Site::start().await;
+    let long = |pod| {
+        let lease_ttl = Duration::from_secs(60).try_into().ok();
+        Hello { lease_ttl, ..hello(&site.name, pod) }
+    };
+    let (_a, mut of_a) = register(site.address(0), long("a")).await.unwrap();
+    let (_b, mut of_b) = register(site.address(0), long("b")).await.unwrap();
+    let token = |event: Event| String::from_utf8(event.welcome.unwrap().resume).unwrap();
+    let a = token(of_a.message().await.unwrap().unwrap());
+    let b = token(of_b.message().await.unwrap().unwrap());
+    let lease = |token: &str| {
+        let (_, rest) = token.split_once("\"lease\":").unwrap();
+        rest.split_once(',').unwrap().0.to_owned()
+    };
+    let with_lease = a.replace(&lease(&a), &lease(&b));
+    let with_ttl = a.replace("\"ttl_s\":60", "\"ttl_s\":3600");
+    assert!(with_lease != a && with_ttl != a, "{a}");
+    for forged in [with_lease, with_ttl] {
+        for instance in 0..2 {
+            let resume = forged.clone().into_bytes();
+            let leave = LeaveRequest { resume: resume.clone(), now: true };
+            let refused = connect(site.address(instance)).await.leave(leave).await.unwrap_err();
+            assert_eq!(refused.code(), Code::PermissionDenied, "{forged}");
+            let refused = ack(site.address(instance), resume.clone(), Vec::new()).await.unwrap_err();
+            assert_eq!(refused.code(), Code::PermissionDenied, "{forged}");
+            let refused = register(site.address(instance), Hello { resume, ..long("a") }).await.unwrap_err();
+            assert_eq!(refused.code(), Code::PermissionDenied, "{forged}");
+        }
+    }
+    let endless = a.replace("\"ttl_s\":60", &format!("\"ttl_s\":{}", u64::MAX));
+    let refused = register(site.address(0), Hello { resume: endless.into_bytes(), ..long("a") }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert_eq!(site.view().await.pods.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
