@@ -143,7 +143,7 @@ impl Pods for Calls {
         let ttl = u64::try_from(attached.token.ttl().as_micros()).unwrap_or(u64::MAX);
         let longest = Duration::from_micros(keepalive_interval(ttl));
         let wait = wait.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default().min(longest);
-        let _ = timeout(wait, shared.hub.newer_than(after_revision.into())).await;
+        let _ = timeout(wait, shared.hub.changed_after(after_revision.into())).await;
         let mut pod = remote_pod(shared, &attached, Some(hello));
         let view = shared.hub.view();
         let partitions = pod.concerned(&view);

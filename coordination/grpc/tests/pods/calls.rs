@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use segue_grpc::proto::{Ack, AckKind, AckOutcome, Event, Heartbeat, Hello, Holding, LeaveRequest, PollRequest, TaskId};
+use segue_protocol::records::{PodRecord, encode};
+use tokio::time::Instant;
 use tonic::Code;
 
 use crate::client::{Pod, ack, connect, hello, register};
@@ -117,4 +119,36 @@ async fn a_pod_without_streams_takes_part_by_polling_any_instance() {
         owned = assignment.owned.len();
     }
     assert_eq!(site.owners().await.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_poll_waits_until_something_changes() {
+    let site = Site::start().await;
+    let lease_ttl = Duration::from_secs(120).try_into().ok();
+    let mut hello = Hello { lease_ttl, ..hello(&site.name, "a") };
+    let mut client = connect(site.address(0)).await;
+    let (mut seq, mut revision) = (0, 0);
+    let mut poll = async |wait: Duration| {
+        seq += 1;
+        let heartbeat = Some(Heartbeat { seq, hello: Some(hello.clone()), seen: 0 });
+        let begun = Instant::now();
+        let request = PollRequest { heartbeat, after_revision: revision, wait: wait.try_into().ok() };
+        let event = client.poll(request).await.unwrap().into_inner();
+        (hello.resume, revision) = (event.welcome.unwrap().resume, event.revision);
+        begun.elapsed()
+    };
+    poll(Duration::ZERO).await;
+    // Its partitions are planned for it; then nothing happens.
+    let wait = Duration::from_secs(2);
+    let mut polls = 0;
+    while poll(wait).await < wait {
+        polls += 1;
+        assert!(polls < 30, "no poll waits");
+    }
+    // A sixth of the TTL is the longest.
+    let (took, ()) = tokio::join!(poll(Duration::from_secs(20)), async {
+        // Whether the poll has begun or not: this comes after the revision that it names.
+        site.put(site.keys.pod("b"), encode(&PodRecord::new("b", "127.0.0.1:9"))).await;
+    });
+    assert!(took < Duration::from_secs(15), "it has waited for {took:?}");
 }
