@@ -6,7 +6,7 @@ use std::time::Duration;
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Incarnation, LeaseId, Revision};
-use segue_protocol::records::{Capabilities, PodRecord, encode};
+use segue_protocol::records::{Capabilities, MAX_PARTITIONS, PodRecord, encode};
 use segue_protocol::registration::{Attachment, attachment, put_back, withdraw};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use segue_protocol::view::View;
@@ -22,7 +22,8 @@ use crate::token::{MAX_TTL, Secret, Token};
 pub(crate) const PROTOCOL: u32 = 1;
 
 const DEFAULT_TTL: Duration = Duration::from_secs(15);
-const MAX_NAME_BYTES: usize = 253;
+const MAX_TEXT_BYTES: usize = 253;
+const MAX_HOLDINGS: usize = MAX_PARTITIONS as usize;
 
 /// A pod whose registration is alive. A view of revision `seen` or later shows all that the pod can have been told.
 #[derive(Debug)]
@@ -204,10 +205,31 @@ fn read(shared: &Shared, hello: &Hello) -> Result<(PodRecord, Duration), Status>
         )));
     }
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if hello.pod.is_empty() || hello.pod.len() > MAX_NAME_BYTES || !hello.pod.chars().all(allowed) {
+    if hello.pod.is_empty() || hello.pod.len() > MAX_TEXT_BYTES || !hello.pod.chars().all(allowed) {
         return Err(Status::invalid_argument(format!(
-            "`pod`: {:?} cannot be a name; expected letters, digits, '.', '_' and '-', {MAX_NAME_BYTES} at most",
+            "`pod`: {:?} cannot be a name; expected letters, digits, '.', '_' and '-', {MAX_TEXT_BYTES} at most",
             hello.pod
+        )));
+    }
+    for (field, text) in [("address", &hello.address), ("zone", &hello.zone), ("version", &hello.version)] {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(Status::invalid_argument(format!(
+                "`{field}`: {} bytes; expected {MAX_TEXT_BYTES} at most",
+                text.len()
+            )));
+        }
+    }
+    if hello.holdings.len() > MAX_HOLDINGS {
+        return Err(Status::invalid_argument(format!(
+            "`holdings`: {} partitions; expected {MAX_PARTITIONS} at most",
+            hello.holdings.len()
+        )));
+    }
+    // Of a partition that only this keyspace lacks, the pod is told to release the state.
+    if let Some(held) = hello.holdings.iter().find(|held| held.partition >= MAX_PARTITIONS) {
+        return Err(Status::invalid_argument(format!(
+            "`holdings`: partition {}; no keyspace has more than {MAX_PARTITIONS}",
+            held.partition
         )));
     }
     let port = hello.address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());

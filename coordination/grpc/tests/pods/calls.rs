@@ -15,6 +15,7 @@ async fn a_hello_that_cannot_be_is_refused_in_words() {
     let site = Site::start().await;
     let good = || hello(&site.name, "a");
     let ttl = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
+    let holds = |partition, count| vec![Holding { partition, epoch: 1 }; count];
     for (bad, code, expected) in [
         (Hello { protocol_min: 2, protocol_max: 3, ..good() }, Code::FailedPrecondition, "speaks version 1"),
         (Hello { keyspace: "other".to_owned(), ..good() }, Code::FailedPrecondition, "the pod of \"other\""),
@@ -22,6 +23,11 @@ async fn a_hello_that_cannot_be_is_refused_in_words() {
         (Hello { address: "here".to_owned(), ..good() }, Code::InvalidArgument, "expected host:port"),
         (Hello { lease_ttl: ttl(1, 0), ..good() }, Code::InvalidArgument, "from 2 to 3600"),
         (Hello { lease_ttl: ttl(2, 500), ..good() }, Code::InvalidArgument, "whole seconds"),
+        (Hello { address: format!("{}:1", "a".repeat(252)), ..good() }, Code::InvalidArgument, "`address`: 254 bytes"),
+        (Hello { zone: "z".repeat(254), ..good() }, Code::InvalidArgument, "`zone`: 254 bytes"),
+        (Hello { version: "v".repeat(254), ..good() }, Code::InvalidArgument, "`version`: 254 bytes"),
+        (Hello { holdings: holds(65_536, 1), ..good() }, Code::InvalidArgument, "partition 65536; no keyspace"),
+        (Hello { holdings: holds(0, 65_537), ..good() }, Code::InvalidArgument, "65537 partitions; expected 65536"),
         (Hello { weight: f64::NAN, ..good() }, Code::InvalidArgument, "`weight`"),
         (Hello { resume: b"x".to_vec(), ..good() }, Code::InvalidArgument, "`resume` is not a token"),
     ] {
