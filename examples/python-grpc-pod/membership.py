@@ -286,12 +286,13 @@ class Membership:
                 outcomes = (await self.answer(lambda stub: stub.Ack(request, timeout=5))).outcomes
             except BROKEN:
                 outcomes = [self.pb.AGAIN] * len(batch)
-                await asyncio.sleep(0.1)
             for (key, ack), outcome in zip(batch.items(), outcomes):
                 if outcome == self.pb.AGAIN:
                     self.acks_due.set()
                 elif self.acks.get(key) is ack:
                     del self.acks[key]
+            if self.pb.AGAIN in outcomes:
+                await asyncio.sleep(0.1)
 
     async def answer(self, call):
         """Makes a call at the coordinator of the present stream."""

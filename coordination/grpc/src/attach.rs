@@ -80,7 +80,8 @@ impl Attached {
 /// Registers the pod of `hello`, or goes on with its registration.
 pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello) -> Result<Attached, Status> {
     let (record, ttl) = read(shared, hello)?;
-    let token = Some(&hello.resume).filter(|resume| !resume.is_empty()).map(|resume| Token::parse(resume)).transpose()?;
+    let token =
+        Some(&hello.resume).filter(|resume| !resume.is_empty()).map(|resume| Token::parse(resume)).transpose()?;
     if let Some(token) = token.as_ref().filter(|token| token.pod != hello.pod) {
         return Err(Status::invalid_argument(format!("`resume` is of pod {}, `pod` is {}", token.pod, hello.pod)));
     }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use segue_grpc::proto::{Ack, AckKind, AckOutcome, Event, Heartbeat, Hello, Holding, LeaveRequest, PollRequest, TaskId};
+use segue_grpc::proto::{
+    Ack, AckKind, AckOutcome, Event, Heartbeat, Hello, Holding, LeaveRequest, PollRequest, TaskId,
+};
 use segue_protocol::records::{PodRecord, encode};
 use tokio::time::Instant;
 use tonic::Code;
