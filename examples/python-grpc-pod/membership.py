@@ -6,6 +6,7 @@ independent of HTTP and of the service's state, so other services can copy it un
 Invariants:
 
 * A request is accepted only at the epoch that the pod owns, and only while the lease clock runs.
+* A request writes only in the life (the incarnation) that accepted it: others may have owned its partition in between.
 * The lease clock counts from when a confirmed heartbeat was *sent*, by a clock that counts suspended time.
 * The token stays in this process. A restarted process is a new incarnation.
 """
@@ -89,25 +90,30 @@ class Membership:
 
     @contextlib.asynccontextmanager
     async def request(self, partition, epoch):
-        """Yields whether a request is accepted. It counts as in flight until the block ends."""
+        """Yields the life in which a request is accepted, otherwise None. It counts as in flight until the block ends."""
         if self.owned.get(partition, 0) < epoch:
             # The router may learn of the ownership before the pod does.
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.until(lambda: self.owned.get(partition, 0) >= epoch), 0.25)
-        accepted = self.owned.get(partition) == epoch and lease_now() < self.trusted_until
-        if not accepted:
-            yield False
+        if self.owned.get(partition) != epoch or lease_now() >= self.trusted_until:
+            yield None
             return
         self.in_flight[partition] = self.in_flight.get(partition, 0) + 1
         try:
-            yield True
+            yield self.incarnation
         finally:
             self.in_flight[partition] -= 1
             await self.notify()
 
-    def may_write(self):
-        """Returns whether a write of an accepted request takes effect now before the lease can have ended."""
-        return lease_now() < self.stands_until
+    def may_write(self, life):
+        """Says whether what a request that was accepted in this life writes now takes effect before its lease can have
+        ended."""
+        return life == self.incarnation and lease_now() < self.stands_until
+
+    def fence(self):
+        """Stops all requests: the registration is over."""
+        self.owned.clear()
+        self.trusted_until = self.stands_until = 0.0
 
     async def until(self, holds):
         async with self.changed:
@@ -133,6 +139,8 @@ class Membership:
                     except BROKEN as error:
                         log.info("stream to %s ended: %s", target, describe(error))
                         is_over = isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.NOT_FOUND
+                        if is_over:
+                            self.fence()
                         if self.leaving and is_over:
                             self.left = True
                             return
@@ -188,9 +196,8 @@ class Membership:
 
     async def welcomed(self, welcome):
         if not welcome.resumed:
-            # A new incarnation owns nothing, and cannot use the state of an earlier one.
-            self.owned.clear()
-            self.trusted_until = self.stands_until = 0.0
+            # Another life: nothing of the earlier one is owned, and its state is of no use.
+            self.fence()
             self.acks.clear()
             for _, _, task in self.running.values():
                 task.cancel()
@@ -279,12 +286,13 @@ class Membership:
                 outcomes = (await self.answer(lambda stub: stub.Ack(request, timeout=5))).outcomes
             except BROKEN:
                 outcomes = [self.pb.AGAIN] * len(batch)
-                await asyncio.sleep(0.1)
             for (key, ack), outcome in zip(batch.items(), outcomes):
                 if outcome == self.pb.AGAIN:
                     self.acks_due.set()
                 elif self.acks.get(key) is ack:
                     del self.acks[key]
+            if self.pb.AGAIN in outcomes:
+                await asyncio.sleep(0.1)
 
     async def answer(self, call):
         """Calls the coordinator of the current stream."""

@@ -148,13 +148,13 @@ class Http:
             partition, epoch = int(headers["segue-partition"]), int(headers["segue-epoch"])
         except (KeyError, ValueError):
             return "400 Bad Request", {}, b"not stamped with partition and epoch: it came by no router\n"
-        async with membership.request(partition, epoch) as accepted:
-            if not accepted or headers.get("segue-keyspace") != membership.keyspace:
-                # The header promises that nothing was done, so the router retries.
+        async with membership.request(partition, epoch) as life:
+            if life is None or headers.get("segue-keyspace") != membership.keyspace:
+                # The promise that nothing was done: the router asks again.
                 return "421 Misdirected Request", {"segue-misdirected": "1"}, b""
-            return await self.work(method, path, headers, body, partition, epoch)
+            return await self.work(method, path, headers, body, partition, epoch, life)
 
-    async def work(self, method, path, headers, body, partition, epoch):
+    async def work(self, method, path, headers, body, partition, epoch, life):
         accepted_at = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         state, key = self.writer.states[partition], path.removeprefix("/keys/")
         await self.pause()
@@ -163,14 +163,14 @@ class Http:
             sequence, text = state.entries.get(key, (0, ""))
             value = text.encode()
         else:
-            if not self.membership.may_write():
+            if not self.membership.may_write(life):
                 return "500 Internal Server Error", {"segue-reason": "lease-lost"}, b"the lease ended\n"
             sequence = int(headers["x-sequence"])
             record = {
                 "partition": partition,
                 "epoch": epoch,
                 "pod": self.membership.name,
-                "incarnation": self.membership.incarnation,
+                "incarnation": life,
                 "request": int(headers["x-request-id"]),
                 "key": key,
                 "sequence": sequence,

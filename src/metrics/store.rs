@@ -98,6 +98,10 @@ impl Store for MeteredStore {
         self.timed("keep_alive", self.store.keep_alive(lease)).await
     }
 
+    fn forget_lease(&self, lease: LeaseId) {
+        self.store.forget_lease(lease);
+    }
+
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
         self.timed("revoke", self.store.revoke(lease)).await
     }

@@ -7,7 +7,7 @@
 mod writers;
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -21,13 +21,20 @@ use segue_tests::ports::free_address;
 use segue_tests::process::Process;
 use writers::{PARTITIONS, WriterCluster};
 
-/// Starts a pod that knows these coordinators.
-fn pod(cluster: &mut WriterCluster, name: &str, coordinators: &[SocketAddr]) {
+/// Returns the folder of the Python pod, and a command that runs Python with what the pod needs.
+fn python() -> (PathBuf, Command) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = root.join(".tools/pods/bin/python");
     assert!(python.exists(), "{} is missing: run scripts/setup pods", python.display());
     let mut command = Command::new(python);
-    command.arg(root.join("examples/python-grpc-pod/pod.py")).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.env("PYTHONDONTWRITEBYTECODE", "1");
+    (root.join("examples/python-grpc-pod"), command)
+}
+
+/// Starts a pod that knows these coordinators.
+fn pod(cluster: &mut WriterCluster, name: &str, coordinators: &[SocketAddr]) {
+    let (folder, mut command) = python();
+    command.arg(folder.join("pod.py"));
     for coordinator in coordinators {
         command.args(["--coordinator", &coordinator.to_string()]);
     }
@@ -35,6 +42,13 @@ fn pod(cluster: &mut WriterCluster, name: &str, coordinators: &[SocketAddr]) {
     command.args(["--warm-time", "0.03", "--service-time", "0.002", "--log-dir"]).arg(cluster.logs());
     let process = Process::start(name, cluster.path(), &mut command);
     cluster.processes.insert(name.to_owned(), process);
+}
+
+#[test]
+fn a_python_pod_writes_nothing_that_an_earlier_life_has_accepted() {
+    let (folder, mut command) = python();
+    let output = command.args(["-m", "unittest", "test_membership"]).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

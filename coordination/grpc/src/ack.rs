@@ -6,18 +6,18 @@ use segue_coordination::session::unix_millis;
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::{Verdict, judge};
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
 use crate::proto::{Ack, AckKind, AckOutcome};
 use crate::shared::Shared;
 use crate::token::Token;
 
-/// How long an acknowledgement waits for this instance's view and for the store.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long acknowledgements wait for this instance's view, and one for the store.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Handles an acknowledgement from the pod that holds this token.
-pub(crate) async fn acknowledge(shared: &Shared, token: &Token, ack: &Ack) -> AckOutcome {
+/// Handles an acknowledgement of the pod that this token belongs to. It waits for the view until `deadline`.
+pub(crate) async fn acknowledge(shared: &Shared, token: &Token, ack: &Ack, deadline: Instant) -> AckOutcome {
     let Some(id) = ack.id else { return AckOutcome::Stale };
     let (partition, handoff) = (PartitionId::new(id.partition), HandoffId::created_at(Revision::new(id.handoff)));
     let callback = match ack.kind() {
@@ -37,7 +37,6 @@ pub(crate) async fn acknowledge(shared: &Shared, token: &Token, ack: &Ack) -> Ac
         let is_told = callback != Callback::Warm || shared.sessions.warmed_by_hand(token.incarnation(), partition);
         return if is_told { AckOutcome::Accepted } else { AckOutcome::Again };
     }
-    let deadline = Instant::now() + PATIENCE;
     loop {
         let (verdict, revision) = {
             let view = shared.hub.view();
@@ -49,7 +48,7 @@ pub(crate) async fn acknowledge(shared: &Shared, token: &Token, ack: &Ack) -> Ac
             Verdict::Known => return AckOutcome::Accepted,
             Verdict::Stale => return AckOutcome::Stale,
             Verdict::TooEarly => {}
-            Verdict::Commit(txn) => match timeout_at(deadline, shared.store.commit(*txn)).await {
+            Verdict::Commit(txn) => match timeout(PATIENCE, shared.store.commit(*txn)).await {
                 Ok(Ok(outcome)) if outcome.committed() => {
                     let (pod, partition, handoff) = (&token.pod, partition.get(), handoff.get());
                     info!(pod, partition, handoff, "{} done", callback.as_str());

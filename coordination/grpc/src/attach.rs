@@ -1,34 +1,38 @@
 //! Registers a pod, or resumes a registration by its token.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Incarnation, LeaseId, Revision};
-use segue_protocol::records::{Capabilities, PodRecord, encode};
+use segue_protocol::records::{Capabilities, MAX_PARTITIONS, PodRecord, encode};
 use segue_protocol::registration::{Attachment, attachment, put_back, withdraw};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use segue_protocol::view::View;
 use tonic::Status;
 use tracing::{info, warn};
 
+use crate::hold::Hold;
 use crate::proto::Hello;
 use crate::shared::Shared;
-use crate::token::{Secret, Token};
+use crate::token::{MAX_TTL, Secret, Token};
 
 /// The version of this protocol.
 pub(crate) const PROTOCOL: u32 = 1;
 
 const DEFAULT_TTL: Duration = Duration::from_secs(15);
-const MAX_TTL: Duration = Duration::from_secs(3600);
-const MAX_NAME_BYTES: usize = 253;
+const MAX_TEXT_BYTES: usize = 253;
+const MAX_HOLDINGS: usize = MAX_PARTITIONS as usize;
 
-/// A registered pod. A view of revision `seen` or later shows everything that any instance can have told the pod.
-#[derive(Debug, Clone)]
+/// A pod whose registration is alive. A view of revision `seen` or later shows all that the pod can have been told.
+#[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) token: Token,
     pub(crate) resumed: bool,
     pub(crate) seen: Revision,
+    /// `None` if this instance has not renewed the lease.
+    pub(crate) hold: Option<Arc<Hold>>,
     record: PodRecord,
 }
 
@@ -45,8 +49,15 @@ impl Attached {
         self.token.lease()
     }
 
-    /// Returns whether the registration still exists. Returns the transaction that restores it as `Err` if another
-    /// writer has detached it from its lease.
+    /// Notes that the token is on its way to the pod.
+    pub(crate) fn told(&self) {
+        if let Some(hold) = &self.hold {
+            hold.told();
+        }
+    }
+
+    /// Returns whether the registration is still there. `Err` with the transaction that restores it if another writer
+    /// has detached it from its lease.
     pub(crate) fn is_registered(&mut self, view: &View) -> Result<bool, Txn> {
         let key = view.pod_key(self.name());
         match attachment(key.as_ref(), self.incarnation(), self.lease()) {
@@ -66,19 +77,26 @@ impl Attached {
     }
 }
 
-/// Registers the pod of `hello`, or resumes its registration.
-pub(crate) async fn attach(shared: &Shared, hello: &Hello) -> Result<Attached, Status> {
+/// Registers the pod of `hello`, or goes on with its registration.
+pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello) -> Result<Attached, Status> {
     let (record, ttl) = read(shared, hello)?;
-    if !hello.resume.is_empty() {
-        let token = Token::parse(&hello.resume)?;
-        if token.pod != hello.pod {
-            return Err(Status::invalid_argument(format!("`resume` is for pod {}, `pod` is {}", token.pod, hello.pod)));
-        }
-        if let Some(attached) = resume(shared, token).await? {
+    let token =
+        Some(&hello.resume).filter(|resume| !resume.is_empty()).map(|resume| Token::parse(resume)).transpose()?;
+    if let Some(token) = token.as_ref().filter(|token| token.pod != hello.pod) {
+        return Err(Status::invalid_argument(format!("`resume` is of pod {}, `pod` is {}", token.pod, hello.pod)));
+    }
+    let shared = shared.clone();
+    // A task of its own: a pod that hangs up must not break off a renewal. The store takes that for the end of its
+    // connection, which carries all leases and watches of this process.
+    let attaching = tokio::spawn(async move {
+        if let Some(token) = token
+            && let Some(attached) = resume(&shared, token).await?
+        {
             return Ok(attached);
         }
-    }
-    register(shared, record, ttl).await
+        register(&shared, record, ttl).await
+    });
+    attaching.await.unwrap_or_else(|_| Err(Status::internal("the registration failed; ask again")))
 }
 
 /// Reads the registration of this token from the store. Returns `None` if it is over.
@@ -96,15 +114,16 @@ pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Attache
         )));
     };
     token.proves(record.resume_digest.as_deref())?;
-    Ok(Some(Attached { token, resumed: true, seen: entry.mod_revision, record }))
+    Ok(Some(Attached { token, resumed: true, seen: entry.mod_revision, hold: None, record }))
 }
 
 /// Resumes the registration of this token and renews its lease. Returns `None` if it is over.
 ///
-/// Another instance may have told the pod more than this instance's view shows. The write marks the current revision: a
-/// view that shows it is recent enough.
-async fn resume(shared: &Shared, token: Token) -> Result<Option<Attached>, Status> {
+/// What the pod was told by another instance may be newer than this instance's view. A write marks the present: a view
+/// that shows it is new enough.
+async fn resume(shared: &Arc<Shared>, token: Token) -> Result<Option<Attached>, Status> {
     let Some(mut attached) = find(shared, token).await? else { return Ok(None) };
+    attached.hold = Some(Hold::known(shared, &attached.token));
     let (pod, lease) = (attached.name(), attached.lease());
     let mark = Txn {
         when: vec![Compare::created_at(shared.keys.pod(pod), attached.incarnation().revision())],
@@ -125,7 +144,7 @@ async fn resume(shared: &Shared, token: Token) -> Result<Option<Attached>, Statu
     }
 }
 
-async fn register(shared: &Shared, record: PodRecord, ttl: Duration) -> Result<Attached, Status> {
+async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration) -> Result<Attached, Status> {
     let key = shared.keys.pod(&record.pod_name);
     let taken = || {
         Status::already_exists(format!(
@@ -137,9 +156,9 @@ async fn register(shared: &Shared, record: PodRecord, ttl: Duration) -> Result<A
     if !shared.store.snapshot(&Keys::One(key.clone())).await.map_err(unavailable)?.entries.is_empty() {
         return Err(taken());
     }
-    let secret = Secret::new();
-    let record = PodRecord { resume_digest: Some(secret.digest.clone()), ..timed(record.clone()) };
     let lease = shared.store.grant(ttl).await.map_err(unavailable)?;
+    let secret = Secret::new(lease, ttl);
+    let record = PodRecord { resume_digest: Some(secret.digest.clone()), ..timed(record.clone()) };
     let create = Txn {
         when: vec![Compare::created_at(key.clone(), Revision::ZERO)],
         then: vec![Op::Put { key, value: encode(&record), lease: Some(lease) }],
@@ -150,8 +169,9 @@ async fn register(shared: &Shared, record: PodRecord, ttl: Duration) -> Result<A
         Ok(outcome) if outcome.committed() => {
             let incarnation = Incarnation::registered_at(outcome.revision);
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
-            let token = secret.token(&record.pod_name, incarnation, lease, ttl);
-            Ok(Attached { token, resumed: false, seen: outcome.revision, record })
+            let token = secret.token(&record.pod_name, incarnation);
+            let hold = Some(Hold::new(shared, &token));
+            Ok(Attached { token, resumed: false, seen: outcome.revision, hold, record })
         }
         refused => {
             let _ = shared.store.revoke(lease).await;
@@ -186,10 +206,31 @@ fn read(shared: &Shared, hello: &Hello) -> Result<(PodRecord, Duration), Status>
         )));
     }
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if hello.pod.is_empty() || hello.pod.len() > MAX_NAME_BYTES || !hello.pod.chars().all(allowed) {
+    if hello.pod.is_empty() || hello.pod.len() > MAX_TEXT_BYTES || !hello.pod.chars().all(allowed) {
         return Err(Status::invalid_argument(format!(
-            "`pod`: {:?} cannot be a name; expected letters, digits, '.', '_' and '-', {MAX_NAME_BYTES} at most",
+            "`pod`: {:?} cannot be a name; expected letters, digits, '.', '_' and '-', {MAX_TEXT_BYTES} at most",
             hello.pod
+        )));
+    }
+    for (field, text) in [("address", &hello.address), ("zone", &hello.zone), ("version", &hello.version)] {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(Status::invalid_argument(format!(
+                "`{field}`: {} bytes; expected {MAX_TEXT_BYTES} at most",
+                text.len()
+            )));
+        }
+    }
+    if hello.holdings.len() > MAX_HOLDINGS {
+        return Err(Status::invalid_argument(format!(
+            "`holdings`: {} partitions; expected {MAX_PARTITIONS} at most",
+            hello.holdings.len()
+        )));
+    }
+    // Of a partition that only this keyspace lacks, the pod is told to release the state.
+    if let Some(held) = hello.holdings.iter().find(|held| held.partition >= MAX_PARTITIONS) {
+        return Err(Status::invalid_argument(format!(
+            "`holdings`: partition {}; no keyspace has more than {MAX_PARTITIONS}",
+            held.partition
         )));
     }
     let port = hello.address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());

@@ -32,6 +32,8 @@ struct Shared {
     view: RwLock<View>,
     changes: broadcast::Sender<Change>,
     revision: watch::Sender<Revision>,
+    /// The revision that last changed a partition or the membership.
+    changed: watch::Sender<Revision>,
 }
 
 /// The partitions that have changed; `None` means all.
@@ -52,6 +54,7 @@ impl Hub {
             view: RwLock::new(View::empty(keys.clone())),
             changes: broadcast::Sender::new(NOTICES),
             revision: watch::Sender::new(Revision::ZERO),
+            changed: watch::Sender::new(Revision::ZERO),
         });
         let task = AbortOnDropHandle::new(tokio::spawn(follow(shared.clone(), Watcher::start(store, keys))));
         Hub { shared, _task: task }
@@ -77,11 +80,12 @@ impl Hub {
 
     /// Waits until the view is newer than this revision.
     pub(crate) async fn newer_than(&self, revision: Revision) {
-        let mut seen = self.shared.revision.subscribe();
-        if seen.wait_for(|seen| *seen > revision).await.is_err() {
-            // The sender lives as long as this hub.
-            std::future::pending::<()>().await;
-        }
+        exceeds(&self.shared.revision, revision).await;
+    }
+
+    /// Waits until a partition or the membership has changed after this revision.
+    pub(crate) async fn changed_after(&self, revision: Revision) {
+        exceeds(&self.shared.changed, revision).await;
     }
 }
 
@@ -132,6 +136,13 @@ impl Changes {
     }
 }
 
+async fn exceeds(number: &watch::Sender<Revision>, revision: Revision) {
+    if number.subscribe().wait_for(|number| *number > revision).await.is_err() {
+        // The sender lives as long as the hub.
+        std::future::pending::<()>().await;
+    }
+}
+
 async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
     loop {
         let update = watcher.next().await;
@@ -159,7 +170,10 @@ async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
             (change, view.revision)
         };
         shared.revision.send_replace(revision);
-        // An error means that no pod is connected.
+        if change.as_ref().is_none_or(|partitions| !partitions.is_empty()) {
+            shared.changed.send_replace(revision);
+        }
+        // Without a receiver there is no pod to tell.
         let _ = shared.changes.send(change);
     }
 }

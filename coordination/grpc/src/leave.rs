@@ -20,11 +20,12 @@ pub(crate) async fn leave(shared: &Shared, token: Token, now: bool) -> Result<Le
     let token = &attached.token;
     shared.hub.shows(attached.seen).await?;
     loop {
-        let (left, revision, drain) = {
+        // One view: a handoff that ends between two looks would show neither its partition nor itself.
+        let (left, revision, drain, moves) = {
             let view = shared.hub.view();
-            (owned(&view, token), view.revision, drain(&view, token))
+            (owned(&view, token), view.revision, drain(&view, token), moves(&view, token))
         };
-        let is_empty = drain.is_none() && left.is_empty() && !moves(&shared.hub.view(), token);
+        let is_empty = drain.is_none() && left.is_empty() && !moves;
         if now || is_empty {
             end(shared, token).await?;
             return Ok(LeaveResponse { empty: left.is_empty(), left });

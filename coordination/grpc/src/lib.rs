@@ -18,6 +18,7 @@
 mod ack;
 mod attach;
 mod events;
+mod hold;
 mod hub;
 mod leave;
 mod service;

@@ -11,7 +11,7 @@ use segue_protocol::keys::Keyspace;
 use segue_protocol::lease::keepalive_interval;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_stream::Stream as TokioStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -19,7 +19,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::ack::acknowledge;
+use crate::ack::{PATIENCE, acknowledge};
 use crate::attach::{attach, find};
 use crate::events::{event, welcome};
 use crate::hub::Hub;
@@ -36,8 +36,12 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval and timeout of HTTP/2 keep-alive pings. A pod that does not respond loses its stream, not its registration.
 const PING: Duration = Duration::from_secs(10);
 
-/// Most acknowledgements in one request.
+/// How many calls of a connection may be open. A pod needs a stream, a Leave and an Ack.
+const MAX_CALLS: u32 = 64;
+
+/// How many acknowledgements one request may carry, and how many of them are handled at a time.
 const MAX_ACKS: usize = 4096;
+const ACKS_AT_A_TIME: usize = 64;
 
 /// The service `segue.v1.Pods` of one instance.
 #[derive(Debug)]
@@ -73,6 +77,7 @@ impl PodsServer {
         let served = Server::builder()
             .http2_keepalive_interval(Some(PING))
             .http2_keepalive_timeout(Some(PING))
+            .max_concurrent_streams(Some(MAX_CALLS))
             .add_service(GeneratedServer::new(Calls { shared: shared.clone() }))
             .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), ended);
         tokio::select! {
@@ -127,8 +132,13 @@ impl Pods for Calls {
             return Err(Status::invalid_argument(format!("{} acks; expected {MAX_ACKS} at most", acks.len())));
         }
         let token = self.proven(&token).await?;
-        let outcomes = acks.iter().map(|ack| acknowledge(&self.shared, &token, ack));
-        let outcomes = join_all(outcomes).await.into_iter().map(i32::from).collect();
+        // One for all: those that are too early must not keep the others from their turn.
+        let deadline = Instant::now() + PATIENCE;
+        let mut outcomes = Vec::with_capacity(acks.len());
+        for acks in acks.chunks(ACKS_AT_A_TIME) {
+            let acknowledged = acks.iter().map(|ack| acknowledge(&self.shared, &token, ack, deadline));
+            outcomes.extend(join_all(acknowledged).await.into_iter().map(i32::from));
+        }
         Ok(Response::new(AckResponse { outcomes }))
     }
 
@@ -142,7 +152,7 @@ impl Pods for Calls {
         let ttl = u64::try_from(attached.token.ttl().as_micros()).unwrap_or(u64::MAX);
         let longest = Duration::from_micros(keepalive_interval(ttl));
         let wait = wait.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default().min(longest);
-        let _ = timeout(wait, shared.hub.newer_than(after_revision.into())).await;
+        let _ = timeout(wait, shared.hub.changed_after(after_revision.into())).await;
         let mut pod = remote_pod(shared, &attached, Some(hello));
         let view = shared.hub.view();
         let partitions = pod.concerned(&view);
@@ -153,6 +163,7 @@ impl Pods for Calls {
             confirmed: heartbeat.seq,
             ..event(&view, &shared.settings, changes, true)
         };
+        attached.told();
         Ok(Response::new(event))
     }
 

@@ -58,9 +58,11 @@ impl Sessions {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // The entry of a replaced stream belongs to its successor.
+        // The lock first: a stream that takes the place between the two looks would lose it.
+        let mut by_incarnation = self.sessions.lock();
+        // A place that was taken belongs to the next stream.
         if !self.replaced.is_cancelled() {
-            self.sessions.lock().remove(&self.incarnation);
+            by_incarnation.remove(&self.incarnation);
         }
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! # Invariants
 //!
-//! * An event is built from the newest view once the pod can take it, so a slow pod skips intermediate states.
-//! * `confirmed` names a heartbeat that had arrived before the renewal was sent to the store.
+//! * An event is made when there is room for it, from the newest view: a slow pod skips intermediate states.
+//! * A renewal that was begun is never dropped, whatever the pod does: the store takes that for the end of its
+//!   connection, which carries all leases and watches of this process.
+//! * `confirmed` names a heartbeat that had come in before the renewal was sent to the store.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -125,6 +127,7 @@ impl Stream {
                 room = events.reserve(), if has_news => match room {
                     Ok(room) => if let Some(event) = self.next_event() {
                         room.send(Ok(event));
+                        self.attached.told();
                     },
                     Err(_) => return Ok("the pod is gone"),
                 },
@@ -141,9 +144,17 @@ impl Stream {
 
     fn renew(&self) -> Renewal {
         let (store, lease, beat) = (self.shared.store.clone(), self.attached.lease(), self.beat);
+        let hold = self.attached.hold.clone();
+        let renewal = tokio::spawn(async move {
+            let _hold = hold;
+            store.keep_alive(lease).await
+        });
         Box::pin(async move {
-            let no_response = |_| Err(StoreError::Unavailable("no response".to_owned()));
-            (beat, timeout(STORE_TIMEOUT, store.keep_alive(lease)).await.unwrap_or_else(no_response))
+            let renewed = match timeout(STORE_TIMEOUT, renewal).await {
+                Ok(Ok(renewed)) => renewed,
+                Ok(Err(_)) | Err(_) => Err(StoreError::Unavailable("no response".to_owned())),
+            };
+            (beat, renewed)
         })
     }
 

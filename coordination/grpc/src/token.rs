@@ -1,7 +1,12 @@
 //! The token with which a pod resumes its registration at any instance.
 //!
-//! The registration's record holds a digest of the token's secret, so an instance can check a token that it did not
-//! issue, and readers of the store cannot forge one.
+//! The registration's record holds a digest of the token, so an instance can check a token that it did not issue, and
+//! readers of the store cannot make one.
+//!
+//! # Invariants
+//!
+//! * The digest covers the secret and whatever else the record does not show, the lease and its TTL: a pod cannot name
+//!   the lease of another.
 
 use std::time::Duration;
 
@@ -10,7 +15,10 @@ use segue_protocol::ids::{Incarnation, LeaseId, Revision};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-/// The token that a pod presents to resume its registration.
+/// The longest TTL of a lease.
+pub(crate) const MAX_TTL: Duration = Duration::from_secs(3600);
+
+/// What a pod presents to go on with its registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Token {
     pub(crate) pod: String,
@@ -20,34 +28,34 @@ pub(crate) struct Token {
     secret: String,
 }
 
-/// A new secret, and its digest for the pod's record.
+/// A new token's secret with the lease that it is for, and the digest that the record shows.
 pub(crate) struct Secret {
     secret: String,
+    lease: i64,
+    ttl_s: u64,
     pub(crate) digest: String,
 }
 
 impl Secret {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(lease: LeaseId, ttl: Duration) -> Self {
         let secret = hex(&rand::random::<[u8; 16]>());
-        let digest = digest_of(&secret);
-        Secret { secret, digest }
+        let (lease, ttl_s) = (lease.get(), ttl.as_secs());
+        let digest = digest_of(&secret, lease, ttl_s);
+        Secret { secret, lease, ttl_s, digest }
     }
 
-    pub(crate) fn token(self, pod: &str, incarnation: Incarnation, lease: LeaseId, ttl: Duration) -> Token {
-        Token {
-            pod: pod.to_owned(),
-            incarnation: incarnation.get(),
-            lease: lease.get(),
-            ttl_s: ttl.as_secs(),
-            secret: self.secret,
-        }
+    pub(crate) fn token(self, pod: &str, incarnation: Incarnation) -> Token {
+        let Secret { secret, lease, ttl_s, .. } = self;
+        Token { pod: pod.to_owned(), incarnation: incarnation.get(), lease, ttl_s, secret }
     }
 }
 
 impl Token {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Status> {
-        serde_json::from_slice(bytes)
-            .map_err(|_| Status::invalid_argument("`resume` is not a token: expected the bytes of Welcome.resume"))
+        serde_json::from_slice::<Token>(bytes)
+            .ok()
+            .filter(|token| token.ttl() <= MAX_TTL)
+            .ok_or_else(|| Status::invalid_argument("`resume` is not a token: expected the bytes of Welcome.resume"))
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
@@ -67,17 +75,17 @@ impl Token {
         Duration::from_secs(self.ttl_s)
     }
 
-    /// Checks the secret against the digest of the record.
+    /// Checks the token against the digest of the record.
     pub(crate) fn proves(&self, digest: Option<&str>) -> Result<(), Status> {
         match digest {
-            Some(digest) if digest == digest_of(&self.secret) => Ok(()),
+            Some(digest) if digest == digest_of(&self.secret, self.lease, self.ttl_s) => Ok(()),
             _ => Err(Status::permission_denied(format!("`resume` is not the token of pod {}", self.pod))),
         }
     }
 }
 
-fn digest_of(secret: &str) -> String {
-    hex(digest(&SHA256, secret.as_bytes()).as_ref())
+fn digest_of(secret: &str, lease: i64, ttl_s: u64) -> String {
+    hex(digest(&SHA256, format!("{lease}/{ttl_s}/{secret}").as_bytes()).as_ref())
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -60,6 +60,10 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     /// Renews a lease for its whole TTL. [`StoreError::LeaseNotFound`] if it has ended.
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError>;
 
+    /// Frees what the store keeps for the renewals of this lease, which goes on. For a process that will not renew it
+    /// again; another renewal is no error.
+    fn forget_lease(&self, _lease: LeaseId) {}
+
     /// Ends a lease and deletes its keys. A lease that is already gone is no error.
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
 }

@@ -131,6 +131,39 @@ async fn a_dropped_watch_ends_in_etcd_too() {
 }
 
 #[tokio::test]
+async fn a_lease_that_is_forgotten_costs_no_stream_of_renewals_and_goes_on() {
+    let etcd = Etcd::start();
+    let store = etcd_store([etcd.endpoint()]);
+    let labels = r#"grpc_method="LeaseKeepAlive",grpc_service="etcdserverpb.Lease",grpc_type="bidi_stream""#;
+    let begun = || etcd.metric(&format!("grpc_server_started_total{{{labels}}}")).unwrap();
+    let mut leases = Vec::new();
+    for _ in 0..5 {
+        let lease = store.grant(Duration::from_secs(60)).await.unwrap();
+        store.keep_alive(lease).await.unwrap();
+        store.keep_alive(lease).await.unwrap();
+        leases.push(lease);
+    }
+    assert_eq!(begun(), 5.0);
+    leases.iter().for_each(|lease| store.forget_lease(*lease));
+    let ended = || {
+        // With one code or another.
+        let codes = ["OK", "Canceled", "Unavailable", "Unknown"].map(|code| {
+            let handled = format!("grpc_server_handled_total{{grpc_code=\"{code}\",{labels}}}");
+            etcd.metric(&handled).unwrap_or_default()
+        });
+        codes.iter().sum::<f64>()
+    };
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    while ended() < 5.0 {
+        assert!(Instant::now() < deadline, "{} have ended", ended());
+        sleep(Duration::from_millis(10)).await;
+    }
+    for lease in leases {
+        store.keep_alive(lease).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_watch_whose_reader_is_slow_leaves_nothing_unread_on_the_connection() {
     let etcd = Etcd::start();
     let store = etcd_store([etcd.endpoint()]);

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use segue_grpc::proto::{Ack, AckKind, AckOutcome, Heartbeat, Hello, Holding, PollRequest, TaskId};
+use segue_grpc::proto::{
+    Ack, AckKind, AckOutcome, Event, Heartbeat, Hello, Holding, LeaveRequest, PollRequest, TaskId,
+};
+use segue_protocol::records::{PodRecord, encode};
+use tokio::time::Instant;
 use tonic::Code;
 
 use crate::client::{Pod, ack, connect, hello, register};
@@ -13,6 +17,7 @@ async fn a_hello_that_cannot_be_is_refused_in_words() {
     let site = Site::start().await;
     let good = || hello(&site.name, "a");
     let ttl = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
+    let holds = |partition, count| vec![Holding { partition, epoch: 1 }; count];
     for (bad, code, expected) in [
         (Hello { protocol_min: 2, protocol_max: 3, ..good() }, Code::FailedPrecondition, "speaks version 1"),
         (Hello { keyspace: "other".to_owned(), ..good() }, Code::FailedPrecondition, "the pod of \"other\""),
@@ -20,6 +25,11 @@ async fn a_hello_that_cannot_be_is_refused_in_words() {
         (Hello { address: "here".to_owned(), ..good() }, Code::InvalidArgument, "expected host:port"),
         (Hello { lease_ttl: ttl(1, 0), ..good() }, Code::InvalidArgument, "from 2 to 3600"),
         (Hello { lease_ttl: ttl(2, 500), ..good() }, Code::InvalidArgument, "whole seconds"),
+        (Hello { address: format!("{}:1", "a".repeat(252)), ..good() }, Code::InvalidArgument, "`address`: 254 bytes"),
+        (Hello { zone: "z".repeat(254), ..good() }, Code::InvalidArgument, "`zone`: 254 bytes"),
+        (Hello { version: "v".repeat(254), ..good() }, Code::InvalidArgument, "`version`: 254 bytes"),
+        (Hello { holdings: holds(65_536, 1), ..good() }, Code::InvalidArgument, "partition 65536; no keyspace"),
+        (Hello { holdings: holds(0, 65_537), ..good() }, Code::InvalidArgument, "65537 partitions; expected 65536"),
         (Hello { weight: f64::NAN, ..good() }, Code::InvalidArgument, "`weight`"),
         (Hello { resume: b"x".to_vec(), ..good() }, Code::InvalidArgument, "`resume` is not a token"),
     ] {
@@ -48,6 +58,43 @@ async fn a_token_with_another_secret_is_refused_and_a_stale_ack_is_named_so() {
     assert_eq!(refused.code(), Code::PermissionDenied);
     let forged = Hello { resume: text.into_bytes(), ..hello(&site.name, "a") };
     assert_eq!(register(site.address(1), forged).await.unwrap_err().code(), Code::PermissionDenied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_with_another_lease_or_ttl_is_refused_and_ends_no_lease() {
+    let site = Site::start().await;
+    let long = |pod| {
+        let lease_ttl = Duration::from_secs(60).try_into().ok();
+        Hello { lease_ttl, ..hello(&site.name, pod) }
+    };
+    let (_a, mut of_a) = register(site.address(0), long("a")).await.unwrap();
+    let (_b, mut of_b) = register(site.address(0), long("b")).await.unwrap();
+    let token = |event: Event| String::from_utf8(event.welcome.unwrap().resume).unwrap();
+    let a = token(of_a.message().await.unwrap().unwrap());
+    let b = token(of_b.message().await.unwrap().unwrap());
+    let lease = |token: &str| {
+        let (_, rest) = token.split_once("\"lease\":").unwrap();
+        rest.split_once(',').unwrap().0.to_owned()
+    };
+    let with_lease = a.replace(&lease(&a), &lease(&b));
+    let with_ttl = a.replace("\"ttl_s\":60", "\"ttl_s\":3600");
+    assert!(with_lease != a && with_ttl != a, "{a}");
+    for forged in [with_lease, with_ttl] {
+        for instance in 0..2 {
+            let resume = forged.clone().into_bytes();
+            let leave = LeaveRequest { resume: resume.clone(), now: true };
+            let refused = connect(site.address(instance)).await.leave(leave).await.unwrap_err();
+            assert_eq!(refused.code(), Code::PermissionDenied, "{forged}");
+            let refused = ack(site.address(instance), resume.clone(), Vec::new()).await.unwrap_err();
+            assert_eq!(refused.code(), Code::PermissionDenied, "{forged}");
+            let refused = register(site.address(instance), Hello { resume, ..long("a") }).await.unwrap_err();
+            assert_eq!(refused.code(), Code::PermissionDenied, "{forged}");
+        }
+    }
+    let endless = a.replace("\"ttl_s\":60", &format!("\"ttl_s\":{}", u64::MAX));
+    let refused = register(site.address(0), Hello { resume: endless.into_bytes(), ..long("a") }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert_eq!(site.view().await.pods.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,4 +127,36 @@ async fn a_pod_without_streams_takes_part_by_polling_any_instance() {
         owned = assignment.owned.len();
     }
     assert_eq!(site.owners().await.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_poll_waits_until_something_changes() {
+    let site = Site::start().await;
+    let lease_ttl = Duration::from_secs(120).try_into().ok();
+    let mut hello = Hello { lease_ttl, ..hello(&site.name, "a") };
+    let mut client = connect(site.address(0)).await;
+    let (mut seq, mut revision) = (0, 0);
+    let mut poll = async |wait: Duration| {
+        seq += 1;
+        let heartbeat = Some(Heartbeat { seq, hello: Some(hello.clone()), seen: 0 });
+        let begun = Instant::now();
+        let request = PollRequest { heartbeat, after_revision: revision, wait: wait.try_into().ok() };
+        let event = client.poll(request).await.unwrap().into_inner();
+        (hello.resume, revision) = (event.welcome.unwrap().resume, event.revision);
+        begun.elapsed()
+    };
+    poll(Duration::ZERO).await;
+    // Its partitions are planned for it; then nothing happens.
+    let wait = Duration::from_secs(2);
+    let mut polls = 0;
+    while poll(wait).await < wait {
+        polls += 1;
+        assert!(polls < 30, "no poll waits");
+    }
+    // A sixth of the TTL is the longest.
+    let (took, ()) = tokio::join!(poll(Duration::from_secs(20)), async {
+        // Whether the poll has begun or not: this comes after the revision that it names.
+        site.put(site.keys.pod("b"), encode(&PodRecord::new("b", "127.0.0.1:9"))).await;
+    });
+    assert!(took < Duration::from_secs(15), "it has waited for {took:?}");
 }

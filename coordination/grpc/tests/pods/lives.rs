@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use segue_grpc::proto::{Heartbeat, Hello, LeaveRequest};
+use segue_grpc::proto::{Heartbeat, Hello, LeaveRequest, PollRequest};
 use segue_protocol::records::{Phase, PodRecord, encode};
+use segue_protocol::txn::Keys;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
 use crate::client::{Known, Pod, connect, hello, register};
@@ -163,4 +166,55 @@ async fn a_registration_that_another_writer_detaches_from_its_lease_is_restored(
     // The token still proves what it proved.
     let request = LeaveRequest { resume: known.token(), now: true };
     connect(site.address(1)).await.leave(request).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_hang_up_during_a_renewal_cut_nobody_off_from_the_store() {
+    let site = Site::start().await;
+    let store = site.instances[0].store.clone();
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let from = store.snapshot(&Keys::Prefix(site.keys.root().into())).await.unwrap().revision.next();
+    let mut watch = store.watch(&Keys::Prefix(site.keys.root().into()), from).await.unwrap();
+    let lease = store.grant(Duration::from_secs(30)).await.unwrap();
+    let mut b = Hello { lease_ttl: Some(prost_types::Duration { seconds: 60, nanos: 0 }), ..hello(&site.name, "b") };
+    for _ in 0..30 {
+        // A heartbeat, and the end of the stream at once.
+        let (beats, received) = mpsc::channel(16);
+        beats.send(Heartbeat { seq: 1, hello: Some(b.clone()), ..Heartbeat::default() }).await.unwrap();
+        beats.send(Heartbeat { seq: 2, ..Heartbeat::default() }).await.unwrap();
+        let mut client = connect(site.address(0)).await;
+        let mut events = client.register(ReceiverStream::new(received)).await.unwrap().into_inner();
+        if b.resume.is_empty() {
+            b.resume = events.message().await.unwrap().unwrap().welcome.unwrap().resume;
+        }
+        beats.send(Heartbeat { seq: 3, ..Heartbeat::default() }).await.unwrap();
+        drop(beats);
+        while let Ok(Some(_)) = events.message().await {}
+        store.keep_alive(lease).await.unwrap();
+        while let Some(batch) = watch.try_next() {
+            batch.unwrap();
+        }
+    }
+    let beat = a.known().confirmed;
+    let known = a.until("its lease is renewed", |known| known.confirmed > beat + 5 || known.ended.is_some()).await;
+    assert_eq!(known.ended, None);
+    while let Some(batch) = watch.try_next() {
+        batch.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_whose_token_nobody_got_frees_its_name_at_once() {
+    let site = Site::start().await;
+    let ttl = Some(prost_types::Duration { seconds: 3600, nanos: 0 });
+    let hello = Hello { lease_ttl: ttl, ..hello(&site.name, "a") };
+    // It is answered late, because it asks for what comes after a revision that is far away.
+    let heartbeat = Some(Heartbeat { seq: 1, hello: Some(hello.clone()), seen: 0 });
+    let request = PollRequest { heartbeat, after_revision: u64::MAX, wait: Duration::from_secs(600).try_into().ok() };
+    let mut client = connect(site.address(0)).await;
+    let poll = tokio::spawn(async move { client.poll(request).await });
+    site.until("it is registered", |view| view.pods.contains_key("a")).await;
+    poll.abort();
+    site.until("its registration has ended", |view| view.pods.is_empty()).await;
+    register(site.address(0), hello).await.unwrap();
 }

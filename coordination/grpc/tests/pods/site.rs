@@ -36,6 +36,7 @@ pub(crate) struct Site {
 
 pub(crate) struct Instance {
     pub(crate) address: SocketAddr,
+    pub(crate) store: Arc<dyn Store>,
     shutdown: CancellationToken,
     _guard: DropGuard,
 }
@@ -90,9 +91,10 @@ impl Site {
             warm_timeout: Duration::from_secs(300),
             phase_timeout: Duration::from_secs(25),
         };
-        let server = PodsServer::new(store(), self.keys.clone(), settings);
+        let store = store();
+        let server = PodsServer::new(store.clone(), self.keys.clone(), settings);
         tokio::spawn(server.serve(listener, shutdown.clone()));
-        self.instances.push(Instance { address, _guard: shutdown.clone().drop_guard(), shutdown });
+        self.instances.push(Instance { address, store, _guard: shutdown.clone().drop_guard(), shutdown });
     }
 
     pub(crate) fn address(&self, instance: usize) -> SocketAddr {

@@ -244,6 +244,10 @@ impl Store for EtcdStore {
         renewed
     }
 
+    fn forget_lease(&self, lease: LeaseId) {
+        self.keepers().remove(&lease);
+    }
+
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
         self.keepers().remove(&lease);
         let response = self.connections.call(self.connections.deadline(), |connection| async move {
