@@ -7,15 +7,15 @@ use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Incarnation, LeaseId, Revision};
 use segue_protocol::records::{Capabilities, MAX_PARTITIONS, PodRecord, encode};
-use segue_protocol::registration::{Attachment, attachment, put_back, withdraw};
+use segue_protocol::registration::{Attachment, attachment, put_back};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use segue_protocol::view::View;
 use tonic::Status;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::hold::Hold;
 use crate::proto::Hello;
-use crate::shared::Shared;
+use crate::shared::{Shared, unavailable};
 use crate::token::{MAX_TTL, Secret, Token};
 
 /// The version of this protocol.
@@ -180,18 +180,7 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration) -> Res
     }
 }
 
-/// Ends a registration. The pod must have stopped serving.
-pub(crate) async fn end(shared: &Shared, token: &Token) -> Result<(), Status> {
-    let key = shared.keys.pod(&token.pod);
-    shared.store.commit(withdraw(&key, token.incarnation())).await.map_err(unavailable)?;
-    info!(pod = token.pod, incarnation = token.incarnation().get(), "pod deregistered");
-    if let Err(error) = shared.store.revoke(token.lease()).await {
-        warn!(pod = token.pod, %error, "cannot revoke the lease of a pod; it expires");
-    }
-    Ok(())
-}
-
-/// Validates a hello. Returns the pod's record and the TTL of its lease.
+/// Reads a hello: the pod's record, and the TTL of its lease.
 fn read(shared: &Shared, hello: &Hello) -> Result<(PodRecord, Duration), Status> {
     if !(hello.protocol_min..=hello.protocol_max).contains(&PROTOCOL) {
         return Err(Status::failed_precondition(format!(
@@ -266,8 +255,4 @@ fn ttl(hello: &Hello) -> Result<Duration, Status> {
 fn timed(record: PodRecord) -> PodRecord {
     let now = unix_millis();
     PodRecord { registered_at: now, last_heartbeat: now, ..record }
-}
-
-pub(crate) fn unavailable(error: StoreError) -> Status {
-    Status::unavailable(error.to_string())
 }

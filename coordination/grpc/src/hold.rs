@@ -1,5 +1,5 @@
-//! What ends when an instance is done with a registration: the store's stream of renewals, and the registration itself
-//! if its pod cannot know of it.
+//! The end of a registration, and what ends when an instance is done with one: the store's stream of renewals, and the
+//! registration itself if its pod cannot know of it.
 //!
 //! # Invariants
 //!
@@ -8,11 +8,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use segue_protocol::registration::withdraw;
 use tokio::runtime::Handle;
-use tracing::debug;
+use tonic::Status;
+use tracing::{debug, info, warn};
 
-use crate::attach::end;
-use crate::shared::Shared;
+use crate::shared::{Shared, unavailable};
 use crate::token::Token;
 
 /// A registration that this instance renews.
@@ -58,4 +59,15 @@ impl Drop for Hold {
             }
         }));
     }
+}
+
+/// Ends a registration. The pod must have stopped serving.
+pub(crate) async fn end(shared: &Shared, token: &Token) -> Result<(), Status> {
+    let key = shared.keys.pod(&token.pod);
+    shared.store.commit(withdraw(&key, token.incarnation())).await.map_err(unavailable)?;
+    info!(pod = token.pod, incarnation = token.incarnation().get(), "pod deregistered");
+    if let Err(error) = shared.store.revoke(token.lease()).await {
+        warn!(pod = token.pod, %error, "cannot revoke the lease of a pod; it expires");
+    }
+    Ok(())
 }

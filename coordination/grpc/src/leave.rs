@@ -7,9 +7,10 @@ use segue_protocol::view::View;
 use tonic::Status;
 use tracing::debug;
 
-use crate::attach::{end, find, unavailable};
+use crate::attach::find;
+use crate::hold::end;
 use crate::proto::LeaveResponse;
-use crate::shared::Shared;
+use crate::shared::{Shared, unavailable};
 use crate::token::Token;
 
 /// Ends the registration of this token: at once if `now` is set, otherwise once the pod has handed everything over.

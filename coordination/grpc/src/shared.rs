@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::store::Store;
+use segue_coordination::store::{Store, StoreError};
 use segue_protocol::keys::Keyspace;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::Status;
 
 use crate::hub::Hub;
 use crate::sessions::Sessions;
@@ -36,4 +37,8 @@ pub(crate) struct Shared {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) ending: CancellationToken,
     pub(crate) streams: TaskTracker,
+}
+
+pub(crate) fn unavailable(error: StoreError) -> Status {
+    Status::unavailable(error.to_string())
 }

@@ -19,12 +19,12 @@ use tokio::time::timeout;
 use tonic::{Status, Streaming};
 use tracing::{debug, info};
 
-use crate::attach::{Attached, unavailable};
+use crate::attach::Attached;
 use crate::events::{WINDOW, event, span, welcome};
 use crate::hub::Changes;
 use crate::proto::{Event, GoAway, Heartbeat, Hello};
 use crate::sessions::Place;
-use crate::shared::{GO_AWAY_WITHIN, Shared};
+use crate::shared::{GO_AWAY_WITHIN, Shared, unavailable};
 
 /// How long the store may take to renew a lease or to restore a record.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
