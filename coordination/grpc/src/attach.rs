@@ -119,8 +119,8 @@ pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Attache
 
 /// Resumes the registration of this token and renews its lease. Returns `None` if it is over.
 ///
-/// What the pod was told by another instance may be newer than this instance's view. A write marks the present: a view
-/// that shows it is new enough.
+/// Another instance may have told the pod more than this instance's view shows. A write marks the present: a view that
+/// shows it is new enough.
 async fn resume(shared: &Arc<Shared>, token: Token) -> Result<Option<Attached>, Status> {
     let Some(mut attached) = find(shared, token).await? else { return Ok(None) };
     attached.hold = Some(Hold::known(shared, &attached.token));

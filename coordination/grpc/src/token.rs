@@ -18,7 +18,7 @@ use tonic::Status;
 /// The longest TTL of a lease.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(3600);
 
-/// What a pod presents to go on with its registration.
+/// The credential with which a pod continues its registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Token {
     pub(crate) pod: String,

@@ -18,7 +18,7 @@ fn parse(bytes: &[u8]) -> FileDescriptorSet {
     FileDescriptorSet::decode(bytes).unwrap()
 }
 
-/// What clients depend on: one line for each field, enum value and call, by its number or name.
+/// The contract with clients: one line for each field, enum value and call, by its number or name.
 fn contract(set: &FileDescriptorSet) -> BTreeMap<String, String> {
     let mut lines = BTreeMap::new();
     for file in set.file.iter().filter(|file| file.package() == "segue.v1") {

@@ -16,7 +16,7 @@ use tonic::{Code, Status, Streaming};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a pod has been told and has done.
+/// The record of a pod: what the service told it, and what it did.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Known {
     pub(crate) welcome: Option<Welcome>,

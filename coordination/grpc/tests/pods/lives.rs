@@ -208,7 +208,7 @@ async fn a_registration_whose_token_nobody_got_frees_its_name_at_once() {
     let site = Site::start().await;
     let ttl = Some(prost_types::Duration { seconds: 3600, nanos: 0 });
     let hello = Hello { lease_ttl: ttl, ..hello(&site.name, "a") };
-    // It is answered late, because it asks for what comes after a revision that is far away.
+    // The answer comes late, because this Poll asks for changes after a revision that is far away.
     let heartbeat = Some(Heartbeat { seq: 1, hello: Some(hello.clone()), seen: 0 });
     let request = PollRequest { heartbeat, after_revision: u64::MAX, wait: Duration::from_secs(600).try_into().ok() };
     let mut client = connect(site.address(0)).await;

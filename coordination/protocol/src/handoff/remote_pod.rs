@@ -29,7 +29,7 @@ pub struct RemotePod {
     told: BTreeMap<PartitionId, Told>,
 }
 
-/// What a pod has been told about a partition.
+/// The last messages to a pod about a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Told {
     /// The pod's state, as far as the view shows it.
@@ -55,7 +55,7 @@ pub struct RemoteTask {
     pub cancelled: bool,
 }
 
-/// What a pod has to be told.
+/// The messages that are due to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Changes {
     /// Partitions to serve, each at this epoch and no other.

@@ -150,7 +150,7 @@ fn a_partition_stays_with_its_owner_while_the_wanted_pod_cannot_take_it() {
         let plans = world.wait(secs(2));
         assert_eq!(begun(&plans), [], "nobody else is wanted");
         assert_eq!(owners(&world), before);
-        // It is tried again there, and nowhere else.
+        // The planner retries that pod and no other.
         let again = begun(&world.wait(secs(15)));
         assert!(again.iter().all(|(_, to, ..)| to == elsewhere), "{again:?}");
     }
