@@ -400,3 +400,12 @@ fn pins_to_two_pods_and_a_shunned_pod_leave_the_rest_even() {
     Strategy::Sticky.placement().place(&layout).into_iter().flatten().for_each(|member| counts[member] += 1);
     assert_eq!(counts, [12, 9, 1, 9, 9]);
 }
+
+#[test]
+fn an_operation_that_cannot_be_read_is_named_with_its_repair() {
+    let mut world = World::settled(policy(4), &["w-0"]);
+    world.store.put(world.keys.operation("a-1"), b"{".to_vec());
+    let notices: Vec<String> = world.plan().notices.iter().map(ToString::to_string).collect();
+    let repair = "; to remove it: etcdctl del /segue/default/operations/a-1";
+    assert!(notices.iter().any(|notice| notice.ends_with(repair)), "{notices:?}");
+}
