@@ -244,7 +244,7 @@ impl<'a> Leadership<'a> {
                 epoch: handoff.value.epoch,
                 cause: match known {
                     Some(known) if known.id == handoff.id() => known.cause,
-                    _ => MoveCause::of(&self.view, &handoff.value),
+                    _ => MoveCause::of(&self.view, self.policy.strategy, &handoff.value),
                 },
             });
             let same = seen.zip(known).is_some_and(|(seen, known)| seen.id == known.id);

@@ -57,7 +57,7 @@ pub use self::answers::Answered;
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
-pub use self::notice::{Assurance, Notice};
+pub use self::notice::{Assurance, Notice, repair};
 pub use self::operations::KEPT_OPERATIONS;
 pub use self::preview::preview;
 pub use self::rolls::ROLL_PATIENCE;
@@ -254,6 +254,7 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
         plan.actions.extend(phase_timeouts::sweep(view));
     }
     plan.waiting = memory.backlog.waiting();
+    plan.notices.extend(memory.backlog.notice());
     plan.notices.extend(memory.backoffs.notices(now));
     plan.notices.extend(
         memory.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: rolls::newest(view).map(str::to_owned) }),

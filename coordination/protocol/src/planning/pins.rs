@@ -2,7 +2,7 @@
 //!
 //! A pin applies while its pod accepts partitions. While that pod is gone, drains or is shunned, the strategy decides,
 //! so that a pin never leaves a partition without an owner. For the strategy, a pinned partition is already on its pod
-//! and cannot move; it balances the other partitions around it.
+//! and never moves; it balances the other partitions around it.
 
 use super::Strategy;
 use super::budget::MoveCause;
@@ -20,7 +20,7 @@ pub(super) fn place(view: &View, strategy: Strategy, layout: &Layout<'_>) -> Vec
     let mut as_pinned = layout.clone();
     for &(index, to) in &pinned {
         let slot = &mut as_pinned.slots[index];
-        (slot.owner, slot.mobility) = (Some(to), Mobility::Pinned);
+        (slot.owner, slot.mobility) = (Some(to), Mobility::Fixed);
     }
     let mut places = strategy.placement().place(&as_pinned);
     for (index, to) in pinned {

@@ -43,6 +43,8 @@ pub struct Member<'a> {
 /// How readily a partition moves when one of its owner's partitions has to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mobility {
+    /// An operator has placed the partition: it never moves.
+    Fixed,
     /// The partition cannot move now: its handoff is in flight, or its records cannot be read.
     Pinned,
     /// The partition's last move failed, or the partition has just moved. Other partitions move first.
