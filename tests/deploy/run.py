@@ -1,4 +1,4 @@
-"""Tests what deploy/ offers: the dashboard, the alerts and the manifests. Prints a line for each check.
+"""Tests what deploy/ offers: the manifests, the compose file, the dashboard and the alerts. Prints a line for each check.
 
 `make deploy-check`, or `make deploy-check ARGS="--only manifests"` for the checks whose name has this in it.
 """
@@ -16,6 +16,7 @@ import traceback
 
 import yaml
 
+import compose
 import faults
 import manifests
 from site_processes import Demo, Process, Prometheus, Site, read, until
@@ -161,10 +162,19 @@ def the_chart_with_the_manifests_is_whole_and_refuses_wrong_values(run):
     manifests.check_chart(run.folder)
 
 
+def a_composed_site_moves_partitions_under_load(run):
+    missing = compose.missing()
+    if missing:
+        run.notes.append(f"SKIPPED: {missing}")
+        return
+    run.notes.append(f"{compose.moves_under_load(run.segue, run.folder)} requests, each answered by a service")
+
+
 CHECKS = [
     the_manifests_fit_kubernetes,
     the_manifests_hold_configurations_that_segue_accepts,
     the_chart_with_the_manifests_is_whole_and_refuses_wrong_values,
+    a_composed_site_moves_partitions_under_load,
     the_alerts_are_sound_and_each_has_its_runbook,
     the_dashboard_fits_its_grid,
     every_role_serves_clean_metrics,
