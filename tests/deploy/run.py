@@ -1,4 +1,4 @@
-"""Tests what deploy/ offers: the dashboard, the alerts and the manifests. Prints a line for each check.
+"""Tests what deploy/ offers: the manifests, the compose file, the dashboard and the alerts. Prints a line for each check.
 
 `make deploy-check`, or `make deploy-check ARGS="--only manifests"` for the checks whose name has this in it.
 """
@@ -16,7 +16,9 @@ import traceback
 
 import yaml
 
+import compose
 import faults
+import manifests
 from site_processes import Demo, Process, Prometheus, Site, read, until
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
@@ -131,7 +133,48 @@ def every_expression_has_numbers(run):
     run.expressions = len(queries)
 
 
+def the_manifests_fit_kubernetes(run):
+    foreign = set()
+    for name, documents in manifests.rendered().items():
+        for document in documents:
+            kind = document["kind"]
+            if kind == "PrometheusRule":
+                promtool("check", "rules", "/dev/stdin", input=yaml.safe_dump(document["spec"]))
+            if kind in manifests.FOREIGN:
+                foreign.add(kind)
+                continue
+            problems = manifests.fits_schemas(document)
+            assert not problems, f"{name}: {kind} {document['metadata']['name']}: {problems}"
+            run.manifests += 1
+        manifests.check_relations(name, documents)
+        for workload in manifests.workloads(documents):
+            manifests.check_life(name, workload, documents)
+    run.notes.append(f"schemas of Kubernetes {' and '.join(manifests.VERSIONS)}; without a schema: {', '.join(sorted(foreign))}")
+
+
+def the_manifests_hold_configurations_that_segue_accepts(run):
+    for name, documents in manifests.rendered().items():
+        if manifests.workloads(documents):
+            manifests.check_configurations(run.segue, run.folder, name, documents)
+
+
+def the_chart_with_the_manifests_is_whole_and_refuses_wrong_values(run):
+    manifests.check_chart(run.folder)
+
+
+def a_composed_site_moves_partitions_under_load(run):
+    missing = compose.missing()
+    if missing:
+        run.notes.append(f"SKIPPED: {missing}")
+        return
+    run.notes.append(f"{compose.moves_under_load(run.segue, run.folder)} requests, each answered by a service")
+
+
 CHECKS = [
+    the_manifests_fit_kubernetes,
+    the_manifests_hold_configurations_that_segue_accepts,
+    the_chart_with_the_manifests_is_whole_and_refuses_wrong_values,
+    a_composed_site_moves_partitions_under_load,
     the_alerts_are_sound_and_each_has_its_runbook,
     the_dashboard_fits_its_grid,
     every_role_serves_clean_metrics,
