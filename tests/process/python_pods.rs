@@ -26,7 +26,7 @@ use writers::{PARTITIONS, WriterCluster};
 fn python(example: &str) -> (PathBuf, Command) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = root.join(".tools/pods/bin/python");
-    assert!(python.exists(), "{} is missing: run scripts/setup pods", python.display());
+    assert!(python.exists(), "{} is missing: run scripts/setup python-pods", python.display());
     let mut command = Command::new(python);
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     (root.join("examples").join(example), command)
