@@ -96,8 +96,7 @@ impl Reports {
             let Some(id) = id else { continue };
             let (partition, handoff) = (PartitionId::new(id.partition), HandoffId::created_at(id.handoff.into()));
             if due.contains(&(partition, handoff)) {
-                // NaN becomes 0.
-                let fraction = fraction.max(0.0).min(1.0);
+                let fraction = if fraction.is_nan() { 0.0 } else { fraction.clamp(0.0, 1.0) };
                 self.progress.insert(partition, (handoff, Progress { fraction, detail: one_line(detail) }));
             }
         }
