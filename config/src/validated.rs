@@ -153,6 +153,8 @@ pub struct Coordinator {
     pub policy: Policy,
     /// The address of the gRPC service for pods, or `None` without the service.
     pub listen: Option<SocketAddr>,
+    /// The TLS files of that listener; `None` for clear text.
+    pub tls: Option<ServerFiles>,
 }
 
 /// The role of a sidecar in front of a writer pod.

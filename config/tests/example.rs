@@ -94,6 +94,7 @@ fn the_defaults_are_those_that_users_were_told() {
                 phase_timeout: seconds(25),
             },
             listen: None,
+            tls: None,
         }),
         pod: Some(Pod {
             tls: None,

@@ -73,7 +73,7 @@ async fn bind(
     };
     let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
     let coordinator = match &config.coordinator {
-        Some(section) => Some(BoundCoordinator::bind(section).await?),
+        Some(section) => Some(BoundCoordinator::bind(section, certificates).await?),
         None => None,
     };
     let listeners = startup.router_listeners();
