@@ -20,6 +20,11 @@ test: setup-build setup-etcd setup-python-pods lint ## Format, lints and every t
 	$(CARGO) build --workspace --all-targets --locked
 	$(CARGO) test --workspace --locked --no-fail-fast
 
+.PHONY: test-http1
+test-http1: setup-build ## The data path's tests with `http1_server = "segue"`
+	@# By their names: with `-p segue-proxy` the dependencies would have other features and be built once more.
+	SEGUE__ROUTER__HTTP1_SERVER=segue $(CARGO) test --workspace --locked $(addprefix --test ,$(notdir $(patsubst %.rs,%,$(wildcard proxy/tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard proxy/tests/*/main.rs))))
+
 .PHONY: lint
 lint: setup-build ## Formatting, clippy, documentation, and that the decisions build without everything else
 	$(CARGO) fmt --all --check
