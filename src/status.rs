@@ -9,10 +9,10 @@ use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::planning::{Assurance, repair};
 use segue_protocol::records::{Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The keyspace at one revision.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct KeyspaceStatus {
     /// The revision of the store.
     pub revision: Revision,
@@ -46,7 +46,7 @@ pub struct KeyspaceStatus {
 }
 
 /// A pod in an [`KeyspaceStatus`].
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PodLine {
     /// The pod's name.
     pub name: String,
@@ -63,7 +63,7 @@ pub struct PodLine {
 }
 
 /// A partition in a [`KeyspaceStatus`] that an operator has placed.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PinLine {
     /// The partition.
     pub partition: PartitionId,
@@ -87,7 +87,7 @@ impl PinLine {
 }
 
 /// A handoff in an [`KeyspaceStatus`].
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HandoffLine {
     /// The partition.
     pub partition: PartitionId,

@@ -206,6 +206,23 @@ pub struct Admin {
     pub listen: SocketAddr,
     /// The address that others use for the endpoint: a host and a port; `None` if it is not announced.
     pub advertise: Option<String>,
+    /// The Unix socket of the endpoint, which only the user of the process can use; `None` for none.
+    pub socket: Option<PathBuf>,
+    /// Who may change something by `listen`. By `socket` its user always may.
+    pub write: AdminWrite,
+    /// The TLS files of `listen`; `None` for clear text. A client needs a certificate only to change something.
+    pub tls: Option<ServerFiles>,
+}
+
+/// Who may change something by the admin endpoint's address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AdminWrite {
+    /// Nobody.
+    None,
+    /// Those who present the token in this file, which is not read yet.
+    Token(PathBuf),
+    /// Those with a certificate of the authorities in `tls.client_ca`, which is given.
+    ClientCert,
 }
 
 /// The log settings.

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use segue_config::{Admin, Config, Coordinator, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse};
+use segue_config::{
+    Admin, AdminWrite, Config, Coordinator, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse,
+};
 use segue_coordination::pod::HookSettings;
 use segue_coordination::router::DrainSettings as Drain;
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
@@ -115,7 +117,13 @@ fn the_defaults_are_those_that_users_were_told() {
             health: HealthCheck { path: None, every: seconds(1), unhealthy_after: 3 },
             shutdown_timeout: seconds(60),
         }),
-        admin: Some(Admin { listen: "127.0.0.1:9090".parse().unwrap(), advertise: Some("127.0.0.1:9090".into()) }),
+        admin: Some(Admin {
+            listen: "127.0.0.1:9090".parse().unwrap(),
+            advertise: Some("127.0.0.1:9090".into()),
+            socket: None,
+            write: AdminWrite::None,
+            tls: None,
+        }),
         log: Log { level: LogLevel::Info, format: LogFormat::Text },
     };
     assert_eq!(accepted("example", EXAMPLE), told);
@@ -144,6 +152,9 @@ fn each_commented_key_of_the_example_is_accepted() {
         if bare.contains("/client.key") {
             text = text.replace("\nendpoints = [\"http:", "\nendpoints = [\"https:");
         }
+        if bare.starts_with("write = ") || bare.starts_with("token_file = ") {
+            text = text.replace("\n# write = ", "\nwrite = ").replace("\n# token_file = ", "\ntoken_file = ");
+        }
         if bare.starts_with("secret_file = ") {
             text = text.replace("\n# warm = ", "\nwarm = ");
         }
@@ -156,7 +167,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 35);
+    assert_eq!(tried, 39);
 }
 
 #[test]

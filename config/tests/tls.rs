@@ -21,12 +21,21 @@ fn the_files_of_all_sections_are_understood() {
     let identity = Some(Identity { cert: "b".into(), key: "c".into() });
     assert_eq!(config.store.tls, Some(ClientTls { ca: "a".into(), identity, server_name: None }));
     let router = config.router.unwrap();
-    let tls = ServerTls { cert: "d".into(), key: "e".into(), client_ca: Some("f".into()) };
+    let tls =
+        ServerTls { cert: "d".into(), key: "e".into(), client_ca: Some("f".into()), client_cert_is_optional: false };
     assert_eq!(router.tls, Some(tls));
     let tls = ClientTls { ca: "g".into(), identity: None, server_name: Some("pods.example".into()) };
     assert_eq!(router.upstream.tls, Some(tls));
-    assert_eq!(config.pod.unwrap().tls, Some(ServerTls { cert: "h".into(), key: "i".into(), client_ca: None }));
-    let tls = ServerTls { cert: "j".into(), key: "k".into(), client_ca: Some("l".into()) };
+    assert_eq!(
+        config.pod.unwrap().tls,
+        Some(ServerTls { cert: "h".into(), key: "i".into(), client_ca: None, client_cert_is_optional: false })
+    );
+    let tls = ServerTls {
+        cert: "j".into(),
+        key: "k".into(),
+        client_ca: Some("l".into()),
+        client_cert_is_optional: false,
+    };
     assert_eq!(config.coordinator.unwrap().tls, Some(tls));
 }
 

@@ -216,7 +216,7 @@ impl Action {
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
             Action::WriteConfig { .. } | Action::ForgetOperations { .. } => None,
-            Action::Answer { answered, .. } => Some(answered.operation.request.partition()),
+            Action::Answer { answered, .. } => answered.operation.request.partition(),
             Action::DropPin { partition, .. } => Some(*partition),
             Action::Create { handoff, .. } => Some(handoff.partition),
             Action::Cancel { observed, .. } | Action::Abandon { observed } | Action::Delete { observed, .. } => {

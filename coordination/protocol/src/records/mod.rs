@@ -139,6 +139,10 @@ mod tests {
             ),
             (encode(&Pause { origin, until: None }), r#"{"who":"ann","why":"hot","at":5,"until":null}"#),
             (
+                encode(&Operation { request: Request::Change { what: "drain pod w".into() }, ..operation.clone() }),
+                r#"{"kind":"change","what":"drain pod w","who":"ann","why":"hot","at":5,"answer":null}"#,
+            ),
+            (
                 encode(&operation),
                 r#"{"kind":"move","partition":7,"to":"w","pin":false,"who":"ann","why":"hot","at":5,"answer":null}"#,
             ),
