@@ -30,12 +30,8 @@ fn the_files_of_all_sections_are_understood() {
         config.pod.unwrap().tls,
         Some(ServerTls { cert: "h".into(), key: "i".into(), client_ca: None, client_cert_is_optional: false })
     );
-    let tls = ServerTls {
-        cert: "j".into(),
-        key: "k".into(),
-        client_ca: Some("l".into()),
-        client_cert_is_optional: false,
-    };
+    let tls =
+        ServerTls { cert: "j".into(), key: "k".into(), client_ca: Some("l".into()), client_cert_is_optional: false };
     assert_eq!(config.coordinator.unwrap().tls, Some(tls));
 }
 
