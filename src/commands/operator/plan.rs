@@ -67,10 +67,10 @@ pub(in crate::commands) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     })
 }
 
-/// Returns the policy to plan with: that of the configuration file, or the defaults.
+/// Returns the policy to plan with where the keyspace has no settings: that of the configuration file, or the defaults.
 pub(super) fn policy(target: &Target, view: &View) -> Result<Policy, Failure> {
     let given = target.store.policy()?;
-    if given.is_none() {
+    if given.is_none() && view.settings().is_none_or(|settings| settings.planning.is_none()) {
         eprintln!(
             "planning with the defaults of [coordinator]; give the coordinator's file with --config to use its settings"
         );
