@@ -94,6 +94,7 @@ fn the_defaults_are_those_that_users_were_told() {
                 max_concurrent_handoffs: 64,
                 max_warming_per_pod: 8,
                 cool_down: seconds(10),
+                config_wins: false,
                 mode: Mode::Barrier,
                 warm_timeout: seconds(300),
                 phase_timeout: seconds(25),

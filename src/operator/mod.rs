@@ -91,10 +91,11 @@ impl Link {
     pub(crate) async fn plan(&self, without: Option<&str>) -> Result<Preview, OperatorError> {
         let view = self.view().await?;
         let policy = self.policy(&view);
-        plan::preview(view, &policy, without, self.policy.is_some()).map_err(OperatorError::Refused)
+        let stored = view.settings().is_some_and(|settings| settings.planning.is_some());
+        plan::preview(view, &policy, without, stored || self.policy.is_some()).map_err(OperatorError::Refused)
     }
 
-    /// Returns the policy of dry runs.
+    /// Returns the policy of dry runs where the keyspace has no settings of its own.
     pub(crate) fn policy(&self, view: &View) -> Policy {
         Policy { partitions: view.partitions(), ..self.policy.clone().unwrap_or_default() }
     }

@@ -194,6 +194,7 @@ const COORDINATOR_KEYS: &[&str] = &[
     "coordinator.max_concurrent_handoffs",
     "coordinator.max_warming_per_pod",
     "coordinator.cool_down",
+    "coordinator.config_wins",
     "coordinator.mode",
     "coordinator.warm_timeout",
     "coordinator.phase_timeout",
@@ -244,6 +245,7 @@ fn policy(r: &mut Reader<'_>) -> Policy {
         ),
         max_warming_per_pod: r.integer("coordinator.max_warming_per_pod", 1..=i64::MAX, default.max_warming_per_pod),
         cool_down: r.duration_or_zero("coordinator.cool_down", default.cool_down),
+        config_wins: r.boolean("coordinator.config_wins", default.config_wins),
     };
     let settle = ("coordinator.settle", policy.settle);
     r.ordered(settle, ("coordinator.settle_max", policy.settle_max), false, show_duration);

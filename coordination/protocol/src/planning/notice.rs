@@ -87,6 +87,22 @@ pub enum Notice {
         /// How requests map to partitions, if a router has written it.
         partitioner: Option<Partitioner>,
     },
+    /// A planning setting of the keyspace differs from that of the configuration file.
+    PolicyDiffers {
+        /// The setting.
+        key: String,
+        /// The value of the configuration file.
+        own: String,
+        /// The value that is in force.
+        kept: String,
+    },
+    /// A planning setting of the keyspace cannot be read.
+    PolicyUnreadable {
+        /// The setting.
+        key: String,
+        /// Its value.
+        value: String,
+    },
     /// The settings are gone, and the configuration file does not match what is assigned.
     ConfigMissing {
         /// The number in the configuration file.
@@ -181,6 +197,8 @@ impl fmt::Display for Notice {
                  assigned. Set coordinator.partitions to the former number; if some of those had no owner yet, restore the \
                  settings with the former number N: etcdctl put {key} '{{\"partitions\":N}}'"
             ),
+            Notice::PolicyDiffers { key, own, kept } => policy_differs(out, key, own, kept),
+            Notice::PolicyUnreadable { key, value } => policy_unreadable(out, key, value),
             Notice::Leaseless { key, repair } => {
                 write!(out, "{key} was put without its lease; handoffs wait until its writer restores it")?;
                 or_repair(out, repair.as_deref())
@@ -224,6 +242,28 @@ impl fmt::Display for Notice {
             ),
             Notice::Assurance(assurance) => assurance.fmt(out),
         }
+    }
+}
+
+fn policy_differs(out: &mut fmt::Formatter<'_>, key: &str, own: &str, kept: &str) -> fmt::Result {
+    write!(
+        out,
+        "{key} is {own} in this coordinator's file and {kept} in the keyspace, which stays; a leader with \
+         coordinator.config_wins = true writes its file's settings"
+    )
+}
+
+fn policy_unreadable(out: &mut fmt::Formatter<'_>, key: &str, value: &str) -> fmt::Result {
+    write!(
+        out,
+        "{key} of the keyspace's planning settings is {value}, which this coordinator cannot use; \
+         coordinator.config_wins = true replaces it"
+    )?;
+    match key {
+        "strategy" | "planning" => {
+            out.write_str("; until then partitions stay where they are unless they have to move")
+        }
+        _ => Ok(()),
     }
 }
 

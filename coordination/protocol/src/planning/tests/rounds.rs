@@ -75,8 +75,7 @@ fn changes_that_never_end_are_planned_for_after_settle_max() {
 
 #[test]
 fn rounds_keep_their_distance() {
-    let mut world = World::settled(policy(12), &["w-0"]);
-    world.policy.min_interval = secs(20);
+    let mut world = World::settled(Policy { min_interval: secs(20), ..policy(12) }, &["w-0"]);
     world.wait(secs(25));
     world.join_pod("w-1");
     let plans = world.wait(secs(1));
