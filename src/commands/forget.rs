@@ -9,7 +9,6 @@ use anyhow::{Context as _, anyhow};
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::registration;
-use segue_protocol::txn::Keys;
 use segue_protocol::view::{Versioned, View};
 use serde::Serialize;
 
@@ -60,8 +59,7 @@ pub(super) fn forget(args: &Args) -> Result<(), Failure> {
 
 async fn run(args: &Args) -> Result<(), Failure> {
     let (store, keys) = args.store.connect().await?;
-    let everything = Keys::Prefix(keys.root().to_owned());
-    let snapshot = store.snapshot(&everything).await.map_err(unreachable)?;
+    let snapshot = store.snapshot(&keys.followed()).await.map_err(unreachable)?;
     let view = View::from_snapshot(keys, snapshot);
     let (key, seen, forgotten) = judge(&view, args.kind, &args.name, args.force).map_err(|why| anyhow!(why))?;
     if !args.yes {
