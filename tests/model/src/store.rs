@@ -298,7 +298,11 @@ fn as_asked(mut view: View) -> View {
     view.leader.iter_mut().for_each(|leader| leader.mod_revision = Revision::ZERO);
     view.routers.values_mut().for_each(|router| router.mod_revision = Revision::ZERO);
     view.assignments.values_mut().for_each(|assignment| assignment.create_revision = Revision::ZERO);
-    view.handoffs.values_mut().for_each(|handoff| handoff.value.reason.clear());
+    for handoff in view.handoffs.values_mut() {
+        handoff.value.reason.clear();
+        handoff.value.cause.clear();
+        handoff.value.past.clear();
+    }
     view
 }
 
