@@ -79,6 +79,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct Admin {
     listener: StdListener,
+    more: Router,
 }
 
 impl Admin {
@@ -88,7 +89,12 @@ impl Admin {
         let bind = || StdListener::bind(address).with_context(|| format!("admin.listen: cannot listen on {address}"));
         let listener = taken_over.map_or_else(bind, Ok)?;
         listener.set_nonblocking(true)?;
-        Ok(Admin { listener })
+        Ok(Admin { listener, more: Router::new() })
+    }
+
+    /// Serves these routes as well.
+    pub fn with_routes(self, routes: Router) -> Self {
+        Admin { more: self.more.merge(routes), ..self }
     }
 
     /// Returns a duplicate of the listener, for a process that takes it over.
@@ -124,7 +130,8 @@ impl Admin {
             .route("/metrics", get(metrics))
             .route("/status", get(status))
             .with_state(Arc::new(shared))
-            .merge(page::routes(feed.clone()));
+            .merge(page::routes(feed.clone()))
+            .merge(self.more);
         let _end_when_dropped = end.clone().drop_guard();
         let (done, served) = oneshot::channel();
         std::thread::Builder::new().name("segue-admin".to_owned()).spawn(move || {

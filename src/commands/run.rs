@@ -23,6 +23,7 @@ use super::{Failure, load_with_certificates, runtime};
 use crate::admin::{Admin, StatusSource};
 use crate::certificates::{Certificates, Watching};
 use crate::files;
+use crate::history;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
@@ -181,6 +182,7 @@ async fn serve(
     let pod =
         pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
 
+    let admin = admin.map(|admin| admin.with_routes(history::routes(store.clone(), keys.clone())));
     let followed = KeyspaceStatusSource::start(store, keys);
     let board = followed.board();
     let sources = sources(followed, router.as_ref(), coordinator.as_ref(), pod.as_ref());

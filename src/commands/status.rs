@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use segue_coordination::session::{Update, Watcher, unix_millis};
-use segue_protocol::txn::Keys;
+use segue_coordination::store::Store;
+use segue_protocol::keys::Keyspace;
 use segue_protocol::view::View;
 
 use super::store::StoreArgs;
-use super::{Failure, runtime};
+use super::{Failure, routers, runtime};
 use crate::status::KeyspaceStatus;
 
 /// The keyspace, and the form of the output.
@@ -20,6 +21,9 @@ pub(super) struct Args {
     /// Keep running and print every change.
     #[arg(long)]
     watch: bool,
+    /// Compare every router's table with the store.
+    #[arg(long, conflicts_with = "watch")]
+    routers: bool,
     /// Print JSON; with --watch one object per line.
     #[arg(long)]
     json: bool,
@@ -31,9 +35,11 @@ pub(super) fn status(args: &Args) -> Result<(), Failure> {
 
 async fn show(args: &Args) -> Result<(), Failure> {
     let (store, keys) = args.store.connect().await?;
+    if args.routers {
+        return compare_routers(store.as_ref(), &keys, args.json).await;
+    }
     if !args.watch {
-        let snapshot =
-            store.snapshot(&Keys::Prefix(keys.root().to_owned())).await.context("cannot read the keyspace")?;
+        let snapshot = store.snapshot(&keys.followed()).await.context("cannot read the keyspace")?;
         return Ok(print(&View::from_snapshot(keys, snapshot), args, false)?);
     }
     let mut watcher = Watcher::start(store, keys.clone());
@@ -54,6 +60,20 @@ async fn show(args: &Args) -> Result<(), Failure> {
         // Faster changes could not be read.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+async fn compare_routers(store: &dyn Store, keys: &Keyspace, json: bool) -> Result<(), Failure> {
+    let look = || async {
+        let snapshot = store.snapshot(&keys.followed()).await.context("cannot read the keyspace")?;
+        Ok(View::from_snapshot(keys.clone(), snapshot))
+    };
+    let comparison = routers::compare(look).await?;
+    let text = match json {
+        true => serde_json::to_string(&comparison).map_err(anyhow::Error::from)? + "\n",
+        false => comparison.to_string(),
+    };
+    std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    if comparison.is_equal() { Ok(()) } else { Err(Failure::AlreadyReported) }
 }
 
 fn print(view: &View, args: &Args, repaint: bool) -> anyhow::Result<()> {

@@ -3,17 +3,22 @@
 use std::io::Write as _;
 
 use anyhow::Context as _;
+use segue_coordination::session::unix_millis;
 use segue_protocol::handoff::advance::waiting_for;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::planning::phase_timeouts::past_no_return;
 use segue_protocol::planning::{Plan, preview};
-use segue_protocol::records::Phase;
+use segue_protocol::records::{HistoryEntry, Phase};
 use segue_protocol::view::{PodLife, View};
 use serde::Serialize;
 
 use super::plan::{Move, moves, policy};
 use super::standing::owned;
 use super::{Failure, Link, Target, block_on, or_none, refused};
+use crate::history::in_words;
+
+/// Number of earlier handoffs that are shown.
+const LAST_HANDOFFS: usize = 5;
 
 /// What to explain.
 #[derive(Debug, clap::Args)]
@@ -39,6 +44,8 @@ struct PartitionReport {
     /// The move that the planner would make.
     wanted: Option<Move>,
     candidates: Vec<Candidate>,
+    /// The last handoffs, the newest first.
+    history: Vec<HistoryEntry>,
     next_steps: Vec<String>,
 }
 
@@ -85,7 +92,8 @@ pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
         let is_partition = args.subject.parse().ok().filter(|_| !view.pods.contains_key(&args.subject));
         let (value, text) = match is_partition {
             Some(partition) => {
-                let report = partition_report(&view, &plan, partition).map_err(refused)?;
+                let mut report = partition_report(&view, &plan, partition).map_err(refused)?;
+                report.history = link.history(Some(partition)).await?.newest(LAST_HANDOFFS).handoffs;
                 (serde_json::to_value(&report), report.in_words())
             }
             None => {
@@ -132,6 +140,7 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
         handoff,
         wanted,
         candidates: Vec::new(),
+        history: Vec::new(),
         next_steps: Vec::new(),
     };
     report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
@@ -289,6 +298,10 @@ impl PartitionReport {
         }
         for Candidate { pod, verdict, reason, owns } in &self.candidates {
             text += &format!("candidate   {pod}: {verdict}, {reason} (owns {owns})\n");
+        }
+        let now = unix_millis();
+        for handoff in &self.history {
+            text += &format!("earlier     {}\n", in_words(handoff, now));
         }
         text + &steps_in_words(&self.next_steps)
     }

@@ -5,6 +5,7 @@
 
 mod drain;
 mod explain;
+mod history;
 mod moves;
 mod pause;
 mod plan;
@@ -29,6 +30,7 @@ use super::{Failure, runtime};
 
 pub(super) use self::drain::{DrainArgs, UndrainArgs, drain, undrain};
 pub(super) use self::explain::{ExplainArgs, explain};
+pub(super) use self::history::{HistoryArgs, history};
 pub(super) use self::moves::{CancelArgs, MoveArgs, PartitionArgs, cancel, move_partition, pin, unpin};
 pub(super) use self::pause::{PauseArgs, ResumeArgs, pause, resume};
 pub(super) use self::plan::{PlanArgs, plan};
@@ -85,8 +87,7 @@ impl Link {
 
     /// Returns the keyspace as it is now.
     async fn view(&self) -> Result<View, Failure> {
-        let everything = Keys::Prefix(self.keys.root().to_owned());
-        let snapshot = self.store.snapshot(&everything).await.map_err(unreachable)?;
+        let snapshot = self.store.snapshot(&self.keys.followed()).await.map_err(unreachable)?;
         Ok(View::from_snapshot(self.keys.clone(), snapshot))
     }
 
