@@ -5,6 +5,7 @@
 //! * Nobody pays for the history who does not read it: it is read from the store on request.
 //! * The admin endpoint reads it at most once a second, however many ask.
 
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +45,7 @@ impl History {
         let entries = store.snapshot(&range).await?.entries;
         let read = entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok());
         let mut handoffs: Vec<HistoryEntry> = read.collect();
-        handoffs.sort_by(|one, other| (other.handoff, other.partition).cmp(&(one.handoff, one.partition)));
+        handoffs.sort_by_key(|it| Reverse((it.handoff, it.partition)));
         Ok(History { unreadable: entries.len() - handoffs.len(), handoffs })
     }
 
@@ -181,7 +182,7 @@ impl Reader {
         }
         let (store, keys) = (self.store.clone(), self.keys.clone());
         let reading = self.runtime.spawn(async move { History::read(store.as_ref(), &keys, None).await });
-        let history = reading.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string().into())))?;
+        let history = reading.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))?;
         let history = Arc::new(history);
         *last = Some((Instant::now(), history.clone()));
         Ok(history)

@@ -10,6 +10,7 @@
 //! * Once the leader has deleted the surplus there are at most [`MAX_PER_PARTITION`] entries of a partition and
 //!   [`MAX_ENTRIES`] in all, and they are the newest.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::ids::{HandoffId, PartitionId};
@@ -57,7 +58,7 @@ fn entry(view: &View, handoff: &Versioned<Handoff>, ending: Ending, now: u64) ->
     let (held, severed) = routers.iter().fold((0u64, 0u64), |(held, severed), part| {
         (held.saturating_add(part.held), severed.saturating_add(part.severed))
     });
-    routers.sort_by_key(|part| std::cmp::Reverse(part.pause_us));
+    routers.sort_by_key(|part| Reverse(part.pause_us));
     let more_routers = routers.len().saturating_sub(MAX_ROUTERS);
     routers.truncate(MAX_ROUTERS);
     let mut phases = record.clone().entering(record.phase, now).past;
@@ -106,7 +107,7 @@ fn short(text: &str) -> String {
 /// oldest of all.
 pub fn surplus(entries: impl IntoIterator<Item = (PartitionId, HandoffId)>) -> Vec<(PartitionId, HandoffId)> {
     let mut newest_first: Vec<(HandoffId, PartitionId)> = entries.into_iter().map(|(at, id)| (id, at)).collect();
-    newest_first.sort_unstable_by(|one, other| other.cmp(one));
+    newest_first.sort_unstable_by_key(|entry| Reverse(*entry));
     let mut kept_of: BTreeMap<PartitionId, usize> = BTreeMap::new();
     let mut kept = 0;
     let mut is_kept = |partition: PartitionId| {
