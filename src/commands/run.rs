@@ -25,6 +25,7 @@ use crate::admin::{Admin, StatusSource};
 use crate::api::{Api, Write};
 use crate::certificates::{Certificates, Watching};
 use crate::files;
+use crate::history;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
@@ -191,6 +192,7 @@ async fn serve(
         pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
 
     let api = api(&config, store.clone(), keys.clone(), pod.as_ref());
+    let admin = admin.map(|admin| admin.with_routes(history::routes(store.clone(), keys.clone())));
     let followed = KeyspaceStatusSource::start(store, keys);
     let board = followed.board();
     let sources = sources(followed, router.as_ref(), coordinator.as_ref(), pod.as_ref());

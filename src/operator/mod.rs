@@ -26,8 +26,10 @@ use segue_coordination::store::{Store, StoreError};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
-use segue_protocol::txn::{Keys, Txn};
+use segue_protocol::txn::Txn;
 use segue_protocol::view::View;
+
+use crate::history::History;
 
 pub(crate) use self::actions::{Action, Order, Outcome, perform};
 pub(crate) use self::explain::{Explanation, PartitionReport, PodReport};
@@ -70,15 +72,21 @@ impl Link {
 
     /// Returns the keyspace as it is now.
     pub(crate) async fn view(&self) -> Result<View, OperatorError> {
-        let everything = Keys::Prefix(self.keys.root().to_owned());
-        let snapshot = self.store.snapshot(&everything).await?;
+        let snapshot = self.store.snapshot(&self.keys.followed()).await?;
         Ok(View::from_snapshot(self.keys.clone(), snapshot))
     }
 
     /// Explains a partition.
     pub(crate) async fn explain_partition(&self, partition: PartitionId) -> Result<PartitionReport, OperatorError> {
         let view = self.view().await?;
-        explain::partition(&view, &self.policy(&view), partition).map_err(OperatorError::Refused)
+        let mut report = explain::partition(&view, &self.policy(&view), partition).map_err(OperatorError::Refused)?;
+        report.history = self.history(Some(partition)).await?.newest(explain::LAST_HANDOFFS).handoffs;
+        Ok(report)
+    }
+
+    /// Returns the handoffs that have ended, the newest first.
+    pub(crate) async fn history(&self, partition: Option<PartitionId>) -> Result<History, OperatorError> {
+        Ok(History::read(self.store.as_ref(), &self.keys, partition).await?)
     }
 
     /// Explains a pod.

@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::history::HistoryPruner;
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult};
 use crate::session::{OwnKey, Registration, Update, Watcher, unix_millis};
 use crate::store::{Store, StoreError};
@@ -80,6 +81,7 @@ pub(super) struct Leadership<'a> {
     /// Why this leader has decided to cancel a handoff.
     cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
     notices: Vec<Notice>,
+    history: HistoryPruner,
 }
 
 /// A handoff as last observed.
@@ -129,6 +131,7 @@ impl<'a> Leadership<'a> {
             handoffs: BTreeMap::new(),
             cancels: BTreeMap::new(),
             notices: Vec::new(),
+            history: HistoryPruner::start(store.clone(), keys.clone(), elected.incarnation.revision()),
         }
     }
 
@@ -265,6 +268,7 @@ impl<'a> Leadership<'a> {
                     None => HandoffResult::Cancelled(HandoffResult::NOT_HERE),
                 };
                 self.observer.handoff_ended(partition, result);
+                self.history.handoff_ended();
             }
             match seen {
                 Some(seen) if !known.is_some_and(|known| same && known.phase == seen.phase) => {

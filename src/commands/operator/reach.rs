@@ -16,6 +16,7 @@ use super::progress::shown;
 use crate::commands::Failure;
 use crate::commands::server::Server;
 use crate::commands::store::ReachArgs;
+use crate::history::History;
 use crate::operator::{
     Action, Condition, Kind, Link, OperatorError, Order, Outcome, PartitionReport, PodReport, Preview, Said, perform,
     until,
@@ -154,6 +155,17 @@ impl Reach {
             Reach::Store(link) => Ok(link.explain_pod(pod).await?),
             Reach::Server(server) => {
                 read(server, server.get(&format!("/v1/pods/{}", segment(pod)), Duration::ZERO).await?)
+            }
+        }
+    }
+
+    /// Returns at most `limit` handoffs that have ended, the newest first.
+    pub(super) async fn history(&self, partition: Option<PartitionId>, limit: usize) -> Result<History, Failure> {
+        match self {
+            Reach::Store(link) => Ok(link.history(partition).await?.newest(limit)),
+            Reach::Server(server) => {
+                let of = partition.map_or(String::new(), |partition| format!("&partition={partition}"));
+                read(server, server.get(&format!("/v1/history?limit={limit}{of}"), Duration::ZERO).await?)
             }
         }
     }

@@ -3,6 +3,7 @@
 //! | module | called by | decides |
 //! | --- | --- | --- |
 //! | [`advance`] | coordinator, acknowledging participants | what is waited for; the transaction that moves the phase on |
+//! | [`history`] | whoever ends a handoff, the coordinator | what a handoff leaves behind, and for how long |
 //! | [`router`] | routers | where a partition's requests go; the next step towards that |
 //! | [`pod`] | pods | what the pod has to do with a partition |
 //! | [`pod_reconcile`] | pods | which epoch to accept, and which callback or acknowledgement is next |
@@ -30,6 +31,7 @@
 
 pub mod advance;
 pub mod epoch_fence;
+pub mod history;
 pub mod parties;
 pub mod pod;
 pub mod pod_reconcile;

@@ -5,6 +5,7 @@
 
 mod acks;
 mod handoff;
+mod history;
 mod keyspace;
 mod operator;
 mod participants;
@@ -14,6 +15,7 @@ use serde::Serialize;
 
 pub use self::acks::{PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
 pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, Phase};
+pub use self::history::{HandoffEnd, HistoryEntry, PastPhase, RouterPart};
 pub use self::keyspace::{KeyspaceConfig, MAX_PARTITIONS, Partitioner};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{Capabilities, Leader, PodRecord, PodStatus, RouterRecord, Thousandths};
@@ -93,6 +95,8 @@ mod tests {
             phase_entered_at: 2,
             reason: "first placement".into(),
             work_has_ended: false,
+            cause: String::new(),
+            past: Vec::new(),
         };
         assert_eq!(
             String::from_utf8(encode(&handoff)).unwrap(),
