@@ -123,6 +123,7 @@ impl Router {
             trust_forwarded: self.trust_forwarded,
             limits: self.limits.clone(),
             upload_grace: UPLOAD_GRACE,
+            tracer: None,
             upstream: self.upstream.clone().with_tls(pods),
         }
     }

@@ -42,6 +42,7 @@ pub(crate) fn serve(protocol: UpstreamProtocol, pods: &[SocketAddr]) -> anyhow::
         trust_forwarded: false,
         limits: ClientLimits::default(),
         upload_grace: UPLOAD_GRACE,
+        tracer: None,
         upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
     };
     // Closes its connections when it is dropped.
